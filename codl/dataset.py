@@ -1,0 +1,209 @@
+"""Datasets: what was measured, as CSV files that a person can open, and a manifest.
+
+`lat_datasets/<soc>/t_<op>_<variant>.csv` holds one row a measurement, failed ones included. A row
+carries the text of the whole op (the group by which rows are held out), of the part that ran, and
+where the number comes from. Features are never stored: they are computed from the part's text by the
+kernel variant itself, so training and planning cannot differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
+
+from codl.errors import InvalidFileError
+
+FOLDER = Path("lat_datasets")
+Status = Literal["ok", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What every row of every file carries; latencies in milliseconds.
+
+    `source` is measured, replayed or simulated; `run` names the measurement run in the manifest.
+    A failed measurement has a `status` and a `reason`, and no number is to be read from it.
+    """
+
+    latency_ms: float = 0.0
+    p20_ms: float = 0.0
+    p80_ms: float = 0.0
+    runs: int = 0
+    status: Status = "ok"
+    reason: str = ""
+    source: str = "measured"
+    run: str = ""
+
+    key_fields: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies the measurement, to resume without repeating it."""
+        return tuple(getattr(self, name) for name in self.key_fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRow(Row):
+    """One kernel variant on a part of an op.
+
+    `op` and `part` are operator texts; `part` is what ran: `share` (0 ... 1) of the output of `op`
+    along `dim`. A share of 1 is the whole op, written with `dim` H.
+    """
+
+    op: str
+    dim: str
+    share: float
+    part: str
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "dim", "share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingRow(Row):
+    """Making a region of a tensor visible to the other processor, its parts apart.
+
+    `direction` is to_gpu or to_cpu; `shape` is the region's, as text. Parts in milliseconds:
+    `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
+    for a queue that has nothing else to do. `latency_ms` is the median of the whole.
+    """
+
+    direction: str
+    shape: str
+    transform_ms: float = 0.0
+    map_ms: float = 0.0
+    sync_ms: float = 0.0
+    unmap_ms: float = 0.0
+    copy_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("direction", "shape")
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+class Table(Generic[RowT]):
+    """One CSV file of rows, appended to row by row; a row is on disk when `append` returns."""
+
+    def __init__(self, path: Path, row_type: type[RowT]) -> None:
+        self.path = path
+        self.row_type = row_type
+        self.columns = _columns(row_type)
+
+    def read(self) -> list[RowT]:
+        """All rows; raises `InvalidFileError` with the line, the column and the value."""
+        return list(self._rows()) if self.path.exists() else []
+
+    def append(self, row: RowT) -> None:
+        new = not self.path.exists() or not self.path.stat().st_size
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(asdict(row))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def repair(self) -> bool:
+        """Drop a last line that a killed process left unfinished; True if there was one."""
+        if not self.path.exists():
+            return False
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) == len(content):
+            return False
+        partial = self.path.with_suffix(".tmp")
+        partial.write_bytes(whole)
+        partial.replace(self.path)
+        return True
+
+    def _rows(self) -> Iterator[RowT]:
+        types = get_type_hints(self.row_type)
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            if reader.fieldnames != self.columns:
+                raise InvalidFileError(
+                    self.path,
+                    f"the columns are {reader.fieldnames}, expected {self.columns}.",
+                    where="line 1",
+                )
+            for record in reader:
+                where = f"line {reader.line_num}"
+                if None in record or None in record.values():
+                    raise InvalidFileError(
+                        self.path, f"expected {len(self.columns)} values.", where=where
+                    )
+                yield self._parse(record, types, where)
+
+    def _parse(self, record: dict[str, str], types: dict[str, Any], where: str) -> RowT:
+        values: dict[str, Any] = {}
+        for name, text in record.items():
+            kind = types[name] if types[name] in (int, float) else str
+            try:
+                values[name] = kind(text)
+            except ValueError as error:
+                problem = f"{name} must be of type {kind.__name__}, got {text!r}."
+                raise InvalidFileError(self.path, problem, where=where) from error
+        if values["status"] not in ("ok", "failed"):
+            problem = f"status must be ok or failed, got {values['status']!r}."
+            raise InvalidFileError(self.path, problem, where=where)
+        if values["status"] == "ok" and not 0 < values["latency_ms"] < float("inf"):
+            problem = f"latency_ms must be positive, got {record['latency_ms']!r}."
+            raise InvalidFileError(self.path, problem, where=where)
+        return self.row_type(**values)
+
+
+def _columns(row_type: type[Row]) -> list[str]:
+    """What identifies a row first, then its numbers."""
+    names = [field.name for field in fields(row_type)]
+    common = {field.name for field in fields(Row)}
+    return [name for name in names if name not in common] + [n for n in names if n in common]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The files of one SoC under `lat_datasets/`."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, soc: str, root: Path = FOLDER) -> Dataset:
+        return cls(root / soc)
+
+    def ops(self, name: str) -> Table[OpRow]:
+        """The table of one kernel variant, such as `conv2d_cpu_gemm`."""
+        return Table(self.folder / f"t_{name}.csv", OpRow)
+
+    def sharing(self) -> Table[SharingRow]:
+        return Table(self.folder / "t_data_sharing.csv", SharingRow)
+
+    def tables(self) -> dict[str, Table[Any]]:
+        """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
+        names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
+        return {n: self.sharing() if n == "data_sharing" else self.ops(n) for n in names}
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.folder / "manifest.json"
+
+    def manifest(self) -> dict[str, Any]:
+        """What the runs were; raises `InvalidFileError` where there is none."""
+        if not self.manifest_path.exists():
+            fix = f"`codl collect --soc {self.folder.name} --serial local` measures one."
+            raise InvalidFileError(self.folder, "there is no dataset here.", fix=fix)
+        try:
+            content = json.loads(self.manifest_path.read_text())
+        except json.JSONDecodeError as error:
+            raise InvalidFileError(self.manifest_path, f"not JSON: {error}") from error
+        return dict(content)
+
+    def write_manifest(self, content: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.manifest_path.with_suffix(".tmp")
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.replace(self.manifest_path)

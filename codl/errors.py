@@ -1,0 +1,47 @@
+"""The errors that codl raises on purpose.
+
+Every message says what was wrong, with the value, and what would be right. The command line prints
+the message of a `CodlError` and exits with 1; any other exception is a defect and keeps its trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CodlError(Exception):
+    """Base of all errors that a user can cause or fix."""
+
+
+class UnknownNameError(CodlError):
+    """A name that is in no registry; the message lists the known ones and the nearest match."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, fix: str = "") -> None:
+        names = sorted(known)
+        near = get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        listed = ", ".join(names) if names else "none"
+        super().__init__(
+            f"Unknown {kind} {name!r}.{hint} Known: {listed}.{' ' + fix if fix else ''}"
+        )
+
+
+class InvalidFileError(CodlError):
+    """A file that cannot be used; `where` is the line or key at fault."""
+
+    def __init__(self, path: object, problem: str, *, where: str = "", fix: str = "") -> None:
+        place = f"{path}, {where}" if where else f"{path}"
+        super().__init__(f"{place}: {problem}{' ' + fix if fix else ''}")
+
+
+class UnsupportedError(CodlError):
+    """Something valid that codl cannot do; the message names the constraint that failed."""
+
+
+class DeviceError(CodlError):
+    """A processor or its driver is missing or failed."""
+
+
+class MismatchError(CodlError):
+    """Two files that do not belong together, such as a plan and another model."""

@@ -1,0 +1,1 @@
+"""Kernel variants: what each implementation of an op is, compiled and run by `codl.device`."""

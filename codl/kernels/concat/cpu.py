@@ -1,0 +1,25 @@
+"""Concatenation on the CPU: one copy of every input."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import Processor
+from codl.kernels.ncnn import NcnnLayer
+from codl.ops.concat import Concat
+from codl.soc import Soc
+
+
+class CpuCopy:
+    name: ClassVar[str] = "cpu_copy"
+    op_kind: ClassVar[str] = "concat"
+    processor: ClassVar[Processor] = "cpu"
+
+    def refusal(self, op: Concat, soc: Soc) -> str | None:
+        return None
+
+    def plan(self, op: Concat, soc: Soc) -> NcnnLayer:
+        return NcnnLayer("Concat", {0: 0}, after=op.activation)
+
+    def features(self, op: Concat, soc: Soc) -> dict[str, float]:
+        return {"inputs": float(len(op.inputs)), "output_bytes": float(op.output.bytes)}

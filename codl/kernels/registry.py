@@ -1,0 +1,49 @@
+"""Every kernel variant that codl knows; a new one is added to this list and nowhere else."""
+
+from __future__ import annotations
+
+from codl.errors import UnknownNameError
+from codl.kernels.base import Processor, Variant
+from codl.kernels.concat import cpu as concat_cpu
+from codl.kernels.conv2d import cpu as conv2d_cpu
+from codl.kernels.fc import cpu as fc_cpu
+from codl.kernels.pooling import cpu as pooling_cpu
+from codl.ops.base import Op
+from codl.soc import Soc
+
+#: In order of preference: the first that accepts an op is its default.
+VARIANTS: tuple[Variant, ...] = (
+    conv2d_cpu.CpuWinograd(),
+    conv2d_cpu.CpuGemm(),
+    conv2d_cpu.CpuDirect(),
+    pooling_cpu.CpuDirect(),
+    fc_cpu.CpuGemv(),
+    concat_cpu.CpuCopy(),
+)
+
+
+def target(variant: Variant, op: Op) -> str:
+    """What is measured and predicted together, such as `conv2d_cpu_gemm`, `pooling_gpu_direct_max`.
+
+    The name of a dataset's table and of a predictor.
+    """
+    return "_".join(filter(None, (op.kind, variant.name, op.flavor)))
+
+
+def variants(op: Op, processor: Processor, soc: Soc) -> list[Variant]:
+    """The variants that accept `op` on a processor, the default first."""
+    return [
+        variant
+        for variant in VARIANTS
+        if variant.op_kind == op.kind
+        and variant.processor == processor
+        and variant.refusal(op, soc) is None
+    ]
+
+
+def find(op: Op, name: str) -> Variant:
+    """The variant of an op's kind by its name, such as `cpu_gemm`."""
+    known = {variant.name: variant for variant in VARIANTS if variant.op_kind == op.kind}
+    if name not in known:
+        raise UnknownNameError(f"kernel variant of {op.kind}", name, known)
+    return known[name]

@@ -1,0 +1,46 @@
+"""The built-in models, and any other ONNX file: a name or a path in, an ONNX model out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from codl.errors import InvalidFileError, UnknownNameError
+from codl.models import vgg16, yolov2
+
+BUILT_IN: dict[str, Callable[[], onnx.ModelProto]] = {
+    "vgg16": vgg16.build,
+    "yolov2": yolov2.build,
+}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """An ONNX model and the name that plans and reports give it."""
+
+    name: str
+    proto: onnx.ModelProto
+
+
+def load(model: str | Path) -> ModelSource:
+    """Load a built-in model by name, or an `.onnx` file by path.
+
+    Raises `UnknownNameError` where it is neither, `InvalidFileError` where the file is no ONNX model.
+    """
+    name = str(model)
+    if name in BUILT_IN:
+        return ModelSource(name, BUILT_IN[name]())
+    path = Path(model)
+    if not path.is_file():
+        fix = "An ONNX file is given by its path."
+        raise UnknownNameError("model", name, BUILT_IN, fix=fix)
+    try:
+        proto = onnx.load(path)
+        onnx.checker.check_model(proto)
+    except Exception as error:  # protobuf and the checker raise many unrelated types
+        reason = str(error).strip().splitlines() or ["it cannot be parsed."]
+        raise InvalidFileError(path, f"not a valid ONNX model: {reason[0]}") from error
+    return ModelSource(path.stem, proto)

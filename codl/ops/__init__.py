@@ -1,0 +1,36 @@
+"""Operators: one file each, with shapes, FLOPs, needed ranges and a float64 reference."""
+
+from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
+from codl.ops.concat import Concat
+from codl.ops.conv2d import Conv2d
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.lower import lower
+from codl.ops.network import Layer, Network
+from codl.ops.pool2d import Pool2d
+from codl.ops.region import Region, Shape, Span
+from codl.ops.spec import OP_TYPES, parse, to_text
+from codl.ops.window import Size2
+
+__all__ = [
+    "OP_TYPES",
+    "Activation",
+    "Array",
+    "Concat",
+    "Conv2d",
+    "Dim",
+    "FullyConnected",
+    "Layer",
+    "Network",
+    "Op",
+    "Pad",
+    "Pool2d",
+    "Region",
+    "Shape",
+    "Size2",
+    "Span",
+    "Weights",
+    "lower",
+    "parse",
+    "split",
+    "to_text",
+]

@@ -1,0 +1,142 @@
+"""What every operator declares: shapes, work, and which inputs a part of the output needs.
+
+Everything else follows from that declaration: the halo of a split (padding of the paper's Eq. 1),
+what may be chained, what must be shared at a chain's ends, and the features of the predictors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.region import Region, Shape, Span
+
+Array: TypeAlias = NDArray[np.float32]
+Weights: TypeAlias = Mapping[str, Array]
+Dim: TypeAlias = Literal["H", "OC"]
+
+
+class Pad(NamedTuple):
+    """Explicit padding, in elements; either half of a split has it on its outer sides only."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function applied to every element of an operator's output.
+
+    `kind` is one of none, relu, leaky_relu (slope `alpha`), clip (to `alpha` ... `beta`).
+    """
+
+    kind: Literal["none", "relu", "leaky_relu", "clip"] = "none"
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def reference(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.kind == "relu":
+            return np.maximum(x, 0)
+        if self.kind == "leaky_relu":
+            return np.where(x < 0, self.alpha * x, x)
+        if self.kind == "clip":
+            return np.clip(x, self.alpha, self.beta)
+        return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One operator: a node's type, shapes and attributes, without its weights.
+
+    Frozen and hashable, so that equal operators are measured and predicted once. A subclass sets
+    `kind` and implements the abstract properties; a half of a split op is again an `Op`.
+    """
+
+    inputs: tuple[Shape, ...]
+    activation: Activation = Activation()
+
+    kind: ClassVar[str] = ""
+    #: Dimensions on which the output may be split; the first is preferred on ties.
+    dims: ClassVar[tuple[Dim, ...]] = ()
+    #: True where output channel i depends on input channel i alone: an OC chain may go on.
+    acts_on_channels_alone: ClassVar[bool] = False
+
+    @property
+    def input(self) -> Shape:
+        return self.inputs[0]
+
+    @property
+    def output(self) -> Shape:
+        raise NotImplementedError
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, a multiply-add counted as two."""
+        raise NotImplementedError
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every weight; empty for an op without any."""
+        return {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all inputs, weights and the output as float32, each counted once."""
+        weights = sum(4 * int(np.prod(shape)) for shape in self.weight_shapes.values())
+        return sum(shape.bytes for shape in self.inputs) + weights + self.output.bytes
+
+    @property
+    def flavor(self) -> str:
+        """What tells ops of one kind apart in latency, such as a pooling's mode; "" for most."""
+        return ""
+
+    @property
+    def channel_step(self) -> int:
+        """A cut through the output channels must lie on a multiple of this."""
+        return 1
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        """The region of input `index` from which the region `part` of the output is computed."""
+        raise NotImplementedError
+
+    def restrict(self, part: Region) -> Op:
+        """The ordinary op that computes the region `part` of the output from what it needs."""
+        raise NotImplementedError
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+        """The weights of `restrict(part)`, as views where possible."""
+        return dict(weights)
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        """The output in float64, written for clarity: what every kernel is tested against."""
+        raise NotImplementedError
+
+    def with_activation(self, activation: Activation) -> Op:
+        return replace(self, activation=activation)
+
+
+def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:
+    """Cut an op's output into the CPU's and the GPU's region (the GPU takes the first part).
+
+    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows are cut anywhere.
+    A ratio of 0 or 1 leaves one side empty; any other leaves neither empty where the size allows.
+    """
+    whole = Region.whole(op.output)
+    size = whole.channels.size if dim == "OC" else whole.rows.size
+    step = lcm(align, op.channel_step) if dim == "OC" else 1
+    cut = min(round(gpu_ratio * size / step) * step, size)
+    if 0 < gpu_ratio < 1 and cut in (0, size) and size > step:
+        cut = step if cut == 0 else (size - 1) // step * step
+    first, rest = Span(0, cut), Span(cut, size)
+    if dim == "OC":
+        return Region(rest, whole.rows), Region(first, whole.rows)
+    return Region(whole.channels, rest), Region(whole.channels, first)

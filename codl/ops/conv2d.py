@@ -1,0 +1,90 @@
+"""Two-dimensional convolution: any kernel, stride, padding, dilation and number of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.base import Array, Dim, Weights
+from codl.ops.region import Region, Shape, Span
+from codl.ops.window import WindowOp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2d(WindowOp):
+    """`weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels)."""
+
+    out_channels: int
+    groups: int = 1
+
+    kind: ClassVar[str] = "conv2d"
+    dims: ClassVar[tuple[Dim, ...]] = ("H", "OC")
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.input.c == self.out_channels
+
+    @property
+    def acts_on_channels_alone(self) -> bool:  # type: ignore[override]
+        return self.is_depthwise
+
+    @property
+    def output(self) -> Shape:
+        return Shape(self.input.n, self.out_channels, *self.out_hw)
+
+    @property
+    def flops(self) -> int:
+        per_output = 2 * (self.input.c // self.groups) * self.kernel.h * self.kernel.w
+        return per_output * self.output.elements
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.out_channels, self.input.c // self.groups, *self.kernel)
+        return {"weight": weight, "bias": (self.out_channels,)}
+
+    @property
+    def channel_step(self) -> int:
+        return 1 if self.groups == 1 else self.out_channels // self.groups
+
+    def _group_span(self, channels: Span) -> Span:
+        """The groups that the output `channels` belong to."""
+        per_group = self.out_channels // self.groups
+        return Span(channels.start // per_group, -(-channels.stop // per_group))
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        groups = self._group_span(part.channels)
+        per_group = self.input.c // self.groups
+        channels = Span(groups.start * per_group, groups.stop * per_group)
+        return Region(channels, self.input_rows(part.rows)[0])
+
+    def restrict(self, part: Region) -> Conv2d:
+        _, above, below = self.input_rows(part.rows)
+        return replace(
+            self,
+            inputs=(self.needs(part).shape(self.input),),
+            out_channels=part.channels.size,
+            groups=self._group_span(part.channels).size,
+            pad=self.pad._replace(top=above, bottom=below),
+        )
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+        rows = slice(*part.channels)
+        return {name: value[rows] for name, value in weights.items()}
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        weight = weights["weight"].astype(np.float64)
+        windows = self.windows(inputs[0], 0.0)
+        out = np.empty(self.output, np.float64)
+        ic, oc = self.input.c // self.groups, self.out_channels // self.groups
+        for g in range(self.groups):
+            part = windows[:, g * ic : (g + 1) * ic]
+            filters = weight[g * oc : (g + 1) * oc]
+            out[:, g * oc : (g + 1) * oc] = np.einsum("nchwij,ocij->nohw", part, filters)
+        out += weights["bias"].astype(np.float64)[None, :, None, None]
+        return self.activation.reference(out)

@@ -1,0 +1,58 @@
+"""A network: a model whose nodes have become operators, with weights, in topological order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from codl.ops.base import Op, Weights
+from codl.ops.region import Shape
+from codl.ops.spec import to_text
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operator in its place: the tensors it reads and writes, and its weights."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+    output: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in topological order.
+
+    `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the shape
+    that the model declares for it.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return dict(self.inputs) | {layer.output: layer.op.output for layer in self.layers}
+
+    @property
+    def digest(self) -> str:
+        """Identifies the structure (not the weights), as plans and datasets refer to it."""
+        lines = [
+            f"{layer.name} {to_text(layer.op)} {','.join(layer.inputs)} {layer.output}"
+            for layer in self.layers
+        ]
+        lines += [f"{name} {holder}" for name, (holder, _) in self.outputs.items()]
+        return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def readers(self, tensor: str) -> list[Layer]:
+        return [layer for layer in self.layers if tensor in layer.inputs]
+
+
+def as_nchw(shape: tuple[int, ...]) -> Shape:
+    """A shape of up to four axes as nchw, ones added behind."""
+    return Shape(*(shape + (1, 1, 1, 1))[:4])

@@ -1,0 +1,56 @@
+"""Max and average pooling; a global pooling is one whose window is the whole input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.base import Dim, Weights
+from codl.ops.region import Region, Shape
+from codl.ops.window import WindowOp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool2d(WindowOp):
+    """`count_pad`: whether an average divides by the whole window or by what lies in the input."""
+
+    mode: Literal["max", "avg"] = "max"
+    count_pad: bool = False
+
+    kind: ClassVar[str] = "pooling"
+    dims: ClassVar[tuple[Dim, ...]] = ("H", "OC")
+    acts_on_channels_alone: ClassVar[bool] = True
+
+    @property
+    def flavor(self) -> str:
+        return self.mode
+
+    @property
+    def output(self) -> Shape:
+        return Shape(self.input.n, self.input.c, *self.out_hw)
+
+    @property
+    def flops(self) -> int:
+        return self.kernel.h * self.kernel.w * self.output.elements
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        return Region(part.channels, self.input_rows(part.rows)[0])
+
+    def restrict(self, part: Region) -> Pool2d:
+        _, above, below = self.input_rows(part.rows)
+        pad = self.pad._replace(top=above, bottom=below)
+        return replace(self, inputs=(self.needs(part).shape(self.input),), pad=pad)
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        if self.mode == "max":
+            return self.activation.reference(self.windows(inputs[0], -np.inf).max(axis=(4, 5)))
+        total = self.windows(inputs[0], 0.0).sum(axis=(4, 5))
+        ones = np.ones(self.input, np.float64)
+        counts = self.windows(ones, 1.0 if self.count_pad else 0.0).sum(axis=(4, 5))
+        return self.activation.reference(total / counts)

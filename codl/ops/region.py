@@ -1,0 +1,116 @@
+"""Shapes of tensors and rectangular regions of them.
+
+A split hands every processor a `Region` of an operator's output; what it needs of the inputs is a
+`Region` again. Halos, chains and data sharing are all arithmetic on these.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """A tensor's shape, always written as batch, channels, height, width (nchw)."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+
+    @property
+    def elements(self) -> int:
+        return self.n * self.c * self.h * self.w
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes as float32."""
+        return 4 * self.elements
+
+    def __str__(self) -> str:
+        return "x".join(str(v) for v in self)
+
+
+class Span(NamedTuple):
+    """A half-open range of indices."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return max(self.stop - self.start, 0)
+
+    def clip(self, size: int) -> Span:
+        """The part that lies in 0 ... size."""
+        return Span(min(max(self.start, 0), size), min(max(self.stop, 0), size))
+
+    def join(self, other: Span) -> Span:
+        """The smallest span that covers both; an empty span covers nothing."""
+        if not self.size:
+            return other
+        if not other.size:
+            return self
+        return Span(min(self.start, other.start), max(self.stop, other.stop))
+
+    def meet(self, other: Span) -> Span:
+        start = max(self.start, other.start)
+        return Span(start, max(start, min(self.stop, other.stop)))
+
+
+class Region(NamedTuple):
+    """Channels and rows of a tensor; columns and images are always whole."""
+
+    channels: Span
+    rows: Span
+
+    @classmethod
+    def whole(cls, shape: Shape) -> Region:
+        return cls(Span(0, shape.c), Span(0, shape.h))
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.channels.size and self.rows.size)
+
+    def shape(self, of: Shape) -> Shape:
+        """The shape of this region of a tensor shaped `of`."""
+        return Shape(of.n, self.channels.size, self.rows.size, of.w)
+
+    def join(self, other: Region) -> Region:
+        """The smallest region that covers both."""
+        if self.is_empty:
+            return other
+        if other.is_empty:
+            return self
+        return Region(self.channels.join(other.channels), self.rows.join(other.rows))
+
+    def meet(self, other: Region) -> Region:
+        return Region(self.channels.meet(other.channels), self.rows.meet(other.rows))
+
+    def covers(self, other: Region) -> bool:
+        return other.is_empty or self.meet(other) == other
+
+    def minus(self, other: Region) -> tuple[Region, ...]:
+        """What is here and not in `other`, as disjoint rectangles (at most four)."""
+        common = self.meet(other)
+        if common.is_empty:
+            return () if self.is_empty else (self,)
+        channels, rows = common
+        pieces = (
+            Region(Span(self.channels.start, channels.start), self.rows),
+            Region(Span(channels.stop, self.channels.stop), self.rows),
+            Region(channels, Span(self.rows.start, rows.start)),
+            Region(channels, Span(rows.stop, self.rows.stop)),
+        )
+        return tuple(piece for piece in pieces if not piece.is_empty)
+
+    def within(self, outer: Region) -> Region:
+        """The same region counted from the first channel and row of `outer`."""
+        channel, row = outer.channels.start, outer.rows.start
+        return Region(
+            Span(self.channels.start - channel, self.channels.stop - channel),
+            Span(self.rows.start - row, self.rows.stop - row),
+        )
+
+    def __str__(self) -> str:
+        (c0, c1), (y0, y1) = self
+        return f"channels {c0}:{c1}, rows {y0}:{y1}"

@@ -1,0 +1,110 @@
+"""Operators as one line of text, the same in files, errors and on the command line.
+
+    conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1 groups=1 act=relu
+
+Fields at their default are left out when written; `pad` takes one number, or top,left,bottom,right;
+`kernel`, `stride` and `dilation` take one number or HxW; `act` takes its parameters after colons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, fields
+from functools import lru_cache
+from typing import Any, get_type_hints
+
+from codl.errors import CodlError, UnknownNameError
+from codl.ops.base import Activation, Op, Pad
+from codl.ops.concat import Concat
+from codl.ops.conv2d import Conv2d
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.pool2d import Pool2d
+from codl.ops.region import Shape
+from codl.ops.window import Size2
+
+OP_TYPES: dict[str, type[Op]] = {cls.kind: cls for cls in (Conv2d, Pool2d, FullyConnected, Concat)}
+ORDER = "in oc mode kernel stride pad dilation groups count_pad act".split()
+SHORT = {"inputs": "in", "out_channels": "oc", "activation": "act"}
+
+
+def to_text(op: Op) -> str:
+    """The op as one line; equal ops give equal lines."""
+    given = {
+        SHORT.get(field.name, field.name): _write(getattr(op, field.name))
+        for field in fields(op)
+        if getattr(op, field.name) != field.default
+    }
+    return " ".join([op.kind, *(f"{key}={given[key]}" for key in ORDER if key in given)])
+
+
+@lru_cache(maxsize=65536)
+def parse(text: str) -> Op:
+    """Read what `to_text` or a person wrote; raises `CodlError` with the word that is wrong."""
+    kind, *words = text.split() or [""]
+    if kind not in OP_TYPES:
+        raise UnknownNameError("op", kind, OP_TYPES)
+    cls = OP_TYPES[kind]
+    known = {SHORT.get(field.name, field.name): field for field in fields(cls)}
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key not in known or not equals:
+            raise UnknownNameError(f"field of {kind}", word, known)
+        values[known[key].name] = _read(cls, known[key], value)
+    missing = [key for key, f in known.items() if f.default is MISSING and f.name not in values]
+    if missing:
+        raise CodlError(f"The op {text!r} lacks {', '.join(missing)}.")
+    op = cls(**values)
+    _check(op, text)
+    return op
+
+
+def _check(op: Op, text: str) -> None:
+    """Refuse ops whose numbers do not fit together."""
+    if any(size < 1 for shape in op.inputs for size in shape) or any(s < 1 for s in op.output):
+        raise CodlError(f"The op {text!r} has an empty input or output ({op.output}).")
+    if isinstance(op, Conv2d) and (op.input.c % op.groups or op.out_channels % op.groups):
+        raise CodlError(
+            f"The op {text!r}: groups={op.groups} must divide the {op.input.c} input and "
+            f"{op.out_channels} output channels."
+        )
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, Activation):
+        numbers = {"leaky_relu": (value.alpha,), "clip": (value.alpha, value.beta)}
+        return ":".join([value.kind, *(f"{v:g}" for v in numbers.get(value.kind, ()))])
+    if isinstance(value, Pad):
+        return str(value.top) if len(set(value)) == 1 else ",".join(str(v) for v in value)
+    if isinstance(value, Size2):
+        return str(value)
+    if isinstance(value, tuple):
+        return ",".join(str(shape) for shape in value)
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
+    kind = get_type_hints(cls)[field.name]
+    try:
+        if kind is Activation:
+            name, *numbers = text.split(":")
+            known = ("none", "relu", "leaky_relu", "clip")
+            if name not in known:
+                raise UnknownNameError("activation", name, known)
+            return Activation(name, *(float(v) for v in numbers))  # type: ignore[arg-type]
+        if kind is Pad:
+            sides = [int(v) for v in text.split(",")]
+            return Pad(*(sides * 4 if len(sides) == 1 else sides))
+        if kind is Size2:
+            sizes = [int(v) for v in text.split("x")]
+            return Size2(*(sizes * 2 if len(sizes) == 1 else sizes))
+        if field.name == "inputs":
+            shapes = text.split(",")
+            return tuple(Shape(*(int(v) for v in shape.split("x"))) for shape in shapes)
+        return {bool: lambda v: bool(int(v)), int: int}.get(kind, str)(text)
+    except (ValueError, TypeError) as error:
+        example = {"inputs": "1x64x56x56", "pad": "1 or 1,1,0,1", "kernel": "3 or 3x3"}
+        wanted = example.get(field.name, "a number")
+        raise CodlError(
+            f"Cannot read {SHORT.get(field.name, field.name)}={text!r} of a {cls.kind}: "
+            f"expected something like {wanted}."
+        ) from error

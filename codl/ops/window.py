@@ -1,0 +1,66 @@
+"""Sliding windows: the arithmetic that convolution and pooling share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.base import Op, Pad
+from codl.ops.region import Span
+
+
+class Size2(NamedTuple):
+    """A height and a width."""
+
+    h: int
+    w: int
+
+    def __str__(self) -> str:
+        return f"{self.h}x{self.w}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOp(Op):
+    """An op whose output element looks at a window of the padded input."""
+
+    kernel: Size2
+    stride: Size2 = Size2(1, 1)
+    pad: Pad = Pad(0, 0, 0, 0)
+    dilation: Size2 = Size2(1, 1)
+
+    @property
+    def extent(self) -> Size2:
+        """Rows and columns from the first to the last element of a window."""
+        return Size2(
+            (self.kernel.h - 1) * self.dilation.h + 1, (self.kernel.w - 1) * self.dilation.w + 1
+        )
+
+    @property
+    def out_hw(self) -> Size2:
+        height = self.input.h + self.pad.top + self.pad.bottom - self.extent.h
+        width = self.input.w + self.pad.left + self.pad.right - self.extent.w
+        return Size2(height // self.stride.h + 1, width // self.stride.w + 1)
+
+    def input_rows(self, rows: Span) -> tuple[Span, int, int]:
+        """Input rows for output `rows`, and the padding that this part needs above and below.
+
+        The paper's Eq. 1, without a special case: the window of the first and of the last row,
+        clipped to the input; what was clipped off is padding.
+        """
+        first = rows.start * self.stride.h - self.pad.top
+        last = (rows.stop - 1) * self.stride.h - self.pad.top + self.extent.h
+        clipped = Span(first, last).clip(self.input.h)
+        return clipped, clipped.start - first, last - clipped.stop
+
+    def windows(self, x: NDArray[np.float64], fill: float) -> NDArray[np.float64]:
+        """A view of the padded input, shaped (n, c, out h, out w, kernel h, kernel w)."""
+        pad = ((0, 0), (0, 0), (self.pad.top, self.pad.bottom), (self.pad.left, self.pad.right))
+        padded = np.pad(x, pad, constant_values=fill)
+        view = np.lib.stride_tricks.sliding_window_view(padded, self.extent, axis=(2, 3))
+        view = view[
+            :, :, :: self.stride.h, :: self.stride.w, :: self.dilation.h, :: self.dilation.w
+        ]
+        return view[:, :, : self.out_hw.h, : self.out_hw.w]

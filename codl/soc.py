@@ -1,0 +1,143 @@
+"""The SoC: the pair of processors under study, described by `socs/<name>.yaml`.
+
+SoC files lie in `./socs`. Their keys are the fields of the classes below; an unknown or missing key
+is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+
+from codl.errors import InvalidFileError, UnknownNameError
+
+FOLDER = Path("socs")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CpuSide:
+    """The processor `cpu`: the cores that ncnn's threads are pinned to."""
+
+    name: str
+    cores: tuple[int, ...]
+    simd_floats: int
+    l2_cache_bytes: int
+
+    @property
+    def threads(self) -> int:
+        return len(self.cores)
+
+
+@dataclass(frozen=True)
+class GpuSide:
+    """The processor `gpu`: one OpenCL device, found again by platform and device name.
+
+    `cores` are the host cores that the device runs on; empty where it is a real GPU.
+    `vector_width` is the number of channels in a block of the GPU's layout. `wave_size` is the
+    number of work-items that run in lockstep.
+    """
+
+    platform: str
+    name: str
+    driver: str
+    type: str
+    cores: tuple[int, ...]
+    compute_units: int
+    max_work_group_size: int
+    wave_size: int
+    vector_width: int
+    global_mem_cache_size: int
+    local_mem_bytes: int
+    unified_memory: bool
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is a CPU: then one work-item is a large, register-blocked piece."""
+        return self.type == "cpu"
+
+    def blocks(self, channels: int) -> int:
+        """Blocks of the GPU's layout that hold so many channels."""
+        return -(-channels // self.vector_width)
+
+
+@dataclass(frozen=True)
+class Soc:
+    """A CPU side and a GPU side, and a word on what they are."""
+
+    name: str
+    description: str
+    cpu: CpuSide
+    gpu: GpuSide
+
+    def save(self, path: Path) -> Path:
+        """Write the SoC file; the folder is made, and a crash leaves no half of a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".tmp")
+        content = {
+            key: {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
+            if isinstance(value, dict)
+            else value
+            for key, value in asdict(self).items()
+        }
+        partial.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
+        partial.replace(path)
+        return path
+
+
+def names() -> list[str]:
+    """The SoCs that can be loaded by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str | Path) -> Soc:
+    """Load a SoC by name or from a `.yaml` file.
+
+    Raises `UnknownNameError` for an unknown name and `InvalidFileError` for a file with a missing,
+    unknown or mistyped key.
+    """
+    path = Path(name) if str(name).endswith(".yaml") else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        fix = f"`codl soc detect --serial local --name {name}` describes this machine."
+        raise UnknownNameError("SoC", str(name), names(), fix=fix)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise InvalidFileError(path, f"not YAML: {error}") from error
+    return _build(Soc, content, path, "")
+
+
+def _build(cls: type[T], content: Any, path: Path, where: str) -> T:
+    """Make a dataclass of a mapping, checking every key and type on the way."""
+    if not isinstance(content, Mapping):
+        raise InvalidFileError(path, f"expected a mapping, got {content!r}.", where=where or "top")
+    hints, wanted = get_type_hints(cls), {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for key in content:
+        if key not in wanted:
+            reason = str(UnknownNameError("key", str(key), wanted))
+            raise InvalidFileError(path, reason, where=where or "top")
+    values = {}
+    for key, field in wanted.items():
+        at = f"{where}.{key}".lstrip(".")
+        if key not in content:
+            if field.default is not MISSING:
+                continue
+            raise InvalidFileError(path, "the key is missing.", where=at)
+        values[key] = _convert(hints[key], content[key], path, at)
+    return cls(**values)
+
+
+def _convert(kind: Any, value: Any, path: Path, at: str) -> Any:
+    if kind in (CpuSide, GpuSide):
+        return _build(kind, value, path, at)
+    if kind == tuple[int, ...]:
+        if isinstance(value, list) and all(type(item) is int for item in value):
+            return tuple(value)
+        raise InvalidFileError(path, f"expected a list of integers, got {value!r}.", where=at)
+    if type(value) is not kind:
+        raise InvalidFileError(path, f"expected {kind.__name__}, got {value!r}.", where=at)
+    return value
