@@ -35,13 +35,16 @@ class CpuSide:
 
 @dataclass(frozen=True)
 class GpuSide:
-    """The processor `gpu`: one OpenCL device, found again by platform and device name.
+    """The processor `gpu`: one OpenCL device, found again by its driver and name.
+
+    `icd` names the driver as `codl devices` lists it (a wheel, or the system's ICD file).
 
     `cores` are the host cores that the device runs on; empty where it is a real GPU.
     `vector_width` is the number of channels in a block of the GPU's layout. `wave_size` is the
     number of work-items that run in lockstep.
     """
 
+    icd: str
     platform: str
     name: str
     driver: str

@@ -1,0 +1,67 @@
+"""How a latency is measured: warm up, repeat until it is stable, report median and spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Warm up, then sample until `min_time_s` and `min_samples` are reached and p20 ... p80 lies
+    within `spread` of the median, or `max_time_s` is over.
+
+    A sample repeats the work until it lasts `sample_s`, so that the clock's resolution does not
+    matter; its latency is the mean of its repeats.
+    """
+
+    warm_up: int = 2
+    min_samples: int = 5
+    min_time_s: float = 0.03
+    max_time_s: float = 0.3
+    sample_s: float = 0.0005
+    spread: float = 0.03
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds: the median of the samples, their 20th and 80th percentile, and their number."""
+
+    median: float
+    p20: float
+    p80: float
+    runs: int
+
+    @classmethod
+    def of(cls, samples_s: list[float]) -> Latency:
+        p20, median, p80 = 1e3 * np.percentile(samples_s, (20, 50, 80))
+        return cls(float(median), float(p20), float(p80), len(samples_s))
+
+
+def measure(work: Callable[[int], None], protocol: Protocol | None = None) -> Latency:
+    """Measure `work(n)`, which does the same thing n times over and returns when it is done."""
+    protocol = protocol or Protocol()
+    for _ in range(protocol.warm_up):
+        start = perf_counter()
+        work(1)
+        once = perf_counter() - start
+    repeats = max(1, round(protocol.sample_s / max(once, 1e-7)))
+    samples: list[float] = []
+    begin = perf_counter()
+    while True:
+        start = perf_counter()
+        work(repeats)
+        end = perf_counter()
+        samples.append((end - start) / repeats)
+        if _is_enough(samples, end - begin, protocol):
+            return Latency.of(samples)
+
+
+def _is_enough(samples: list[float], elapsed: float, protocol: Protocol) -> bool:
+    if len(samples) < protocol.min_samples or elapsed < protocol.min_time_s:
+        return False
+    p20, median, p80 = np.percentile(samples, (20, 50, 80))
+    return bool(elapsed >= protocol.max_time_s or p80 - p20 <= protocol.spread * median)

@@ -1,0 +1,182 @@
+"""What to measure: ops of models or of a CSV, every variant of both processors, shares of each."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from codl import graph, models
+from codl.errors import CodlError, InvalidFileError
+from codl.kernels import registry
+from codl.kernels.base import Processor
+from codl.ops import Dim, Network, Op, Pad, Region, Shape, Size2, lower, parse, split, to_text
+from codl.ops.conv2d import Conv2d
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.pool2d import Pool2d
+from codl.soc import Soc
+
+#: A processor's shares of an op's output; 1 is the whole op.
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: Shares of a tensor's rows whose exchange is measured.
+SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
+Direction = Literal["to_gpu", "to_cpu", "store"]
+SEED = 20220627
+
+
+@dataclass(frozen=True)
+class OpTask:
+    """One kernel variant on one part of an op; `tables` are where the row goes."""
+
+    tables: tuple[str, ...]
+    variant: str
+    processor: Processor
+    op: Op
+    dim: Dim
+    share: float
+    part: Op
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.op), self.dim, self.share)
+
+
+@dataclass(frozen=True)
+class SharingTask:
+    """Moving a tensor of one shape: to the GPU, to the CPU, or out of the CPU's net (`store`)."""
+
+    direction: Direction
+    shape: Shape
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("data_sharing",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.direction, str(self.shape))
+
+
+Task = OpTask | SharingTask
+
+
+def load_ops(sources: Sequence[str]) -> list[Op]:
+    """The distinct ops of models (built-in or `.onnx`) and of `.csv` files, in order."""
+    found: dict[Op, None] = {}
+    for source in sources:
+        ops = read_csv(Path(source)) if source.endswith(".csv") else _ops(load_network(source))
+        found.update(dict.fromkeys(ops))
+    return list(found)
+
+
+def load_network(model: str) -> Network:
+    """A model by built-in name or `.onnx` path, ready to be planned."""
+    source = models.load(model)
+    return lower(graph.simplify(graph.import_onnx(source.proto, source.name)))
+
+
+def _ops(network: Network) -> list[Op]:
+    return [layer.op for layer in network.layers]
+
+
+def make_tasks(ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES) -> list[Task]:
+    """All measurements of `ops`, in a fixed random order: any first part of it is representative."""
+    ops = list(ops)
+    tasks: list[Task] = []
+    shapes: dict[Shape, None] = {}
+    for op in ops:
+        for processor in get_args(Processor):
+            tasks += _op_tasks(op, processor, soc, shares)
+        shapes.update(dict.fromkeys((*op.inputs, op.output)))
+    tasks += _sharing_tasks(shapes)
+    random.Random(SEED).shuffle(tasks)
+    return tasks
+
+
+def _op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
+    tasks = []
+    for dim in op.dims:
+        for share in shares:
+            if share == 1 and dim != op.dims[0]:
+                continue  # the whole op is the same along either dimension
+            part = part_of(op, processor, dim, share, soc)
+            if part is None:
+                continue
+            for rank, variant in enumerate(registry.variants(part, processor, soc)):
+                names = [registry.target(variant, op)]
+                if rank == 0 and op.kind in ("conv2d", "pooling", "fc"):
+                    names.append(f"mulayer_{op.kind}_{processor}")
+                task = OpTask(tuple(names), variant.name, processor, op, dim, share, part)
+                tasks.append(task)
+    return tasks
+
+
+def part_of(op: Op, processor: Processor, dim: Dim, share: float, soc: Soc) -> Op | None:
+    """The op that a processor runs with a share of the output; None where that is nothing."""
+    ratio = share if processor == "gpu" else round(1 - share, 6)
+    cpu, gpu = split(op, dim, ratio, align=soc.gpu.vector_width)
+    region = cpu if processor == "cpu" else gpu
+    if region.is_empty or (share < 1 and region == Region.whole(op.output)):
+        return None
+    return op.restrict(region)
+
+
+def _sharing_tasks(shapes: Iterable[Shape]) -> list[SharingTask]:
+    parts: dict[Shape, None] = {}
+    for shape in shapes:
+        rows = {max(1, round(share * shape.h)) for share in SHARED}
+        parts.update(dict.fromkeys(shape._replace(h=h) for h in sorted(rows)))
+    return [SharingTask(direction, shape) for shape in parts for direction in get_args(Direction)]
+
+
+def read_csv(path: Path) -> list[Op]:
+    """Ops of a CSV: a column `op` with operator texts, or the columns of the original CoDL.
+
+    Those are IH, IW, IC, OC, KH, KW, SH, SW, ...; with POT (1 average, 2 max) a pooling, without SH
+    a fully connected layer. Raises `InvalidFileError` with the line and what is wrong with it.
+    """
+    if not path.is_file():
+        raise InvalidFileError(path, "there is no such file.")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        columns = reader.fieldnames or []
+        if "op" not in columns and not {"IH", "IW", "IC", "OC", "KH", "KW"} <= set(columns):
+            raise InvalidFileError(
+                path,
+                f"expected a column 'op', or IH, IW, IC, OC, KH and KW; got {columns}.",
+                where="line 1",
+            )
+        ops = []
+        for record in reader:
+            try:
+                ops.append(parse(record["op"]) if "op" in columns else _original(record))
+            except (CodlError, KeyError, TypeError, ValueError) as error:
+                where = f"line {reader.line_num}"
+                raise InvalidFileError(path, f"not an op: {error}", where=where) from error
+    return ops
+
+
+def _original(record: dict[str, str]) -> Op:
+    """One row of the original CoDL's operator tables."""
+    number = {key: int(value) for key, value in record.items() if key != "CNN"}
+    shape = Shape(1, number["IC"], number["IH"], number["IW"])
+    if "SH" not in number:
+        return FullyConnected(inputs=(shape,), out_channels=number["OC"])
+    kernel, stride = Size2(number["KH"], number["KW"]), Size2(number["SH"], number["SW"])
+    if "POT" in number:
+        mode: Literal["max", "avg"] = "avg" if number["POT"] == 1 else "max"
+        return Pool2d(inputs=(shape,), kernel=kernel, stride=stride, mode=mode)
+    total = (number["PH"], number["PW"])
+    if number["PT"] == 1:  # SAME
+        total = (
+            max((-(-shape.h // stride.h) - 1) * stride.h + kernel.h - shape.h, 0),
+            max((-(-shape.w // stride.w) - 1) * stride.w + kernel.w - shape.w, 0),
+        )
+    top, left = total[0] // 2, total[1] // 2
+    pad = Pad(top, left, total[0] - top, total[1] - left)
+    return Conv2d(
+        inputs=(shape,), out_channels=number["OC"], kernel=kernel, stride=stride, pad=pad
+    )

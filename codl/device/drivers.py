@@ -1,0 +1,136 @@
+"""Finds OpenCL drivers and makes them loadable: from wheels, from the system, and by their library.
+
+An OpenCL driver is found by the loader through `.icd` files. Those of wheels hold placeholder paths
+and need libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries
+and sets the loader's environment. All of that must happen before pyopencl is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from codl.errors import DeviceError, UnknownNameError
+
+SYSTEM_ICDS = Path("/etc/OpenCL/vendors")
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+)
+INSTALL_HINT = (
+    "Install one: `pip install intel-opencl-rt intel-cmplr-lib-rt` (x86-64 Linux), "
+    "`pip install pocl-binary-distribution`, your distribution's pocl-opencl-icd or "
+    "mesa-opencl-icd, or the GPU maker's driver."
+)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """One way to load an OpenCL implementation.
+
+    `name` is the wheel, the system's ICD file, or the library it comes from; SoC files name the
+    driver by it. `preload` lists libraries that the driver needs and would not find.
+    """
+
+    name: str
+    library: str
+    preload: tuple[str, ...] = ()
+
+
+def find_drivers() -> list[Driver]:
+    """Every driver on this machine, wheels first; none is loaded here."""
+    found = [*_intel_wheel(), *_pocl_wheel(), *_system(), *_nvidia()]
+    unique: dict[str, Driver] = {}
+    for driver in found:
+        unique.setdefault(driver.name, driver)
+    return list(unique.values())
+
+
+def find_driver(name: str) -> Driver:
+    """A driver by name; raises `DeviceError` where this machine has none at all."""
+    known = {driver.name: driver for driver in find_drivers()}
+    if not known:
+        raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
+    if name not in known:
+        raise UnknownNameError("OpenCL driver", name, known, fix=INSTALL_HINT)
+    return known[name]
+
+
+def prepare(driver: Driver, *, cores: Sequence[int]) -> TemporaryDirectory[str]:
+    """Set up this process so that pyopencl will see `driver` alone.
+
+    `cores`: the host cores of a CPU device; empty for a GPU. Returns the ICD folder, which must
+    exist until the platforms have been listed.
+    """
+    folder = TemporaryDirectory(prefix="codl-icd-")
+    (Path(folder.name) / "codl.icd").write_text(driver.library + "\n")
+    os.environ["OCL_ICD_VENDORS"] = folder.name
+    if cores:
+        # One worker a core, and the thread that waits takes no part in the kernels.
+        os.environ["DPCPP_CPU_NUM_CUS"] = str(len(cores))
+        os.environ["POCL_MAX_PTHREAD_COUNT"] = str(len(cores))
+        os.environ["POCL_CPU_MAX_CU_COUNT"] = str(len(cores))
+    for library in driver.preload:
+        with suppress(OSError):  # the driver reports what it really misses
+            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+    return folder
+
+
+def _wheel_library(wheel: str, name: str) -> Path | None:
+    try:
+        files = metadata.files(wheel) or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name == name:
+            path = Path(str(file.locate())).resolve()
+            return path if path.exists() else None
+    return None
+
+
+def _intel_wheel() -> list[Driver]:
+    library = _wheel_library("intel-opencl-rt", "libintelocl.so")
+    if library is None:
+        return []
+    needs = {
+        "tbb": ("libtbb.so.12", "libtbbmalloc.so.2"),
+        "intel-cmplr-lib-rt": ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so"),
+    }
+    found = (_wheel_library(wheel, name) for wheel, names in needs.items() for name in names)
+    preload = tuple(str(path) for path in found if path)
+    return [Driver("intel-opencl-rt", str(library), preload)]
+
+
+def _pocl_wheel() -> list[Driver]:
+    wheel = "pocl-binary-distribution"
+    try:
+        files = metadata.files(wheel) or []
+    except metadata.PackageNotFoundError:
+        return []
+    for file in files:
+        if file.name.startswith("libpocl") and ".so" in file.name:
+            return [Driver(wheel, str(Path(str(file.locate())).resolve()))]
+    return []
+
+
+def _system() -> list[Driver]:
+    icds = sorted(SYSTEM_ICDS.glob("*.icd"))
+    return [Driver(icd.stem, icd.read_text().strip()) for icd in icds]
+
+
+def _nvidia() -> list[Driver]:
+    """NVIDIA's library where no ICD file names it, as in containers."""
+    for folder in LIBRARY_FOLDERS:
+        for path in sorted(Path(folder).glob("libnvidia-opencl.so*")):
+            return [Driver("nvidia", str(path))]
+    return []

@@ -1,0 +1,79 @@
+"""Cores and threads: pinning them, and observing where they really ran (Linux's /proc)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TASKS = Path("/proc/self/task")
+
+
+def available_cores() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def thread_ids() -> set[int]:
+    return {int(task.name) for task in TASKS.iterdir()}
+
+
+def pin(threads: Iterable[int], cores: Iterable[int]) -> None:
+    """Pin threads by id (0: the calling one); threads that have ended are passed over."""
+    wanted = set(cores)
+    for thread in threads:
+        try:
+            os.sched_setaffinity(thread, wanted)
+        except ProcessLookupError:
+            continue
+
+
+@contextmanager
+def pinned(cores: Iterable[int]) -> Iterator[set[int]]:
+    """Pin the calling thread for a while; yields the ids of threads that already exist.
+
+    Threads made inside inherit the cores, which is how a driver's workers are kept on theirs.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cores) or before)
+    try:
+        yield thread_ids()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class CoreObserver:
+    """Counts on which cores the threads of this process were seen working.
+
+    `sample` looks at every thread once; a thread counts when it has used processor time since the
+    last look. Sample often while the side under test works.
+    """
+
+    def __init__(self, *, ignore: Iterable[int] = ()) -> None:
+        self._ignore = set(ignore)
+        self._ticks = {thread: ticks for thread, ticks, _ in self._look()}
+        self.cores: Counter[int] = Counter()
+
+    def ignore(self, thread: int) -> None:
+        """Count a thread no more, such as the one that samples."""
+        self._ignore.add(thread)
+
+    def sample(self) -> None:
+        for thread, ticks, core in self._look():
+            if ticks > self._ticks.get(thread, 0):
+                self.cores[core] += 1
+            self._ticks[thread] = ticks
+
+    def _look(self) -> Iterator[tuple[int, int, int]]:
+        """Thread id, nanoseconds on a processor, and the core it last ran on."""
+        for thread in thread_ids() - self._ignore:
+            try:
+                stat = (TASKS / str(thread) / "stat").read_text()
+                used = (TASKS / str(thread) / "schedstat").read_text().split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            # Fields are counted behind the name, which may itself hold spaces and brackets.
+            after = stat[stat.rindex(")") + 2 :].split()
+            yield thread, int(used), int(after[36])

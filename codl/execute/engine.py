@@ -1,0 +1,149 @@
+"""The co-executor: a network and a plan in, a running engine out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from codl.device import threads
+from codl.device.cpu import Home
+from codl.device.opencl import GpuTensor, OpenClDevice, open_device
+from codl.errors import CodlError
+from codl.execute.program import Program, Segment, Transfer, build_program, chain_outputs
+from codl.execute.stage import Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half
+from codl.execute.timeline import Span, Timeline
+from codl.ops import Array, Network
+from codl.ops.plan import Plan
+from codl.soc import Soc
+
+
+class Engine:
+    """A network on a CPU and an OpenCL device, as its plan says.
+
+    Everything is compiled, allocated and arranged here; a run only copies, enqueues and waits. The
+    calling thread becomes a thread of the CPU side: it is pinned to the SoC's CPU cores.
+
+    >>> engine = Engine(network, plan, soc)
+    >>> outputs = engine({"image": x})
+    """
+
+    def __init__(self, network: Network, plan: Plan, soc: Soc) -> None:
+        self.network = network
+        self.plan = plan
+        self.soc = soc
+        program = build_program(network, plan, soc)
+        self._gpu = open_device(soc)
+        threads.pin([0], soc.cpu.cores)
+        builder = _Builder(network, program, self._gpu)
+        self._stages = [builder.stage(segment) for segment in program.segments]
+        self._last = builder.exchange(program.final)
+        self._inputs = {name: builder.homes[name].array for name in network.inputs}
+        self._outputs = {
+            name: builder.homes[holder].array.reshape(shape)
+            for name, (holder, shape) in network.outputs.items()
+        }
+
+    def __call__(self, inputs: Array | Mapping[str, Array]) -> dict[str, Array]:
+        """Run one inference: input arrays by name (or the only one) in, copies of outputs out.
+
+        Raises `CodlError` for a missing or unknown input, or one of another shape.
+        """
+        self.feed(inputs)
+        self.run()
+        return {name: array.copy() for name, array in self._outputs.items()}
+
+    def feed(self, inputs: Array | Mapping[str, Array]) -> None:
+        """Copy inputs to where `run` reads them."""
+        given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(self._inputs, inputs)
+        if set(given) != set(self._inputs):
+            raise CodlError(
+                f"The inputs must be {', '.join(self._inputs)}, got {', '.join(given) or 'none'}."
+            )
+        for name, home in self._inputs.items():
+            value = np.asarray(given[name], np.float32)
+            shape = tuple(self.network.inputs[name])
+            if value.size != home.size or value.shape[-3:] != home.shape[-value.ndim :][-3:]:
+                raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
+            np.copyto(home, value.reshape(home.shape))
+
+    def run(self) -> None:
+        """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
+        for stage in self._stages:
+            stage.run()
+        self._last.run()
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """The output arrays, overwritten by the next run."""
+        return self._outputs
+
+    def profile(self) -> list[Span]:
+        """Run once and tell what each processor did when."""
+        timeline = Timeline()
+        with self._gpu.profiling():
+            for stage in self._stages:
+                stage.run(timeline)
+            self._last.run(timeline)
+            self._gpu.queue.finish()
+        return timeline.spans()
+
+    def close(self) -> None:
+        """Release buffers and nets; the engine cannot run afterwards."""
+        self._gpu.queue.finish()
+        self._stages.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class _Builder:
+    """Allocates what a program holds and builds its stages."""
+
+    def __init__(self, network: Network, program: Program, gpu: OpenClDevice) -> None:
+        shapes = network.shapes
+        self._network, self._shapes, self._gpu = network, shapes, gpu
+        self.homes = {
+            name: Home.allocate(shapes[name], held) for name, held in program.held["cpu"].items()
+        }
+        self._tensors: dict[str, GpuTensor] = {
+            name: gpu.tensor(shapes[name], held) for name, held in program.held["gpu"].items()
+        }
+
+    def stage(self, segment: Segment) -> Stage:
+        chain = segment.chain
+        parts = {p.layer.name: p.layer for half in (segment.cpu, segment.gpu) for p in half.parts}
+        outputs = chain_outputs(self._network, list(parts.values()))
+        kernels = bind_gpu_half(segment.gpu, chain, self._tensors, self._gpu)
+        mine = [name for name in outputs if name in segment.cpu.outputs]
+        net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
+        label = chain.ops[0] if len(chain.ops) == 1 else f"{chain.ops[0]} ... {chain.ops[-1]}"
+        return self._stage(label, segment.transfers, kernels, net)
+
+    def exchange(self, transfers: tuple[Transfer, ...]) -> Stage:
+        """A stage that only shares: what the outputs lack at the end."""
+        return self._stage("outputs", transfers, (), None)
+
+    def _stage(self, label: str, transfers: tuple[Transfer, ...], kernels: Any, net: Any) -> Stage:
+        return Stage(
+            label=label,
+            to_cpu=tuple(self._to_cpu(t) for t in transfers if t.direction == "to_cpu"),
+            to_gpu=tuple(self._to_gpu(t) for t in transfers if t.direction == "to_gpu"),
+            kernels=kernels,
+            net=net,
+            gpu=self._gpu,
+        )
+
+    def _to_cpu(self, move: Transfer) -> ToCpu:
+        home = self.homes[move.tensor].of(move.region)
+        shape, tensor = self._shapes[move.tensor], self._tensors[move.tensor]
+        return ToCpu(move, shape, tensor, home, self._gpu)
+
+    def _to_gpu(self, move: Transfer) -> ToGpu:
+        home = self.homes[move.tensor].of(move.region)
+        shape, tensor = self._shapes[move.tensor], self._tensors[move.tensor]
+        return ToGpu(move, shape, home, tensor, self._gpu)

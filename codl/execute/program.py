@@ -1,0 +1,112 @@
+"""From a plan to a program: what every processor computes and what moves, before any device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from codl.kernels.base import Processor
+from codl.ops.chain import Half, cut
+from codl.ops.network import Layer, Network
+from codl.ops.plan import Chain, Plan, Sharing
+from codl.ops.region import Region
+from codl.soc import Soc
+
+Direction = Literal["to_cpu", "to_gpu"]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A region of a tensor that one processor has and the other needs."""
+
+    tensor: str
+    region: Region
+    direction: Direction
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One chain: what is shared before it, and what each processor then computes on its own."""
+
+    chain: Chain
+    transfers: tuple[Transfer, ...]
+    cpu: Half
+    gpu: Half
+
+
+@dataclass(frozen=True)
+class Program:
+    """The segments of a plan, the last transfers, and what each processor ever holds of a tensor."""
+
+    segments: tuple[Segment, ...]
+    final: tuple[Transfer, ...]
+    held: Mapping[Processor, Mapping[str, Region]]
+
+
+class Residency:
+    """Which region of every tensor each processor has, and what must move for it to have another.
+
+    The planner walks a network with one of these as the executor does, so that both count the same
+    transfers.
+    """
+
+    def __init__(self, network: Network, sharing: Sharing) -> None:
+        self._shapes = network.shapes
+        self._sharing = sharing
+        inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
+        self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs, "gpu": {}}
+
+    def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[Transfer]:
+        """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""
+        direction: Direction = "to_cpu" if processor == "cpu" else "to_gpu"
+        mine = self.held[processor]
+        moved = []
+        for name, need in needs.items():
+            wanted = Region.whole(self._shapes[name]) if self._sharing == "gather" else need
+            if name not in mine:
+                moved.append(Transfer(name, wanted, direction))
+                mine[name] = wanted
+            elif not mine[name].covers(need):
+                # What is held stays one rectangle: the corners of the joined one move too.
+                joined = mine[name].join(wanted)
+                moved += [Transfer(name, r, direction) for r in joined.minus(mine[name])]
+                mine[name] = joined
+        return moved
+
+    def produce(self, processor: Processor, half: Half, outputs: Sequence[str]) -> None:
+        """Note that `processor` has computed its half of a chain with these outputs."""
+        mine = self.held[processor]
+        mine |= {name: half.outputs[name] for name in outputs if name in half.outputs}
+
+
+def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:
+    """The tensors of a chain that are read outside it."""
+    inside = {layer.name for layer in layers}
+    results = {holder for holder, _ in network.outputs.values()}
+    return [
+        layer.output
+        for layer in layers
+        if layer.output in results
+        or any(reader.name not in inside for reader in network.readers(layer.output))
+    ]
+
+
+def build_program(network: Network, plan: Plan, soc: Soc) -> Program:
+    """Lower a plan; raises `MismatchError` where it is for another model or SoC."""
+    plan.check(network, soc.name)
+    residency = Residency(network, plan.sharing)
+    segments = []
+    for chain, layers in plan.layers(network):
+        outputs = chain_outputs(network, layers)
+        block = soc.gpu.vector_width
+        cpu, gpu = cut(layers, outputs, chain.dim, chain.gpu_ratio, block=block)
+        transfers = residency.require("cpu", cpu.inputs) + residency.require("gpu", gpu.inputs)
+        segments.append(Segment(chain, tuple(transfers), cpu, gpu))
+        residency.produce("cpu", cpu, outputs)
+        residency.produce("gpu", gpu, outputs)
+    results = {
+        holder: Region.whole(network.shapes[holder]) for holder, _ in network.outputs.values()
+    }
+    final = residency.require("cpu", results)
+    return Program(tuple(segments), tuple(final), residency.held)

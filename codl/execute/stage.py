@@ -1,0 +1,195 @@
+"""One segment of a program on real devices: everything bound at compile time, then only run.
+
+The order inside a stage keeps both processors busy: what the GPU has and the CPU lacks is sent off
+first, then the CPU hands over what the GPU lacks, then the GPU's whole half is enqueued, and only
+then does the CPU wait for its own share of the exchange and compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.opencl import BoundKernel, GpuTensor, OpenClDevice, SharedBuffer
+from codl.execute.program import Transfer
+from codl.execute.timeline import Timeline
+from codl.kernels import registry
+from codl.kernels.base import TensorArg
+from codl.kernels.layout.transform import to_blocked, to_planar
+from codl.ops import Shape
+from codl.ops.chain import Half
+from codl.ops.plan import Chain
+from codl.soc import Soc
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+
+class ToCpu:
+    """GPU to CPU: a transform kernel into shared memory, a map, and a copy into the home array."""
+
+    def __init__(self, move: Transfer, shape: Shape, source: GpuTensor, home: Home,
+                 gpu: OpenClDevice) -> None:  # fmt: skip
+        self.label = f"{move.tensor} ({move.region})"
+        region_shape = move.region.shape(shape)
+        self._gpu = gpu
+        self._shared = SharedBuffer(gpu, region_shape.elements)
+        self._kernels = gpu.bind(
+            to_planar(source.region.shape(shape), move.region.within(source.region), gpu.soc),
+            {TensorArg("input"): (source, source.region)},
+            scratch={"planar": self._shared.buffer},
+            label=f"transform {move.tensor}",
+        )
+        self._target = home.view()
+        self._ready: cl.Event | None = None
+
+    def begin(self, timeline: Timeline | None) -> None:
+        """Enqueue the transform and the map behind it; does not wait."""
+        _enqueue(self._kernels, self._gpu, timeline, "transform")
+        self._ready = self._shared.map(write=False)
+
+    def end(self, timeline: Timeline | None) -> None:
+        """Wait for the map, copy, hand the memory back."""
+        start = perf_counter()
+        assert self._ready is not None
+        self._ready.wait()
+        mapped = perf_counter()
+        np.copyto(self._target, self._shared.array.reshape(self._target.shape))
+        copied = perf_counter()
+        self._shared.unmap()
+        if timeline is not None:
+            timeline.cpu("sync", self.label, start, mapped)
+            timeline.cpu("copy", self.label, mapped, copied)
+            timeline.cpu("unmap", self.label, copied, perf_counter())
+
+
+class ToGpu:
+    """CPU to GPU: a copy into shared memory, an unmap, and a transform kernel.
+
+    The memory is mapped again at once, for the next inference, off this one's critical path.
+    """
+
+    def __init__(self, move: Transfer, shape: Shape, home: Home, target: GpuTensor,
+                 gpu: OpenClDevice) -> None:  # fmt: skip
+        self.label = f"{move.tensor} ({move.region})"
+        region_shape = move.region.shape(shape)
+        self._gpu = gpu
+        self._shared = SharedBuffer(gpu, region_shape.elements)
+        self._kernels = gpu.bind(
+            to_blocked(target.region.shape(shape), move.region.within(target.region), gpu.soc),
+            {TensorArg("output"): (target, target.region)},
+            scratch={"planar": self._shared.buffer},
+            label=f"transform {move.tensor}",
+        )
+        self._source = home.view()
+        self._ready = self._shared.map(write=True)
+
+    def run(self, timeline: Timeline | None) -> None:
+        start = perf_counter()
+        self._ready.wait()
+        mapped = perf_counter()
+        np.copyto(self._shared.array.reshape(self._source.shape), self._source)
+        copied = perf_counter()
+        self._shared.unmap()
+        if timeline is not None:
+            timeline.cpu("map", self.label, start, mapped)
+            timeline.cpu("copy", self.label, mapped, copied)
+            timeline.cpu("unmap", self.label, copied, perf_counter())
+        _enqueue(self._kernels, self._gpu, timeline, "transform")
+        self._ready = self._shared.map(write=True)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What runs for one segment; `net` is None where the CPU has no part, `kernels` may be empty."""
+
+    label: str
+    to_cpu: tuple[ToCpu, ...]
+    to_gpu: tuple[ToGpu, ...]
+    kernels: tuple[BoundKernel, ...]
+    net: CpuNet | None
+    gpu: OpenClDevice
+
+    def run(self, timeline: Timeline | None = None) -> None:
+        for move in self.to_cpu:
+            move.begin(timeline)
+        if self.to_cpu:
+            self.gpu.queue.flush()
+        for hand in self.to_gpu:
+            hand.run(timeline)
+        if self.kernels or self.to_gpu:
+            _enqueue(self.kernels, self.gpu, timeline, "kernel")
+            self.gpu.queue.flush()
+        for move in self.to_cpu:
+            move.end(timeline)
+        if self.net is not None:
+            start = perf_counter()
+            self.net.run()
+            if timeline is not None:
+                timeline.cpu("net", self.label, start, perf_counter())
+
+
+def _enqueue(
+    kernels: Sequence[BoundKernel],
+    gpu: OpenClDevice,
+    timeline: Timeline | None,
+    kind: str,
+) -> None:
+    queue = gpu.queue
+    for kernel in kernels:
+        event = kernel.enqueue(queue)
+        if timeline is not None:
+            timeline.gpu(kind, kernel.name, event)
+
+
+def bind_gpu_half(
+    half: Half, chain: Chain, tensors: dict[str, GpuTensor], gpu: OpenClDevice
+) -> tuple[BoundKernel, ...]:
+    """Compile and bind the GPU's half of a chain; tensors inside it are allocated here."""
+    inside = dict(tensors)
+    kernels: list[BoundKernel] = []
+    for part in half.parts:
+        layer = part.layer
+        if layer.output not in inside:
+            inside[layer.output] = gpu.tensor(layer.op.output, part.region)
+        variant: Any = registry.find(part.op, chain.variants[layer.name]["gpu"])
+        arguments = {
+            TensorArg("input", index): (inside[name], need)
+            for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True))
+        }
+        arguments[TensorArg("output")] = (inside[layer.output], part.region)
+        kernels += gpu.bind(
+            variant.plan(part.op, gpu.soc),
+            arguments,
+            weights=layer.op.restrict_weights(layer.weights, part.region),
+            label=layer.name,
+        )
+    return tuple(kernels)
+
+
+def build_cpu_half(
+    half: Half, chain: Chain, homes: dict[str, Home], outputs: Sequence[str], soc: Soc
+) -> CpuNet | None:
+    """The CPU's half of a chain as one ncnn net over the home arrays; None where it is empty."""
+    if not half.parts:
+        return None
+    layers = [
+        CpuLayer(
+            name=part.layer.name,
+            op=part.op,
+            variant=registry.find(part.op, chain.variants[part.layer.name]["cpu"]),  # type: ignore[arg-type]
+            inputs=tuple(zip(part.layer.inputs, part.needs, strict=True)),
+            output=part.layer.output,
+            region=part.region,
+            weights=part.layer.op.restrict_weights(part.layer.weights, part.region),
+        )
+        for part in half.parts
+    ]
+    inputs = {name: homes[name].of(region) for name, region in half.inputs.items()}
+    results = {name: homes[name].of(half.outputs[name]) for name in outputs}
+    return CpuNet(layers, inputs, results, soc)

@@ -1,0 +1,57 @@
+// What every kernel source begins with. OpenCL C 1.2, no vendor extension.
+//
+// V              channels in a block of the layout nc{V}hw{V}: 4, 8 or 16
+// ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
+// ACTIVATION     0 none, 1 relu, 2 leaky_relu (slope ACT_ALPHA), 3 clip (ACT_ALPHA ... ACT_BETA)
+//
+// A tensor is three arguments: data, offset and block stride, both in pixels of V floats.
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+
+#define VEC CAT(float, V)
+
+// Blocks of 8 and 16 floats are not assumed to be aligned to their size: a CPU loads either way at
+// the same speed. Four floats are always aligned, because offsets are whole pixels.
+#if V == 4
+#define VLOAD(p) (*(const __global VEC *)(p))
+#define VSTORE(value, p) (*(__global VEC *)(p) = (value))
+#else
+#define VLOAD(p) CAT(vload, V)(0, (p))
+#define VSTORE(value, p) CAT(vstore, V)((value), 0, (p))
+#endif
+
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("nounroll")
+
+#ifdef ONE_ITEM
+#define KERNEL __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+#else
+#define KERNEL __kernel
+#endif
+
+#ifndef ACTIVATION
+#define ACTIVATION 0
+#endif
+
+#if ACTIVATION == 1
+#define ACTIVATE(x) max((x), 0.0f)
+#elif ACTIVATION == 2
+#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * min((x), 0.0f))
+#elif ACTIVATION == 3
+#define ACTIVATE(x) min(max((x), ACT_ALPHA), ACT_BETA)
+#else
+#define ACTIVATE(x) (x)
+#endif
+
+// First float of block `b` of a tensor, as a pointer expression; size_t because tensors may pass 2 G.
+#define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
+
+// Which strip of pixels and which block of channels a work-item has; see `item_grid`.
+#ifdef ONE_ITEM
+#define STRIP_ID get_global_id(1)
+#define BLOCK_ID get_global_id(0)
+#else
+#define STRIP_ID get_global_id(0)
+#define BLOCK_ID get_global_id(1)
+#endif

@@ -1,0 +1,59 @@
+// Depthwise convolution: PIXELS output pixels of one row x one block of channels. Every input column
+// under the tile is loaded once for each window row and goes to all accumulators that it touches.
+//
+// PIXELS, KERNEL_W, STRIDE_W, DILATION_W   shape the unrolled code
+// weight     [block][kernel h][KERNEL_W][V]
+// bias       [block][V]
+// strip      tiles of one work-item; other sizes in pixels
+
+#define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
+
+// acc[p] += column * weight for every (pixel, tap) that looks at it; conditions are constants.
+#define COLUMNS(LOAD)                                                                              \
+    UNROLL for (int c = 0; c < SPAN; c++) {                                                        \
+        const VEC column = LOAD(c);                                                                \
+        UNROLL for (int kx = 0; kx < KERNEL_W; kx++) {                                             \
+            const int from = c - kx * DILATION_W;                                                  \
+            if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)                     \
+                acc[from / STRIDE_W] = fma(column, weights[kx], acc[from / STRIDE_W]);             \
+        }                                                                                          \
+    }
+
+#define INSIDE(c) VLOAD(row + (c) * V)
+#define AT_BORDER(c) (x0 + (c) >= 0 && x0 + (c) < in_w ? VLOAD(row + (c) * V) : (VEC)(0.0f))
+
+KERNEL void conv2d_depthwise(
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride,
+    __global const float *weight, __global const float *bias, int strip, int tiles, int in_h,
+    int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h)
+{
+    const int block = BLOCK_ID, row_tiles = (out_w + PIXELS - 1) / PIXELS;
+    __global const float *in = BLOCK(input, input_offset, input_stride, block);
+    __global float *out = BLOCK(output, output_offset, output_stride, block);
+    __global const float *block_weights = weight + block * kernel_h * KERNEL_W * V;
+    const VEC start = VLOAD(bias + block * V);
+
+    const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
+    for (int tile = STRIP_ID * strip; tile < stop; tile++) {
+        const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;
+        const int x0 = out_x * STRIDE_W - pad_left, y0 = out_y * stride_h - pad_top;
+        const int inside = x0 >= 0 && x0 + SPAN <= in_w;
+        VEC acc[PIXELS];
+        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+
+        for (int ky = 0; ky < kernel_h; ky++) {
+            const int y = y0 + ky * dilation_h;
+            if (y < 0 || y >= in_h) continue;
+            __global const float *row = in + (y * in_w + x0) * V;
+            VEC weights[KERNEL_W];
+            UNROLL for (int kx = 0; kx < KERNEL_W; kx++)
+                weights[kx] = VLOAD(block_weights + (ky * KERNEL_W + kx) * V);
+            if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
+        }
+
+        __global float *to = out + (out_y * out_w + out_x) * V;
+        UNROLL for (int p = 0; p < PIXELS; p++)
+            if (out_x + p < out_w) VSTORE(ACTIVATE(acc[p]), to + p * V);
+    }
+}

@@ -1,0 +1,115 @@
+"""Depthwise convolution on the GPU: one block of channels at a time, columns kept in registers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, pixel_tile, strip, waves
+from codl.ops.base import Array
+from codl.ops.conv2d import Conv2d
+from codl.soc import Soc
+
+#: Input columns x taps that are unrolled at most; a longer window gets a narrower tile.
+MOST_UNROLLED = 240
+#: Tiles that one work-item of a CPU takes at most: about 5 us.
+LONGEST_STRIP = 64
+
+
+class GpuDepthwise:
+    """A window for every channel alone; any window, stride, padding and dilation."""
+
+    name: ClassVar[str] = "gpu_depthwise"
+    op_kind: ClassVar[str] = "conv2d"
+    processor: ClassVar[Processor] = "gpu"
+
+    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return f"the batch must be 1, got {op.input.n}"
+        if not op.input.c == op.out_channels == op.groups:
+            return (
+                "groups, input and output channels must be equal, "
+                f"got {op.groups}, {op.input.c} and {op.out_channels}"
+            )
+        return None
+
+    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+        pixels, tiles, length = _tiling(op, soc)
+        blocks = soc.gpu.blocks(op.out_channels)
+        columns = _span(op, pixels) * op.kernel.h
+        window = op.kernel.h * op.kernel.w
+        items = ceil_div(tiles, length) * blocks
+        return {
+            "padded_macs": float(tiles * blocks * pixels * window * soc.gpu.vector_width),
+            "tiles": float(tiles * blocks),
+            "column_loads": float(tiles * blocks * columns),
+            "work_items": float(items),
+            "waves": waves(items, soc),
+            "flops": float(op.flops),
+            **byte_features(op, soc),
+        }
+
+    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+        pixels, tiles, length = _tiling(op, soc)
+        width = soc.gpu.vector_width
+        strips = ceil_div(tiles, length)
+        global_size, local_size = item_grid(strips, soc.gpu.blocks(op.out_channels), soc)
+        sizes = (
+            length,
+            tiles,
+            op.input.h,
+            op.input.w,
+            op.output.w,
+            op.kernel.h,
+            op.stride.h,
+            op.pad.top,
+            op.pad.left,
+            op.dilation.h,
+        )
+        tensors = (TensorArg("input"), TensorArg("output"))
+        launch = Launch(
+            kernel="conv2d_depthwise",
+            global_size=global_size,
+            local_size=local_size,
+            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+        )
+        return KernelPlan(
+            source="conv2d/gpu_depthwise.cl",
+            launches=(launch,),
+            defines={
+                **base_defines(op.activation, soc),
+                "PIXELS": pixels,
+                "KERNEL_W": op.kernel.w,
+                "STRIDE_W": op.stride.w,
+                "DILATION_W": op.dilation.w,
+            },
+            pack=lambda weights: {
+                "weight": _pack_windows(weights["weight"], width),
+                "bias": pack_bias(weights["bias"], width),
+            },
+        )
+
+
+def _span(op: Conv2d, pixels: int) -> int:
+    """Input columns under a tile."""
+    return (pixels - 1) * op.stride.w + op.extent.w
+
+
+def _tiling(op: Conv2d, soc: Soc) -> tuple[int, int, int]:
+    """Pixels of a tile, tiles of one block of channels, and tiles of a work-item."""
+    pixels = pixel_tile(op.output.w, soc)
+    while pixels > 1 and _span(op, pixels) * op.kernel.w > MOST_UNROLLED:
+        pixels -= 1
+    tiles = op.output.h * ceil_div(op.output.w, pixels)
+    return pixels, tiles, strip(tiles, soc.gpu.blocks(op.out_channels), LONGEST_STRIP, soc)
+
+
+def _pack_windows(weight: Array, width: int) -> Array:
+    """(channels, 1, kh, kw) -> [block][kh][kw][lane], flat."""
+    channels, window = weight.shape[0], weight.shape[2] * weight.shape[3]
+    padded = np.zeros((ceil_div(channels, width) * width, window), np.float32)
+    padded[:channels] = weight.reshape(channels, window)
+    return np.ascontiguousarray(padded.reshape(-1, width, window).swapaxes(1, 2)).reshape(-1)

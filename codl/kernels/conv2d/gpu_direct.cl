@@ -1,0 +1,131 @@
+// Direct convolution: a tile of PIXELS consecutive output pixels (over row ends) x one block of V
+// output channels stays in registers while the loop runs over input blocks, window and input lanes.
+//
+// A work-item has `strip` consecutive tiles of one output block, so that its weights stay in cache.
+// Pixels of one row share an input pointer, except EDGE pixels at either end. These, and all pixels
+// of a tile over a row end, have their own, which points to zeros where a tap falls on padding.
+//
+// PIXELS     pixels of a tile
+// EDGE       pixels at either end of a tile that may see padding beside the input
+// LANES      input channels, where that is a constant because there are very few
+// STRIDE_W   horizontal stride of the window
+// weight     [out block][in block][kernel h][kernel w][lane of in block][V]; the last input block
+//            has only the lanes that exist (rounded up to 4 where V is 4)
+// bias       [out blocks + 1][V]; the last block is the zeros that padding reads
+// in_channels, in_blocks, out_blocks   of one group; other sizes in pixels
+
+#define LANES_AT_ONCE (V == 4)
+#define STEP (STRIDE_W * V)
+
+#ifdef LANES
+#define LANE_LOOP UNROLL for (int lane = 0; lane < LANES; lane++)
+#else
+#define LANE_LOOP NO_UNROLL for (int lane = 0; lane < lanes; lane++)
+#endif
+
+// acc[p] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
+#if LANES_AT_ONCE
+#define MULTIPLY(SOURCE)                                                                           \
+    {                                                                                              \
+        const VEC w0 = VLOAD(w), w1 = VLOAD(w + 4), w2 = VLOAD(w + 8), w3 = VLOAD(w + 12);         \
+        UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
+            const VEC x = VLOAD(SOURCE(p));                                                        \
+            acc[p] = fma((VEC)(x.s0), w0, acc[p]);                                                 \
+            acc[p] = fma((VEC)(x.s1), w1, acc[p]);                                                 \
+            acc[p] = fma((VEC)(x.s2), w2, acc[p]);                                                 \
+            acc[p] = fma((VEC)(x.s3), w3, acc[p]);                                                 \
+        }                                                                                          \
+    }
+#else
+#define MULTIPLY(SOURCE)                                                                           \
+    LANE_LOOP {                                                                                    \
+        const VEC weights = VLOAD(w + lane * V);                                                   \
+        UNROLL for (int p = 0; p < PIXELS; p++)                                                    \
+            acc[p] = fma((VEC)(SOURCE(p)[lane]), weights, acc[p]);                                 \
+    }
+#endif
+
+#define IN_ROW(p)                                                                                  \
+    ((p) < EDGE ? left[p] : (p) >= PIXELS - EDGE ? right[PIXELS - 1 - (p)] : row + (p) * STEP)
+#define ANYWHERE(p) source[p]
+
+KERNEL void conv2d_direct(
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride,
+    __global const float *weight, __global const float *bias, int strip, int in_channels,
+    int in_blocks, int in_h, int in_w, int all_blocks, int out_blocks, int out_w, int out_pixels,
+    int kernel_h, int kernel_w, int stride_h, int pad_top, int pad_left, int dilation_h,
+    int dilation_w)
+{
+    const int out_block = BLOCK_ID;
+    const int first_block = out_block / out_blocks * in_blocks;
+    const size_t weights_per_block = (size_t)kernel_h * kernel_w * V *
+        ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
+    __global const float *zeros = bias + all_blocks * V;
+    const VEC start = VLOAD(bias + out_block * V);
+
+    const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
+    for (int pixel = STRIP_ID * strip * PIXELS; pixel < stop; pixel += PIXELS) {
+        int out_x = pixel % out_w;
+        const int x0 = out_x * STRIDE_W - pad_left, y0 = pixel / out_w * stride_h - pad_top;
+        const int last = (PIXELS - 1) * STRIDE_W;
+        // Whether no tap's column lies beside the input for a pixel other than those at the ends.
+        const int one_row = out_x + PIXELS <= out_w && x0 + EDGE * STRIDE_W >= 0 &&
+            x0 + last + (kernel_w - 1) * dilation_w - EDGE * STRIDE_W < in_w;
+        int xs[PIXELS], ys[PIXELS];  // where the window of each pixel begins
+        if (!one_row) {
+            UNROLL for (int p = 0, x = x0, y = y0; p < PIXELS; p++) {
+                xs[p] = x;
+                ys[p] = pixel + p < out_pixels ? y : in_h;
+                x += STRIDE_W;
+                if (++out_x == out_w) {
+                    out_x = 0;
+                    x = -pad_left;
+                    y += stride_h;
+                }
+            }
+        }
+        __global const float *w = weight + out_block * weights_per_block;
+        VEC acc[PIXELS];
+        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+
+        for (int b = 0; b < in_blocks; b++) {
+            __global const float *block =
+                BLOCK(input, input_offset, input_stride, first_block + b);
+            const int lanes = LANES_AT_ONCE ? V : min(V, in_channels - b * V);
+            for (int ky = 0; ky < kernel_h; ky++) {
+                const int dy = ky * dilation_h, y = y0 + dy;
+                if (one_row && (y < 0 || y >= in_h)) {
+                    w += kernel_w * lanes * V;
+                    continue;
+                }
+                for (int kx = 0; kx < kernel_w; kx++, w += lanes * V) {
+                    const int dx = kx * dilation_w, x = x0 + dx;
+                    if (one_row) {
+                        __global const float *row = block + (y * in_w + x) * V;
+                        __global const float *left[EDGE + 1], *right[EDGE + 1];
+                        UNROLL for (int e = 0; e < EDGE; e++) {
+                            left[e] = x + e * STRIDE_W >= 0 ? row + e * STEP : zeros;
+                            right[e] = x + last - e * STRIDE_W < in_w
+                                ? row + (PIXELS - 1 - e) * STEP : zeros;
+                        }
+                        MULTIPLY(IN_ROW)
+                        continue;
+                    }
+                    __global const float *source[PIXELS];
+                    UNROLL for (int p = 0; p < PIXELS; p++) {
+                        const int at_x = xs[p] + dx, at_y = ys[p] + dy;
+                        const int inside =
+                            at_x >= 0 && at_x < in_w && at_y >= 0 && at_y < in_h;
+                        source[p] = inside ? block + (at_y * in_w + at_x) * V : zeros;
+                    }
+                    MULTIPLY(ANYWHERE)
+                }
+            }
+        }
+
+        __global float *out = BLOCK(output, output_offset, output_stride, out_block) + pixel * V;
+        UNROLL for (int p = 0; p < PIXELS; p++)
+            if (pixel + p < stop) VSTORE(ACTIVATE(acc[p]), out + p * V);
+    }
+}

@@ -1,0 +1,196 @@
+"""Convolution on the GPU, directly: register tiles of pixels x a block of output channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, pixel_tile, round_up, strip, waves
+from codl.ops.base import Array, Weights
+from codl.ops.conv2d import Conv2d
+from codl.soc import Soc
+
+#: Share of the second-level cache that a strip's input may take; weights and output share the rest.
+CACHE_SHARE = 0.5
+#: So many input channels are unrolled; with more, the compiler keeps broadcasts and spills.
+MOST_UNROLLED = 4
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How one convolution is cut; all that the plan and the features have in common."""
+
+    flat: bool
+    pixels: int
+    strip: int
+    strips: int
+    in_blocks: int
+    out_blocks: int
+    out_pixels: int
+
+    @classmethod
+    def of(cls, op: Conv2d, soc: Soc) -> _Tiling:
+        in_blocks = soc.gpu.blocks(op.input.c // op.groups)
+        out_blocks = soc.gpu.blocks(op.out_channels)
+        out_pixels = op.output.h * op.output.w
+        pixels = pixel_tile(op.output.w, soc)
+        tiles = ceil_div(out_pixels, pixels)
+        tile_bytes = 4 * in_blocks * soc.gpu.vector_width * pixels * op.stride.h * op.stride.w
+        most = max(1, int(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
+        length = strip(tiles, out_blocks, most, soc)
+        return cls(
+            # A 1x1 window that takes every pixel sees rows as one long row.
+            flat=op.kernel == op.stride == (1, 1) and not any(op.pad),
+            pixels=pixels,
+            strip=length,
+            strips=ceil_div(tiles, length),
+            in_blocks=in_blocks,
+            out_blocks=out_blocks,
+            out_pixels=out_pixels,
+        )
+
+
+class GpuDirect:
+    """Any window, stride, padding and dilation; groups of whole channel blocks."""
+
+    name: ClassVar[str] = "gpu_direct"
+    op_kind: ClassVar[str] = "conv2d"
+    processor: ClassVar[Processor] = "gpu"
+
+    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return f"the batch must be 1, got {op.input.n}"
+        width = soc.gpu.vector_width
+        per_group = (op.input.c // op.groups, op.out_channels // op.groups)
+        if op.groups > 1 and any(channels % width for channels in per_group):
+            return (
+                f"input and output channels of a group must be multiples of {width}, "
+                f"got {per_group[0]} and {per_group[1]}"
+            )
+        return None
+
+    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+        tiling = _Tiling.of(op, soc)
+        width, window = soc.gpu.vector_width, op.kernel.h * op.kernel.w
+        tiles = ceil_div(tiling.out_pixels, tiling.pixels) * tiling.out_blocks
+        steps = window * tiling.in_blocks
+        loop = window * op.input.c // op.groups
+        padded = _padded_taps(op) * tiling.in_blocks * tiling.out_blocks
+        return {
+            "padded_macs": float(tiles * tiling.pixels * loop * width),
+            "tiles": float(tiles),
+            "tile_steps": float(tiles * steps),
+            "padded_tap_steps": float(padded),
+            "loop_length": float(loop),
+            "work_items": float(tiling.strips * tiling.out_blocks),
+            "waves": waves(tiling.strips * tiling.out_blocks, soc),
+            "wave_macs": waves(tiles, soc) * tiling.pixels * loop * width,
+            "flops": float(op.flops),
+            **byte_features(op, soc),
+        }
+
+    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+        tiling = _Tiling.of(op, soc)
+        global_size, local_size = item_grid(tiling.strips, tiling.out_blocks, soc)
+        flat = tiling.flat
+        sizes = (
+            tiling.strip,
+            op.input.c // op.groups,
+            tiling.in_blocks,
+            1 if flat else op.input.h,
+            tiling.out_pixels if flat else op.input.w,
+            tiling.out_blocks,
+            tiling.out_blocks // op.groups,
+            tiling.out_pixels if flat else op.output.w,
+            tiling.out_pixels,
+            *op.kernel,
+            op.stride.h,
+            op.pad.top,
+            op.pad.left,
+            *op.dilation,
+        )
+        tensors = (TensorArg("input"), TensorArg("output"))
+        launch = Launch(
+            kernel="conv2d_direct",
+            global_size=global_size,
+            local_size=local_size,
+            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+        )
+        width = soc.gpu.vector_width
+        return KernelPlan(
+            source="conv2d/gpu_direct.cl",
+            launches=(launch,),
+            defines={
+                **base_defines(op.activation, soc),
+                "PIXELS": tiling.pixels,
+                "STRIDE_W": op.stride.w,
+                "EDGE": _edge(op, tiling.pixels),
+                **_few_lanes(op, soc),
+            },
+            pack=lambda weights: {
+                "weight": pack_blocks(weights["weight"], width),
+                "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
+            },
+        )
+
+
+def _edge(op: Conv2d, pixels: int) -> int:
+    """Pixels at either end of a row's tile for which some tap lies beside the input."""
+    return min(ceil_div(max(op.pad.left, op.pad.right), op.stride.w), pixels // 2)
+
+
+def _few_lanes(op: Conv2d, soc: Soc) -> dict[str, int]:
+    """The number of input channels as a constant where a loop over them would cost more."""
+    few = soc.gpu.vector_width > 4 and op.groups == 1 and op.input.c <= MOST_UNROLLED
+    return {"LANES": op.input.c} if few else {}
+
+
+def byte_features(op: Conv2d, soc: Soc) -> dict[str, float]:
+    """Bytes touched once: whole blocks of the input and output, and the weights as packed."""
+    width = soc.gpu.vector_width
+    per_channel = op.input.c // op.groups * op.kernel.h * op.kernel.w
+    return {
+        "input_bytes": 4.0 * round_up(op.input.c, width) * op.input.h * op.input.w,
+        "weight_bytes": 4.0 * round_up(op.out_channels, width) * per_channel,
+        "output_bytes": 4.0 * round_up(op.out_channels, width) * op.output.h * op.output.w,
+    }
+
+
+def _padded_taps(op: Conv2d) -> int:
+    """Output pixel rows times taps whose columns reach into the padding: the slower inner loop."""
+    return op.output.h * op.kernel.h * min(op.kernel.w - 1, op.pad.left + op.pad.right)
+
+
+def pack_blocks(weight: Array, width: int) -> Array:
+    """(oc, ic, kh, kw) -> [oc block][ic block][kh][kw][lane of ic][lane of oc], flat.
+
+    Only real input lanes are stored (all four where the width is 4), so that three input channels
+    cost three steps and not a block's.
+    """
+    channels = weight.shape[1]
+    stored = round_up(channels, 4) if width == 4 else channels
+    blocks = ceil_div(weight.shape[0], width)
+    window = weight.shape[2] * weight.shape[3]
+    packed = np.zeros((blocks, stored * window * width), np.float32)
+    for block in range(blocks):
+        rows = weight[block * width : (block + 1) * width]
+        at = 0
+        for first in range(0, channels, width):
+            lanes = min(width, stored - first)
+            part = rows[:, first : first + width].transpose(2, 3, 1, 0)
+            view = packed[block, at : at + window * lanes * width]
+            view = view.reshape(*weight.shape[2:], lanes, width)
+            view[:, :, : part.shape[2], : part.shape[3]] = part
+            at += window * lanes * width
+    return packed.reshape(-1)
+
+
+def pack_bias(bias: Array, width: int, *, blocks_of_zeros: int = 0) -> Array:
+    """The bias as whole blocks, followed by blocks of zeros."""
+    size = (ceil_div(bias.size, width) + blocks_of_zeros) * width
+    packed = np.zeros(size, np.float32)
+    packed[: bias.size] = bias.reshape(-1)
+    return packed

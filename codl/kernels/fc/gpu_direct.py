@@ -1,0 +1,110 @@
+"""Fully connected layers on the GPU: bound by the memory that streams the weights in, once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
+from codl.ops.base import Array, Weights
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.region import Shape
+from codl.soc import Soc
+
+
+class GpuDirect:
+    """Matrix-vector product over the input as it lies, in blocks of channels."""
+
+    name: ClassVar[str] = "gpu_direct"
+    op_kind: ClassVar[str] = "fc"
+    processor: ClassVar[Processor] = "gpu"
+
+    def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return f"the batch must be 1, got {op.input.n}"
+        return None
+
+    def features(self, op: FullyConnected, soc: Soc) -> dict[str, float]:
+        blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
+        steps = _steps(op.input, width)
+        items = blocks * _shape(soc)[1]
+        return {
+            "padded_macs": float(steps * blocks * width),
+            "loop_length": float(steps),
+            "work_items": float(items),
+            "waves": waves(items, soc),
+            "flops": float(op.flops),
+            "input_bytes": float(op.input.bytes),
+            "weight_bytes": 4.0 * steps * blocks * width,
+            "output_bytes": 4.0 * blocks * width,
+        }
+
+    def plan(self, op: FullyConnected, soc: Soc) -> KernelPlan:
+        together, slices = _shape(soc)
+        width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
+        sizes = (
+            op.input.c,
+            soc.gpu.blocks(op.input.c),
+            op.input.h * op.input.w,
+            _steps(op.input, width),
+            blocks,
+        )
+        tensors = (TensorArg("input"), TensorArg("output"))
+        launch = Launch(
+            kernel="fc_direct",
+            global_size=(round_up(blocks, together), slices),
+            local_size=(together, slices),
+            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+        )
+
+        def pack(weights: Weights) -> dict[str, Array]:
+            return {
+                "weight": _pack(weights["weight"], op.input, width, together),
+                "bias": pack_bias(weights["bias"], width),
+            }
+
+        return KernelPlan(
+            source="fc/gpu_direct.cl",
+            launches=(launch,),
+            defines={
+                **base_defines(op.activation, soc),
+                "TOGETHER": together,
+                "SLICES": slices,
+            },
+            pack=pack,
+        )
+
+
+def _shape(soc: Soc) -> tuple[int, int]:
+    """Output blocks whose weights alternate, and slices of the inputs, of one work-group."""
+    if soc.gpu.is_cpu:
+        return 1, 1
+    return 16, max(1, min(16, soc.gpu.max_work_group_size // 16))
+
+
+def _steps(shape: Shape, width: int) -> int:
+    """Rows of the packed matrix: channels that exist, to a multiple of 4, for every pixel."""
+    return round_up(shape.c, 4) * shape.h * shape.w
+
+
+def _pack(weight: Array, shape: Shape, width: int, together: int) -> Array:
+    """(outputs, c * h * w) -> [output blocks / together][step][together][V], flat.
+
+    Copied one group of output blocks at a time, so that the peak is one packed copy and not two.
+    """
+    group, pixels = together * width, shape.h * shape.w
+    groups = ceil_div(weight.shape[0], group)
+    packed = np.zeros((groups, _steps(shape, width), group), np.float32)
+    for g in range(groups):
+        rows = weight[g * group : (g + 1) * group]
+        rows = rows.reshape(rows.shape[0], shape.c, pixels)
+        for first in range(0, shape.c, width):
+            part = rows[:, first : first + width].transpose(2, 1, 0)
+            lanes = min(width, round_up(shape.c - first, 4))
+            view = packed[g, first * pixels : (first + lanes) * pixels]
+            view = view.reshape(pixels, lanes, group)
+            view[:, : part.shape[1], : part.shape[2]] = part
+    return packed.reshape(-1)

@@ -1,0 +1,84 @@
+"""Chains cut in two: which part of every op each processor computes, and what it needs for that.
+
+Inside a chain nothing is shared. So a side computes its share of the chain's outputs, and of every
+tensor before them whatever that share needs: the halo rows are computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from codl.ops.base import Dim, Op, split
+from codl.ops.network import Layer
+from codl.ops.region import Region
+
+
+@dataclass(frozen=True)
+class Part:
+    """A region of a layer's output, as an ordinary op, and the input regions that it needs."""
+
+    layer: Layer
+    region: Region
+    op: Op
+    needs: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class Half:
+    """What one processor computes of a chain, in order; without parts it has nothing to do."""
+
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def outputs(self) -> dict[str, Region]:
+        """The region of every tensor that this side computes."""
+        return {part.layer.output: part.region for part in self.parts}
+
+    @cached_property
+    def inputs(self) -> dict[str, Region]:
+        """The region of every tensor from outside that this side needs."""
+        needed: dict[str, Region] = {}
+        for part in self.parts:
+            for name, region in zip(part.layer.inputs, part.needs, strict=True):
+                if name not in self.outputs and not region.is_empty:
+                    needed[name] = region.join(needed[name]) if name in needed else region
+        return needed
+
+
+def cut(
+    layers: Sequence[Layer],
+    outputs: Collection[str],
+    dim: Dim,
+    gpu_ratio: float,
+    *,
+    block: int,
+) -> tuple[Half, Half]:
+    """The CPU's and the GPU's half of a chain.
+
+    `layers` in topological order; `outputs` names the tensors that are read outside the chain;
+    `block` is the number of channels that the GPU's layout keeps together.
+    """
+    wanted: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
+    for layer in layers:
+        if layer.output in outputs:
+            shares = split(layer.op, dim, gpu_ratio, align=block)
+            for regions, share in zip(wanted, shares, strict=True):
+                regions[layer.output] = share
+    cpu, gpu = (_half(layers, regions) for regions in wanted)
+    return cpu, gpu
+
+
+def _half(layers: Sequence[Layer], wanted: dict[str, Region]) -> Half:
+    """Walk backwards: what is wanted of a tensor decides what is needed of those before it."""
+    parts: list[Part] = []
+    for layer in reversed(layers):
+        region = wanted.get(layer.output)
+        if region is None or region.is_empty:
+            continue
+        needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
+        for name, need in zip(layer.inputs, needs, strict=True):
+            wanted[name] = need.join(wanted[name]) if name in wanted else need
+        parts.append(Part(layer, region, layer.op.restrict(region), needs))
+    return Half(tuple(reversed(parts)))

@@ -1,0 +1,179 @@
+"""From a target and the ops of a processor's parts to the numbers that an estimator sees.
+
+A target is what is predicted together: a kernel variant's, such as `conv2d_cpu_gemm` or
+`pooling_gpu_direct_max`; muLayer's one an op kind and processor, such as `mulayer_conv2d_cpu`; and
+the two directions of data sharing. Training and planning both call `table`, and nothing else
+computes a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import CodlError, MismatchError, UnknownNameError
+from codl.kernels import registry
+from codl.kernels.base import Processor, Variant
+from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
+from codl.soc import Soc
+
+#: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
+FeatureSet: TypeAlias = Literal["flops", "variant"]
+Direction: TypeAlias = Literal["to_gpu", "to_cpu"]
+#: What a latency is predicted for: a part of an op, or the shape of a region to share.
+Item: TypeAlias = Op | Shape
+
+DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu")
+_MULAYER = "mulayer_"
+_SHARING = "data_sharing_"
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Feature names, and values shaped (items, features) in that order."""
+
+    names: tuple[str, ...]
+    values: NDArray[np.float64]
+
+
+def mulayer_target(kind: str, processor: Processor) -> str:
+    return f"{_MULAYER}{kind}_{processor}"
+
+
+def sharing_target(direction: Direction) -> str:
+    return f"{_SHARING}{direction}"
+
+
+def is_mulayer(target: str) -> bool:
+    return target.startswith(_MULAYER)
+
+
+def is_sharing(target: str) -> bool:
+    return target.startswith(_SHARING)
+
+
+def write(item: Item) -> str:
+    """An op or a shape as text; `read` is its inverse."""
+    return to_text(item) if isinstance(item, Op) else str(item)
+
+
+def read(target: str, text: str) -> Item:
+    """The item of a target from its text; raises `CodlError` with the text that is wrong."""
+    if not is_sharing(target):
+        return parse(text)
+    try:
+        shape = Shape(*(int(size) for size in text.split("x")))
+    except (TypeError, ValueError) as error:
+        raise CodlError(f"Cannot read the shape {text!r}: expected one like 1x64x56x56.") from error
+    if min(shape) < 1:
+        raise CodlError(f"The shape {text!r} is empty: every size must be at least 1.")
+    return shape
+
+
+def variant_of(target: str, op: Op) -> Variant:
+    """The variant whose target for `op` this is.
+
+    Raises `UnknownNameError` with the targets that such an op has.
+    """
+    known = {registry.target(v, op): v for v in registry.VARIANTS if v.op_kind == op.kind}
+    if target not in known:
+        raise UnknownNameError(f"target of a {op.kind}", target, known)
+    return known[target]
+
+
+def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc) -> FeatureTable:
+    """The features of some items (at least one) of one target.
+
+    Raises `UnknownNameError` for a target that the items do not have, and `MismatchError` where a
+    variant gives two items different features, or a feature that is not finite.
+    """
+    if is_sharing(target):
+        rows = [_sharing(feature_set, item, soc) for item in items]
+    elif feature_set == "flops":
+        rows = [_flops(item) for item in _checked(target, items)]
+    else:
+        rows = _by_variant(target, items, soc)
+    names = tuple(rows[0])
+    for item, row in zip(items, rows, strict=True):
+        if tuple(row) != names:
+            raise MismatchError(
+                f"{target} has the features {', '.join(row)} for {write(item)} but "
+                f"{', '.join(names)} for {write(items[0])}: a target has the same for every op."
+            )
+    values = np.array([list(row.values()) for row in rows], np.float64)
+    _refuse_infinite(target, items, FeatureTable(names, values))
+    return FeatureTable(names, values)
+
+
+def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable) -> None:
+    for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
+        raise MismatchError(
+            f"The feature {features.names[column]} of {target} must be finite, got "
+            f"{features.values[row, column]} for {write(items[row])}."
+        )
+
+
+def _by_variant(target: str, items: Sequence[Item], soc: Soc) -> list[Mapping[str, float]]:
+    extract: dict[tuple[str, str], Callable[[Op, Soc], dict[str, float]]] = {}
+    rows: list[Mapping[str, float]] = []
+    for op in _ops(target, items):
+        what = (op.kind, op.flavor)
+        if what not in extract:
+            extract[what] = variant_of(target, op).features
+        rows.append(extract[what](op, soc))
+    return rows
+
+
+def _checked(target: str, items: Sequence[Item]) -> list[Op]:
+    """The items as ops, all of them ops that the target is for."""
+    ops = _ops(target, items)
+    for op in {(op.kind, op.flavor): op for op in ops}.values():
+        known = {mulayer_target(op.kind, processor) for processor in ("cpu", "gpu")}
+        if is_mulayer(target) and target not in known:
+            raise UnknownNameError(f"target of a {op.kind}", target, known)
+        if not is_mulayer(target):
+            variant_of(target, op)
+    return ops
+
+
+def _ops(target: str, items: Sequence[Item]) -> list[Op]:
+    for item in items:
+        if not isinstance(item, Op):
+            raise MismatchError(f"{target} is predicted for an op, got the shape {item}.")
+    return [item for item in items if isinstance(item, Op)]
+
+
+def _flops(op: Op) -> dict[str, float]:
+    """muLayer's features: FLOPs, F0 = ih * iw * ic, F1 = (k / s)^2 * oc.
+
+    F0 and F1 alone for ops that compute next to nothing (pooling, concat); for fully connected
+    layers FLOPs and the features in and out.
+    """
+    if isinstance(op, FullyConnected):
+        features = {"in_features": op.in_features, "out_features": op.out_channels}
+        return {"flops": float(op.flops)} | {k: float(v) for k, v in features.items()}
+    f0, f1 = float(sum(shape.elements for shape in op.inputs)), float(op.output.c)
+    if isinstance(op, Conv2d | Pool2d):
+        f1 *= op.kernel.h * op.kernel.w / (op.stride.h * op.stride.w)
+    sizes = {"f0": f0, "f1": f1}
+    return {"flops": float(op.flops), **sizes} if isinstance(op, Conv2d) else sizes
+
+
+def _sharing(feature_set: FeatureSet, shape: Item, soc: Soc) -> dict[str, float]:
+    """What sharing a region moves: its bytes, also padded to whole blocks, and its pieces."""
+    if not isinstance(shape, Shape):
+        raise MismatchError(f"Data sharing is predicted for a shape, got {write(shape)}.")
+    if feature_set == "flops":
+        return {"bytes": float(shape.bytes)}
+    blocks = shape.n * soc.gpu.blocks(shape.c)
+    return {
+        "bytes": float(shape.bytes),
+        "padded_bytes": 4.0 * blocks * soc.gpu.vector_width * shape.h * shape.w,
+        "channels": float(shape.n * shape.c),
+        "rows": float(shape.n * shape.h),
+        "blocks": float(blocks),
+    }
