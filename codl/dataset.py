@@ -2,8 +2,8 @@
 
 `lat_datasets/<soc>/t_<op>_<variant>.csv` holds one row a measurement, failed ones included. A row
 carries the text of the whole op (the group by which rows are held out), of the part that ran, and
-where the number comes from. Features are never stored: they are computed from the part's text by the
-kernel variant itself, so training and planning cannot differ.
+where the number comes from. Features are never stored: they are computed from the part's text by
+the kernel variant itself, so training and planning cannot differ.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from codl.errors import InvalidFileError
 
 FOLDER = Path("lat_datasets")
 Status = Literal["ok", "failed"]
+#: Data sharing from the CPU to the GPU, back, and from the CPU's net to where others can read.
+Direction = Literal["to_gpu", "to_cpu", "store"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,8 @@ class OpRow(Row):
 class SharingRow(Row):
     """Making a region of a tensor visible to the other processor, its parts apart.
 
-    `direction` is to_gpu or to_cpu; `shape` is the region's, as text. Parts in milliseconds:
+    `direction` is to_gpu, to_cpu, or store (unpacking what the CPU's net computed and copying it to
+    where others can read it); `shape` is the region's, as text. Parts in milliseconds:
     `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
     for a queue that has nothing else to do. `latency_ms` is the median of the whole.
     """

@@ -77,17 +77,19 @@ class Soc:
     cpu: CpuSide
     gpu: GpuSide
 
+    def to_yaml(self) -> str:
+        """The text of the SoC file."""
+        sides = {"cpu": asdict(self.cpu), "gpu": asdict(self.gpu)}
+        for side in sides.values():
+            side["cores"] = list(side["cores"])
+        content = {"name": self.name, "description": self.description, **sides}
+        return yaml.safe_dump(content, sort_keys=False, width=100)
+
     def save(self, path: Path) -> Path:
         """Write the SoC file; the folder is made, and a crash leaves no half of a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp")
-        content = {
-            key: {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
-            if isinstance(value, dict)
-            else value
-            for key, value in asdict(self).items()
-        }
-        partial.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
+        partial.write_text(self.to_yaml())
         partial.replace(path)
         return path
 

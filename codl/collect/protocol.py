@@ -20,10 +20,10 @@ class Protocol:
 
     warm_up: int = 2
     min_samples: int = 5
-    min_time_s: float = 0.03
-    max_time_s: float = 0.3
+    min_time_s: float = 0.02
+    max_time_s: float = 0.12
     sample_s: float = 0.0005
-    spread: float = 0.03
+    spread: float = 0.05
 
 
 @dataclass(frozen=True)

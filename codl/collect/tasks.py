@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from codl import graph, models
+from codl.dataset import Direction
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels import registry
 from codl.kernels.base import Processor
@@ -23,7 +24,6 @@ from codl.soc import Soc
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 #: Shares of a tensor's rows whose exchange is measured.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
-Direction = Literal["to_gpu", "to_cpu", "store"]
 SEED = 20220627
 
 
@@ -83,7 +83,7 @@ def _ops(network: Network) -> list[Op]:
 
 
 def make_tasks(ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES) -> list[Task]:
-    """All measurements of `ops`, in a fixed random order: any first part of it is representative."""
+    """All measurements of `ops`, in a fixed random order: any first part is representative."""
     ops = list(ops)
     tasks: list[Task] = []
     shapes: dict[Shape, None] = {}
@@ -177,6 +177,4 @@ def _original(record: dict[str, str]) -> Op:
         )
     top, left = total[0] // 2, total[1] // 2
     pad = Pad(top, left, total[0] - top, total[1] - left)
-    return Conv2d(
-        inputs=(shape,), out_channels=number["OC"], kernel=kernel, stride=stride, pad=pad
-    )
+    return Conv2d(inputs=(shape,), out_channels=number["OC"], kernel=kernel, stride=stride, pad=pad)

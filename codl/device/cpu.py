@@ -89,7 +89,8 @@ class CpuNet:
         soc: Soc,
     ) -> None:
         text = NetText(layers, inputs, outputs, soc)
-        # Mats must not outlive the allocators, so that this object owns both.
+        # ncnn counts no references to NumPy's memory, and its nets none to their allocators.
+        self._homes = (*inputs.values(), *outputs.values())
         self._blobs, self._workspace = ncnn.PoolAllocator(), ncnn.UnlockedPoolAllocator()
         self._net = self._build(text, soc)
         self._inputs = [(text.blob(name), home.mat()) for name, home in inputs.items()]
@@ -105,6 +106,16 @@ class CpuNet:
             if code:
                 raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
             np.copyto(target, np.asarray(result).reshape(target.shape))
+
+    def compute(self) -> None:
+        """Compute the outputs and leave them in the net, in ncnn's own packed layout."""
+        extractor = self._net.create_extractor()
+        for name, mat in self._inputs:
+            extractor.input(name, mat)
+        for name, _ in self._outputs:
+            code, _ = extractor.extract(name, 1)
+            if code:
+                raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
 
     def _build(self, text: NetText, soc: Soc) -> ncnn.Net:
         net = ncnn.Net()

@@ -33,14 +33,17 @@ def detect(name: str, *, device: str | None = None) -> Soc:
     `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before a
     CPU. Raises `DeviceError` where there is no OpenCL device or only one core for two sides.
     """
-    probed = probe_all()
-    chosen = choose(probed, device)
+    return describe(name, choose(probe_all(), device))
+
+
+def describe(name: str, device: ProbedDevice) -> Soc:
+    """This machine with `device` as its GPU side; a device that is a CPU gets half of the cores."""
     cores = physical_cores()
-    if chosen.type == "gpu":
+    if device.type == "gpu":
         cpu_cores, gpu_cores = cores, ()
     elif len(cores) < 2:
         raise DeviceError(
-            f"The OpenCL device {chosen.name!r} is a CPU, and this process may use only core "
+            f"The OpenCL device {device.name!r} is a CPU, and this process may use only core "
             f"{cores[0]}: two processors need two cores, or a GPU."
         )
     else:
@@ -48,9 +51,9 @@ def detect(name: str, *, device: str | None = None) -> Soc:
         cpu_cores, gpu_cores = cores[:half], cores[half:]
     return Soc(
         name=name,
-        description=_description(chosen),
+        description=_description(device),
         cpu=CpuSide(cpu_name(), cpu_cores, simd_floats(), l2_cache_bytes()),
-        gpu=_gpu_side(chosen, gpu_cores),
+        gpu=_gpu_side(device, gpu_cores),
     )
 
 
@@ -183,5 +186,3 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         local_mem_bytes=device.local_mem_bytes,
         unified_memory=device.unified_memory,
     )
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from codl.execute.program import Program, Segment, Transfer, build_program, chai
 from codl.execute.stage import Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half
 from codl.execute.timeline import Span, Timeline
 from codl.ops import Array, Network
+from codl.ops.network import as_nchw
 from codl.ops.plan import Plan
 from codl.soc import Soc
 
@@ -26,7 +27,7 @@ class Engine:
     calling thread becomes a thread of the CPU side: it is pinned to the SoC's CPU cores.
 
     >>> engine = Engine(network, plan, soc)
-    >>> outputs = engine({"image": x})
+    >>> y = engine(x)
     """
 
     def __init__(self, network: Network, plan: Plan, soc: Soc) -> None:
@@ -45,26 +46,39 @@ class Engine:
             for name, (holder, shape) in network.outputs.items()
         }
 
-    def __call__(self, inputs: Array | Mapping[str, Array]) -> dict[str, Array]:
-        """Run one inference: input arrays by name (or the only one) in, copies of outputs out.
+    @overload
+    def __call__(self, inputs: Array) -> Array: ...
 
-        Raises `CodlError` for a missing or unknown input, or one of another shape.
+    @overload
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
+
+    def __call__(self, inputs: Array | Mapping[str, Array]) -> Array | dict[str, Array]:
+        """Run one inference and copy its outputs out.
+
+        The arrays of all inputs by name give all outputs by name; the one array of a model with one
+        input and one output gives an array. Raises `CodlError` for a missing or unknown input, or
+        one of another shape.
         """
-        self.feed(inputs)
-        self.run()
-        return {name: array.copy() for name, array in self._outputs.items()}
-
-    def feed(self, inputs: Array | Mapping[str, Array]) -> None:
-        """Copy inputs to where `run` reads them."""
-        given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(self._inputs, inputs)
-        if set(given) != set(self._inputs):
+        if isinstance(inputs, Mapping):
+            self.feed(inputs)
+            self.run()
+            return {name: array.copy() for name, array in self._outputs.items()}
+        if len(self._inputs) != 1 or len(self._outputs) != 1:
             raise CodlError(
-                f"The inputs must be {', '.join(self._inputs)}, got {', '.join(given) or 'none'}."
+                f"{self.network.name!r} has the inputs {', '.join(self._inputs)} and the outputs "
+                f"{', '.join(self._outputs)}: give a dict of arrays by name."
+            )
+        return self(dict.fromkeys(self._inputs, inputs))[next(iter(self._outputs))]
+
+    def feed(self, inputs: Mapping[str, Array]) -> None:
+        """Copy inputs to where `run` reads them."""
+        if set(inputs) != set(self._inputs):
+            raise CodlError(
+                f"The inputs must be {', '.join(self._inputs)}, got {', '.join(inputs) or 'none'}."
             )
         for name, home in self._inputs.items():
-            value = np.asarray(given[name], np.float32)
-            shape = tuple(self.network.inputs[name])
-            if value.size != home.size or value.shape[-3:] != home.shape[-value.ndim :][-3:]:
+            value, shape = np.asarray(inputs[name], np.float32), self.network.inputs[name]
+            if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(home, value.reshape(home.shape))
 

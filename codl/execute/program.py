@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from codl.dataset import Direction
 from codl.kernels.base import Processor
 from codl.ops.chain import Half, cut
 from codl.ops.network import Layer, Network
 from codl.ops.plan import Chain, Plan, Sharing
 from codl.ops.region import Region
 from codl.soc import Soc
-
-Direction = Literal["to_cpu", "to_gpu"]
 
 
 @dataclass(frozen=True)

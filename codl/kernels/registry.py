@@ -5,9 +5,13 @@ from __future__ import annotations
 from codl.errors import UnknownNameError
 from codl.kernels.base import Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
+from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
+from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
 from codl.kernels.fc import cpu as fc_cpu
+from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
+from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -16,9 +20,16 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuWinograd(),
     conv2d_cpu.CpuGemm(),
     conv2d_cpu.CpuDirect(),
+    gpu_winograd.GpuWinograd(),
+    gpu_depthwise.GpuDepthwise(),
+    gpu_direct.GpuDirect(),
+    gpu_grouped.GpuGrouped(),
     pooling_cpu.CpuDirect(),
+    pooling_gpu.GpuDirect(),
     fc_cpu.CpuGemv(),
+    fc_gpu.GpuDirect(),
     concat_cpu.CpuCopy(),
+    concat_gpu.GpuCopy(),
 )
 
 

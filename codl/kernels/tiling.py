@@ -61,9 +61,7 @@ def strip(tiles: int, others: int, most: int, soc: Soc) -> int:
     return max(1, min(most, ceil_div(tiles, wanted)))
 
 
-def item_grid(
-    strips: int, others: int, soc: Soc
-) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def item_grid(strips: int, others: int, soc: Soc) -> tuple[tuple[int, int], tuple[int, int]]:
     """Global and local size for `strips` x `others` work-items.
 
     On a CPU `others` (the channel blocks) is the fast dimension, so that consecutive work-items

@@ -7,6 +7,7 @@ latencies, and can write their learned state as plain JSON values and read it ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from math import isfinite
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
@@ -25,6 +26,8 @@ E = TypeVar("E", bound="LatencyEstimator")
 
 #: No prediction is below this share of the smallest latency that was fitted.
 FLOOR = 0.1
+#: Latencies below one microsecond differ by noise alone, so errors there do not count for more.
+RESOLUTION_MS = 1e-3
 
 
 class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -93,7 +96,7 @@ class _Linear(LatencyEstimator):
     is_non_negative: ClassVar[bool] = False
 
     def _predict(self, X: Vector) -> Vector:
-        return cast(Vector, X @ self.coef_ + self.intercept_)
+        return X @ self.coef_ + self.intercept_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
         coefficients = dict(zip(names, self.coef_.tolist(), strict=True))
@@ -139,11 +142,12 @@ class CodlLinear(_Linear):
     ridge: ClassVar[float] = 1e-6
 
     def _fit(self, X: Vector, y: Vector) -> None:
-        relative = np.column_stack([X, np.ones_like(y)]) / y[:, None]
+        unit = np.maximum(y, RESOLUTION_MS)
+        relative = np.column_stack([X, np.ones_like(y)]) / unit[:, None]
         scale = _scale(relative) * np.sqrt(len(y))
         size = relative.shape[1]
         rows = np.vstack([relative / scale, self.ridge * np.eye(size)])
-        wanted = np.concatenate([np.ones_like(y), np.zeros(size)])
+        wanted = np.concatenate([y / unit, np.zeros(size)])
         fitted = LinearRegression(positive=True, fit_intercept=False).fit(rows, wanted)
         coefficients = np.asarray(fitted.coef_, np.float64) / scale
         self.coef_, self.intercept_ = coefficients[:-1], float(coefficients[-1])
@@ -163,14 +167,19 @@ class _Booster(Protocol):
 
 
 class Gbdt(LatencyEstimator):
-    """Gradient-boosted trees (LightGBM) on the features of `codl_linear`, fitted to log latency."""
+    """Gradient-boosted trees (LightGBM) on the features and the base of `codl_linear`.
+
+    The trees are fitted to log(latency / base), so that what they cannot do, following a law past
+    the largest op that was measured, is left to the base.
+    """
 
     name: ClassVar[str] = "gbdt"
     feature_set: ClassVar[FeatureSet] = "variant"
+    base_: CodlLinear
     booster_: _Booster
 
     def __init__(
-        self, *, rounds: int = 300, learning_rate: float = 0.05, leaves: int = 15, leaf_rows: int = 4
+        self, *, rounds: int = 200, learning_rate: float = 0.05, leaves: int = 8, leaf_rows: int = 4
     ) -> None:
         self.rounds = rounds
         self.learning_rate = learning_rate
@@ -193,27 +202,35 @@ class Gbdt(LatencyEstimator):
             "seed": 0,
             "verbosity": -1,
         }
-        data = lightgbm.Dataset(X, np.log(y), params=parameters)
+        self.base_ = CodlLinear().fit(X, y)
+        target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.predict(X))
+        data = lightgbm.Dataset(X, target, params=parameters)
         self.booster_ = lightgbm.train(parameters, data, num_boost_round=self.rounds)
 
     def _predict(self, X: Vector) -> Vector:
-        return np.exp(self.booster_.predict(X, num_threads=1))
+        return self.base_.predict(X) * np.exp(self.booster_.predict(X, num_threads=1))
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        """LightGBM's text up to its last tree, with the features' own names."""
+        """The base, and LightGBM's text up to its last tree with the features' own names."""
         text = self.booster_.model_to_string()
-        lines = text[: text.index(_END)].splitlines() + [_END]
+        lines = [*text[: text.index(_END)].splitlines(), _END]
         at = next(i for i, line in enumerate(lines) if line.startswith("feature_names="))
-        return {"model": [*lines[:at], "feature_names=" + " ".join(names), *lines[at + 1 :]]}
+        lines[at] = "feature_names=" + " ".join(names)
+        base = self.base_.state(names)
+        return {"base": base, "model_sha256": _digest(lines), "model": lines}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         import lightgbm
 
-        lines = state.get("model")
+        base, lines = state.get("base"), state.get("model")
+        if not isinstance(base, Mapping):
+            raise ValueError(f"base must be a mapping, got {base!r}.")
+        self.base_ = CodlLinear.from_state(base, names)
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError("model must be a list of the lines of a LightGBM model.")
-        if not lines or lines[-1] != _END:
-            raise ValueError(f"model must end with the line {_END!r}.")
+        if state.get("model_sha256") != _digest(lines):
+            wanted, got = state.get("model_sha256"), _digest(lines)
+            raise ValueError(f"model must have the SHA-256 {wanted}, got {got}: it was changed.")
         try:
             text = "\n".join(lines) + "\n"
             self.booster_ = lightgbm.Booster(model_str=text)
@@ -230,6 +247,11 @@ _END = "end of trees"
 ESTIMATORS: Mapping[str, type[LatencyEstimator]] = {
     cls.name: cls for cls in (FlopsLinear, CodlLinear, Gbdt)
 }
+
+
+def _digest(lines: Sequence[str]) -> str:
+    """Checked before LightGBM reads a model: on one that was changed it may crash or never end."""
+    return sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _scale(X: Vector) -> Vector:

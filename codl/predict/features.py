@@ -2,19 +2,20 @@
 
 A target is what is predicted together: a kernel variant's, such as `conv2d_cpu_gemm` or
 `pooling_gpu_direct_max`; muLayer's one an op kind and processor, such as `mulayer_conv2d_cpu`; and
-the two directions of data sharing. Training and planning both call `table`, and nothing else
+the directions of data sharing. Training and planning both call `table`, and nothing else
 computes a feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.dataset import Direction
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.kernels import registry
 from codl.kernels.base import Processor, Variant
@@ -23,11 +24,12 @@ from codl.soc import Soc
 
 #: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
-Direction: TypeAlias = Literal["to_gpu", "to_cpu"]
+#: `store` moves a result out of the CPU's net, where the other side can read it.
 #: What a latency is predicted for: a part of an op, or the shape of a region to share.
 Item: TypeAlias = Op | Shape
 
-DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu")
+DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "store")
+PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
 
@@ -74,6 +76,14 @@ def read(target: str, text: str) -> Item:
     return shape
 
 
+def targets_of(item: Item) -> tuple[str, ...]:
+    """Every target that an item can have."""
+    if isinstance(item, Shape):
+        return tuple(sharing_target(direction) for direction in DIRECTIONS)
+    own = [registry.target(v, item) for v in registry.VARIANTS if v.op_kind == item.kind]
+    return (*own, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
+
+
 def variant_of(target: str, op: Op) -> Variant:
     """The variant whose target for `op` this is.
 
@@ -92,9 +102,9 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     variant gives two items different features, or a feature that is not finite.
     """
     if is_sharing(target):
-        rows = [_sharing(feature_set, item, soc) for item in items]
+        rows = [_sharing(feature_set, item, soc) for item in _shapes(target, items)]
     elif feature_set == "flops":
-        rows = [_flops(item) for item in _checked(target, items)]
+        rows = [_flops(op) for op in _checked(target, items)]
     else:
         rows = _by_variant(target, items, soc)
     names = tuple(rows[0])
@@ -117,9 +127,9 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
         )
 
 
-def _by_variant(target: str, items: Sequence[Item], soc: Soc) -> list[Mapping[str, float]]:
+def _by_variant(target: str, items: Sequence[Item], soc: Soc) -> list[dict[str, float]]:
     extract: dict[tuple[str, str], Callable[[Op, Soc], dict[str, float]]] = {}
-    rows: list[Mapping[str, float]] = []
+    rows = []
     for op in _ops(target, items):
         what = (op.kind, op.flavor)
         if what not in extract:
@@ -132,11 +142,8 @@ def _checked(target: str, items: Sequence[Item]) -> list[Op]:
     """The items as ops, all of them ops that the target is for."""
     ops = _ops(target, items)
     for op in {(op.kind, op.flavor): op for op in ops}.values():
-        known = {mulayer_target(op.kind, processor) for processor in ("cpu", "gpu")}
-        if is_mulayer(target) and target not in known:
-            raise UnknownNameError(f"target of a {op.kind}", target, known)
-        if not is_mulayer(target):
-            variant_of(target, op)
+        if target not in targets_of(op):
+            raise UnknownNameError(f"target of a {op.kind}", target, targets_of(op))
     return ops
 
 
@@ -145,6 +152,15 @@ def _ops(target: str, items: Sequence[Item]) -> list[Op]:
         if not isinstance(item, Op):
             raise MismatchError(f"{target} is predicted for an op, got the shape {item}.")
     return [item for item in items if isinstance(item, Op)]
+
+
+def _shapes(target: str, items: Sequence[Item]) -> list[Shape]:
+    for item in items:
+        if not isinstance(item, Shape):
+            raise MismatchError(f"{target} is predicted for a shape, got {write(item)}.")
+        if target not in targets_of(item):
+            raise UnknownNameError("target of a shape", target, targets_of(item))
+    return [item for item in items if isinstance(item, Shape)]
 
 
 def _flops(op: Op) -> dict[str, float]:
@@ -163,10 +179,8 @@ def _flops(op: Op) -> dict[str, float]:
     return {"flops": float(op.flops), **sizes} if isinstance(op, Conv2d) else sizes
 
 
-def _sharing(feature_set: FeatureSet, shape: Item, soc: Soc) -> dict[str, float]:
+def _sharing(feature_set: FeatureSet, shape: Shape, soc: Soc) -> dict[str, float]:
     """What sharing a region moves: its bytes, also padded to whole blocks, and its pieces."""
-    if not isinstance(shape, Shape):
-        raise MismatchError(f"Data sharing is predicted for a shape, got {write(shape)}.")
     if feature_set == "flops":
         return {"bytes": float(shape.bytes)}
     blocks = shape.n * soc.gpu.blocks(shape.c)

@@ -1,0 +1,21 @@
+"""Strategies: ways to make a plan, one file each."""
+
+from codl.errors import UnknownNameError
+from codl.strategies import ideal
+from codl.strategies.base import Context, Strategy
+from codl.strategies.codl_paper import CodlPaper
+from codl.strategies.cpu import Cpu
+from codl.strategies.gpu import Gpu
+from codl.strategies.mulayer import MuLayer
+
+STRATEGIES: dict[str, Strategy] = {s.name: s for s in (Cpu(), Gpu(), MuLayer(), CodlPaper())}
+
+
+def find(name: str) -> Strategy:
+    """A strategy by name; `ideal` is a bound and cannot be planned."""
+    if name not in STRATEGIES:
+        raise UnknownNameError("strategy", name, STRATEGIES)
+    return STRATEGIES[name]
+
+
+__all__ = ["STRATEGIES", "Context", "Strategy", "find", "ideal"]

@@ -8,8 +8,16 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, pixel_tile, round_up, strip, waves
-from codl.ops.base import Array, Weights
+from codl.kernels.tiling import (
+    base_defines,
+    ceil_div,
+    item_grid,
+    pixel_tile,
+    round_up,
+    strip,
+    waves,
+)
+from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 

@@ -1,0 +1,173 @@
+"""`codl collect`, `codl dataset` and `codl train`: from measurements to predictors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from codl import dataset as datasets
+from codl import predict
+from codl import soc as socs
+from codl.cli.devices import SerialOption, check_serial
+from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note, progress
+from codl.collect.collector import collect
+from codl.collect.tasks import SHARES, load_ops, make_tasks
+from codl.dataset import Dataset
+from codl.errors import CodlError
+from codl.models import BUILT_IN
+
+dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
+DatasetOption = Annotated[
+    Path, typer.Option("--dataset", help="Where datasets lie, a folder for each SoC.")
+]
+
+
+def collect_data(
+    soc: SocOption,
+    serial: SerialOption = "local",
+    ops: Annotated[
+        list[str] | None,
+        typer.Option(help="Built-in models, .onnx files, or .csv files of ops; may be repeated."),
+    ] = None,
+    shares: Annotated[
+        str, typer.Option(help="A processor's shares of an op's output, 0 ... 1.")
+    ] = ",".join(str(share) for share in SHARES),
+    budget: Annotated[
+        str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Stop after so many measurements.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where datasets lie, a folder for each SoC.")
+    ] = datasets.FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
+
+    Rows are written as they come, in an order of which any first part is representative: a budget may
+    cut it anywhere, and a killed run goes on with --resume.
+
+    [dim]Examples:[/dim]
+    codl collect --soc host --serial local
+    codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
+    """
+    check_serial(serial)
+    described = socs.load(soc)
+    limit = None if budget is None else seconds(budget)
+    sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
+    tasks = make_tasks(load_ops(sources), described, parse_shares(shares))
+    target = Dataset.of(described.name, output)
+    with progress(f"Collecting on {described.name}") as update:
+        done = collect(
+            described,
+            target,
+            tasks,
+            resume=resume,
+            budget_s=limit,
+            samples=samples,
+            progress=update,
+        )
+
+    def render() -> Table:
+        table = Table("file", "rows", title=f"Dataset of {described.name}", title_justify="left")
+        for name, rows in target.tables().items():
+            table.add_row(f"t_{name}.csv", str(len(rows.read())))
+        table.caption = (
+            f"{done.rows} rows written in {done.seconds:.0f} s, {done.failed} failed, "
+            f"{done.skipped} there before, {done.left} measurements left"
+        )
+        return table
+
+    emit("collect", asdict(done), render, as_json=json)
+
+
+def seconds(text: str) -> float:
+    """A duration such as 90s, 10m or 1.5h in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def parse_shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CodlError(
+            f"Cannot read the shares {text!r}: expected some like 0.2,0.5,1."
+        ) from error
+    if not all(0 < share <= 1 for share in shares):
+        raise CodlError(f"Shares must be above 0 and at most 1, got {text!r}.")
+    return shares
+
+
+@dataset_app.command("info")
+def dataset_info(
+    soc: Annotated[str, typer.Option("--soc", help="The SoC whose dataset it is.")] = "host",
+    dataset: DatasetOption = datasets.FOLDER,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Say what a dataset holds: rows and failures of every file, its SoC and its source."""
+    found = Dataset.of(soc, dataset)
+    manifest = found.manifest()
+    files = {}
+    for name, table in found.tables().items():
+        rows = table.read()
+        failed = sum(row.status == "failed" for row in rows)
+        files[f"t_{name}.csv"] = {"rows": len(rows), "failed": failed}
+    result: dict[str, Any] = {
+        "rows": sum(f["rows"] for f in files.values()),
+        "soc": soc,
+        "source": manifest["source"],
+        "files": files,
+        "runs": manifest["runs"],
+    }
+
+    def render() -> Table:
+        table = Table("file", "rows", "failed", title=f"Dataset of {soc}", title_justify="left")
+        for name, counts in files.items():
+            table.add_row(name, str(counts["rows"]), str(counts["failed"]))
+        table.caption = f"source: {manifest['source']}, {len(manifest['runs'])} runs"
+        return table
+
+    emit("dataset info", result, render, as_json=json, output=output)
+
+
+def train_predictors(
+    soc: SocOption,
+    predictor: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(predict.ESTIMATORS)}; may be repeated."),
+    ] = None,
+    dataset: DatasetOption = datasets.FOLDER,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where predictors lie, a folder for each SoC.")
+    ] = predict.FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Train latency predictors on a SoC's dataset, and say how accurate they are.
+
+    Accuracy is held out twice: by row, and by op shape, so that no ratio of one op stands on both
+    sides. The second is the one that counts.
+
+    [dim]Example:[/dim] codl train --soc host --predictor gbdt
+    """
+    from codl.report.tables import train_table
+
+    described = socs.load(soc)
+    report = predict.train(
+        described,
+        Dataset.of(described.name, dataset),
+        predictors=predictor or tuple(predict.ESTIMATORS),
+        folder=output,
+    )
+    for text in report.notes:
+        note(text)
+    result = {"soc": described.name, **report.to_json()}
+    emit("train", result, lambda: train_table(result), as_json=json)

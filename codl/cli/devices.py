@@ -1,0 +1,153 @@
+"""`codl devices` and `codl soc`: what this machine has, and the SoC files that describe it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.syntax import Syntax
+from rich.table import Table
+
+from codl import soc as socs
+from codl.cli.output import JsonOption, OutputOption, emit, note
+from codl.device import threads
+from codl.device.detect import choose, cpu_name, describe, detect, observe_cores
+from codl.device.probe import ProbeResult, probe_all
+from codl.errors import DeviceError, UnknownNameError
+from codl.soc import Soc
+
+SERIALS = ("local",)
+SerialOption = Annotated[
+    str, typer.Option("--serial", help="The device: local is this machine.", show_default=True)
+]
+
+soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
+
+
+def check_serial(serial: str) -> None:
+    if serial not in SERIALS:
+        raise UnknownNameError("serial", serial, SERIALS)
+
+
+def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
+    """List the processors of this machine, and where their threads really run.
+
+    Every OpenCL driver is probed in a process of its own, so that one that crashes is reported and
+    nothing else happens. The observed cores are those on which each side's threads were seen working.
+
+    [dim]Example:[/dim] codl devices --json
+    """
+    probed = probe_all()
+    failures = [{"icd": r.icd, "error": r.error} for r in probed if r.error]
+    try:
+        soc, problem = describe("here", choose(probed, None)), ""
+    except DeviceError as error:
+        soc, problem = None, str(error)
+    seen = observe_cores(soc) if soc else {}
+    processors = [_cpu(soc, seen), *_gpus(probed, soc, seen)]
+    result = {"processors": processors, "failed": failures, "problem": problem}
+
+    def render() -> Group:
+        table = Table(title="Processors", title_justify="left")
+        for column in ("kind", "name", "driver", "cores", "observed on", "memory", "used"):
+            table.add_column(column)
+        for p in processors:
+            cells = ("cores", "observed_cores", "memory_types")
+            lists = [", ".join(str(v) for v in p[key]) or "-" for key in cells]
+            table.add_row(p["kind"], p["name"], p["driver"], *lists, "yes" if p["used"] else "")
+        lines = [f"{f['icd']} failed: {f['error']}" for f in failures]
+        return Group(table, *lines, *([problem] if problem else []))
+
+    emit("devices", result, render, as_json=json, output=output)
+
+
+def _cpu(soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
+    cores = soc.cpu.cores if soc else threads.available_cores()
+    return {
+        "kind": "cpu",
+        "name": cpu_name(),
+        "driver": "ncnn",
+        "cores": list(cores),
+        "observed_cores": seen.get("cpu", []),
+        "memory_types": ["host"],
+        "used": soc is not None,
+    }
+
+
+def _gpus(
+    probed: list[ProbeResult], soc: Soc | None, seen: dict[str, list[int]]
+) -> list[dict[str, Any]]:
+    found = []
+    for device in (d for result in probed for d in result.devices):
+        used = soc is not None and (device.icd, device.name) == (soc.gpu.icd, soc.gpu.name)
+        found.append(
+            {
+                **asdict(device),
+                "kind": "gpu",
+                "driver": f"{device.platform} {device.driver}",
+                "cores": list(soc.gpu.cores) if soc and used else [],
+                "observed_cores": seen.get("gpu", []) if used else [],
+                "memory_types": list(device.memory_types),
+                "used": used,
+            }
+        )
+    return found
+
+
+@soc_app.command("list")
+def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
+    """List the SoC files in ./socs."""
+    found = [socs.load(name) for name in socs.names()]
+
+    def render() -> Table:
+        table = Table("name", "description", title="SoCs", title_justify="left")
+        for soc in found:
+            table.add_row(soc.name, soc.description)
+        return table
+
+    emit("soc list", {"socs": [asdict(s) for s in found]}, render, as_json=json, output=output)
+
+
+@soc_app.command("show")
+def show_soc(
+    name: Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")],
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Show one SoC."""
+    soc = socs.load(name)
+    emit("soc show", asdict(soc), lambda: _yaml(soc), as_json=json, output=output)
+
+
+@soc_app.command("detect")
+def detect_soc(
+    name: Annotated[str, typer.Option(help="The name of the SoC file.")] = "host",
+    serial: SerialOption = "local",
+    device: Annotated[
+        str | None,
+        typer.Option(help="The OpenCL device: a driver or device name of `codl devices`."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file; socs/NAME.yaml by default.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Describe a device as a SoC and write its file.
+
+    On a machine without a GPU the cores are divided: one half for the CPU side, the other for an
+    OpenCL runtime that works on a CPU.
+
+    [dim]Example:[/dim] codl soc detect --serial local --name host
+    """
+    check_serial(serial)
+    soc = detect(name, device=device)
+    path = soc.save(output or socs.FOLDER / f"{name}.yaml")
+    note(f"Wrote {path}")
+    emit("soc detect", {**asdict(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
+
+
+def _yaml(soc: Soc) -> Syntax:
+    return Syntax(soc.to_yaml().rstrip(), "yaml", background_color="default")

@@ -1,0 +1,231 @@
+"""`codl search`, `codl run`, `codl eval` and `codl report`: from a model to a table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from codl import dataset as datasets
+from codl import predict
+from codl import soc as socs
+from codl.cli.data import DatasetOption
+from codl.cli.devices import SerialOption, check_serial
+from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
+from codl.collect.tasks import load_network
+from codl.errors import CodlError, InvalidFileError
+from codl.execute.engine import Engine
+from codl.execute.timeline import sharing_ms
+from codl.models import BUILT_IN
+from codl.ops import Array, Network
+from codl.ops.plan import Plan, load_plan
+from codl.strategies import STRATEGIES, Context, find, ideal
+from codl.strategies.evaluation import Effort, evaluate, interleave, random_inputs, to_json
+
+ModelArgument = Annotated[
+    str, typer.Argument(help=f"A built-in model ({', '.join(sorted(BUILT_IN))}) or an .onnx file.")
+]
+PredictorOption = Annotated[
+    str | None,
+    typer.Option("--predictor", help=f"Plan with one of {', '.join(predict.ESTIMATORS)}."),
+]
+PredictorsOption = Annotated[
+    Path, typer.Option("--predictors", help="Where predictors lie, a folder for each SoC.")
+]
+STRATEGY_HELP = f"A way to plan: one of {', '.join(STRATEGIES)}."
+
+
+def search_plan(
+    model: ModelArgument,
+    soc: SocOption,
+    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
+    predictor: PredictorOption = None,
+    dataset: DatasetOption = datasets.FOLDER,
+    predictors: PredictorsOption = predict.FOLDER,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find the chains, dimensions and ratios of a model: its plan.
+
+    The strategy `ideal` is the paper's bound, from measured ops; it gives no plan.
+
+    [dim]Example:[/dim] codl search yolov2 --soc host --strategy codl-paper -o plan.json
+    """
+    context = Context(socs.load(soc), predictors, dataset, predictor)
+    network = load_network(model)
+    if strategy == ideal.NAME:
+        _show_bound(network, context, json)
+        return
+    start = perf_counter()
+    plan = find(strategy).plan(network, context)
+    search_ms = 1e3 * (perf_counter() - start)
+    if output is not None:
+        note(f"Wrote {plan.save(output)}")
+    result = {**plan.to_json(), "search_ms": search_ms}
+    result.pop("version")
+    emit("search", result, lambda: _plan_table(plan, search_ms), as_json=json)
+
+
+def _show_bound(network: Network, context: Context, json: bool) -> None:
+    limit = ideal.bound(network, context.soc, context.dataset)
+    keys = ("op", "dim", "gpu_ratio", "latency_ms")
+    layers = [dict(zip(keys, layer, strict=True)) for layer in limit.layers]
+    result = {"model": network.name, "latency_ms": limit.latency_ms, "layers": layers}
+    result |= {"strategy": ideal.NAME, "source": "computed"}
+
+    def render() -> Table:
+        table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {network.name}")
+        for name, dim, ratio, ms in limit.layers:
+            table.add_row(name, dim, f"{ratio:.1f}", f"{ms:.3g}")
+        table.caption = f"{limit.latency_ms:.1f} ms, computed from measured ops, nothing shared"
+        return table
+
+    emit("search", result, render, as_json=json)
+
+
+def _plan_table(plan: Plan, search_ms: float) -> Table:
+    title = f"{plan.strategy} plan of {plan.model} on {plan.soc}"
+    table = Table("ops", "dim", "GPU ratio", "CPU variants", "GPU variants", title=title)
+    for chain in plan.chains:
+        ops = chain.ops[0] if len(chain.ops) == 1 else f"{chain.ops[0]} ... {chain.ops[-1]}"
+        used = [
+            ", ".join(dict.fromkeys(v[p] for v in chain.variants.values() if p in v))
+            for p in ("cpu", "gpu")
+        ]
+        table.add_row(f"{ops} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used)
+    table.caption = (
+        f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor}, found in {search_ms:.0f} ms"
+    )
+    return table
+
+
+def run_model(
+    model: ModelArgument,
+    soc: SocOption,
+    plan: Annotated[Path | None, typer.Option(help="A plan of `codl search`.")] = None,
+    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
+    inputs: Annotated[
+        Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
+    ] = None,
+    outputs: Annotated[Path | None, typer.Option("--output", help="Where outputs go.")] = None,
+    result_file: Annotated[
+        Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 20,
+    dataset: DatasetOption = datasets.FOLDER,
+    predictors: PredictorsOption = predict.FOLDER,
+    predictor: PredictorOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a model by a plan or a strategy, and say how long it takes.
+
+    [dim]Example:[/dim] codl run yolov2 --soc host --input in.npz --output out.npz
+    """
+    context = Context(socs.load(soc), predictors, dataset, predictor)
+    network = load_network(model)
+    chosen = load_plan(plan) if plan else find(strategy).plan(network, context)
+    arrays = random_inputs(network) if inputs is None else _read_npz(inputs)
+    with Engine(network, chosen, context.soc) as engine:
+        results = engine(arrays)
+        effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
+        latency = interleave({"run": engine.run}, effort)["run"]
+        spans = engine.profile()
+    if outputs is not None:
+        np.savez(outputs, **results)  # type: ignore[arg-type]
+        note(f"Wrote {outputs}")
+    result: dict[str, Any] = {
+        "model": network.name,
+        "soc": context.soc.name,
+        "strategy": chosen.strategy,
+        "latency_ms": asdict(latency),
+        "predicted_ms": chosen.predicted_ms,
+        "data_sharing_ms": sharing_ms(spans),
+        "source": "measured",
+        "spans": [asdict(span) for span in spans],
+    }
+
+    def render() -> str:
+        return (
+            f"{network.name} by {chosen.strategy} on {context.soc.name}: median "
+            f"{latency.median:.2f} ms (p20 {latency.p20:.2f}, p80 {latency.p80:.2f}, "
+            f"{latency.runs} runs), data sharing {result['data_sharing_ms']:.2f} ms, measured"
+        )
+
+    emit("run", result, render, as_json=json, output=result_file)
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: np.asarray(content[name], np.float32) for name in content.files}
+    except FileNotFoundError as error:
+        raise InvalidFileError(path, "there is no such file.") from error
+    except (ValueError, OSError, AttributeError) as error:
+        raise InvalidFileError(path, "expected an .npz file of arrays by input name.") from error
+
+
+def evaluate_strategies(
+    soc: SocOption,
+    serial: SerialOption = "local",
+    models: Annotated[
+        str, typer.Option(help="Built-in models or .onnx files, separated by commas.")
+    ] = "yolov2",
+    strategies: Annotated[
+        str, typer.Option(help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
+    ] = "cpu,gpu,mulayer,codl-paper,ideal",
+    seconds: Annotated[float, typer.Option(help="Measure each model at least this long.")] = 20,
+    predictor: PredictorOption = None,
+    dataset: DatasetOption = datasets.FOLDER,
+    predictors: PredictorsOption = predict.FOLDER,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Measure strategies against each other, interleaved in one run, outputs checked.
+
+    [dim]Example:[/dim] codl eval --soc host --serial local --models yolov2,vgg16
+    """
+    from codl.report.tables import eval_table
+
+    check_serial(serial)
+    context = Context(socs.load(soc), predictors, dataset, predictor)
+    names = [name for name in strategies.split(",") if name]
+    known = [find(name) for name in names if name != ideal.NAME]
+    if not known:
+        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    rows, timelines = [], []
+    for model in models.split(","):
+        results, spans = evaluate(
+            model,
+            known,
+            context,
+            with_ideal=ideal.NAME in names,
+            effort=Effort(min_seconds=seconds),
+            note=note,
+        )
+        rows += to_json(results)
+        timelines += [
+            {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
+            for name, found in spans.items()
+        ]
+    result = {"soc": asdict(context.soc), "rows": rows, "timelines": timelines}
+    emit("eval", result, lambda: eval_table(result), as_json=json, output=output)
+
+
+def write_report(
+    results: Annotated[list[Path], typer.Argument(help="Result files written with -o.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
+) -> None:
+    """Make one HTML page of result files.
+
+    [dim]Example:[/dim] codl report eval.json train.json -o report.html
+    """
+    from codl.report.html import write_report as write
+
+    note(f"Wrote {write(results, output)}")

@@ -1,0 +1,77 @@
+"""How every command answers: results to stdout, progress to stderr, errors as one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from codl.provenance import provenance
+
+STDOUT = Console(width=None if Console().is_terminal else 160)
+STDERR = Console(stderr=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write the result to a file, the input of `codl report`."),
+]
+SocOption = Annotated[str, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")]
+
+
+def emit(
+    command: str,
+    result: dict[str, Any],
+    render: Callable[[], RenderableType],
+    *,
+    as_json: bool,
+    output: Path | None = None,
+) -> None:
+    """Print a result, as a table or as JSON, and write it to a file where one is given."""
+    content = {
+        "command": command,
+        "version": 1,
+        **provenance(),
+        **result,
+    }
+    text = json.dumps(content, indent=1)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = output.with_name(output.name + ".tmp")
+        partial.write_text(text + "\n")
+        partial.replace(output)
+    if as_json:
+        print(text)
+    else:
+        STDOUT.print(render())
+
+
+def note(text: str) -> None:
+    """A line about what is being done."""
+    STDERR.print(f"[dim]{text}[/dim]", highlight=False)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int, float], None]]:
+    """A progress bar on stderr; yields a function of done, total and seconds left."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=STDERR, transient=False) as bar:
+        task = bar.add_task(label, total=None, left="")
+
+        def update(done: int, total: int, seconds_left: float) -> None:
+            minutes, seconds = divmod(round(seconds_left), 60)
+            bar.update(task, completed=done, total=total, left=f"{minutes}:{seconds:02d} left")
+
+        yield update

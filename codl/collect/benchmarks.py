@@ -1,0 +1,224 @@
+"""Turns a task into a row: builds what it measures, measures it, or says why that failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from codl.collect.protocol import Latency, Protocol, measure
+from codl.collect.tasks import OpTask, SharingTask, Task
+from codl.dataset import OpRow, Row, SharingRow
+from codl.device import threads
+from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.opencl import SharedBuffer, open_device
+from codl.kernels import registry
+from codl.kernels.base import TensorArg
+from codl.kernels.layout.transform import to_blocked, to_planar
+from codl.kernels.ncnn import CpuVariant
+from codl.ops import Op, Pool2d, Region, Shape, Size2, Weights, to_text
+from codl.soc import Soc
+
+
+class Bench:
+    """Runs tasks on the two processors of a SoC, in this process."""
+
+    def __init__(self, soc: Soc, run: str, protocol: Protocol | None = None) -> None:
+        self.soc = soc
+        self.protocol = protocol or Protocol()
+        self._run = run
+        self._gpu = open_device(soc)
+        threads.pin([0], soc.cpu.cores)
+
+    def row(self, task: Task) -> Row:
+        """Measure a task; whatever goes wrong becomes a failed row with its reason."""
+        blank = self._blank(task)
+        try:
+            return self._measure(task, blank)
+        except Exception as error:  # a failed configuration is a result, not the end
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            return replace(blank, status="failed", reason=reason)
+
+    def _blank(self, task: Task) -> Row:
+        if isinstance(task, SharingTask):
+            return SharingRow(direction=task.direction, shape=str(task.shape), run=self._run)
+        return OpRow(
+            op=to_text(task.op),
+            dim=task.dim,
+            share=task.share,
+            part=to_text(task.part),
+            run=self._run,
+        )
+
+    def _measure(self, task: Task, blank: Row) -> Row:
+        if isinstance(task, OpTask):
+            work = self._cpu_op(task) if task.processor == "cpu" else self._gpu_op(task)
+            return _filled(blank, measure(work, self.protocol))
+        parts = {"to_gpu": self._to_gpu, "to_cpu": self._to_cpu, "store": self._store}
+        return parts[task.direction](task.shape, blank)
+
+    def _cpu_op(self, task: OpTask) -> Any:
+        """The op as a net of its own; leaving the net's result where it is (see `store`)."""
+        variant: CpuVariant = registry.find(task.part, task.variant)  # type: ignore[assignment]
+        net = one_op_net(task.part, variant, self.soc)
+
+        def work(repeats: int) -> None:
+            for _ in range(repeats):
+                net.compute()
+
+        return work
+
+    def _gpu_op(self, task: OpTask) -> Any:
+        """The op's kernels, enqueued back to back, as in a chain."""
+        op, gpu = task.part, self._gpu
+        variant: Any = registry.find(op, task.variant)
+        arguments = {
+            TensorArg("input", i): (gpu.tensor(shape, Region.whole(shape)), Region.whole(shape))
+            for i, shape in enumerate(op.inputs)
+        }
+        whole = Region.whole(op.output)
+        arguments[TensorArg("output")] = (gpu.tensor(op.output, whole), whole)
+        kernels = gpu.bind(variant.plan(op, self.soc), arguments, weights=filler(op))
+
+        def work(repeats: int) -> None:
+            gpu.run(kernels * repeats)
+
+        return work
+
+    def _to_gpu(self, shape: Shape, blank: Row) -> Row:
+        """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
+        gpu, whole = self._gpu, Region.whole(shape)
+        target, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
+        shared = SharedBuffer(gpu, shape.elements)
+        kernels = gpu.bind(
+            to_blocked(shape, whole, self.soc),
+            {TensorArg("output"): (target, whole)},
+            scratch={"planar": shared.buffer},
+        )
+        parts = Parts()
+        shared.map(write=True).wait()
+
+        def once() -> None:
+            with parts.time("copy"):
+                np.copyto(shared.array.reshape(home.array.shape), home.array)
+            with parts.time("unmap"):
+                shared.unmap().wait()
+            with parts.time("transform"):
+                gpu.run(kernels)
+            with parts.time("map"):
+                shared.map(write=True).wait()
+
+        return self._sharing(once, parts, blank)
+
+    def _to_cpu(self, shape: Shape, blank: Row) -> Row:
+        gpu, whole = self._gpu, Region.whole(shape)
+        source, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
+        shared = SharedBuffer(gpu, shape.elements)
+        kernels = gpu.bind(
+            to_planar(shape, whole, self.soc),
+            {TensorArg("input"): (source, whole)},
+            scratch={"planar": shared.buffer},
+        )
+        parts = Parts()
+
+        def once() -> None:
+            with parts.time("transform"):
+                gpu.run(kernels)
+            with parts.time("map"):
+                shared.map(write=False).wait()
+            with parts.time("copy"):
+                np.copyto(home.array, shared.array.reshape(home.array.shape))
+            with parts.time("unmap"):
+                shared.unmap().wait()
+
+        return self._sharing(once, parts, blank)
+
+    def _store(self, shape: Shape, blank: Row) -> Row:
+        """Unpacking a net's result and copying it home: a net with that, less one without.
+
+        The net passes its input on, as a pooling of one element.
+        """
+        op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
+        net = one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
+        parts = Parts()
+
+        def once() -> None:
+            with parts.time("compute"):
+                net.compute()
+            with parts.time("store"):
+                net.run()
+
+        row = self._sharing(once, parts, blank)
+        cost = max(parts.median_ms("store") - parts.median_ms("compute"), 1e-4)
+        return replace(row, latency_ms=cost, p20_ms=cost, p80_ms=cost, copy_ms=cost)
+
+    def _sharing(self, once: Any, parts: Parts, blank: Row) -> Row:
+        """Measure a whole exchange and its parts, and what a wait for an idle queue costs."""
+
+        def work(repeats: int) -> None:
+            for _ in range(repeats):
+                once()
+
+        latency = measure(work, self.protocol)
+        medians = {f"{name}_ms": parts.median_ms(name) for name in ("map", "unmap", "copy")}
+        transform = parts.median_ms("transform")
+        sync = min(self._sync_ms(), transform)
+        filled = _filled(blank, latency)
+        return replace(filled, transform_ms=transform - sync, sync_ms=sync, **medians)  # type: ignore[arg-type]
+
+    def _sync_ms(self) -> float:
+        start = perf_counter()
+        self._gpu.queue.finish()
+        return 1e3 * (perf_counter() - start)
+
+
+class Parts:
+    """Times the named parts of something that runs many times."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str) -> _Part:
+        return _Part(self._seconds.setdefault(name, []))
+
+    def median_ms(self, name: str) -> float:
+        return float(1e3 * np.median(self._seconds.get(name, [0.0])))
+
+
+class _Part:
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds.append(perf_counter() - self._start)
+
+
+def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
+    """A net of one op over arrays of its own."""
+    inputs = {
+        f"input{i}": Home.allocate(shape, Region.whole(shape)) for i, shape in enumerate(op.inputs)
+    }
+    whole = Region.whole(op.output)
+    reads = tuple((name, home.held) for name, home in inputs.items())
+    layer = CpuLayer("op", op, variant, reads, "output", whole, filler(op))
+    return CpuNet([layer], inputs, {"output": Home.allocate(op.output, whole)}, soc)
+
+
+def filler(op: Op) -> Weights:
+    """Weights that are quick to make; their values do not matter to a latency."""
+    return {name: np.full(s, 0.01, np.float32) for name, s in op.weight_shapes.items()}
+
+
+def _filled(row: Row, latency: Latency) -> Row:
+    return replace(
+        row,
+        latency_ms=latency.median,
+        p20_ms=latency.p20,
+        p80_ms=latency.p80,
+        runs=latency.runs,
+    )

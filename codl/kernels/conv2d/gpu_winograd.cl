@@ -1,0 +1,248 @@
+// Winograd convolution F(TILE x TILE, 3x3).
+//
+// Where a work-group is one work-item (a CPU), all is one kernel. A work-item loops over blocks of
+// `most` tiles and for each one, in its own scratch memory,
+//   1. transforms the input of the block's tiles            -> points [POINTS][in block][tile][V]
+//   2. for each block of output channels, multiplies        -> sums   [POINTS][tile][V]
+//      at every point by the transformed weights and
+//      transforms the sums back, adds the bias, stores.
+// So nothing but the input, the output and the weights leaves the cache. Elsewhere the three steps
+// are three kernels over all tiles at once, with points and sums of the whole image in scratch.
+//
+// TILE       4 or 6 output pixels a side
+// weight     [out block][POINTS][in channel][V], transformed; bias [out block][V]
+// most       tiles of a block, a multiple of 4; tiles are counted along rows of `tiles_w`
+// item_floats   floats of scratch for each work-item (one kernel)
+
+#define SIDE (TILE + 2)
+#define POINTS (SIDE * SIDE)
+
+// One dimension of the transforms, from vectors s[0], s[step] ... to vectors d0 ... (Lavin & Gray;
+// interpolation at 0, 1, -1, 2, -2, 1/2, -1/2 and infinity, without the halves where TILE is 4).
+#if TILE == 4
+#define TO_POINTS(s, step, PUT)                                                                    \
+    {                                                                                              \
+        const VEC a = s[4 * step] - 4.0f * s[2 * step], b = s[3 * step] - 4.0f * s[step];          \
+        const VEC c = s[4 * step] - s[2 * step], e = 2.0f * (s[3 * step] - s[step]);               \
+        PUT(0, 4.0f * s[0] - 5.0f * s[2 * step] + s[4 * step]);                                    \
+        PUT(1, a + b);                                                                             \
+        PUT(2, a - b);                                                                             \
+        PUT(3, c + e);                                                                             \
+        PUT(4, c - e);                                                                             \
+        PUT(5, 4.0f * s[step] - 5.0f * s[3 * step] + s[5 * step]);                                 \
+    }
+#define FROM_POINTS(s, step, PUT)                                                                  \
+    {                                                                                              \
+        const VEC a = s[step] + s[2 * step], b = s[step] - s[2 * step];                            \
+        const VEC c = s[3 * step] + s[4 * step], e = s[3 * step] - s[4 * step];                    \
+        PUT(0, s[0] + a + c);                                                                      \
+        PUT(1, b + 2.0f * e);                                                                      \
+        PUT(2, a + 4.0f * c);                                                                      \
+        PUT(3, b + 8.0f * e + s[5 * step]);                                                        \
+    }
+#else
+#define TO_POINTS(s, step, PUT)                                                                    \
+    {                                                                                              \
+        const VEC a = s[2 * step] + s[6 * step] - 4.25f * s[4 * step];                             \
+        const VEC b = s[step] + s[5 * step] - 4.25f * s[3 * step];                                 \
+        const VEC c = s[6 * step] + 0.25f * s[2 * step] - 1.25f * s[4 * step];                     \
+        const VEC e = 0.5f * s[step] - 2.5f * s[3 * step] + 2.0f * s[5 * step];                    \
+        const VEC f = s[6 * step] + 4.0f * s[2 * step] - 5.0f * s[4 * step];                       \
+        const VEC g = 2.0f * s[step] - 2.5f * s[3 * step] + 0.5f * s[5 * step];                    \
+        PUT(0, s[0] - s[6 * step] + 5.25f * (s[4 * step] - s[2 * step]));                          \
+        PUT(1, a + b);                                                                             \
+        PUT(2, a - b);                                                                             \
+        PUT(3, c + e);                                                                             \
+        PUT(4, c - e);                                                                             \
+        PUT(5, f + g);                                                                             \
+        PUT(6, f - g);                                                                             \
+        PUT(7, s[7 * step] - s[step] + 5.25f * (s[3 * step] - s[5 * step]));                       \
+    }
+#define FROM_POINTS(s, step, PUT)                                                                  \
+    {                                                                                              \
+        const VEC a = s[step] + s[2 * step], b = s[step] - s[2 * step];                            \
+        const VEC c = s[3 * step] + s[4 * step], e = s[3 * step] - s[4 * step];                    \
+        const VEC f = s[5 * step] + s[6 * step], g = s[5 * step] - s[6 * step];                    \
+        PUT(0, s[0] + a + c + f);                                                                  \
+        PUT(1, b + 2.0f * e + 0.5f * g);                                                           \
+        PUT(2, a + 4.0f * c + 0.25f * f);                                                          \
+        PUT(3, b + 8.0f * e + 0.125f * g);                                                         \
+        PUT(4, a + 16.0f * c + 0.0625f * f);                                                       \
+        PUT(5, b + 32.0f * e + 0.03125f * g + s[7 * step]);                                        \
+    }
+#endif
+
+// Strides from point to point, in floats: odd numbers of vectors, so that points do not share sets of
+// the cache.
+#define POINT_STRIDE (((in_blocks * most) | 1) * V)
+#define SUM_STRIDE ((most | 1) * V)
+
+// Multiplies N tiles at one point by one block of output channels; all sums stay in registers.
+#define PRODUCT(N)                                                                                 \
+    {                                                                                              \
+        VEC acc[N];                                                                                \
+        UNROLL for (int i = 0; i < N; i++) acc[i] = (VEC)(0.0f);                                   \
+        __global const float *w = weights;                                                         \
+        for (int b = 0; b < in_blocks; b++) {                                                      \
+            __global const float *u = points + (b * most + tile) * V;                              \
+            const int lanes = min(V, in_channels - b * V);                                         \
+            NO_UNROLL for (int lane = 0; lane < lanes; lane++, w += V) {                           \
+                const VEC of_lane = VLOAD(w);                                                      \
+                UNROLL for (int i = 0; i < N; i++)                                                 \
+                    acc[i] = fma((VEC)(u[i * V + lane]), of_lane, acc[i]);                         \
+            }                                                                                      \
+        }                                                                                          \
+        UNROLL for (int i = 0; i < N; i++) VSTORE(acc[i], sums + (tile + i) * V);                  \
+        tile += N;                                                                                 \
+    }
+
+// Transforms the input block at `in` of the tile whose window begins at (y0, x0).
+void transform_input(__global const float *in, int y0, int x0, int in_h, int in_w,
+                     __global float *points, int point_stride)
+{
+    VEC half_way[SIDE * SIDE];
+    const int inside_x = x0 >= 0 && x0 + SIDE <= in_w;
+    for (int r = 0; r < SIDE; r++) {
+        VEC s[SIDE];
+        const int y = y0 + r;
+        const int inside_y = y >= 0 && y < in_h;
+        __global const float *row = in + (y * in_w + x0) * V;
+        if (inside_y && inside_x) {
+            UNROLL for (int c = 0; c < SIDE; c++) s[c] = VLOAD(row + c * V);
+        } else {
+            UNROLL for (int c = 0; c < SIDE; c++)
+                s[c] = inside_y && x0 + c >= 0 && x0 + c < in_w ? VLOAD(row + c * V) : (VEC)(0.0f);
+        }
+#define PUT(i, value) half_way[r * SIDE + i] = (value)
+        TO_POINTS(s, 1, PUT)
+#undef PUT
+    }
+    for (int c = 0; c < SIDE; c++) {
+        const VEC *s = half_way + c;
+        __global float *to = points + (size_t)c * point_stride;
+#define PUT(i, value) VSTORE((value), to + (size_t)(i * SIDE) * point_stride)
+        TO_POINTS(s, SIDE, PUT)
+#undef PUT
+    }
+}
+
+// Transforms the sums of one tile back and stores the rows and columns that exist.
+void transform_output(__global const float *sums, int point_stride, VEC bias,
+                      __global float *out, int rows, int columns, int out_w)
+{
+    VEC half_way[TILE * SIDE];
+    for (int column = 0; column < SIDE; column++) {
+        VEC s[SIDE];
+        UNROLL for (int r = 0; r < SIDE; r++)
+            s[r] = VLOAD(sums + (size_t)(r * SIDE + column) * point_stride);
+#define PUT(i, value) half_way[i * SIDE + column] = (value)
+        FROM_POINTS(s, 1, PUT)
+#undef PUT
+    }
+    for (int r = 0; r < rows; r++) {
+        const VEC *s = half_way + r * SIDE;
+        VEC d[TILE];
+#define PUT(i, value) d[i] = (value) + bias
+        FROM_POINTS(s, 1, PUT)
+#undef PUT
+        UNROLL for (int i = 0; i < TILE; i++)
+            if (i < columns) VSTORE(ACTIVATE(d[i]), out + (r * out_w + i) * V);
+    }
+}
+
+#ifdef ONE_ITEM
+
+KERNEL void conv2d_winograd(
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride,
+    __global const float *weight, __global const float *bias, __global float *scratch,
+    int item_floats, int most, int tiles, int tiles_w, int in_channels, int in_blocks, int in_h,
+    int in_w, int out_blocks, int out_h, int out_w, int pad_top, int pad_left)
+{
+    const int part = get_global_id(0), worker = get_global_id(1);
+    const int first_out = part * out_blocks / (int)get_global_size(0);
+    const int stop_out = (part + 1) * out_blocks / (int)get_global_size(0);
+    const int point_stride = POINT_STRIDE, sum_stride = SUM_STRIDE;
+    __global float *all_points =
+        scratch + (size_t)(worker * get_global_size(0) + part) * item_floats;
+    __global float *all_sums = all_points + POINTS * point_stride;
+
+    for (int first = worker * most; first < tiles; first += get_global_size(1) * most) {
+        const int count = min(most, tiles - first);
+        for (int b = 0; b < in_blocks; b++) {
+            __global const float *in = BLOCK(input, input_offset, input_stride, b);
+            for (int i = 0; i < count; i++) {
+                const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
+                transform_input(in, ty * TILE - pad_top, tx * TILE - pad_left, in_h, in_w,
+                                all_points + (b * most + i) * V, point_stride);
+            }
+        }
+
+        for (int o = first_out; o < stop_out; o++) {
+            for (int point = 0; point < POINTS; point++) {
+                __global const float *weights =
+                    weight + ((size_t)o * POINTS + point) * in_channels * V;
+                __global const float *points = all_points + point * point_stride;
+                __global float *sums = all_sums + point * sum_stride;
+                int tile = 0;
+#if V == 16
+                while (tile + 16 <= count) PRODUCT(16)
+#endif
+                while (tile + 8 <= count) PRODUCT(8)
+                while (tile < count) PRODUCT(4)
+            }
+
+            const VEC of_block = VLOAD(bias + o * V);
+            __global float *out = BLOCK(output, output_offset, output_stride, o);
+            for (int i = 0; i < count; i++) {
+                const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
+                const int y = ty * TILE, x = tx * TILE;
+                transform_output(all_sums + i * V, sum_stride, of_block, out + (y * out_w + x) * V,
+                                 min(out_h - y, TILE), min(out_w - x, TILE), out_w);
+            }
+        }
+    }
+}
+
+#else
+
+KERNEL void winograd_input(
+    __global const float *input, int input_offset, int input_stride, __global float *all_points,
+    int most, int tiles, int tiles_w, int in_blocks, int in_h, int in_w, int pad_top, int pad_left)
+{
+    const int tile = STRIP_ID, b = BLOCK_ID;
+    if (tile >= tiles) return;
+    const int ty = tile / tiles_w, tx = tile - ty * tiles_w;
+    transform_input(BLOCK(input, input_offset, input_stride, b), ty * TILE - pad_top,
+                    tx * TILE - pad_left, in_h, in_w, all_points + ((size_t)b * most + tile) * V,
+                    POINT_STRIDE);
+}
+
+// One group of 4 tiles x one block of output channels at one point; the third dimension is points.
+KERNEL void winograd_product(
+    __global const float *all_points, __global float *all_sums, __global const float *weight,
+    int most, int in_channels, int in_blocks, int out_blocks)
+{
+    const int o = BLOCK_ID, point = get_global_id(2);
+    int tile = STRIP_ID * 4;
+    if (tile >= most) return;
+    __global const float *weights = weight + ((size_t)o * POINTS + point) * in_channels * V;
+    __global const float *points = all_points + (size_t)point * POINT_STRIDE;
+    __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE;
+    PRODUCT(4)
+}
+
+KERNEL void winograd_output(
+    __global const float *all_sums, __global float *output, int output_offset, int output_stride,
+    __global const float *bias, int most, int tiles, int tiles_w, int out_h, int out_w)
+{
+    const int tile = STRIP_ID, o = BLOCK_ID;
+    if (tile >= tiles) return;
+    const int ty = tile / tiles_w, y = ty * TILE, x = (tile - ty * tiles_w) * TILE;
+    transform_output(all_sums + (size_t)o * POINTS * SUM_STRIDE + tile * V, SUM_STRIDE,
+                     VLOAD(bias + o * V),
+                     BLOCK(output, output_offset, output_stride, o) + (y * out_w + x) * V,
+                     min(out_h - y, TILE), min(out_w - x, TILE), out_w);
+}
+
+#endif

@@ -1,0 +1,151 @@
+"""Finds dimension, ratio and chains: every op's best split, then the paper's Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codl.execute.program import Residency, build_program, chain_outputs
+from codl.ops import Dim, Layer, Network, Region
+from codl.ops.chain import Half, cut
+from codl.ops.plan import Chain, Plan, Sharing
+from codl.plan.cost import CostModel
+
+#: Ratios that a search tries; the ends are one processor alone.
+RATIOS = tuple(i / 20 for i in range(21))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Layers as one chain, cut at a dimension and a ratio, and the predicted latency of that."""
+
+    layers: tuple[Layer, ...]
+    dim: Dim
+    gpu_ratio: float
+    halves: tuple[Half, Half]
+    latency_ms: float
+
+
+class ChainSearch:
+    """Evaluates chains of one network, each as if everything before and after it lay on the CPU.
+
+    That is how the paper counts: a chain pays for sharing its inputs and its outputs, whatever its
+    neighbours do.
+    """
+
+    def __init__(self, network: Network, cost: CostModel, sharing: Sharing = "gather") -> None:
+        self.network = network
+        self.cost = cost
+        self.sharing: Sharing = sharing
+        self._best: dict[tuple[str, ...], Candidate] = {}
+        self._prefetch()
+
+    def best(self, layers: Sequence[Layer]) -> Candidate:
+        """The fastest dimension and ratio of a chain, one processor alone included."""
+        key = tuple(layer.name for layer in layers)
+        if key not in self._best:
+            candidates = [self.at(layers, dim, r) for dim, r in self._cuts(layers)]
+            self._best[key] = min(candidates, key=lambda c: c.latency_ms)
+        return self._best[key]
+
+    def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Candidate:
+        """A chain at a given dimension and ratio."""
+        outputs = chain_outputs(self.network, layers)
+        block = self.cost.soc.gpu.vector_width
+        halves = cut(layers, outputs, dim, gpu_ratio, block=block)
+        residency = self._residency_before(layers)
+        before = residency.require("cpu", halves[0].inputs)
+        before += residency.require("gpu", halves[1].inputs)
+        residency.produce("cpu", halves[0], outputs)
+        residency.produce("gpu", halves[1], outputs)
+        shapes = self.network.shapes
+        after = residency.require("cpu", {name: Region.whole(shapes[name]) for name in outputs})
+        latency = self.cost.segment_ms(self.network, outputs, halves, [*before, *after])
+        return Candidate(tuple(layers), dim, gpu_ratio, halves, latency)
+
+    def computing_ms(self, candidate: Candidate) -> float:
+        """A candidate's slower half, data sharing left out."""
+        cpu, gpu = candidate.halves
+        return max(self.cost.half_ms(cpu, "cpu"), self.cost.half_ms(gpu, "gpu"))
+
+    def plan(self, strategy: str, candidates: Sequence[Candidate]) -> Plan:
+        """A plan of chosen chains, with the variants and the predicted latency of the whole."""
+        cost, network = self.cost, self.network
+        chains = tuple(
+            Chain(
+                ops=tuple(layer.name for layer in c.layers),
+                dim=c.dim,
+                gpu_ratio=c.gpu_ratio,
+                variants=cost.variants(*c.halves),
+            )
+            for c in candidates
+        )
+        plan = Plan(
+            model=network.name,
+            digest=network.digest,
+            soc=cost.soc.name,
+            strategy=strategy,
+            predictor=cost.predictors.name,
+            sharing=self.sharing,
+            predicted_ms=None,
+            chains=chains,
+        )
+        program = build_program(network, plan, cost.soc)
+        return replace(plan, predicted_ms=cost.program_ms(network, program))
+
+    def _residency_before(self, layers: Sequence[Layer]) -> Residency:
+        """Everything that the chain reads, whole on the CPU."""
+        residency = Residency(self.network, self.sharing)
+        shapes = self.network.shapes
+        for layer in layers:
+            for name in layer.inputs:
+                residency.held["cpu"].setdefault(name, Region.whole(shapes[name]))
+        for layer in layers:
+            residency.held["cpu"].pop(layer.output, None)
+        return residency
+
+    def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
+        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels."""
+        first, *later = layers
+        cuts: list[tuple[Dim, float]] = [("H", 0.0), ("H", 1.0)]
+        inner = RATIOS[1:-1]
+        if all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers):
+            cuts += [("H", r) for r in inner]
+        if "OC" in first.op.dims and all(layer.op.acts_on_channels_alone for layer in later):
+            cuts += [("OC", r) for r in inner]
+        return cuts
+
+    def _prefetch(self) -> None:
+        """Predict every part of every single op at once: most of what a search will ask."""
+        block = self.cost.soc.gpu.vector_width
+        parts: dict[str, list[Half]] = {"cpu": [], "gpu": []}
+        for layer in self.network.layers:
+            for dim, ratio in self._cuts([layer]):
+                cpu, gpu = cut([layer], [layer.output], dim, ratio, block=block)
+                parts["cpu"].append(cpu)
+                parts["gpu"].append(gpu)
+        self.cost.prefetch((p.op for half in parts["cpu"] for p in half.parts), "cpu")
+        self.cost.prefetch((p.op for half in parts["gpu"] for p in half.parts), "gpu")
+
+
+def single_ops(search: ChainSearch) -> list[Candidate]:
+    """Every op as a chain of its own, at its best dimension and ratio."""
+    return [search.best([layer]) for layer in search.network.layers]
+
+
+def greedy_chains(search: ChainSearch) -> list[Candidate]:
+    """The paper's Algorithm 1: lengthen a chain as long as that is faster than to begin another.
+
+    Layers are walked in topological order, so that every chain is a convex set of the graph.
+    """
+    chains: list[Candidate] = []
+    current: list[Layer] = []
+    for layer in search.network.layers:
+        if current:
+            apart = search.best(current).latency_ms + search.best([layer]).latency_ms
+            if search.best([*current, layer]).latency_ms <= apart:
+                current.append(layer)
+                continue
+            chains.append(search.best(current))
+        current = [layer]
+    return [*chains, search.best(current)]

@@ -1,0 +1,179 @@
+"""From a dataset's tables to what is fitted: one set of samples for every target.
+
+Only rows with the status ok become samples. Rows that ran the same part, or parts of the same op,
+are in one group, which is held out as a whole; an activation makes no other shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.dataset import Dataset, OpRow, SharingRow, Table
+from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.kernels import registry
+from codl.kernels.base import Processor
+from codl.ops import Activation, Op, parse
+from codl.predict import features
+from codl.predict.features import Item
+from codl.predict.splits import Indices, linked
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One ok row: what ran, the shapes it must not be separated from, its latency, its source."""
+
+    item: Item
+    shapes: tuple[Item, ...]
+    latency_ms: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """All samples of one target; `processor` is None for data sharing, which takes both.
+
+    `failed` counts the rows left out, `files` are the tables that the samples come from.
+    """
+
+    target: str
+    processor: Processor | None
+    samples: tuple[Sample, ...]
+    failed: int
+    files: tuple[Path, ...]
+
+    @property
+    def items(self) -> list[Item]:
+        return [sample.item for sample in self.samples]
+
+    @property
+    def latency_ms(self) -> NDArray[np.float64]:
+        return np.array([sample.latency_ms for sample in self.samples], np.float64)
+
+    @property
+    def groups(self) -> Indices:
+        return linked([sample.shapes for sample in self.samples])
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted({sample.source for sample in self.samples})
+
+
+def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
+    """The samples of every target that the dataset has tables for, and notes on what was left out.
+
+    Raises `InvalidFileError` where there is no table, or with the row that is wrong.
+    """
+    tables = dataset.tables()
+    if not tables:
+        fix = f"`codl collect --soc {dataset.folder.name} --serial local` measures one."
+        raise InvalidFileError(dataset.folder, "there is no dataset here.", fix=fix)
+    found, notes = [], []
+    for name, table in tables.items():
+        if table.row_type is SharingRow:
+            continue
+        try:
+            found.append(_of_table(name, table))
+        except UnknownNameError as error:
+            notes.append(f"{table.path} is left out. {error}")
+    everything = [*found, *_mulayer(found)]
+    if "data_sharing" in tables:
+        everything += _sharing(dataset.sharing())
+    return everything, notes
+
+
+def _of_table(name: str, table: Table[OpRow]) -> Samples:
+    """The samples of a kernel variant; `UnknownNameError` where codl has no such variant."""
+    rows = table.read()
+    ok = [row for row in rows if row.status == "ok"]
+    samples = tuple(_sample(name, table.path, row) for row in ok)
+    kinds = {(s.item.kind, s.item.flavor): s.item for s in samples if isinstance(s.item, Op)}
+    variants = {features.variant_of(name, op) for op in kinds.values()}
+    return Samples(
+        target=name,
+        processor=variants.pop().processor if variants else None,
+        samples=samples,
+        failed=len(rows) - len(ok),
+        files=(table.path,),
+    )
+
+
+def _sample(name: str, path: Path, row: OpRow) -> Sample:
+    try:
+        part, op = parse(row.part), parse(row.op)
+    except CodlError as error:
+        raise InvalidFileError(path, str(error), where=f"op {row.op!r}") from error
+    shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
+    return Sample(part, shapes, row.latency_ms, row.source)
+
+
+def _sharing(table: Table[SharingRow]) -> list[Samples]:
+    rows, found = table.read(), []
+    for row in rows:
+        if row.direction not in features.DIRECTIONS:
+            reason = str(UnknownNameError("direction", row.direction, features.DIRECTIONS))
+            raise InvalidFileError(table.path, reason, where=f"{row.key}")
+    for direction in features.DIRECTIONS:
+        target = features.sharing_target(direction)
+        own = [row for row in rows if row.direction == direction]
+        ok = [row for row in own if row.status == "ok"]
+        samples = []
+        for row in ok:
+            try:
+                shape = features.read(target, row.shape)
+            except CodlError as error:
+                raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
+            samples.append(Sample(shape, (shape,), row.latency_ms, row.source))
+        found.append(
+            Samples(
+                target=target,
+                processor=None,
+                samples=tuple(samples),
+                failed=len(own) - len(ok),
+                files=(table.path,),
+            )
+        )
+    return found
+
+
+def _mulayer(found: Sequence[Samples]) -> list[Samples]:
+    """muLayer's samples: for every part, those of the variant that codl prefers for it.
+
+    muLayer knows an op kind and a processor but no variants, so its predictor learns what the
+    default variant costs; where that one was not measured, the next in order of preference.
+    """
+    return [
+        Samples(
+            target=features.mulayer_target(kind, processor),
+            processor=processor,
+            samples=tuple(_preferred(tables)),
+            failed=sum(table.failed for table in tables),
+            files=tuple(path for table in tables for path in table.files),
+        )
+        for kind in sorted({variant.op_kind for variant in registry.VARIANTS})
+        for processor in features.PROCESSORS
+        if (tables := _by_preference(found, kind, processor))
+    ]
+
+
+def _by_preference(found: Sequence[Samples], kind: str, processor: Processor) -> list[Samples]:
+    """The sets of samples of an op kind and a processor, the preferred variant's first."""
+    ranks = {}
+    for own in found:
+        op = next((s.item for s in own.samples if isinstance(s.item, Op)), None)
+        if op is not None and op.kind == kind and own.processor == processor:
+            ranks[own.target] = registry.VARIANTS.index(features.variant_of(own.target, op))
+    return sorted((s for s in found if s.target in ranks), key=lambda s: ranks[s.target])
+
+
+def _preferred(tables: Iterable[Samples]) -> list[Sample]:
+    taken: set[Item] = set()
+    chosen: list[Sample] = []
+    for table in tables:
+        chosen += [sample for sample in table.samples if sample.item not in taken]
+        taken.update(table.items)
+    return chosen

@@ -1,0 +1,211 @@
+"""Stored predictors: `predictors/<soc>/<predictor>/<target>.json`, one JSON file a person can read.
+
+A file says what it predicts, from which features in which order, what it was trained on and how
+well it predicts what it did not see. It repeats the features of a few ops: reading it computes them
+again, so a predictor never serves a variant or a SoC whose features have changed since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.predict import features
+from codl.predict.estimators import ESTIMATORS, LatencyEstimator
+from codl.predict.features import Item
+from codl.soc import Soc
+
+FOLDER = Path("predictors")
+VERSION = 1
+UNIT = "ms"
+#: Features are computed the same way again, so they agree but for rounding.
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPredictor:
+    """One fitted estimator and all that is known about it.
+
+    `features` are names in the order of the estimator's columns; `examples` gives the features of a
+    few items by their text. `dataset` tells the tables with their SHA-256, the rows, the failed
+    ones and the sources; `held_out` the accuracy for each split.
+    """
+
+    predictor: str
+    target: str
+    soc: str
+    processor: str | None
+    features: tuple[str, ...]
+    examples: Mapping[str, Mapping[str, float]]
+    dataset: Mapping[str, Any]
+    held_out: Mapping[str, Any]
+    estimator: LatencyEstimator
+    codl: str = version("codl")
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The file's content as JSON values, in the order in which it is written."""
+        return {
+            "version": VERSION,
+            "predictor": self.predictor,
+            "target": self.target,
+            "soc": self.soc,
+            "processor": self.processor,
+            "unit": UNIT,
+            "features": list(self.features),
+            "codl": self.codl,
+            "dataset": dict(self.dataset),
+            "held_out": dict(self.held_out),
+            "examples": {text: dict(values) for text, values in self.examples.items()},
+            "state": self.estimator.state(self.features),
+        }
+
+
+def folder_of(root: Path, soc: str, predictor: str) -> Path:
+    return root / soc / predictor
+
+
+def save(stored: StoredPredictor, root: Path = FOLDER) -> Path:
+    """Write the file under `root`; a crash leaves the old file or the new one."""
+    folder = folder_of(root, stored.soc, stored.predictor)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{stored.target}.json"
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(stored.content, indent=1, allow_nan=False) + "\n")
+    partial.replace(path)
+    return path
+
+
+def read(path: Path, soc: Soc) -> StoredPredictor:
+    """Read and check one file.
+
+    Raises `InvalidFileError` for a file that is not a predictor or was changed, `UnknownNameError`
+    for a predictor or target that codl does not know, and `MismatchError` for one that belongs to
+    another SoC, name or set of features.
+    """
+    fix = f"`codl train --soc {soc.name}` trains it again."
+    content = _content(path, fix)
+    _check_names(path, content, soc, fix)
+    names = tuple(content["features"])
+    _check_examples(path, content, soc, fix)
+    try:
+        state = content["state"]
+        estimator = ESTIMATORS[content["predictor"]].from_state(state, names)
+    except ValueError as error:
+        raise InvalidFileError(path, str(error), where="state", fix=fix) from error
+    kept = ("predictor", "target", "soc", "processor", "examples", "dataset", "held_out", "codl")
+    values = {key: content[key] for key in kept}
+    return StoredPredictor(**values, features=names, estimator=estimator)
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "version": int,
+    "predictor": str,
+    "target": str,
+    "soc": str,
+    "processor": (str, type(None)),
+    "unit": str,
+    "features": list,
+    "codl": str,
+    "dataset": dict,
+    "held_out": dict,
+    "examples": dict,
+    "state": dict,
+}
+
+
+def _content(path: Path, fix: str) -> dict[str, Any]:
+    """The file's content with every key there and of its type."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidFileError(path, f"not a readable JSON file: {error}.", fix=fix) from error
+    if not isinstance(content, dict):
+        problem = f"expected a mapping, got {type(content).__name__}."
+        raise InvalidFileError(path, problem, fix=fix)
+    for key, kind in _TYPES.items():
+        if key not in content:
+            raise InvalidFileError(path, "the key is missing.", where=key, fix=fix)
+        if not isinstance(content[key], kind):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            wanted = " or ".join(k.__name__ for k in kinds)
+            problem = f"expected {wanted}, got {content[key]!r}."
+            raise InvalidFileError(path, problem, where=key, fix=fix)
+    for key, value in {"version": VERSION, "unit": UNIT}.items():
+        if content[key] != value:
+            problem = f"must be {value!r}, got {content[key]!r}."
+            raise InvalidFileError(path, problem, where=key, fix=fix)
+    return content
+
+
+def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> None:
+    """What the file says it is must agree with where it lies."""
+    if content["predictor"] not in ESTIMATORS:
+        hint = f"It stands in {path}. {fix}"
+        raise UnknownNameError("predictor", content["predictor"], ESTIMATORS, fix=hint)
+    found = {"soc": soc.name, "predictor": path.parent.name, "target": path.stem}
+    for key, value in found.items():
+        if content[key] != value:
+            raise MismatchError(
+                f"{path}, {key}: is {content[key]!r}, but the file lies where {value!r} is "
+                f"expected. {fix}"
+            )
+
+
+def _check_examples(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> None:
+    """Compute the features of the examples again, and compare names, order and values."""
+    target, names, examples = content["target"], content["features"], content["examples"]
+    if not examples:
+        problem = "there must be at least one op with its features."
+        raise InvalidFileError(path, problem, where="examples", fix=fix)
+    feature_set = ESTIMATORS[content["predictor"]].feature_set
+    for text, stored in examples.items():
+        where = f"examples, {text!r}"
+        if not isinstance(stored, dict) or not all(_is_number(v) for v in stored.values()):
+            problem = f"expected numbers by feature, got {stored!r}."
+            raise InvalidFileError(path, problem, where=where, fix=fix)
+        try:
+            item = features.read(target, text)
+        except CodlError as error:
+            raise InvalidFileError(path, str(error), where=where, fix=fix) from error
+        known = features.targets_of(item)
+        if target not in known:
+            raise UnknownNameError("target", target, known, fix=f"It stands in {path}. {fix}")
+        now = features.table(feature_set, target, [item], soc)
+        if list(now.names) != names or list(stored) != names:
+            raise MismatchError(
+                f"{path}, features: is {', '.join(map(str, names))}, but {target} has "
+                f"{', '.join(now.names)}. {fix}"
+            )
+        _check_values(f"{path}, {where}", now, stored, fix)
+
+
+def _check_values(
+    where: str, now: features.FeatureTable, stored: Mapping[str, float], fix: str
+) -> None:
+    for name, value in zip(now.names, now.values[0].tolist(), strict=True):
+        if not np.isclose(stored[name], value, rtol=TOLERANCE, atol=0):
+            raise MismatchError(
+                f"{where}: {name} was {stored[name]:g} in training and is {value:g} now; the "
+                f"kernel variant or the SoC has changed. {fix}"
+            )
+
+
+def examples_of(items: list[Item], table: features.FeatureTable) -> dict[str, dict[str, float]]:
+    """The features of some items by their text."""
+    rows = cast(list[list[float]], table.values.tolist())
+    return {
+        features.write(item): dict(zip(table.names, row, strict=True))
+        for item, row in zip(items, rows, strict=True)
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,40 @@
+"""Where a result comes from: codl's version and commit, and the time."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+
+from codl import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def provenance() -> dict[str, str]:
+    """Version, commit and time, as every result carries them."""
+    return {"codl": __version__, "commit": commit(), "created": now()}
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@cache
+def commit() -> str:
+    """The commit of codl's own checkout; empty where codl does not run from one."""
+    try:
+        top, revision = (
+            subprocess.run(
+                ["git", "-C", str(ROOT), "rev-parse", *question],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            for question in (["--show-toplevel"], ["--short", "HEAD"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    # An installed codl may lie inside somebody else's repository.
+    return revision if Path(top) == ROOT else ""

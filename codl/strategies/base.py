@@ -1,0 +1,61 @@
+"""What a strategy is: a way to make a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from codl import dataset, predict
+from codl.dataset import Dataset
+from codl.ops import Layer, Network
+from codl.ops.plan import Plan
+from codl.plan.cost import CostModel
+from codl.plan.search import ChainSearch
+from codl.soc import Soc
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a strategy may use: the SoC, its predictors, and what was measured on it.
+
+    `predictor` overrides the predictor that the strategy would take.
+    """
+
+    soc: Soc
+    predictors_folder: Path = predict.FOLDER
+    dataset_root: Path = dataset.FOLDER
+    predictor: str | None = None
+
+    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
+        """The cost model; raises where the predictors are not trained."""
+        name = self.predictor or default
+        return CostModel(self.soc, predict.load(self.soc, name, self.predictors_folder), by_op)
+
+    @property
+    def dataset(self) -> Dataset:
+        return Dataset.of(self.soc.name, self.dataset_root)
+
+
+class Strategy(Protocol):
+    """Makes a plan of a network; `default_predictor` is what it is usually used with."""
+
+    name: ClassVar[str]
+    default_predictor: ClassVar[str]
+
+    def plan(self, network: Network, context: Context) -> Plan: ...
+
+
+def one_processor(network: Network, context: Context, strategy: str, gpu_ratio: float) -> Plan:
+    """Everything on one processor; an op that it cannot do goes to the other."""
+    search = ChainSearch(network, context.cost("gbdt"))
+    groups: list[tuple[float, list[Layer]]] = []
+    for layer in network.layers:
+        able = search.at([layer], "H", gpu_ratio).latency_ms < float("inf")
+        ratio = gpu_ratio if able else 1 - gpu_ratio
+        if groups and groups[-1][0] == ratio:
+            groups[-1][1].append(layer)
+        else:
+            groups.append((ratio, [layer]))
+    candidates = [search.at(layers, "H", ratio) for ratio, layers in groups]
+    return search.plan(strategy, candidates)

@@ -1,0 +1,17 @@
+"""Everything on the CPU, in the fastest variant of every op."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.strategies.base import Context, one_processor
+
+
+class Cpu:
+    name: ClassVar[str] = "cpu"
+    default_predictor: ClassVar[str] = "gbdt"
+
+    def plan(self, network: Network, context: Context) -> Plan:
+        return one_processor(network, context, self.name, 0.0)

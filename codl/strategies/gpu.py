@@ -1,0 +1,17 @@
+"""Everything on the GPU, in the fastest variant of every op."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.strategies.base import Context, one_processor
+
+
+class Gpu:
+    name: ClassVar[str] = "gpu"
+    default_predictor: ClassVar[str] = "gbdt"
+
+    def plan(self, network: Network, context: Context) -> Plan:
+        return one_processor(network, context, self.name, 1.0)

@@ -1,0 +1,82 @@
+"""The paper's bound: every op at its best measured split, data sharing left out.
+
+It is no way to run: a number computed from measured rows, with which strategies are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codl.collect.tasks import SHARES
+from codl.dataset import Dataset
+from codl.errors import CodlError
+from codl.kernels import registry
+from codl.kernels.base import Processor
+from codl.ops import Network, Op, to_text
+from codl.soc import Soc
+
+#: Latency by (op, dimension, share), fastest variant of one processor.
+Measured = Mapping[tuple[str, str, float], float]
+NAME = "ideal"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Milliseconds of a network, and of every layer with the split that gives it."""
+
+    latency_ms: float
+    layers: tuple[tuple[str, str, float, float], ...]
+
+
+def bound(network: Network, soc: Soc, dataset: Dataset) -> Bound:
+    """The sum of every op's best measured latency over all dimensions and ratios.
+
+    Raises `CodlError` where an op of the network was not measured on either processor.
+    """
+    cpu = _measured(network, "cpu", soc, dataset)
+    gpu = _measured(network, "gpu", soc, dataset)
+    layers = []
+    for layer in network.layers:
+        splits = _splits(layer.op, cpu, gpu)
+        if not splits:
+            raise CodlError(
+                f"The dataset of {soc.name!r} has no measurement of {layer.name!r} "
+                f"({to_text(layer.op)}). `codl collect --soc {soc.name} --serial local "
+                f"--ops {network.name} --resume` measures it."
+            )
+        latency, dim, ratio = min(splits)
+        layers.append((layer.name, dim, ratio, latency))
+    return Bound(sum(latency for *_, latency in layers), tuple(layers))
+
+
+def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, float]]:
+    """Latency, dimension and GPU ratio of every split of an op that was measured on both sides."""
+    text, whole = to_text(op), op.dims[0]
+    found = []
+    if (text, whole, 1.0) in cpu:
+        found.append((cpu[text, whole, 1.0], str(whole), 0.0))
+    if (text, whole, 1.0) in gpu:
+        found.append((gpu[text, whole, 1.0], str(whole), 1.0))
+    for dim in op.dims:
+        for share in SHARES[:-1]:
+            mine, theirs = (text, dim, round(1 - share, 6)), (text, dim, share)
+            if mine in cpu and theirs in gpu:
+                found.append((max(cpu[mine], gpu[theirs]), str(dim), share))
+    return found
+
+
+def _measured(network: Network, processor: Processor, soc: Soc, dataset: Dataset) -> Measured:
+    """The fastest ok row of every part of the network's ops on a processor."""
+    best: dict[tuple[str, str, float], float] = {}
+    tables = {
+        registry.target(variant, layer.op)
+        for layer in network.layers
+        for variant in registry.variants(layer.op, processor, soc)
+    }
+    for name in sorted(tables):
+        for row in dataset.ops(name).read():
+            if row.status == "ok":
+                key = (row.op, row.dim, row.share)
+                best[key] = min(best.get(key, row.latency_ms), row.latency_ms)
+    return best
