@@ -42,7 +42,9 @@ def main() -> None:
     try:
         app()
     except CodlError as error:
-        STDERR.print(f"[bold red]Error:[/bold red] {_plain(str(error))}", highlight=False)
+        STDERR.print(
+            f"[bold red]Error:[/bold red] {_plain(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(1)
 
 

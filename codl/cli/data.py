@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
@@ -21,6 +22,7 @@ from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import BUILT_IN
 
+ALL_SHARES = ",".join(str(share) for share in SHARES)
 dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
 DatasetOption = Annotated[
     Path, typer.Option("--dataset", help="Where datasets lie, a folder for each SoC.")
@@ -36,7 +38,7 @@ def collect_data(
     ] = None,
     shares: Annotated[
         str, typer.Option(help="A processor's shares of an op's output, 0 ... 1.")
-    ] = ",".join(str(share) for share in SHARES),
+    ] = ALL_SHARES,
     budget: Annotated[
         str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
     ] = None,
@@ -49,8 +51,8 @@ def collect_data(
 ) -> None:
     """Measure ops in every kernel variant of both processors, and the cost of data sharing.
 
-    Rows are written as they come, in an order of which any first part is representative: a budget may
-    cut it anywhere, and a killed run goes on with --resume.
+    Rows are written as they come, in an order of which any first part is representative: a budget
+    may cut it anywhere, and a killed run goes on with --resume.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -158,8 +160,6 @@ def train_predictors(
 
     [dim]Example:[/dim] codl train --soc host --predictor gbdt
     """
-    from codl.report.tables import train_table
-
     described = socs.load(soc)
     report = predict.train(
         described,
@@ -170,4 +170,11 @@ def train_predictors(
     for text in report.notes:
         note(text)
     result = {"soc": described.name, **report.to_json()}
-    emit("train", result, lambda: train_table(result), as_json=json)
+
+    def render() -> RenderableType:
+        from codl.report.load import train_result
+        from codl.report.tables import train_table
+
+        return train_table(train_result(result))
+
+    emit("train", result, render, as_json=json)

@@ -36,7 +36,8 @@ def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
     """List the processors of this machine, and where their threads really run.
 
     Every OpenCL driver is probed in a process of its own, so that one that crashes is reported and
-    nothing else happens. The observed cores are those on which each side's threads were seen working.
+    nothing else happens. The observed cores are those on which each side's threads were seen at
+    work.
 
     [dim]Example:[/dim] codl devices --json
     """

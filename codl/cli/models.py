@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
@@ -191,8 +192,6 @@ def evaluate_strategies(
 
     [dim]Example:[/dim] codl eval --soc host --serial local --models yolov2,vgg16
     """
-    from codl.report.tables import eval_table
-
     check_serial(serial)
     context = Context(socs.load(soc), predictors, dataset, predictor)
     names = [name for name in strategies.split(",") if name]
@@ -215,7 +214,14 @@ def evaluate_strategies(
             for name, found in spans.items()
         ]
     result = {"soc": asdict(context.soc), "rows": rows, "timelines": timelines}
-    emit("eval", result, lambda: eval_table(result), as_json=json, output=output)
+
+    def render() -> RenderableType:
+        from codl.report.load import eval_result
+        from codl.report.tables import eval_table
+
+        return eval_table(eval_result(result))
+
+    emit("eval", result, render, as_json=json, output=output)
 
 
 def write_report(

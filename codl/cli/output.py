@@ -54,7 +54,7 @@ def emit(
 
 def note(text: str) -> None:
     """A line about what is being done."""
-    STDERR.print(f"[dim]{text}[/dim]", highlight=False)
+    STDERR.print(f"[dim]{text}[/dim]", highlight=False, soft_wrap=True)
 
 
 @contextmanager

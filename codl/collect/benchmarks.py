@@ -10,7 +10,7 @@ import numpy as np
 
 from codl.collect.protocol import Latency, Protocol, measure
 from codl.collect.tasks import OpTask, SharingTask, Task
-from codl.dataset import OpRow, Row, SharingRow
+from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.opencl import SharedBuffer, open_device
@@ -34,30 +34,20 @@ class Bench:
 
     def row(self, task: Task) -> Row:
         """Measure a task; whatever goes wrong becomes a failed row with its reason."""
-        blank = self._blank(task)
+        blank = _blank(task, self._run)
         try:
-            return self._measure(task, blank)
+            if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
+                return self._exchange(task, blank)
+            assert isinstance(task, OpTask)
+            work = self._cpu_op(task) if task.processor == "cpu" else self._gpu_op(task)
+            return _filled(blank, measure(work, self.protocol))
         except Exception as error:  # a failed configuration is a result, not the end
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             return replace(blank, status="failed", reason=reason)
 
-    def _blank(self, task: Task) -> Row:
-        if isinstance(task, SharingTask):
-            return SharingRow(direction=task.direction, shape=str(task.shape), run=self._run)
-        return OpRow(
-            op=to_text(task.op),
-            dim=task.dim,
-            share=task.share,
-            part=to_text(task.part),
-            run=self._run,
-        )
-
-    def _measure(self, task: Task, blank: Row) -> Row:
-        if isinstance(task, OpTask):
-            work = self._cpu_op(task) if task.processor == "cpu" else self._gpu_op(task)
-            return _filled(blank, measure(work, self.protocol))
-        parts = {"to_gpu": self._to_gpu, "to_cpu": self._to_cpu, "store": self._store}
-        return parts[task.direction](task.shape, blank)
+    def _exchange(self, task: SharingTask, blank: SharingRow) -> Row:
+        exchanges = {"to_gpu": self._to_gpu, "to_cpu": self._to_cpu, "store": self._store}
+        return exchanges[task.direction](task.shape, blank)
 
     def _cpu_op(self, task: OpTask) -> Any:
         """The op as a net of its own; leaving the net's result where it is (see `store`)."""
@@ -87,7 +77,7 @@ class Bench:
 
         return work
 
-    def _to_gpu(self, shape: Shape, blank: Row) -> Row:
+    def _to_gpu(self, shape: Shape, blank: SharingRow) -> Row:
         """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
         gpu, whole = self._gpu, Region.whole(shape)
         target, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
@@ -112,7 +102,7 @@ class Bench:
 
         return self._sharing(once, parts, blank)
 
-    def _to_cpu(self, shape: Shape, blank: Row) -> Row:
+    def _to_cpu(self, shape: Shape, blank: SharingRow) -> Row:
         gpu, whole = self._gpu, Region.whole(shape)
         source, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
         shared = SharedBuffer(gpu, shape.elements)
@@ -135,7 +125,7 @@ class Bench:
 
         return self._sharing(once, parts, blank)
 
-    def _store(self, shape: Shape, blank: Row) -> Row:
+    def _store(self, shape: Shape, blank: SharingRow) -> Row:
         """Unpacking a net's result and copying it home: a net with that, less one without.
 
         The net passes its input on, as a pooling of one element.
@@ -154,7 +144,7 @@ class Bench:
         cost = max(parts.median_ms("store") - parts.median_ms("compute"), 1e-4)
         return replace(row, latency_ms=cost, p20_ms=cost, p80_ms=cost, copy_ms=cost)
 
-    def _sharing(self, once: Any, parts: Parts, blank: Row) -> Row:
+    def _sharing(self, once: Any, parts: Parts, blank: SharingRow) -> SharingRow:
         """Measure a whole exchange and its parts, and what a wait for an idle queue costs."""
 
         def work(repeats: int) -> None:
@@ -166,7 +156,7 @@ class Bench:
         transform = parts.median_ms("transform")
         sync = min(self._sync_ms(), transform)
         filled = _filled(blank, latency)
-        return replace(filled, transform_ms=transform - sync, sync_ms=sync, **medians)  # type: ignore[arg-type]
+        return replace(filled, transform_ms=transform - sync, sync_ms=sync, **medians)
 
     def _sync_ms(self) -> float:
         start = perf_counter()
@@ -214,7 +204,15 @@ def filler(op: Op) -> Weights:
     return {name: np.full(s, 0.01, np.float32) for name, s in op.weight_shapes.items()}
 
 
-def _filled(row: Row, latency: Latency) -> Row:
+def _blank(task: Task, run: str) -> OpRow | SharingRow:
+    """The task's row, without numbers."""
+    if isinstance(task, SharingTask):
+        return SharingRow(direction=task.direction, shape=str(task.shape), run=run)
+    op, part = to_text(task.op), to_text(task.part)
+    return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
+
+
+def _filled(row: RowT, latency: Latency) -> RowT:
     return replace(
         row,
         latency_ms=latency.median,

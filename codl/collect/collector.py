@@ -47,8 +47,8 @@ def collect(
     """Measure `tasks` until all are done, or `budget_s` seconds or `samples` tasks are used up.
 
     A row is on disk before the next is begun, so a kill loses at most the one under way. Raises
-    `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is that of
-    another SoC.
+    `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is that
+    of another SoC.
     """
     protocol = protocol or Protocol()
     run = _begin(soc, dataset, protocol, resume)

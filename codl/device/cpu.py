@@ -64,7 +64,7 @@ class Home:
         channel step can be set to the step of the larger array.
         """
         view = self.view()
-        channels, rows, columns = view.shape
+        _, rows, columns = view.shape
         dense = np.lib.stride_tricks.as_strided(
             view, view.shape, (4 * rows * columns, 4 * columns, 4)
         )
@@ -77,8 +77,8 @@ class CpuNet:
     """An ncnn net over NumPy arrays that live as long as it does.
 
     `inputs` and `outputs` name, for every tensor that enters or leaves, the array that holds it
-    (float32, channels x rows x columns, contiguous), the region that the array covers, and the region
-    that the net reads or writes. Inputs are read in place, without a copy.
+    (float32, channels x rows x columns, contiguous), the region that the array covers, and the
+    region that the net reads or writes. Inputs are read in place, without a copy.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class CpuNet:
 class NetText:
     """ncnn's own text of a net, and its weights in order.
 
-    ncnn wants an explicit Split where a blob has several readers, and a Crop where a reader needs less
-    of a tensor than another one does.
+    ncnn wants an explicit Split where a blob has several readers, and a Crop where a reader needs
+    less of a tensor than another one does.
     """
 
     def __init__(

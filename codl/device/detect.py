@@ -30,8 +30,8 @@ PREFERRED = ("intel-opencl-rt", "pocl-binary-distribution", "pocl")
 def detect(name: str, *, device: str | None = None) -> Soc:
     """Describe this machine.
 
-    `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before a
-    CPU. Raises `DeviceError` where there is no OpenCL device or only one core for two sides.
+    `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
+    a CPU. Raises `DeviceError` where there is no OpenCL device or only one core for two sides.
     """
     return describe(name, choose(probe_all(), device))
 
@@ -39,6 +39,8 @@ def detect(name: str, *, device: str | None = None) -> Soc:
 def describe(name: str, device: ProbedDevice) -> Soc:
     """This machine with `device` as its GPU side; a device that is a CPU gets half of the cores."""
     cores = physical_cores()
+    cpu_cores: tuple[int, ...]
+    gpu_cores: tuple[int, ...]
     if device.type == "gpu":
         cpu_cores, gpu_cores = cores, ()
     elif len(cores) < 2:

@@ -1,16 +1,17 @@
 """Finds OpenCL drivers and makes them loadable: from wheels, from the system, and by their library.
 
 An OpenCL driver is found by the loader through `.icd` files. Those of wheels hold placeholder paths
-and need libraries of other wheels, so codl writes an ICD folder of its own, preloads those libraries
-and sets the loader's environment. All of that must happen before pyopencl is imported.
+and need libraries of other wheels, so codl writes an ICD folder of its own, preloads those
+libraries and sets the loader's environment. All of that must happen before pyopencl is imported.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -66,24 +67,29 @@ def find_driver(name: str) -> Driver:
     return known[name]
 
 
-def prepare(driver: Driver, *, cores: Sequence[int]) -> TemporaryDirectory[str]:
-    """Set up this process so that pyopencl will see `driver` alone.
+@contextmanager
+def loaded(wanted: Sequence[Driver], *, cores: Sequence[int]) -> Iterator[None]:
+    """A context in which pyopencl, asked for its platforms for the first time, finds `wanted`.
 
-    `cores`: the host cores of a CPU device; empty for a GPU. Returns the ICD folder, which must
-    exist until the platforms have been listed.
+    `cores`: the host cores of a CPU device; empty for a GPU. The loader looks only once in a
+    process: where pyopencl is imported already, nothing changes.
     """
-    folder = TemporaryDirectory(prefix="codl-icd-")
-    (Path(folder.name) / "codl.icd").write_text(driver.library + "\n")
-    os.environ["OCL_ICD_VENDORS"] = folder.name
-    if cores:
-        # One worker a core, and the thread that waits takes no part in the kernels.
-        os.environ["DPCPP_CPU_NUM_CUS"] = str(len(cores))
-        os.environ["POCL_MAX_PTHREAD_COUNT"] = str(len(cores))
-        os.environ["POCL_CPU_MAX_CU_COUNT"] = str(len(cores))
-    for library in driver.preload:
-        with suppress(OSError):  # the driver reports what it really misses
-            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-    return folder
+    if "pyopencl" in sys.modules:
+        yield
+        return
+    with TemporaryDirectory(prefix="codl-icd-") as folder:
+        for index, driver in enumerate(wanted):
+            (Path(folder) / f"{index}.icd").write_text(driver.library + "\n")
+        os.environ["OCL_ICD_VENDORS"] = folder
+        if cores:
+            # One worker a core, and the thread that waits takes no part in the kernels.
+            os.environ["DPCPP_CPU_NUM_CUS"] = str(len(cores))
+            os.environ["POCL_MAX_PTHREAD_COUNT"] = str(len(cores))
+            os.environ["POCL_CPU_MAX_CU_COUNT"] = str(len(cores))
+        for library in (path for driver in wanted for path in driver.preload):
+            with suppress(OSError):  # the driver reports what it really misses
+                ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        yield
 
 
 def _wheel_library(wheel: str, name: str) -> Path | None:

@@ -72,7 +72,7 @@ class BoundKernel:
 
 
 class SharedBuffer:
-    """Memory that both processors can see, one at a time: the GPU, or the CPU while it is mapped."""
+    """Memory that both processors see in turns: the GPU, or the CPU while it is mapped."""
 
     def __init__(self, gpu: OpenClDevice, elements: int) -> None:
         flags = _cl().mem_flags.READ_WRITE | _cl().mem_flags.ALLOC_HOST_PTR
@@ -107,13 +107,13 @@ class SharedBuffer:
 class OpenClDevice:
     """An open OpenCL device: context, in-order queue and compiled programs.
 
-    Opening one fixes the driver for the whole process, because the loader looks only once: use `open`.
+    Opening one fixes the driver for the whole process, because the loader looks only once.
     """
 
     def __init__(self, soc: Soc) -> None:
         self.soc = soc
         with threads.pinned(soc.gpu.cores) as existing:
-            with drivers.prepare(drivers.find_driver(soc.gpu.icd), cores=soc.gpu.cores):
+            with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
                 device = _find_device(soc)
             self.context = _cl().Context([device])
             self.queue = _cl().CommandQueue(self.context)
@@ -123,7 +123,7 @@ class OpenClDevice:
         self._programs: dict[tuple[str, str], cl.Program] = {}
 
     def tensor(self, shape: Shape, region: Region) -> GpuTensor:
-        """Allocate a region of a tensor shaped `shape`; its channels are rounded to whole blocks."""
+        """Allocate a region of a tensor shaped `shape`, its channels rounded to whole blocks."""
         block = self.soc.gpu.vector_width
         pixels = self.soc.gpu.blocks(region.channels.size) * region.rows.size * shape.w
         buffer = _cl().Buffer(self.context, _cl().mem_flags.READ_WRITE, 4 * pixels * block)
@@ -142,9 +142,9 @@ class OpenClDevice:
     ) -> list[BoundKernel]:
         """Compile a plan and set its arguments.
 
-        `tensors` gives every tensor argument its tensor and the region meant. `scratch` gives buffers
-        for scratch arguments; those it lacks are allocated. Raises `DeviceError` with the compiler's
-        log and the macros where the source does not build.
+        `tensors` gives every tensor argument its tensor and the region meant. `scratch` gives
+        buffers for scratch arguments; those it lacks are allocated. Raises `DeviceError` with the
+        compiler's log and the macros where the source does not build.
         """
         program = self._program(plan)
         constants = {k: self._constant(v) for k, v in plan.pack(weights or {}).items()}
@@ -235,14 +235,15 @@ def open_device(soc: Soc) -> OpenClDevice:
 
 
 def _find_device(soc: Soc) -> cl.Device:
-    found = [d for platform in _platforms() for d in platform.get_devices()]
-    for device in found:
-        if device.name.strip() == soc.gpu.name:
+    found = [(p, d) for p in _platforms() for d in p.get_devices()]
+    for platform, device in found:
+        if (platform.name.strip(), device.name.strip()) == (soc.gpu.platform, soc.gpu.name):
             return device
-    names = ", ".join(repr(d.name.strip()) for d in found) or "none"
+    names = ", ".join(repr(d.name.strip()) for _, d in found) or "none"
     raise DeviceError(
-        f"The driver {soc.gpu.icd!r} has no device {soc.gpu.name!r} (it has: {names}). "
-        f"`codl soc detect --serial local --name {soc.name}` writes the SoC file anew."
+        f"The driver {soc.gpu.icd!r} has no device {soc.gpu.name!r} (found: {names}). A process "
+        f"loads one driver; `codl soc detect --serial local --name {soc.name}` writes the SoC "
+        "file anew."
     )
 
 

@@ -1,7 +1,7 @@
 """Looks at a driver in a child process, so that one that crashes takes only the child down.
 
-`python -m codl.device.probe DRIVER` loads one driver, lists its devices, builds and runs a kernel on
-each, and prints JSON. `probe_all` does that for every driver that was found.
+`python -m codl.device.probe DRIVER` loads one driver, lists its devices, builds and runs a kernel
+on each, and prints JSON. `probe_all` does that for every driver that was found.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _device(item: dict[str, Any]) -> ProbedDevice:
 
 def _look(name: str) -> list[ProbedDevice]:
     """Run in the child: load the driver, run a kernel on each of its devices."""
-    with drivers.prepare(drivers.find_driver(name), cores=()):
+    with drivers.loaded([drivers.find_driver(name)], cores=()):
         import numpy as np
         import pyopencl as cl
 

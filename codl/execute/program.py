@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Program:
-    """The segments of a plan, the last transfers, and what each processor ever holds of a tensor."""
+    """A plan's segments, the last transfers, and what each processor ever holds of a tensor."""
 
     segments: tuple[Segment, ...]
     final: tuple[Transfer, ...]

@@ -106,7 +106,7 @@ class ToGpu:
 
 @dataclass(frozen=True)
 class Stage:
-    """What runs for one segment; `net` is None where the CPU has no part, `kernels` may be empty."""
+    """What runs for one segment; `net` is None, or `kernels` empty, where a side has no part."""
 
     label: str
     to_cpu: tuple[ToCpu, ...]

@@ -25,7 +25,7 @@ class Node:
 class Graph:
     """Nodes in topological order; `shapes` knows every tensor, `constants` the fixed ones.
 
-    `aliases` maps tensors that passes removed, such as a flattened output, to what holds their data.
+    `aliases` maps tensors that passes removed, such as a flattened output, to what holds them.
     """
 
     name: str

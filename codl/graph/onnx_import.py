@@ -1,4 +1,4 @@
-"""ONNX in: ONNX Runtime folds constants and batch norms, shapes are inferred, a `Graph` comes out."""
+"""ONNX in: ONNX Runtime folds constants and batch norms, shapes are inferred, a `Graph` out."""
 
 from __future__ import annotations
 

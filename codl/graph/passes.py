@@ -28,8 +28,8 @@ def drop_aliases(graph: Graph) -> Graph:
 def drop_reshapes(graph: Graph) -> Graph:
     """Drop reshapes in front of fully connected layers and of the graph's outputs.
 
-    Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output is
-    put back by whoever hands the output out, from the shape that the graph declares for it.
+    Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
+    is put back by whoever hands the output out, from the shape that the graph declares for it.
     """
     gone = {}
     for node in graph.nodes:

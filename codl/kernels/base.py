@@ -1,8 +1,8 @@
 """What a kernel variant is: one implementation of an op on one processor, described, not run.
 
-A GPU variant turns an op into a `KernelPlan`: which `.cl` file, compiled with which macros, launched
-with which sizes and arguments, over which constants. `codl.device` compiles and runs plans; nothing
-here imports OpenCL, so plans can be made, tested and predicted on a machine without a driver.
+A GPU variant turns an op into a `KernelPlan`: which `.cl` file, compiled with which macros,
+launched with which sizes and arguments, over which constants. `codl.device` compiles and runs
+plans; nothing here imports OpenCL, so plans can be made, tested and predicted without a driver.
 
 Layout of every tensor on the GPU: blocked, `nc{V}hw{V}` with V channels to a block (the SoC's
 `gpu.vector_width`; `nc4hw4` for V = 4). Element (c, y, x) of a tensor lies at

@@ -20,7 +20,7 @@ Value = int | float | tuple[float, ...]
 class NcnnLayer:
     """An ncnn layer: its type, its parameters by ncnn's numbers, and its weights in file order.
 
-    `after` is an activation that ncnn has no fusion for in this layer; it becomes a layer of its own.
+    `after` is an activation that ncnn cannot fuse into this layer; it becomes a layer of its own.
     """
 
     type: str

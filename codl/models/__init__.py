@@ -28,7 +28,7 @@ class ModelSource:
 def load(model: str | Path) -> ModelSource:
     """Load a built-in model by name, or an `.onnx` file by path.
 
-    Raises `UnknownNameError` where it is neither, `InvalidFileError` where the file is no ONNX model.
+    Raises `UnknownNameError` where it is neither, `InvalidFileError` where the file is not ONNX.
     """
     name = str(model)
     if name in BUILT_IN:

@@ -112,7 +112,9 @@ class ModelBuilder:
 
     def _he(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         spread = np.float32(np.sqrt(2.0 / np.prod(shape[1:])))
-        return self._random(name).standard_normal(shape, np.float32) * spread
+        values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
+        values *= spread
+        return values
 
     def _constant(self, name: str, value: NDArray[np.floating]) -> str:
         self._constants.append(numpy_helper.from_array(value.astype(np.float32), name))

@@ -1,7 +1,7 @@
 """YOLOv2 at 416x416, as the operators of the original CoDL list it.
 
-Darknet-19 as backbone; the head sees the last pooled map (512 channels) beside the backbone's output
-(1024), which gives the published 1536-channel convolution. 125 outputs: 5 boxes of 25 (VOC).
+Darknet-19 as backbone; the head sees the last pooled map (512 channels) beside the backbone's
+output (1024), which gives the published 1536-channel convolution. 125 outputs: 5 boxes of 25.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ class Op:
 def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:
     """Cut an op's output into the CPU's and the GPU's region (the GPU takes the first part).
 
-    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows are cut anywhere.
-    A ratio of 0 or 1 leaves one side empty; any other leaves neither empty where the size allows.
+    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows are cut
+    anywhere. A ratio of 0 or 1 leaves one side empty; any other neither, where the size allows.
     """
     whole = Region.whole(op.output)
     size = whole.channels.size if dim == "OC" else whole.rows.size

@@ -16,7 +16,10 @@ from codl.ops.window import WindowOp
 
 @dataclass(frozen=True, kw_only=True)
 class Conv2d(WindowOp):
-    """`weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels)."""
+    """`weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels).
+
+    `dims` are H and OC: a cut through OC must leave groups whole (`channel_step`).
+    """
 
     out_channels: int
     groups: int = 1

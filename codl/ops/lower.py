@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -134,7 +135,7 @@ def _concat(graph: Graph, node: Node) -> Lowered:
     return Concat(inputs=shapes), {}
 
 
-def _window(graph: Graph, node: Node, kernel: Size2) -> dict[str, object]:
+def _window(graph: Graph, node: Node, kernel: Size2) -> dict[str, Any]:
     """Kernel, stride, dilation and explicit padding of a convolution or pooling node."""
     stride = Size2(*node.attributes.get("strides", (1, 1)))
     dilation = Size2(*node.attributes.get("dilations", (1, 1)))

@@ -26,8 +26,8 @@ class Layer:
 class Network:
     """Layers in topological order.
 
-    `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the shape
-    that the model declares for it.
+    `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
+    shape that the model declares for it.
     """
 
     name: str
@@ -55,4 +55,4 @@ class Network:
 
 def as_nchw(shape: tuple[int, ...]) -> Shape:
     """A shape of up to four axes as nchw, ones added behind."""
-    return Shape(*(shape + (1, 1, 1, 1))[:4])
+    return Shape(*(*shape, 1, 1, 1, 1)[:4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -110,8 +110,8 @@ def _chain(path: Path, content: Any, where: str) -> Chain:
     return Chain(tuple(values["ops"]), values["dim"], float(ratio), values["variants"])
 
 
-def _fields(path: Path, content: Any, cls: type, where: str) -> dict[str, Any]:
-    known = list(cls.__dataclass_fields__)
+def _fields(path: Path, content: Any, cls: type[Plan | Chain], where: str) -> dict[str, Any]:
+    known = [field.name for field in fields(cls)]
     if not isinstance(content, dict):
         raise InvalidFileError(path, f"expected a mapping, got {content!r}.", where=where)
     for key in content:

@@ -22,7 +22,7 @@ from codl.ops.region import Shape
 from codl.ops.window import Size2
 
 OP_TYPES: dict[str, type[Op]] = {cls.kind: cls for cls in (Conv2d, Pool2d, FullyConnected, Concat)}
-ORDER = "in oc mode kernel stride pad dilation groups count_pad act".split()
+ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad", "act")
 SHORT = {"inputs": "in", "out_channels": "oc", "activation": "act"}
 
 
@@ -100,7 +100,9 @@ def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
         if field.name == "inputs":
             shapes = text.split(",")
             return tuple(Shape(*(int(v) for v in shape.split("x"))) for shape in shapes)
-        return {bool: lambda v: bool(int(v)), int: int}.get(kind, str)(text)
+        if kind is bool:
+            return bool(int(text))
+        return int(text) if kind is int else text
     except (ValueError, TypeError) as error:
         example = {"inputs": "1x64x56x56", "pad": "1 or 1,1,0,1", "kernel": "3 or 3x3"}
         wanted = example.get(field.name, "a number")

@@ -30,9 +30,7 @@ class LatencyPredictors(Protocol):
 
     def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]: ...
 
-    def sharing_ms(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> NDArray[np.float64]: ...
+    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.dataset import Direction
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.ops import Op, Shape
 from codl.predict import features, store
 from codl.predict.estimators import ESTIMATORS
-from codl.predict.features import Direction, Item
+from codl.predict.features import Item
 from codl.predict.store import StoredPredictor
 from codl.soc import Soc
 

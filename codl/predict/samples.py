@@ -74,7 +74,8 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
         raise InvalidFileError(dataset.folder, "there is no dataset here.", fix=fix)
     found, notes = [], []
     for name, table in tables.items():
-        if table.row_type is SharingRow:
+        # The rows of muLayer's tables stand in those of the default variants too.
+        if table.row_type is SharingRow or features.is_mulayer(name):
             continue
         try:
             found.append(_of_table(name, table))

@@ -90,4 +90,6 @@ class Field:
 
 def printable(text: str) -> str:
     """Text without control characters, which neither a terminal nor XML should get from a file."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 #: Where a latency may come from.
 SOURCES = ("measured", "computed", "replayed", "simulated")
@@ -30,6 +31,11 @@ class Origin:
     codl: str = ""
     commit: str = ""
     created: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file's name alone: a page travels, its writer's folders need not."""
+        return PurePath(self.path).name
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,31 @@
+# `make demo` and `make test` need Python 3.10 or later and make; everything else they install.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := demo
+
+.PHONY: demo test lint clean
+
+# The environment: codl in editable form with its tools.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	touch $@
+
+# detect -> collect -> train -> search -> eval for YOLOv2 on this machine; results in demo/.
+demo: $(READY)
+	PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh $(DEMO)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) $(DEMO)

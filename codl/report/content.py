@@ -1,0 +1,132 @@
+"""A table before it is drawn: one description for the terminal and for HTML.
+
+Numbers become text here and nowhere else, with three significant digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import floor, log10
+from typing import Literal
+
+import rich.table
+from rich.text import Text
+
+NONE = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A header with its unit. Neighbours of one `group` stand under a common header."""
+
+    header: str
+    group: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells, the first of which names the row; a failed row has nothing but that and a reason.
+
+    `mark` is the source of numbers that nobody measured for this report, else empty.
+    """
+
+    cells: tuple[str, ...]
+    failure: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that belong together; the heading may be empty."""
+
+    heading: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `caption` holds the sentences that must be read with it."""
+
+    title: str
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    caption: tuple[str, ...] = ()
+
+    def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
+        """Runs of columns under a common header, and those under none one by one."""
+        found: list[tuple[str, tuple[Column, ...]]] = []
+        for group, run in groupby(self.columns, key=lambda column: column.group):
+            columns = tuple(run)
+            found += [(group, columns)] if group else [("", (column,)) for column in columns]
+        return found
+
+    def failures(self) -> Iterator[str]:
+        """A sentence for every failed row: a terminal's columns are too narrow for a reason."""
+        for section in self.sections:
+            for row in section.rows:
+                if row.failure:
+                    of = f" on {section.heading}" if section.heading else ""
+                    yield f"{row.cells[0]}{of} failed: {row.failure}"
+
+    def to_rich(self) -> rich.table.Table:
+        """For the terminal. Text is never read as markup."""
+        lines = "\n".join([*self.failures(), *self.caption])
+        table = rich.table.Table(
+            title=Text(self.title),
+            caption=Text(lines),
+            title_justify="left",
+            caption_justify="left",
+        )
+        for column in self.columns:
+            header = f"{column.group}\n{column.header}" if column.group else column.header
+            justify: Literal["right", "left"] = "right" if column.numeric else "left"
+            table.add_column(Text(header), justify=justify, overflow="fold")
+        for section in self.sections:
+            if section.heading:
+                table.add_row(Text(section.heading, style="bold"))
+            for row in section.rows:
+                table.add_row(*_rich_cells(row))
+            table.add_section()
+        return table
+
+
+def _rich_cells(row: Row) -> list[Text]:
+    if row.failure:
+        return [Text(row.cells[0]), Text("failed", style="red")]
+    return [Text(cell, style="yellow" if row.mark else "") for cell in row.cells]
+
+
+def digits(value: float | None, *, percent: bool = False) -> str:
+    """Three significant digits: 1234 -> 1230, 1.2 -> 1.20, 3.4e-6 -> 3.40e-06; a dash for None."""
+    if value is None:
+        return NONE
+    value = 100 * value if percent else value
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3 or abs(value) >= 1e6:
+        return f"{value:.2e}"
+    rounded = round(value, 2 - floor(log10(abs(value))))
+    return f"{rounded:.{max(0, 2 - floor(log10(abs(rounded))))}f}"
+
+
+def nearness(cosine: float | None) -> str:
+    """A cosine to six decimals: three digits would show most wrong results as 1.00."""
+    return NONE if cosine is None else f"{cosine:.6f}"
+
+
+def count(value: int | None) -> str:
+    """A whole number, exact, with its thousands apart."""
+    return NONE if value is None else f"{value:,}"
+
+
+def spread(low: float | None, high: float | None) -> str:
+    """A range, such as p20 to p80."""
+    return NONE if low is None or high is None else f"{digits(low)}{NONE}{digits(high)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, each once."""
+    return ", ".join(dict.fromkeys(names))

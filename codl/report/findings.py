@@ -1,0 +1,45 @@
+"""What an evaluation comes to, in a sentence per model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codl.report.content import digits
+from codl.report.results import IDEAL, EvalResult, EvalRow, Latency
+
+
+def findings(result: EvalResult) -> tuple[str, ...]:
+    """The fastest strategy of every model; only latencies of one source are compared."""
+    return tuple(
+        _fastest(model, [row for row in ran if row.source == source])
+        for model in result.models
+        for ran in [[row for row in result.of(model) if row.latency_ms and row.strategy != IDEAL]]
+        for source in dict.fromkeys(row.source for row in ran)
+    )
+
+
+def _fastest(model: str, rows: Sequence[EvalRow]) -> str:
+    first, *others = sorted(rows, key=lambda row: _latency(row).median)
+    text = f"{model}: {first.strategy}"
+    text += " is the fastest" if others else " alone"
+    text += f", {digits(_latency(first).median)} ms ({first.source})"
+    if first.speedup is not None:
+        text += f", {digits(first.speedup)} times as fast as the better single processor"
+    if first.of_ideal is not None:
+        text += f", {digits(first.of_ideal, percent=True)} % of the ideal"
+    near = [row.strategy for row in others if _overlap(_latency(first), _latency(row))]
+    return (
+        f"{text}; not told apart from {', '.join(near)} (spreads overlap)." if near else f"{text}."
+    )
+
+
+def _latency(row: EvalRow) -> Latency:
+    if row.latency_ms is None:
+        raise ValueError("a failed row has no latency")
+    return row.latency_ms
+
+
+def _overlap(faster: Latency, slower: Latency) -> bool:
+    high = faster.median if faster.p80 is None else faster.p80
+    low = slower.median if slower.p20 is None else slower.p20
+    return high >= low

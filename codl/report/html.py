@@ -1,0 +1,202 @@
+"""One HTML file of several result files: nothing to load, no script, readable on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from codl.errors import CodlError
+from codl.report import plots, tables
+from codl.report.content import Table
+from codl.report.findings import findings
+from codl.report.load import load_result
+from codl.report.results import (
+    UNMEASURED,
+    CollectResult,
+    EvalResult,
+    Origin,
+    Result,
+    RunResult,
+    SearchResult,
+    TrainResult,
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    svg: Markup
+    caption: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What belongs to one model of an evaluation, or to a whole result."""
+
+    heading: str = ""
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One result file on the page. `unmeasured` tells which of its numbers nobody measured."""
+
+    key: str
+    heading: str
+    origin: Origin
+    parts: tuple[Part, ...]
+    findings: tuple[str, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    is_one_cpu: bool = False
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write one page of some result files and return its path.
+
+    Raises `InvalidFileError` for a file that is no result, and `CodlError` where there is nothing
+    to report or the page cannot be written. A crash leaves no half of a page.
+    """
+    if not paths:
+        raise CodlError("There is nothing to report: name at least one result file.")
+    if out.resolve() in [path.resolve() for path in paths]:
+        raise CodlError(f"{out} is a result file: name another file for the report.")
+    page = render([load_result(path) for path in paths])
+    partial = out.with_name(out.name + ".tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CodlError(f"{out}: the report cannot be written: {error.strerror}.") from error
+    return out
+
+
+def render(results: Sequence[Result]) -> str:
+    """The page of some results, in their order."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = resources.files("codl.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    sections = [_section(f"r{at}", result) for at, result in enumerate(results, start=1)]
+    return environment.from_string(source).render(sections=sections) + "\n"
+
+
+def _section(key: str, result: Result) -> Section:
+    return SECTIONS[type(result)](key, result)
+
+
+def _eval(key: str, result: EvalResult) -> Section:
+    parts = [Part(tables=(tables.eval_content(result),))]
+    parts += [_model(f"{key}-m{i}", result, m) for i, m in enumerate(result.models, start=1)]
+    return Section(
+        key=key,
+        heading=f"Evaluation on {result.soc.name}",
+        origin=result.origin,
+        parts=tuple(parts),
+        findings=findings(result),
+        unmeasured=_unmeasured([row.source for row in result.rows if row.latency_ms]),
+        is_one_cpu=result.soc.is_one_cpu,
+    )
+
+
+def _model(key: str, result: EvalResult, model: str) -> Part:
+    soc = result.soc.name
+    rows = result.of(model)
+    bars = plots.latency_svg(rows, key=f"{key}-bars", title=f"Latency of {model} on {soc}")
+    what = f"Median latency of {model} on {soc}, whiskers from p20 to p80."
+    figures = [_figure(bars, what, result, [row.source for row in rows])]
+    timelines = [timeline for timeline in result.timelines if timeline.model == model]
+    if not timelines:
+        return Part(model, tuple(figures))
+    lanes = plots.timeline_svg(timelines, key=f"{key}-lanes", title=f"Timelines of {model}")
+    what = f"One profiled inference of {model} per strategy on {soc}. {LANES}"
+    figures.append(_figure(lanes, what, result, [timeline.source for timeline in timelines]))
+    return Part(model, tuple(figures), (tables.timeline_content(timelines),))
+
+
+LANES = "Full height: computing; lower: data sharing; thin: waiting."
+
+
+def _figure(svg: str, what: str, result: Any, sources: Sequence[str]) -> Figure:
+    """A picture with everything that its table's caption would warn of."""
+    halves = ("Both sides are two halves of one CPU.",) if _is_one_cpu(result) else ()
+    return Figure(Markup(svg), " ".join((what, *halves, *tables.warnings(sources))))
+
+
+def _is_one_cpu(result: Any) -> bool:
+    return result.soc is not None and bool(result.soc.is_one_cpu)
+
+
+def _train(key: str, result: TrainResult) -> Section:
+    return Section(
+        key=key,
+        heading=f"Predictors for {result.soc.name}",
+        origin=result.origin,
+        parts=(Part(tables=(tables.train_content(result),)),),
+        unmeasured=_unmeasured(result.sources),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
+def _search(key: str, result: SearchResult) -> Section:
+    title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
+    svg = plots.plan_svg(result, key=f"{key}-plan", title=title)
+    what = f"{title}: every op's share of the GPU. Letters: the partition dimension."
+    figure = _figure(svg, what, result, ())
+    return Section(
+        key=key,
+        heading=f"Plan for {result.model}",
+        origin=result.origin,
+        parts=(Part(figures=(figure,), tables=(tables.plan_content(result),)),),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
+def _collect(key: str, result: CollectResult) -> Section:
+    return Section(
+        key=key,
+        heading="Collection",
+        origin=result.origin,
+        parts=(Part(tables=(tables.collect_content(result),)),),
+        unmeasured=_unmeasured([result.source]),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
+def _run(key: str, result: RunResult) -> Section:
+    figures: tuple[Figure, ...] = ()
+    found: tuple[Table, ...] = (tables.run_content(result),)
+    if result.timeline is not None and result.timeline.spans:
+        one = (result.timeline,)
+        svg = plots.timeline_svg(one, key=f"{key}-lanes", title=f"Timeline of {result.model}")
+        what = f"One profiled inference of {result.model}. {LANES}"
+        figures = (_figure(svg, what, result, [result.source]),)
+        found += (tables.timeline_content(one),)
+    return Section(
+        key=key,
+        heading=f"Run of {result.model}",
+        origin=result.origin,
+        parts=(Part(figures=figures, tables=found),),
+        unmeasured=_unmeasured([result.source]),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
+SECTIONS: Mapping[type, Callable[[str, Any], Section]] = {
+    EvalResult: _eval,
+    TrainResult: _train,
+    SearchResult: _search,
+    CollectResult: _collect,
+    RunResult: _run,
+}
+
+
+def _unmeasured(sources: Sequence[str]) -> tuple[str, ...]:
+    return tuple(source for source in UNMEASURED if source in sources)

@@ -1,0 +1,246 @@
+"""The pictures: latencies, timelines and plans, as SVG.
+
+Colours are from Okabe and Ito's palette, which colour-blind readers can tell apart; what a colour
+says is also said by height, by position or in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from codl.report.content import digits, listed
+from codl.report.results import (
+    COMPUTING,
+    IDEAL,
+    SHARING,
+    SPAN_KINDS,
+    UNMEASURED,
+    EvalRow,
+    SearchResult,
+    Timeline,
+)
+from codl.report.svg import INK, style, to_svg
+
+CPU, GPU = "#0072B2", "#D55E00"
+PROCESSOR_COLOURS = {"cpu": CPU, "gpu": GPU}
+KIND_COLOURS = {
+    "net": CPU,
+    "kernel": GPU,
+    "copy": "#E69F00",
+    "map": "#56B4E9",
+    "unmap": "#009E73",
+    "transform": "#CC79A7",
+    "sync": "#8A8A8A",
+}
+WIDTH = 6.4
+#: From one strategy's CPU lane to the next one's; a lane is 1 high.
+LANES_APART = 2.9
+LONGEST_LABEL = 26
+#: More cells than this and their labels would overlap.
+LABELLED_OPS = 40
+
+
+def latency_svg(rows: Sequence[EvalRow], *, key: str, title: str) -> str:
+    """Latencies of one model: a bar per strategy, whiskers from p20 to p80, the ideal as a line."""
+    from matplotlib.figure import Figure
+
+    bars = [row for row in rows if row.strategy != IDEAL or row.latency_ms is None]
+    ideal = next((row for row in rows if row.strategy == IDEAL and row.latency_ms), None)
+    with style():
+        figure = Figure(figsize=(WIDTH, 0.85 + 0.3 * len(bars)), layout="constrained")
+        axes = figure.add_subplot()
+        for y, row in enumerate(bars):
+            _bar(axes, y, row)
+        axes.set_yticks(range(len(bars)), [_label(row) for row in bars])
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        axes.set_xlim(0, 1.17 * _longest(rows))
+        axes.set_xlabel("latency (ms)")
+        if ideal and ideal.latency_ms:
+            label = f"ideal {digits(ideal.latency_ms.median)} ({ideal.source})"
+            axes.axvline(ideal.latency_ms.median, color=INK, linestyle="--", linewidth=1)
+            axes.plot([], [], color=INK, linestyle="--", linewidth=1, label=label)
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside upper right", ncols=2, frameon=False)
+        _grid(axes)
+        return to_svg(figure, key=key, title=title, description=_latency_words(rows))
+
+
+def _bar(axes: Any, y: int, row: EvalRow) -> None:
+    latency = row.latency_ms
+    if latency is None:
+        axes.annotate("failed", (0, y), (6, 0), textcoords="offset points", va="center")
+        return
+    marked = row.source in UNMEASURED
+    axes.barh(
+        y,
+        latency.median,
+        height=0.62,
+        color=CPU,
+        alpha=0.4 if marked else 1,
+        linestyle="--" if marked else "-",
+        edgecolor=CPU,
+    )
+    end = latency.median
+    if latency.p20 is not None and latency.p80 is not None:
+        whiskers = ([max(0, latency.median - latency.p20)], [max(0, latency.p80 - latency.median)])
+        axes.errorbar(latency.median, y, xerr=whiskers, color=INK, capsize=3, elinewidth=1)
+        end = max(end, latency.p80)
+    if row.predicted_ms is not None:
+        first = not any(label == "predicted" for label in axes.get_legend_handles_labels()[1])
+        axes.plot(
+            row.predicted_ms,
+            y,
+            linestyle="none",
+            marker="D",
+            markersize=4.5,
+            markerfacecolor="#F0E442",
+            markeredgecolor=INK,
+            markeredgewidth=0.7,
+            label="predicted" if first else None,
+        )
+        end = max(end, row.predicted_ms)
+    axes.annotate(digits(latency.median), (end, y), (6, 0), textcoords="offset points", va="center")
+
+
+def _longest(rows: Sequence[EvalRow]) -> float:
+    latencies = [row.latency_ms for row in rows if row.latency_ms]
+    ends = [value for one in latencies for value in (one.median, one.p80 or 0)]
+    return max([*ends, *(r.predicted_ms or 0 for r in rows if r.latency_ms)], default=0) or 1
+
+
+def _label(row: EvalRow) -> str:
+    name = shortened(row.strategy)
+    return f"{name} ({row.source})" if row.source in UNMEASURED else name
+
+
+def _latency_words(rows: Sequence[EvalRow]) -> str:
+    return "; ".join(
+        f"{row.strategy} {digits(row.latency_ms.median)} ms ({row.source})"
+        if row.latency_ms
+        else f"{row.strategy} failed"
+        for row in rows
+    )
+
+
+def timeline_svg(timelines: Sequence[Timeline], *, key: str, title: str) -> str:
+    """One inference per strategy, a CPU lane and a GPU lane each, on one axis of time.
+
+    Computing fills a lane's height, data sharing most of it, waiting a thin line.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    with style():
+        figure = Figure(figsize=(WIDTH, 0.95 + 0.75 * len(timelines)), layout="constrained")
+        axes = figure.add_subplot()
+        ticks: list[float] = []
+        for at, timeline in enumerate(timelines):
+            top = LANES_APART * at
+            ticks += [top, top + 1]
+            _lanes(axes, timeline, top)
+            name = shortened(timeline.strategy or timeline.model)
+            note = f"  ({timeline.source})" if timeline.source in UNMEASURED else ""
+            axes.text(0, top - 0.58, f"{name}{note}", va="bottom", weight="bold")
+        axes.set_yticks(ticks, ["CPU", "GPU"] * len(timelines))
+        axes.set_ylim(LANES_APART * len(timelines) - 1, -1.35)
+        axes.set_xlim(0, 1.01 * max((t.end_ms for t in timelines), default=0) or 1)
+        axes.set_xlabel("time since the start of the inference (ms)")
+        found = {span.kind for timeline in timelines for span in timeline.spans}
+        kinds = [kind for kind in SPAN_KINDS if kind in found]
+        if kinds:
+            patches = [Patch(color=KIND_COLOURS[kind], label=kind) for kind in kinds]
+            figure.legend(
+                handles=patches,
+                loc="outside upper left",
+                ncols=len(kinds),
+                frameon=False,
+                columnspacing=1,
+                handlelength=1,
+            )
+        _grid(axes)
+        return to_svg(figure, key=key, title=title, description=_timeline_words(timelines))
+
+
+def _lanes(axes: Any, timeline: Timeline, top: float) -> None:
+    """All spans of one kind on one lane become one path: a picture of a few kilobytes."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    for lane, processor in enumerate(("cpu", "gpu")):
+        for kind, colour in KIND_COLOURS.items():
+            half = 0.45 if kind in COMPUTING else 0.33 if kind in SHARING else 0.1
+            low, high = top + lane - half, top + lane + half
+            boxes = [
+                [(s.start_ms, low), (s.end_ms, low), (s.end_ms, high), (s.start_ms, high)]
+                for s in timeline.spans
+                if s.processor == processor and s.kind == kind
+            ]
+            if boxes:
+                path = Path.make_compound_path(*(Path([*b, b[0]], closed=True) for b in boxes))
+                axes.add_patch(PathPatch(path, facecolor=colour, edgecolor=colour, linewidth=0.3))
+
+
+def _timeline_words(timelines: Sequence[Timeline]) -> str:
+    return "; ".join(
+        f"{timeline.strategy or timeline.model}: CPU computing "
+        f"{digits(timeline.ms(COMPUTING, 'cpu'))} ms, GPU computing "
+        f"{digits(timeline.ms(COMPUTING, 'gpu'))} ms, data sharing "
+        f"{digits(timeline.ms(SHARING))} ms, end at {digits(timeline.end_ms)} ms "
+        f"({timeline.source})"
+        for timeline in timelines
+    )
+
+
+def plan_svg(result: SearchResult, *, key: str, title: str) -> str:
+    """The plan as a strip: ops from left to right, chains apart, the GPU's share filled."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    with style():
+        figure = Figure(figsize=(WIDTH, 1.75), layout="constrained")
+        axes = figure.add_subplot()
+        start = 0
+        few = len(result.chains) <= LABELLED_OPS
+        for chain in result.chains:
+            end = start + len(chain.ops)
+            left, width = start + 0.06, end - start - 0.12
+            axes.bar(left, 1, width, align="edge", color=CPU)
+            axes.bar(left, chain.gpu_ratio, width, align="edge", color=GPU)
+            if few and 0 < chain.gpu_ratio < 1:
+                axes.text((start + end) / 2, 1.03, chain.dim, ha="center", fontsize=7)
+            start = end
+        axes.set_xlim(0, max(start, 1))
+        axes.set_ylim(0, 1.2)
+        axes.set_yticks([0, 0.5, 1])
+        axes.set_ylabel("GPU ratio")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("ops, in order; a gap ends a chain")
+        handles = [Patch(color=GPU, label="GPU's share"), Patch(color=CPU, label="CPU's share")]
+        figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+        return to_svg(figure, key=key, title=title, description=_plan_words(result))
+
+
+def _plan_words(result: SearchResult) -> str:
+    ratios = listed([f"{chain.dim} at {digits(chain.gpu_ratio)}" for chain in result.chains])
+    ops = sum(len(chain.ops) for chain in result.chains)
+    return (
+        f"{ops} ops in {len(result.chains)} chains; dimensions and GPU ratios: {ratios or 'none'}"
+    )
+
+
+def _grid(axes: Any) -> None:
+    axes.grid(axis="x", color=INK, alpha=0.15, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+
+
+def shortened(name: str) -> str:
+    """A name that fits beside a picture."""
+    name = " ".join(name.split())
+    return (
+        name
+        if len(name) <= LONGEST_LABEL
+        else name[: LONGEST_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    )

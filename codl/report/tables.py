@@ -1,0 +1,302 @@
+"""The tables: what a result says, in rows and columns, with the caption it must not lose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import rich.table
+
+from codl.report.content import (
+    NONE,
+    Column,
+    Row,
+    Section,
+    Table,
+    count,
+    digits,
+    listed,
+    nearness,
+    spread,
+)
+from codl.report.results import (
+    COMPUTING,
+    IDEAL,
+    NOT_RECORDED,
+    SHARING,
+    UNMEASURED,
+    WAITING,
+    Chain,
+    CollectResult,
+    EvalResult,
+    EvalRow,
+    PredictorRow,
+    Processor,
+    RunResult,
+    SearchResult,
+    Soc,
+    Timeline,
+    TrainResult,
+)
+
+WARNINGS = {
+    "simulated": "simulated: from a model of a SoC, not from a device.",
+    "replayed": "replayed: from somebody's earlier measurements, not from this run.",
+}
+
+
+def eval_table(result: EvalResult) -> rich.table.Table:
+    """What `codl eval` prints: one section per model, one row per strategy."""
+    return eval_content(result).to_rich()
+
+
+def train_table(result: TrainResult) -> rich.table.Table:
+    """What `codl train` prints: a section per target, both splits of a predictor side by side."""
+    return train_content(result).to_rich()
+
+
+def plan_table(result: SearchResult) -> rich.table.Table:
+    """What `codl search` prints: one row per chain."""
+    return plan_content(result).to_rich()
+
+
+def eval_content(result: EvalResult) -> Table:
+    columns = (
+        Column("strategy", numeric=False),
+        Column("median (ms)"),
+        Column(f"p20{NONE}p80 (ms)"),
+        Column("predicted (ms)"),
+        Column("speedup (\N{MULTIPLICATION SIGN})"),
+        Column("of ideal (%)"),
+        Column("cosine"),
+        Column("max rel err"),
+        Column("source", numeric=False),
+    )
+    sections = (Section(m, tuple(_eval_row(row) for row in result.of(m))) for m in result.models)
+    notes = ["speedup: over the better of cpu and gpu in the same run."]
+    if any(row.strategy == IDEAL for row in result.rows):
+        notes.append(
+            "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
+        )
+    caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
+    return Table(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+
+
+def _eval_row(row: EvalRow) -> Row:
+    latency = row.latency_ms
+    if latency is None:
+        return Row((row.strategy,), failure=row.reason)
+    cells = (
+        row.strategy,
+        digits(latency.median),
+        spread(latency.p20, latency.p80) if row.source != "computed" else NONE,
+        digits(row.predicted_ms),
+        digits(row.speedup),
+        digits(row.of_ideal, percent=True),
+        nearness(row.cosine),
+        digits(row.max_rel_err),
+        row.source,
+    )
+    return Row(cells, mark=mark([row.source]))
+
+
+def train_content(result: TrainResult) -> Table:
+    splits = {"row": "row split", "shape": "shape split"}
+    accuracy = ("fit/test rows", "10 % (%)", "5 % (%)", "MAPE (%)")
+    columns = (
+        Column("predictor", numeric=False),
+        *(Column(header, group) for group in splits.values() for header in accuracy),
+        Column("bytes"),
+        Column("\N{MICRO SIGN}s per prediction"),
+        Column("source", numeric=False),
+    )
+    found: dict[str, dict[str, dict[str, PredictorRow]]] = {}
+    for row in result.predictors:
+        target = f"{row.target} ({row.processor})" if row.processor else row.target
+        found.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
+    source = listed(result.sources) or NOT_RECORDED
+    sections = tuple(
+        Section(
+            target,
+            tuple(
+                Row(_train_cells(by_split, tuple(splits), source), mark=mark(result.sources))
+                for by_split in by_name.values()
+            ),
+        )
+        for target, by_name in found.items()
+    )
+    caption = (
+        *soc_lines(result.soc),
+        "10 % and 5 %: the share of held-out rows predicted within that error. MAPE: mean absolute "
+        "percentage error. Only the shape split, which holds out all rows of "
+        "an op shape, tells how an unseen op is predicted.",
+        f"Training took {digits(result.train_s)} s.",
+        *result.notes,
+        *warnings(result.sources),
+    )
+    title = f"Held-out accuracy of the predictors for {result.soc.name}"
+    return Table(title, columns, sections, caption)
+
+
+def _train_cells(
+    by_split: dict[str, PredictorRow], splits: Sequence[str], source: str
+) -> tuple[str, ...]:
+    cells: list[str] = []
+    for split in splits:
+        row = by_split.get(split)
+        if row is None:
+            cells += [NONE] * 4
+            continue
+        cells.append(f"{count(row.n_train)}/{count(row.n_test)}")
+        cells += [digits(value) for value in (row.acc10, row.acc5, row.mape)]
+    row = next(iter(by_split.values()))
+    size, us = count(row.bytes), digits(row.us_per_prediction)
+    return (row.name, *cells, size, us, source)
+
+
+def plan_content(result: SearchResult) -> Table:
+    columns = (
+        Column("chain", numeric=False),
+        Column("ops", numeric=False),
+        Column("number of ops"),
+        Column("dimension", numeric=False),
+        Column("GPU ratio"),
+        Column("CPU variants", numeric=False),
+        Column("GPU variants", numeric=False),
+    )
+    rows = tuple(Row(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
+    predictor = f" by {result.predictor}" if result.predictor else ""
+    caption = [*soc_lines(result.soc)]
+    if result.predicted_ms is not None:
+        caption.append(
+            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}; nothing was run."
+        )
+    if result.search_ms is not None:
+        caption.append(f"The search took {digits(result.search_ms)} ms.")
+    caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")
+    title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
+    return Table(title, columns, (Section("", rows),), tuple(caption))
+
+
+def _chain_cells(number: int, chain: Chain) -> tuple[str, ...]:
+    first, last = chain.ops[0], chain.ops[-1]
+    ops = first if len(chain.ops) == 1 else f"{first} \N{HORIZONTAL ELLIPSIS} {last}"
+    variants = (_variants(chain, processor) for processor in ("cpu", "gpu"))
+    split = 0 < chain.gpu_ratio < 1
+    dim = chain.dim if split else NONE
+    return (str(number), ops, count(len(chain.ops)), dim, digits(chain.gpu_ratio), *variants)
+
+
+def _variants(chain: Chain, processor: str) -> str:
+    """The kernel variants of a chain on one processor, most frequent first."""
+    found = Counter(chain.variants.get(op, {}).get(processor, "") for op in chain.ops)
+    del found[""]
+    times = "\N{MULTIPLICATION SIGN}"
+    texts = [f"{n} {times} {name}" if n > 1 else name for name, n in found.most_common()]
+    return ", ".join(texts) or NONE
+
+
+def timeline_content(timelines: Sequence[Timeline]) -> Table:
+    """Where the time of one profiled inference went."""
+    columns = (
+        Column("strategy", numeric=False),
+        Column("CPU computing (ms)"),
+        Column("GPU computing (ms)"),
+        Column("data sharing (ms)"),
+        Column("waiting (ms)"),
+        Column("end (ms)"),
+        Column("source", numeric=False),
+    )
+    rows = tuple(
+        Row(
+            (
+                timeline.strategy or timeline.model,
+                digits(timeline.ms(COMPUTING, "cpu")),
+                digits(timeline.ms(COMPUTING, "gpu")),
+                digits(timeline.ms(SHARING)),
+                digits(timeline.ms(WAITING)),
+                digits(timeline.end_ms),
+                timeline.source,
+            ),
+            mark=mark([timeline.source]),
+        )
+        for timeline in timelines
+    )
+    caption = (
+        "One inference each, profiled, which slows it: compare shares, not latencies.",
+        *warnings([timeline.source for timeline in timelines]),
+    )
+    return Table("Where the time goes", columns, (Section("", rows),), caption)
+
+
+def run_content(result: RunResult) -> Table:
+    columns = (
+        Column("model", numeric=False),
+        Column("strategy", numeric=False),
+        Column("median (ms)"),
+        Column(f"p20{NONE}p80 (ms)"),
+        Column("runs"),
+        Column("data sharing (ms)"),
+        Column("source", numeric=False),
+    )
+    latency = result.latency_ms
+    cells = (
+        result.model,
+        result.strategy or NONE,
+        digits(latency.median),
+        spread(latency.p20, latency.p80),
+        count(latency.runs),
+        digits(result.data_sharing_ms),
+        result.source,
+    )
+    rows = (Row(cells, mark=mark([result.source])),)
+    caption = (*soc_lines(result.soc), *warnings([result.source]))
+    return Table(f"Run of {result.model}", columns, (Section("", rows),), caption)
+
+
+def collect_content(result: CollectResult) -> Table:
+    columns = (
+        Column("SoC", numeric=False),
+        Column("rows"),
+        Column("failed"),
+        Column("time (s)"),
+        Column("source", numeric=False),
+    )
+    name = result.soc.name if result.soc else NOT_RECORDED
+    counts = (count(result.rows), count(result.failed))
+    cells = (name, *counts, digits(result.seconds), result.source)
+    rows = (Row(cells, mark=mark([result.source])),)
+    files = (f"Files: {', '.join(result.files)}.",) if result.files else ()
+    caption = (*soc_lines(result.soc), *files, *warnings([result.source]))
+    return Table("Collected", columns, (Section("", rows),), caption)
+
+
+def soc_lines(soc: Soc | None) -> tuple[str, ...]:
+    """What a table was made on; on one CPU, what the table can not tell."""
+    if soc is None:
+        return (f"SoC: {NOT_RECORDED}.",)
+    about = soc.description.strip().rstrip(".")
+    lines = [f"SoC {soc.name}: {about}." if about else f"SoC {soc.name}."]
+    lines += [_side(kind, side) for kind, side in (("cpu", soc.cpu), ("gpu", soc.gpu)) if side]
+    if soc.is_one_cpu:
+        lines.append(
+            "Both sides are two halves of one CPU: this says nothing about a CPU beside a GPU."
+        )
+    return tuple(lines)
+
+
+def _side(kind: str, side: Processor) -> str:
+    driver = listed([part for part in (side.platform, side.driver) if part])
+    cores = f"host cores {', '.join(map(str, side.cores))}" if side.cores else ""
+    details = "; ".join(part for part in (driver, cores) if part)
+    return f"{kind}: {side.name} ({details})." if details else f"{kind}: {side.name}."
+
+
+def mark(sources: Sequence[str]) -> str:
+    """Those of some sources that stand for numbers which nobody measured for this report."""
+    return listed([source for source in sources if source in UNMEASURED])
+
+
+def warnings(sources: Sequence[str]) -> tuple[str, ...]:
+    """What a reader must know of sources that are no measurement of this run."""
+    return tuple(text for source, text in WARNINGS.items() if source in sources)
