@@ -88,17 +88,17 @@ class Bench:
             scratch={"planar": shared.buffer},
         )
         parts = Parts()
-        shared.map(write=True).wait()
+        gpu.wait(shared.map(write=True))
 
         def once() -> None:
             with parts.time("copy"):
                 np.copyto(shared.array.reshape(home.array.shape), home.array)
             with parts.time("unmap"):
-                shared.unmap().wait()
+                gpu.wait(shared.unmap())
             with parts.time("transform"):
                 gpu.run(kernels)
             with parts.time("map"):
-                shared.map(write=True).wait()
+                gpu.wait(shared.map(write=True))
 
         return self._sharing(once, parts, blank)
 
@@ -117,11 +117,11 @@ class Bench:
             with parts.time("transform"):
                 gpu.run(kernels)
             with parts.time("map"):
-                shared.map(write=False).wait()
+                gpu.wait(shared.map(write=False))
             with parts.time("copy"):
                 np.copyto(home.array, shared.array.reshape(home.array.shape))
             with parts.time("unmap"):
-                shared.unmap().wait()
+                gpu.wait(shared.unmap())
 
         return self._sharing(once, parts, blank)
 
@@ -152,11 +152,17 @@ class Bench:
                 once()
 
         latency = measure(work, self.protocol)
-        medians = {f"{name}_ms": parts.median_ms(name) for name in ("map", "unmap", "copy")}
         transform = parts.median_ms("transform")
         sync = min(self._sync_ms(), transform)
         filled = _filled(blank, latency)
-        return replace(filled, transform_ms=transform - sync, sync_ms=sync, **medians)
+        return replace(
+            filled,
+            transform_ms=transform - sync,
+            sync_ms=sync,
+            map_ms=parts.median_ms("map"),
+            unmap_ms=parts.median_ms("unmap"),
+            copy_ms=parts.median_ms("copy"),
+        )
 
     def _sync_ms(self) -> float:
         start = perf_counter()

@@ -185,15 +185,25 @@ class OpenClDevice:
             self.queue = usual
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
-        """Enqueue kernels and wait for the last.
-
-        Flushed before the wait: a thread that waits for unflushed work may run it itself.
-        """
+        """Enqueue kernels and wait for the last."""
         event = None
         for kernel in kernels:
             event = kernel.enqueue(self.queue)
         self.queue.flush()
         if event is not None:
+            self.wait(event)
+
+    def wait(self, event: cl.Event) -> None:
+        """Wait for one event of a flushed queue.
+
+        A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
+        then returns only when the whole queue is empty: such a thread looks at the event instead.
+        """
+        if self.soc.gpu.is_cpu:
+            complete = _cl().command_execution_status.COMPLETE
+            while event.command_execution_status > complete:
+                pass
+        else:
             event.wait()
 
     def _program(self, plan: KernelPlan) -> cl.Program:

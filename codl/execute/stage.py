@@ -57,7 +57,7 @@ class ToCpu:
         """Wait for the map, copy, hand the memory back."""
         start = perf_counter()
         assert self._ready is not None
-        self._ready.wait()
+        self._gpu.wait(self._ready)
         mapped = perf_counter()
         np.copyto(self._target, self._shared.array.reshape(self._target.shape))
         copied = perf_counter()
@@ -91,7 +91,7 @@ class ToGpu:
 
     def run(self, timeline: Timeline | None) -> None:
         start = perf_counter()
-        self._ready.wait()
+        self._gpu.wait(self._ready)
         mapped = perf_counter()
         np.copyto(self._shared.array.reshape(self._source.shape), self._source)
         copied = perf_counter()

@@ -33,12 +33,19 @@ def waves(items: int, soc: Soc) -> float:
 
 
 def pixel_tile(width: int, soc: Soc) -> int:
-    """Pixels of one register tile: the size that wastes least of a row of `width` pixels.
+    """Output pixels of one register tile, for rows of `width` pixels.
 
-    Between 7 and 16 accumulators a core that multiplies vectors is kept busy and nothing spills;
-    of equally wasteful sizes the largest reads the weights least often. A vector of 8 leaves half
-    the registers; a GPU's work-item gets 4.
+    Eight accumulators keep a core that multiplies vectors busy, and as many pointers to pixels fit
+    in its registers; so a tile may go over row ends and only the last one is not full. Rows of 7
+    are so few that this matters. A work-item of a GPU gets 4.
     """
+    if not soc.gpu.is_cpu:
+        return 4
+    return 7 if width == 7 else 8
+
+
+def row_tile(width: int, soc: Soc) -> int:
+    """The same where a tile lies in one row: the size that wastes least, the largest of equals."""
     if not soc.gpu.is_cpu:
         return 4
     low, high = (7, 16) if soc.gpu.vector_width == 16 else (4, 10)

@@ -39,7 +39,7 @@ class Field:
 
     def items(self) -> list[Field]:
         """The elements of a list."""
-        if not isinstance(self.value, list):
+        if not isinstance(self.value, (list, tuple)):
             raise self.wrong("a list")
         return [Field(self.path, f"{self.where}[{i}]", v) for i, v in enumerate(self.value)]
 

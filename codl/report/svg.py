@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 SVG = "http://www.w3.org/2000/svg"
-BOX = re.compile(r"M (\S+) (\S+)" + r" L (\S+) (\S+)" * 4 + " z")
+BOX = re.compile(r"M (\S+) (\S+)" + r" L (\S+) (\S+)" * 3 + " z ?")
 LINK = "{http://www.w3.org/1999/xlink}href"
 #: Drawn in this colour, text and lines take the page's.
 INK = "#010203"
@@ -112,8 +112,8 @@ def _short(name: str, value: str) -> str:
 
 def _box(match: re.Match[str]) -> str:
     """A rectangle in a third of the letters; a timeline holds hundreds."""
-    x0, y0, x1, y1, x2, y2, x3, y3, x4, y4 = match.groups()
-    if (x0, y0, y0, x1, y2, x0) == (x4, y4, y1, x2, y3, x3):
+    x0, y0, x1, y1, x2, y2, x3, y3 = match.groups()
+    if (x0, y0, x1, y2) == (x3, y1, x2, y3):
         return f"M{x0} {y0}H{x1}V{y2}H{x0}z"
     return match[0]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, pixel_tile, strip, waves
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, row_tile, strip, waves
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -100,7 +100,7 @@ def _span(op: Conv2d, pixels: int) -> int:
 
 def _tiling(op: Conv2d, soc: Soc) -> tuple[int, int, int]:
     """Pixels of a tile, tiles of one block of channels, and tiles of a work-item."""
-    pixels = pixel_tile(op.output.w, soc)
+    pixels = row_tile(op.output.w, soc)
     while pixels > 1 and _span(op, pixels) * op.kernel.w > MOST_UNROLLED:
         pixels -= 1
     tiles = op.output.h * ceil_div(op.output.w, pixels)

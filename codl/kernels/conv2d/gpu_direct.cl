@@ -7,7 +7,7 @@
 //
 // PIXELS     pixels of a tile
 // EDGE       pixels at either end of a tile that may see padding beside the input
-// LANES      input channels, where that is a constant because there are very few
+// LANES      input channels, a constant only where there are very few
 // STRIDE_W   horizontal stride of the window
 // weight     [out block][in block][kernel h][kernel w][lane of in block][V]; the last input block
 //            has only the lanes that exist (rounded up to 4 where V is 4)
@@ -16,12 +16,6 @@
 
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
-
-#ifdef LANES
-#define LANE_LOOP UNROLL for (int lane = 0; lane < LANES; lane++)
-#else
-#define LANE_LOOP NO_UNROLL for (int lane = 0; lane < lanes; lane++)
-#endif
 
 // acc[p] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
 #if LANES_AT_ONCE
@@ -37,12 +31,24 @@
         }                                                                                          \
     }
 #else
-#define MULTIPLY(SOURCE)                                                                           \
-    LANE_LOOP {                                                                                    \
+#define LANE(SOURCE)                                                                               \
+    {                                                                                              \
         const VEC weights = VLOAD(w + lane * V);                                                   \
         UNROLL for (int p = 0; p < PIXELS; p++)                                                    \
             acc[p] = fma((VEC)(SOURCE(p)[lane]), weights, acc[p]);                                 \
     }
+#ifdef LANES
+#define MULTIPLY(SOURCE)                                                                           \
+    UNROLL for (int lane = 0; lane < LANES; lane++) LANE(SOURCE)
+#else
+// A full block is straight code: the exit of a loop of V rounds is often mispredicted.
+#define MULTIPLY(SOURCE)                                                                           \
+    if (lanes == V) {                                                                              \
+        UNROLL for (int lane = 0; lane < V; lane++) LANE(SOURCE)                                   \
+    } else {                                                                                       \
+        NO_UNROLL for (int lane = 0; lane < lanes; lane++) LANE(SOURCE)                            \
+    }
+#endif
 #endif
 
 #define IN_ROW(p)                                                                                  \

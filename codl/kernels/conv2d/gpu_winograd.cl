@@ -77,19 +77,24 @@
 #define POINT_STRIDE (((in_blocks * most) | 1) * V)
 #define SUM_STRIDE ((most | 1) * V)
 
-// Multiplies N tiles at one point by one block of output channels; all sums stay in registers.
+// Multiplies N tiles at one point by one block of output channels; all sums stay in registers. A full
+// block of input lanes is straight code: the exit of a loop of V rounds is often mispredicted.
+#define LANE(N)                                                                                    \
+    {                                                                                              \
+        const VEC of_lane = VLOAD(w + lane * V);                                                   \
+        UNROLL for (int i = 0; i < N; i++)                                                         \
+            acc[i] = fma((VEC)(u[i * V + lane]), of_lane, acc[i]);                                 \
+    }
 #define PRODUCT(N)                                                                                 \
     {                                                                                              \
         VEC acc[N];                                                                                \
         UNROLL for (int i = 0; i < N; i++) acc[i] = (VEC)(0.0f);                                   \
-        __global const float *w = weights;                                                         \
-        for (int b = 0; b < in_blocks; b++) {                                                      \
-            __global const float *u = points + (b * most + tile) * V;                              \
-            const int lanes = min(V, in_channels - b * V);                                         \
-            NO_UNROLL for (int lane = 0; lane < lanes; lane++, w += V) {                           \
-                const VEC of_lane = VLOAD(w);                                                      \
-                UNROLL for (int i = 0; i < N; i++)                                                 \
-                    acc[i] = fma((VEC)(u[i * V + lane]), of_lane, acc[i]);                         \
+        __global const float *u = points + tile * V, *w = weights;                                 \
+        for (int left = in_channels; left > 0; left -= V, u += most * V, w += V * V) {             \
+            if (left >= V) {                                                                       \
+                UNROLL for (int lane = 0; lane < V; lane++) LANE(N)                                \
+            } else {                                                                               \
+                NO_UNROLL for (int lane = 0; lane < left; lane++) LANE(N)                          \
             }                                                                                      \
         }                                                                                          \
         UNROLL for (int i = 0; i < N; i++) VSTORE(acc[i], sums + (tile + i) * V);                  \

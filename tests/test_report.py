@@ -1,0 +1,452 @@
+"""The report, from result files written by hand: every number here is test data."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console, RenderableType
+
+from codl.errors import CodlError, InvalidFileError
+from codl.report import plots
+from codl.report.content import NONE, digits, nearness, spread
+from codl.report.findings import findings
+from codl.report.html import write_report
+from codl.report.load import COMMANDS, eval_result, load_result, search_result, train_result
+from codl.report.svg import SVG
+from codl.report.tables import eval_table, plan_table, train_table
+
+JsonObject = dict[str, Any]
+HOSTILE = '<script>alert("x")</script>&[bold]$a_b$'
+#: How to write here what the page prints.
+PLAIN = str.maketrans(
+    {"\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": "x", "\N{HORIZONTAL ELLIPSIS}": "..."}
+)
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+def soc(type_: str = "cpu") -> JsonObject:
+    cores = [1] if type_ == "cpu" else []
+    gpu = {"name": "Test GPU", "platform": "Test OpenCL", "driver": "9.9", "type": type_}
+    return {
+        "name": "testhost",
+        "description": "Test data, no machine",
+        "cpu": {"name": "Test CPU", "cores": [0]},
+        "gpu": {**gpu, "cores": cores},
+    }
+
+
+def row(strategy: str, median: float | None, **values: Any) -> JsonObject:
+    latency = None
+    if median is not None:
+        latency = {"median": median, "p20": 0.9 * median, "p80": 1.1 * median, "runs": 15}
+    found = {"model": "testnet", "strategy": strategy, "latency_ms": latency}
+    return {**found, "predicted_ms": None, "source": "measured", "status": "ok", **values}
+
+
+def span(processor: str, kind: str, start: float, end: float) -> JsonObject:
+    return {
+        "processor": processor,
+        "kind": kind,
+        "label": "conv1",
+        "start_ms": start,
+        "end_ms": end,
+    }
+
+
+SPANS = [
+    span("cpu", "copy", 0.0, 1.5),
+    span("cpu", "net", 1.5, 10.5),
+    span("gpu", "kernel", 1.5, 9.75),
+    span("cpu", "sync", 10.5, 11.0),
+]
+FAILED = row("ort", None, status="failed", reason="no kernel for op Foo", predicted_ms=777.0)
+IDEAL = {"median": 50.0, "p20": None, "p80": None, "runs": None}
+
+
+def evaluation(**values: Any) -> JsonObject:
+    rows = [
+        row("cpu", 123.456, speedup=1.0, of_ideal=0.405),
+        row("gpu", 234.567, speedup=0.526),
+        row("codl", 61.728, predicted_ms=60.06, speedup=2.0, cosine=0.9999991, max_rel_err=3.2e-6),
+        FAILED,
+        {**row("ideal", 50.0, source="computed", of_ideal=1.0), "latency_ms": IDEAL},
+    ]
+    timeline = {"model": "testnet", "strategy": "codl", "spans": SPANS}
+    found = {"command": "eval", "version": 1, "codl": "0.1.0", "commit": "abc1234"}
+    return {**found, "soc": soc(), "rows": rows, "timelines": [timeline], **values}
+
+
+def training() -> JsonObject:
+    predictor = {"target": "cpu_gemm", "processor": "cpu", "n_train": 2000, "n_test": 500}
+    sizes = {"bytes": 12345, "us_per_prediction": 2.3456}
+    rows = [
+        {"name": name, **predictor, **sizes, "split": split, "acc10": acc, "acc5": None, "mape": 5}
+        for name in ("linear", "gbdt")
+        for split, acc in (("row", 91.234), ("shape", 81.234))
+    ]
+    return {"command": "train", "soc": "testhost", "predictors": rows, "train_s": 12.345}
+
+
+def search() -> JsonObject:
+    both = {"cpu": "cpu_winograd", "gpu": "gpu_direct"}
+    chains = [
+        {"ops": ["a", "b"], "dim": "H", "gpu_ratio": 0.55, "variants": {"a": both, "b": both}},
+        {"ops": ["c"], "dim": "OC", "gpu_ratio": 0, "variants": {"c": {"cpu": "cpu_gemm"}}},
+    ]
+    found = {"command": "search", "model": "testnet", "soc": "testhost", "strategy": "codl"}
+    times = {"predicted_ms": 43.21, "search_ms": 8.765}
+    return {**found, "predictor": "linear", **times, "chains": chains}
+
+
+def collection() -> JsonObject:
+    files = ["t_conv2d.csv"]
+    return {"command": "collect", "rows": 4321, "failed": 12, "seconds": 59.87, "files": files}
+
+
+def running(**values: Any) -> JsonObject:
+    found = {"command": "run", "model": "testnet", "data_sharing_ms": 1.5, "spans": SPANS}
+    return {**found, "latency_ms": {"median": 11.11, "p20": 11, "p80": 12, "runs": 9}, **values}
+
+
+class Page(HTMLParser):
+    """What a reader finds on a page; asserts that tags are balanced and ids unique."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.open: list[str] = []
+        self.tags: list[tuple[str, Mapping[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+        ids = [values["id"] for _, values in self.tags if "id" in values]
+        assert len(ids) == len(set(ids))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        data = data.translate(PLAIN)
+        if self.open:
+            self.texts.append((self.open[-1], data))
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    def text(self, *tags: str) -> str:
+        return " ".join(data for tag, data in self.texts if not tags or tag in tags)
+
+    def starting(self, name: str) -> list[list[str]]:
+        return [row for row in self.rows if row and row[0] == name]
+
+    @property
+    def svgs(self) -> list[ElementTree.Element]:
+        found = re.findall(r"<svg.*?</svg>", self.html, re.DOTALL)
+        return [ElementTree.fromstring(text) for text in found]
+
+
+def write(folder: Path, content: Any, name: str = "result.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def page(folder: Path, *contents: JsonObject) -> Page:
+    paths = [write(folder, content, f"{i}.json") for i, content in enumerate(contents)]
+    out = write_report(paths, folder / "new" / "report.html")
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    return Page(out.read_text())
+
+
+def terminal(table: RenderableType) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_eval_rows_say_numbers_and_sources(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation())
+    cpu, codl, ideal = (found.starting(name)[0] for name in ("cpu", "codl", "ideal"))
+    assert cpu[1:6] == ["123", "111-136", "-", "1.00", "40.5"]
+    assert codl[1:5] == ["61.7", "55.6-67.9", "60.1", "2.00"]
+    assert codl[6:] == ["0.999999", "3.20e-06", "measured"]
+    assert ideal[1:3] == ["50.0", "-"]
+    assert ideal[-1] == "computed"
+
+
+def test_eval_says_what_it_was_made_on(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation())
+    for words in ("Test data, no machine", "Test GPU (Test OpenCL, 9.9; host cores 1)"):
+        assert words in found.text("span")
+    assert "two halves of one CPU" in found.text("span")
+    assert "two halves of one CPU" in found.text("strong")
+    assert "two halves of one CPU" in found.text("figcaption")
+    assert "commit abc1234" in found.text("p")
+    assert str(tmp_path) not in found.html
+
+
+def test_a_real_gpu_is_no_half_of_a_cpu(tmp_path: Path) -> None:
+    assert "halves" not in page(tmp_path, evaluation(soc=soc("gpu"))).html
+
+
+def test_a_failed_row_has_a_reason_and_no_number(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation())
+    assert found.starting("ort") == [["ort", "failed: no kernel for op Foo"]]
+    assert "777" not in found.text()
+    printed = terminal(eval_table(eval_result(evaluation())))
+    assert "ort on testnet failed: no kernel for op Foo" in printed
+    assert "777" not in printed
+
+
+def test_everything_failed(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation(rows=[FAILED], timelines=[]))
+    assert found.starting("ort")
+    assert len(found.svgs) == 1
+
+
+@pytest.mark.parametrize("source", ["simulated", "replayed"])
+def test_unmeasured_rows_are_labelled_everywhere(tmp_path: Path, source: str) -> None:
+    rows = [row("cpu", 100.0), row("codl", 50.0, source=source)]
+    found = page(tmp_path, evaluation(rows=rows))
+    assert "Not all of these numbers were measured." in found.text("strong")
+    assert source in found.text("p")
+    latency, timeline = found.starting(f"codl ({source})")
+    assert latency[-1] == timeline[-1] == source
+    assert found.starting("cpu")[0][-1] == "measured"
+    assert found.text("text").count(f"codl ({source})") == 1
+    assert f"codl  ({source})" in found.text("text")
+    assert found.text("figcaption").count(f"{source}:") == 2
+    assert source in terminal(eval_table(eval_result(evaluation(rows=rows))))
+
+
+def test_measured_results_have_no_banner(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation())
+    assert "simulated" not in found.html
+    assert "Not all" not in found.html
+
+
+def test_pictures_are_named_and_small(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation(), evaluation(), search(), running(source="measured"))
+    assert len(found.svgs) == 6
+    for svg in found.svgs:
+        title, desc = list(svg)[:2]
+        assert (title.tag, desc.tag) == (f"{{{SVG}}}title", f"{{{SVG}}}desc")
+        assert svg.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+    assert "codl 61.7 ms (measured); ort failed; ideal 50.0 ms (computed)" in found.text("desc")
+    assert "ideal 50.0 (computed)" in found.text("text")
+    assert len(found.html) < 150_000
+
+
+def test_the_page_is_self_contained_and_accessible(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation(), training())
+    assert found.html.startswith("<!DOCTYPE html>")
+    assert ("html", {"lang": "en"}) in found.tags
+    assert all("scope" in values for tag, values in found.tags if tag == "th")
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in found.tags}
+    for _, values in found.tags:
+        assert "src" not in values
+        assert (values.get("href") or "#").startswith("#")
+
+
+def test_a_timeline_adds_up(tmp_path: Path) -> None:
+    found = page(tmp_path, evaluation())
+    timeline = ["codl", "9.00", "8.25", "1.50", "0.500", "11.0", "measured"]
+    assert found.starting("codl")[1] == timeline
+
+
+def test_a_timeline_is_few_elements() -> None:
+    spans = [span("gpu", "kernel", i, i + 0.5) for i in range(300)]
+    timelines = [{"model": "testnet", "strategy": "codl", "spans": spans}]
+    result = eval_result(evaluation(timelines=timelines))
+    svg = plots.timeline_svg(result.timelines, key="k", title="t")
+    assert svg.count(f"fill: {plots.GPU.lower()}") == 2  # the spans and the legend
+    assert len(svg) < 16_000
+
+
+def test_names_are_never_markup(tmp_path: Path) -> None:
+    rows = [row(HOSTILE, 10.0, model=HOSTILE), {**FAILED, "reason": HOSTILE, "model": HOSTILE}]
+    timelines = [{"model": HOSTILE, "strategy": HOSTILE, "spans": SPANS}]
+    content = evaluation(rows=rows, timelines=timelines, soc={**soc(), "name": HOSTILE})
+    found = page(tmp_path, content, {**search(), "model": HOSTILE, "predictor": HOSTILE})
+    assert "<script" not in found.html
+    assert found.starting(HOSTILE)
+    assert found.svgs
+    assert "[bold]$a_b$" in terminal(eval_table(eval_result(content)))
+
+
+def test_control_characters_do_not_get_out(tmp_path: Path) -> None:
+    content = evaluation(rows=[row("a\x1b[31m\x00\ud800", 10.0)])
+    found = page(tmp_path, content)
+    assert found.svgs
+    assert "\x1b" not in found.html
+    assert "\x00" not in found.html
+
+
+def test_training_stands_split_beside_split(tmp_path: Path) -> None:
+    found = page(tmp_path, training())
+    linear = found.starting("linear")[0]
+    assert linear[1:5] == ["2,000/500", "91.2", "-", "5.00"]
+    assert linear[5:9] == ["2,000/500", "81.2", "-", "5.00"]
+    assert linear[9:] == ["12,345", "2.35", "not recorded"]
+    assert found.starting("cpu_gemm (cpu)")
+    printed = terminal(train_table(train_result(training())))
+    assert "81.2" in printed
+    assert "gbdt" in printed
+
+
+def test_simulated_training_is_labelled(tmp_path: Path) -> None:
+    found = page(tmp_path, {**training(), "sources": ["simulated"]})
+    assert found.starting("linear (simulated)")[0][-1] == "simulated"
+    assert "Not all" in found.html
+
+
+def test_a_plan_lists_its_chains(tmp_path: Path) -> None:
+    found = page(tmp_path, search())
+    first = ["1", "a ... b", "2", "H", "0.550", "2 x cpu_winograd", "2 x gpu_direct"]
+    assert found.starting("1") == [first]
+    assert found.starting("2") == [["2", "c", "1", "-", "0", "cpu_gemm", "-"]]
+    assert "Predicted latency: 43.2 ms by linear; nothing was run." in found.text("span")
+    assert "cpu_gemm" in terminal(plan_table(search_result(search())))
+
+
+def test_a_plan_file_is_a_result_too(tmp_path: Path) -> None:
+    plan = {k: v for k, v in search().items() if k not in ("command", "search_ms")}
+    found = page(tmp_path, {**plan, "version": 1, "digest": "00", "sharing": "gather"})
+    assert found.starting("1")
+
+
+def test_collection_and_run(tmp_path: Path) -> None:
+    found = page(tmp_path, {**collection(), "soc": soc()}, running(source="replayed"))
+    assert found.starting("testhost") == [["testhost", "4,321", "12", "59.9", "not recorded"]]
+    run = ["testnet (replayed)", "-", "11.1", "11.0-12.0", "9", "1.50", "replayed"]
+    assert found.starting("testnet (replayed)")[0] == run
+    assert "t_conv2d.csv" in found.text("span")
+
+
+def test_findings_compare_only_one_source_and_look_at_spreads() -> None:
+    rows = [row("cpu", 100.0), row("a", 50.0, speedup=2.0), row("b", 52.0)]
+    rows.append(row("c", 1.0, source="simulated"))
+    rows.append({**row("ideal", 0.1, source="computed")})
+    assert findings(eval_result(evaluation(rows=rows))) == (
+        "testnet: a is the fastest, 50.0 ms (measured), 2.00 times as fast as the better single "
+        "processor; not told apart from b (spreads overlap).",
+        "testnet: c alone, 1.00 ms (simulated).",
+    )
+
+
+def test_three_significant_digits() -> None:
+    large = {1234.5: "1230", 123.4: "123", 99.96: "100", 9.999: "10.0", 2.5e7: "2.50e+07"}
+    small = {1.2: "1.20", -1.234: "-1.23", 0.012345: "0.0123", 3.2e-6: "3.20e-06"}
+    edges = {0.0: "0", 0.0009999: "1.00e-03", 0.001: "0.00100"}
+    wanted = {**large, **small, **edges}
+    assert {value: digits(value) for value in wanted} == wanted
+    assert digits(None) == spread(None, 1.0) == NONE
+    assert digits(0.8764, percent=True) == "87.6"
+    assert nearness(0.996) == "0.996000"
+
+
+def wrong_eval(**values: Any) -> JsonObject:
+    return evaluation(rows=[{**row("cpu", 1.0), **values}])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", ["not JSON"]),
+        ("[1]", ["must hold a mapping, got [1]"]),
+        ({}, ["top", "the key 'command' is missing"]),
+        ({"command": "evil"}, ["command", "'evil'", "Did you mean 'eval'", *COMMANDS]),
+        ({"command": 3}, ["command", "must be a string, got 3"]),
+        (evaluation(version=2), ["version", "must be 1", "got 2"]),
+        (evaluation(rows={}), ["rows", "must be a list, got {}"]),
+        (evaluation(rows=[7]), ["rows[0]", "must be a mapping, got 7"]),
+        (evaluation(rows=[{}]), ["rows[0]", "'latency_ms' is missing"]),
+        (wrong_eval(source="guessed"), ["rows[0].source", "'guessed'", "measured", "simulated"]),
+        (wrong_eval(status="meh"), ["rows[0].status", "'meh'", "failed, ok"]),
+        (wrong_eval(status="failed"), ["rows[0].latency_ms", "must be null", "'failed'"]),
+        (wrong_eval(latency_ms=None), ["rows[0].latency_ms", "unless", "got None"]),
+        (wrong_eval(latency_ms={"median": -1}), ["rows[0].latency_ms.median", "at least 0", "-1"]),
+        (wrong_eval(latency_ms={"median": "x"}), ["rows[0].latency_ms.median", "number", "'x'"]),
+        (wrong_eval(latency_ms={"median": True}), ["number", "True"]),
+        (wrong_eval(latency_ms={"median": float("nan")}), ["finite", "nan"]),
+        (wrong_eval(latency_ms={"median": 10**400}), ["finite", "..."]),
+        (wrong_eval(latency_ms={"median": 1, "p20": 2}), ["p20 <= median <= p80"]),
+        (wrong_eval(latency_ms={"median": 1, "runs": 1.5}), ["latency_ms.runs", "whole", "1.5"]),
+        (evaluation(soc={"name": "x"}), ["soc", "'cpu' is missing"]),
+        ({**training(), "train_s": None}, ["train_s", "number", "None"]),
+        ({**search(), "chains": [{**search()["chains"][0], "gpu_ratio": 1.5}]}, ["0 (CPU only)"]),
+        ({**search(), "chains": [{**search()["chains"][0], "dim": "W"}]}, ["chains[0].dim", "'W'"]),
+        ({**search(), "chains": [{**search()["chains"][0], "ops": []}]}, ["chains[0].ops"]),
+        ({**collection(), "rows": [1]}, ["rows", "whole number", "[1]"]),
+        (running(spans=[span("cpu", "nap", 0, 1)]), ["spans[0].kind", "'nap'", "kernel"]),
+        (running(spans=[span("npu", "net", 0, 1)]), ["spans[0].processor", "'npu'", "cpu"]),
+        (running(spans=[span("cpu", "net", 2, 1)]), ["spans[0].end_ms", "at least start_ms"]),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: Any, words: list[str]) -> None:
+    path = write(tmp_path, content)
+    with pytest.raises(InvalidFileError) as raised:
+        load_result(path)
+    for part in (str(path), *words):
+        assert part in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFileError, match="there is no such file"):
+        load_result(tmp_path / "none.json")
+    with pytest.raises(InvalidFileError, match="cannot be read"):
+        load_result(tmp_path)
+    path = tmp_path / "binary.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidFileError, match="not JSON"):
+        load_result(path)
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    path = write(tmp_path, search())
+    with pytest.raises(CodlError, match="nothing to report"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(CodlError, match="is a result file"):
+        write_report([path], path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CodlError, match="cannot be written"):
+        write_report([path], tmp_path / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "result.json"]
+
+
+def test_a_bad_result_leaves_the_old_report(tmp_path: Path) -> None:
+    out = write(tmp_path, "old", "report.html")
+    with pytest.raises(InvalidFileError):
+        write_report([write(tmp_path, search(), "a.json"), write(tmp_path, "{", "b.json")], out)
+    assert out.read_text() == "old"
+
+
+def test_a_report_is_the_same_every_time(tmp_path: Path) -> None:
+    paths = [write(tmp_path, evaluation()), write(tmp_path, search(), "plan.json")]
+    first, second = (write_report(paths, tmp_path / f"{i}.html") for i in range(2))
+    assert first.read_text() == second.read_text()
+
+
+def test_a_table_does_not_wait_for_matplotlib() -> None:
+    code = "import sys, codl.report.tables, codl.report.html; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
