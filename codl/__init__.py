@@ -1,3 +1,41 @@
 """codl runs a neural network on the CPU and the GPU of a device at the same time."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from codl.execute.engine import Engine
+
 __version__ = "0.1.0"
+
+
+def compile(  # noqa: A001  the verb that users know
+    model: str | Path,
+    *,
+    soc: str | Path = "host",
+    strategy: str = "codl-paper",
+    plan: str | Path | None = None,
+) -> Engine:
+    """Make a model ready to run on both processors of a SoC.
+
+    `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan` is
+    a file of `codl search`; without one the strategy plans, with the predictors that `codl train`
+    left in `./predictors`. Raises `codl.errors.CodlError` where something is missing or unknown.
+
+    >>> engine = codl.compile("model.onnx", soc="host")
+    >>> y = engine(x)
+    """
+    from codl import soc as socs
+    from codl.collect.tasks import load_network
+    from codl.execute.engine import Engine
+    from codl.ops.plan import load_plan
+    from codl.strategies import Context, find
+
+    described, network = socs.load(soc), load_network(str(model))
+    chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, Context(described))
+    return Engine(network, chosen, described)
+
+
+__all__ = ["__version__", "compile"]

@@ -96,6 +96,10 @@ class CpuNet:
         self._inputs = [(text.blob(name), home.mat()) for name, home in inputs.items()]
         self._outputs = [(text.results[name], home.view()) for name, home in outputs.items()]
 
+    def __del__(self) -> None:
+        if hasattr(self, "_net"):
+            self._net.clear()  # what the net holds comes from the allocators
+
     def run(self) -> None:
         """Compute the outputs from what the input arrays hold now."""
         extractor = self._net.create_extractor()

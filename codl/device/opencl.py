@@ -49,6 +49,8 @@ class GpuTensor:
     def view(self, part: Region) -> tuple[cl.Buffer, np.int32, np.int32]:
         """The three kernel arguments that name `part`: buffer, offset and block stride."""
         inner = part.within(self.region)
+        if inner.channels.start % self.block:
+            raise ValueError(f"{part} does not begin at a block of {self.block} channels")
         first = inner.channels.start // self.block
         offset = first * self.block_stride + inner.rows.start * self.width
         return self.buffer, np.int32(offset), np.int32(self.block_stride)

@@ -26,6 +26,7 @@ class ModelBuilder:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
         self._channels: dict[str, int] = {}
 
     def input(self, name: str, shape: Sequence[int]) -> str:
@@ -91,12 +92,15 @@ class ModelBuilder:
         ]
         return self._add("Gemm", name, inputs, oc, transB=1)
 
-    def build(self, outputs: Sequence[str]) -> onnx.ModelProto:
-        results = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
+    def output(self, x: str) -> None:
+        """Make a tensor an output of the model."""
+        self._outputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, None))
+
+    def build(self) -> onnx.ModelProto:
+        results = self._outputs
         graph = helper.make_graph(self._nodes, self.name, self._inputs, results, self._constants)
         opset = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
-        return onnx.shape_inference.infer_shapes(model)
+        return helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
 
     def _add(self, kind: str, name: str, inputs: list[str], channels: int, **attrs: object) -> str:
         self._nodes.append(helper.make_node(kind, inputs, [name], name=name, **attrs))

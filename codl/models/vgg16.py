@@ -19,4 +19,5 @@ def build() -> onnx.ModelProto:
     x = b.flatten(x, 512 * 7 * 7)
     x = b.relu(b.fully_connected(x, 4096))
     x = b.relu(b.fully_connected(x, 4096))
-    return b.build([b.fully_connected(x, 1000)])
+    b.output(b.fully_connected(x, 1000))
+    return b.build()

@@ -30,4 +30,5 @@ def build() -> onnx.ModelProto:
     for oc in TAIL:
         x = block(x, oc)
     x = block(b.concat([pooled, x]), 1024)
-    return b.build([b.conv(x, 125, 1, pad=0)])
+    b.output(b.conv(x, 125, 1, pad=0))
+    return b.build()

@@ -63,10 +63,16 @@ class Op:
     activation: Activation = Activation()
 
     kind: ClassVar[str] = ""
-    #: Dimensions on which the output may be split; the first is preferred on ties.
-    dims: ClassVar[tuple[Dim, ...]] = ()
-    #: True where output channel i depends on input channel i alone: an OC chain may go on.
-    acts_on_channels_alone: ClassVar[bool] = False
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Dimensions on which the output may be split; the first is preferred on ties."""
+        raise NotImplementedError
+
+    @property
+    def acts_on_channels_alone(self) -> bool:
+        """True where output channel i depends on input channel i alone: an OC chain may go on."""
+        return False
 
     @property
     def input(self) -> Shape:

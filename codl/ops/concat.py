@@ -18,7 +18,10 @@ class Concat(Op):
     """All inputs share height and width; the output has the channels of one after the other."""
 
     kind: ClassVar[str] = "concat"
-    dims: ClassVar[tuple[Dim, ...]] = ("H",)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return ("H",)
 
     @property
     def output(self) -> Shape:

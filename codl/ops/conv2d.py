@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Array, Dim, Weights
+from codl.ops.base import Array, Weights
 from codl.ops.region import Region, Shape, Span
 from codl.ops.window import WindowOp
 
@@ -18,21 +18,20 @@ from codl.ops.window import WindowOp
 class Conv2d(WindowOp):
     """`weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels).
 
-    `dims` are H and OC: a cut through OC must leave groups whole (`channel_step`).
+    A cut through OC leaves groups whole (`channel_step`).
     """
 
     out_channels: int
     groups: int = 1
 
     kind: ClassVar[str] = "conv2d"
-    dims: ClassVar[tuple[Dim, ...]] = ("H", "OC")
 
     @property
     def is_depthwise(self) -> bool:
         return self.groups > 1 and self.groups == self.input.c == self.out_channels
 
     @property
-    def acts_on_channels_alone(self) -> bool:  # type: ignore[override]
+    def acts_on_channels_alone(self) -> bool:
         return self.is_depthwise
 
     @property

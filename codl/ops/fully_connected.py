@@ -20,7 +20,10 @@ class FullyConnected(Op):
     out_channels: int
 
     kind: ClassVar[str] = "fc"
-    dims: ClassVar[tuple[Dim, ...]] = ("OC",)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return ("OC",)
 
     @property
     def in_features(self) -> int:

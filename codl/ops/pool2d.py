@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Dim, Weights
+from codl.ops.base import Weights
 from codl.ops.region import Region, Shape
 from codl.ops.window import WindowOp
 
@@ -22,8 +22,10 @@ class Pool2d(WindowOp):
     count_pad: bool = False
 
     kind: ClassVar[str] = "pooling"
-    dims: ClassVar[tuple[Dim, ...]] = ("H", "OC")
-    acts_on_channels_alone: ClassVar[bool] = True
+
+    @property
+    def acts_on_channels_alone(self) -> bool:
+        return True
 
     @property
     def flavor(self) -> str:

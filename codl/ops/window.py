@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Op, Pad
+from codl.ops.base import Dim, Op, Pad
 from codl.ops.region import Span
 
 
@@ -30,6 +30,12 @@ class WindowOp(Op):
     stride: Size2 = Size2(1, 1)
     pad: Pad = Pad(0, 0, 0, 0)
     dilation: Size2 = Size2(1, 1)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Rows are cut only where every window sees some of the input, and none padding alone."""
+        widest = max(self.pad.top, self.pad.bottom)
+        return ("H", "OC") if widest < self.extent.h else ("OC",)
 
     @property
     def extent(self) -> Size2:

@@ -1,0 +1,59 @@
+"""Fixtures: every OpenCL device of this machine, and SoCs around them.
+
+All drivers that survive a probe are loaded into the test process, so that one fixture runs a test
+on every device found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from codl.device import drivers, threads
+from codl.device.detect import describe
+from codl.device.opencl import OpenClDevice, open_device
+from codl.device.probe import ProbedDevice, probe_all
+from codl.soc import Soc
+
+FOUND: list[ProbedDevice] = [device for result in probe_all() for device in result.devices]
+
+
+def _load_all() -> None:
+    wanted = [drivers.find_driver(name) for name in dict.fromkeys(d.icd for d in FOUND)]
+    soc = describe("test", FOUND[0])
+    with drivers.loaded(wanted, cores=soc.gpu.cores), threads.pinned(soc.gpu.cores):
+        import pyopencl
+
+        pyopencl.get_platforms()
+
+
+if FOUND:
+    _load_all()
+
+
+@pytest.fixture(scope="session", params=FOUND, ids=lambda device: device.icd)
+def soc(request: pytest.FixtureRequest) -> Soc:
+    """A SoC around every OpenCL device of this machine in turn."""
+    return describe("test", request.param)
+
+
+@pytest.fixture(scope="session")
+def first_soc() -> Soc:
+    """A SoC around the device that codl would choose."""
+    assert FOUND, f"no OpenCL device was found. {drivers.INSTALL_HINT}"
+    return describe("test", FOUND[0])
+
+
+@pytest.fixture(scope="session")
+def gpu(soc: Soc) -> OpenClDevice:
+    return open_device(soc)
+
+
+@pytest.fixture(autouse=True)
+def _same_affinity() -> Iterator[None]:
+    """Engines pin the thread that builds them; tests must not inherit that."""
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)

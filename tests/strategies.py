@@ -1,0 +1,83 @@
+"""Random operators for property tests."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from codl.ops import Activation, Concat, Conv2d, FullyConnected, Op, Pad, Pool2d, Shape, Size2
+
+ACTIVATIONS = st.sampled_from(
+    [
+        Activation(),
+        Activation("relu"),
+        Activation("leaky_relu", 0.1),
+        Activation("clip", -0.5, 2.0),
+    ]
+)
+CHANNELS = st.sampled_from([1, 3, 4, 8, 16, 20, 32, 48])
+SIZES = st.integers(1, 14)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv2d:
+    groups, per_in, per_out = draw(
+        st.one_of(
+            st.tuples(st.just(1), CHANNELS, CHANNELS),
+            st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
+            st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
+        )
+    )
+    kernel = Size2(*draw(st.sampled_from([(1, 1), (3, 3), (3, 3), (5, 5), (2, 3), (1, 7)])))
+    stride = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 2)])))
+    dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 2)])))
+    pad = Pad(*draw(st.tuples(*[st.integers(0, 2)] * 4)))
+    least_h = max((kernel.h - 1) * dilation.h + 1 - pad.top - pad.bottom, 1)
+    least_w = max((kernel.w - 1) * dilation.w + 1 - pad.left - pad.right, 1)
+    shape = Shape(1, groups * per_in, least_h + draw(SIZES), least_w + draw(SIZES))
+    return Conv2d(
+        inputs=(shape,),
+        out_channels=groups * per_out,
+        groups=groups,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        pad=pad,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def poolings(draw: st.DrawFn) -> Pool2d:
+    size = draw(st.integers(1, 4))
+    # Padding stays below the window, so that no window lies in padding alone.
+    pad = Pad(*draw(st.tuples(*[st.integers(0, size - 1)] * 4)))
+    shape = Shape(1, draw(CHANNELS), size + draw(SIZES), size + draw(SIZES))
+    return Pool2d(
+        inputs=(shape,),
+        mode=draw(st.sampled_from(["max", "avg"])),
+        count_pad=draw(st.booleans()),
+        kernel=Size2(size, size),
+        stride=Size2(*draw(st.sampled_from([(1, 1), (2, 2), (3, 2)]))),
+        pad=pad,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def fully_connected(draw: st.DrawFn) -> FullyConnected:
+    side = draw(st.sampled_from([1, 2, 7]))
+    shape = Shape(1, draw(CHANNELS), side, side)
+    oc = draw(st.sampled_from([1, 10, 16, 33, 64]))
+    return FullyConnected(inputs=(shape,), out_channels=oc, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def concats(draw: st.DrawFn) -> Concat:
+    height, width = draw(SIZES), draw(SIZES)
+    first = draw(st.sampled_from([16, 32, 3]))
+    shapes = tuple(Shape(1, c, height, width) for c in (first, draw(CHANNELS)))
+    return Concat(inputs=shapes, activation=draw(ACTIVATIONS))
+
+
+def ops() -> st.SearchStrategy[Op]:
+    return st.one_of(convolutions(), convolutions(), poolings(), fully_connected(), concats())

@@ -1,0 +1,207 @@
+"""The co-executor against ONNX Runtime: any plan of a network gives the network's outputs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from codl.errors import CodlError, MismatchError
+from codl.execute.engine import Engine
+from codl.execute.program import build_program
+from codl.execute.timeline import sharing_ms
+from codl.graph import import_onnx, session_options, simplify
+from codl.kernels import registry
+from codl.models.builder import ModelBuilder
+from codl.ops import Array, Layer, Network, lower
+from codl.ops.plan import Chain, Plan
+from codl.soc import Soc
+from codl.strategies.evaluation import cosine, max_rel_err
+
+Case = tuple[Network, Array, dict[str, Array]]
+
+
+def branching() -> ModelBuilder:
+    """Every kind of op, a skip over several ops into a concat, and two outputs."""
+    b = ModelBuilder("branching")
+    x = b.input("image", (1, 3, 37, 29))
+    x = b.leaky_relu(b.batch_norm(b.conv(x, 32, 3, pad=1, bias=False)), 0.1)
+    skip = x = b.max_pool(x, 2, 2)
+    x = b.relu(b.conv(x, 48, 3, pad=1))
+    x = b.relu(b.conv(x, 48, 3, pad=1, groups=48))
+    x = b.relu(b.conv(b.concat([skip, x]), 64, 1, pad=0))
+    b.output(x)
+    x = b.max_pool(b.conv(x, 40, 5, pad=2, stride=2), 3, 2)
+    x = b.relu(b.fully_connected(b.flatten(x, 40 * 4 * 3), 50))
+    b.output(b.fully_connected(x, 21))
+    return b
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    proto = branching().build()
+    network = lower(simplify(import_onnx(proto, "branching")))
+    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = list(network.outputs)
+    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+
+
+def make_plan(network: Network, soc: Soc, cuts: Sequence[tuple[int, str, float]],
+              sharing: str = "gather") -> Plan:  # fmt: skip
+    """Chains of the given lengths, dimensions and ratios; default variants."""
+    layers = iter(network.layers)
+    chains = []
+    for length, dim, ratio in cuts:
+        taken = [layer for _, layer in zip(range(length), layers, strict=False)]
+        if taken:
+            variants = {layer.name: defaults(layer, soc) for layer in taken}
+            ops = tuple(layer.name for layer in taken)
+            chains.append(Chain(ops, dim, ratio, variants))  # type: ignore[arg-type]
+    for layer in layers:
+        chains.append(Chain((layer.name,), "H", 0.0, {layer.name: defaults(layer, soc)}))
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", sharing, None, tuple(chains)  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def defaults(layer: Layer, soc: Soc) -> dict[str, str]:
+    """Variants that do any part of the layer: those without conditions on its shape."""
+    plain = {"conv2d": "direct", "pooling": "direct", "fc": "gemv", "concat": "copy"}
+    names = {}
+    for processor in ("cpu", "gpu"):
+        found = [v.name for v in registry.variants(layer.op, processor, soc)]  # type: ignore[arg-type]
+        names[processor] = next((n for n in found if plain[layer.op.kind] in n), found[0])
+    return names
+
+
+def legal(network: Network, cuts: Sequence[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
+    """Ratios between 0 and 1 only where every op of a chain can be cut that way."""
+    layers, made = list(network.layers), []
+    for length, dim, ratio in cuts:
+        taken, layers = layers[:length], layers[length:]
+        if dim == "H":
+            able = all("H" in layer.op.dims for layer in taken)
+        else:
+            able = len(taken) == 1 and "OC" in taken[0].op.dims
+        made.append((length, dim, ratio if able else round(ratio)))
+    return made
+
+
+CUTS = st.lists(
+    st.tuples(
+        st.integers(1, 4), st.sampled_from(["H", "OC"]), st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_plan_gives_the_same_outputs(
+    cuts: list[tuple[int, str, float]], sharing: str, case: Case, soc: Soc
+) -> None:
+    network, x, expected = case
+    plan = make_plan(network, soc, legal(network, cuts), sharing)
+    with Engine(network, plan, soc) as engine:
+        for _ in range(2):  # the second run reuses everything
+            outputs = engine({"image": x})
+            for name, reference in expected.items():
+                assert outputs[name].shape == reference.shape
+                assert max_rel_err(outputs[name], reference) <= 1e-4
+                assert cosine(outputs[name], reference) >= 0.99999
+
+
+@pytest.fixture
+def engine(case: Case, first_soc: Soc) -> Iterator[Engine]:
+    cuts = [(2, "H", 0.5), (1, "OC", 0.5), (3, "H", 0.4)]
+    with Engine(case[0], make_plan(case[0], first_soc, cuts), first_soc) as made:
+        yield made
+
+
+def test_the_steady_state_allocates_no_tensor(engine: Engine, case: Case) -> None:
+    engine.feed({"image": case[1]})
+    for _ in range(3):
+        engine.run()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    for _ in range(50):
+        engine.run()
+    after, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    smallest = min(shape.bytes for shape in case[0].shapes.values() if shape.bytes > 4096)
+    assert peak - before < smallest
+    assert after - before < 4096
+
+
+def test_nothing_is_shared_inside_a_chain(case: Case, first_soc: Soc) -> None:
+    network = case[0]
+    plan = make_plan(network, first_soc, [(2, "H", 0.5)])
+    program = build_program(network, plan, first_soc)
+    first = program.segments[0]
+    assert {move.tensor for move in first.transfers} == {"image"}
+    moved = {move.tensor for segment in program.segments[1:] for move in segment.transfers}
+    assert network.layers[0].output not in moved
+
+
+def test_only_missing_rows_move_between_splits_alike(case: Case, first_soc: Soc) -> None:
+    network = case[0]
+    cuts = [(2, "H", 0.5), (1, "H", 0.5)]
+    pooled = network.layers[1].output
+    moved = {}
+    for sharing in ("gather", "missing"):
+        program = build_program(network, make_plan(network, first_soc, cuts, sharing), first_soc)
+        moves = [m for m in program.segments[1].transfers if m.tensor == pooled]
+        moved[sharing] = sum(m.region.rows.size for m in moves)
+    assert moved["missing"] == 2  # one halo row each way
+    assert moved["gather"] == network.shapes[pooled].h
+
+
+def test_a_profile_covers_both_processors(engine: Engine, case: Case) -> None:
+    engine.feed({"image": case[1]})
+    spans = engine.profile()
+    assert {span.processor for span in spans} == {"cpu", "gpu"}
+    assert all(span.end_ms >= span.start_ms for span in spans)
+    assert sharing_ms(spans) > 0
+    after = engine({"image": case[1]})
+    for name, reference in case[2].items():
+        assert max_rel_err(after[name], reference) <= 1e-4
+
+
+def test_wrong_inputs_are_refused_with_the_value(engine: Engine, case: Case) -> None:
+    with pytest.raises(CodlError, match=r"must be 1x3x37x29, got \(1, 3, 8, 8\)"):
+        engine({"image": np.zeros((1, 3, 8, 8), np.float32)})
+    with pytest.raises(CodlError, match="inputs must be image, got picture"):
+        engine({"picture": case[1]})
+    with pytest.raises(CodlError, match="give a dict"):
+        engine(case[1])
+
+
+def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) -> None:
+    network = case[0]
+    plan = make_plan(network, first_soc, [])
+    b = ModelBuilder("other")
+    b.output(b.conv(b.input("image", (1, 3, 9, 9)), 8, 3, pad=1))
+    other = lower(simplify(import_onnx(b.build(), "other")))
+    with pytest.raises(MismatchError, match="not for 'other'"):
+        Engine(other, plan, first_soc)
+    elsewhere = Plan(**{**plan.__dict__, "soc": "elsewhere"})
+    with pytest.raises(MismatchError, match="SoC 'elsewhere'"):
+        Engine(network, elsewhere, first_soc)
+    short = Plan(**{**plan.__dict__, "chains": plan.chains[:-1]})
+    with pytest.raises(MismatchError, match="each once"):
+        Engine(network, short, first_soc)

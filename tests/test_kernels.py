@@ -1,0 +1,220 @@
+"""Every kernel variant on every device: halves of random splits equal the whole, by a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from strategies import ops
+
+from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.opencl import OpenClDevice, SharedBuffer
+from codl.kernels import registry
+from codl.kernels.base import TensorArg, Variant
+from codl.kernels.layout.transform import to_blocked, to_planar
+from codl.ops import Array, Op, Region, Shape, Span, parse, split, to_text
+from codl.soc import Soc
+
+FEW = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+RATIOS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
+TOLERANCE = {"cpu_winograd": 1e-3, "gpu_winograd": 1e-3}
+
+
+def operands(op: Op, seed: int = 0) -> tuple[list[Array], dict[str, Array]]:
+    random = np.random.default_rng(seed)
+    inputs = [random.standard_normal(shape, np.float32) for shape in op.inputs]
+    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    return inputs, weights
+
+
+def reference(op: Op, inputs: Sequence[Array], weights: dict[str, Array]) -> NDArray[np.float64]:
+    return op.reference([x.astype(np.float64) for x in inputs], weights)
+
+
+def cut(array: Array, region: Region) -> Array:
+    return array[0, slice(*region.channels), slice(*region.rows)]
+
+
+def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
+            soc: Soc) -> Array:  # fmt: skip
+    """Compute a region of an op's output in place, among arrays of the whole tensors."""
+    names = [f"x{i}" for i in range(len(inputs))]
+    homes = {
+        name: Home(x[0], Region.whole(shape), op.needs(part, i))
+        for i, (name, x, shape) in enumerate(zip(names, inputs, op.inputs, strict=True))
+    }
+    reads = tuple((name, home.used) for name, home in homes.items())
+    own = op.restrict_weights(weights, part)
+    layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
+    out = Home.allocate(op.output, Region.whole(op.output)).of(part)
+    CpuNet([layer], homes, {"y": out}, soc).run()
+    return out.view()
+
+
+def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
+            gpu: OpenClDevice) -> tuple[Array, Array]:  # fmt: skip
+    """The same on the GPU; returns the region, and the whole buffer around it."""
+    soc, arguments = gpu.soc, {}
+    for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
+        tensor = gpu.tensor(shape, Region.whole(shape))
+        upload(gpu, tensor, shape, x)
+        arguments[TensorArg("input", i)] = (tensor, op.needs(part, i))
+    whole = Region.whole(op.output)
+    out = gpu.tensor(op.output, whole)
+    canary = np.full(op.output, 7.0, np.float32)
+    upload(gpu, out, op.output, canary)
+    arguments[TensorArg("output")] = (out, part)
+    own = op.restrict_weights(weights, part)
+    gpu.run(gpu.bind(variant.plan(op.restrict(part), soc), arguments, weights=own))
+    around = download(gpu, out, op.output)
+    return cut(around, part), around
+
+
+def upload(gpu: OpenClDevice, tensor: Any, shape: Shape, values: Array) -> None:
+    shared = SharedBuffer(gpu, shape.elements)
+    gpu.wait(shared.map(write=True))
+    shared.array[:] = values.ravel()
+    shared.unmap()
+    plan = to_blocked(shape, Region.whole(shape), gpu.soc)
+    target = {TensorArg("output"): (tensor, tensor.region)}
+    gpu.run(gpu.bind(plan, target, scratch={"planar": shared.buffer}))
+
+
+def download(gpu: OpenClDevice, tensor: Any, shape: Shape) -> Array:
+    shared = SharedBuffer(gpu, shape.elements)
+    plan = to_planar(shape, Region.whole(shape), gpu.soc)
+    source = {TensorArg("input"): (tensor, tensor.region)}
+    gpu.run(gpu.bind(plan, source, scratch={"planar": shared.buffer}))
+    gpu.wait(shared.map(write=False))
+    return shared.array.reshape(shape).copy()
+
+
+def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
+    largest = max(float(np.abs(expected).max()), 1e-3)
+    error = float(np.abs(got - expected).max()) / largest
+    assert error <= TOLERANCE.get(variant.name, 1e-4), f"{variant.name} of {to_text(op)}"
+
+
+@given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
+@FEW
+def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first_soc: Soc) -> None:
+    soc = first_soc
+    inputs, weights = operands(op)
+    expected = reference(op, inputs, weights)
+    for part in split(op, dim if dim in op.dims else op.dims[0], ratio):
+        if part.is_empty:
+            continue
+        for variant in registry.variants(op.restrict(part), "cpu", soc):
+            got = run_cpu(variant, op, part, inputs, weights, soc)
+            assert_close(variant, op.restrict(part), got, cut(expected, part))
+
+
+@given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
+@FEW
+def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
+    op: Op, dim: Any, ratio: float, gpu: OpenClDevice
+) -> None:
+    inputs, weights = operands(op)
+    expected = reference(op, inputs, weights)
+    block = gpu.soc.gpu.vector_width
+    # The GPU takes the first part of a split.
+    _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
+    if part.is_empty:
+        return
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc):
+        got, around = run_gpu(variant, op, part, inputs, weights, gpu)
+        assert_close(variant, op.restrict(part), got, cut(expected, part))
+        for rest in Region.whole(op.output).minus(part):
+            assert (cut(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x3x33x31 oc=32 kernel=3x3 pad=1 act=leaky_relu:0.1",
+        "conv2d in=1x64x29x27 oc=96 kernel=3x3 pad=1 act=relu",
+        "conv2d in=1x96x13x13 oc=125 kernel=1x1",
+        "conv2d in=1x48x30x30 oc=48 kernel=3x3 stride=2 pad=1 groups=48",
+        "pooling in=1x64x20x20 kernel=2x2 stride=2",
+        "pooling in=1x70x9x9 mode=avg kernel=9x9",
+        "fc in=1x40x7x7 oc=130 act=relu",
+        "concat in=1x64x13x13,1x125x13x13",
+    ],
+)
+def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
+    op = parse(text)
+    inputs, weights = operands(op, seed=1)
+    expected = reference(op, inputs, weights)
+    part = Region.whole(op.output)
+    found = registry.variants(op, "gpu", gpu.soc)
+    assert found, "every op here has a variant on the GPU"
+    for variant in found:
+        got, _ = run_gpu(variant, op, part, inputs, weights, gpu)
+        assert_close(variant, op, got, expected[0])
+
+
+@given(
+    channels=st.integers(1, 40),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    data=st.data(),
+)
+@FEW
+def test_transform_moves_a_region_and_nothing_else(
+    channels: int, height: int, width: int, data: st.DataObject, gpu: OpenClDevice
+) -> None:
+    shape = Shape(1, channels, height, width)
+    region = Region(data.draw(spans(channels)), data.draw(spans(height)))
+    tensor = gpu.tensor(shape, Region.whole(shape))
+    before = np.random.default_rng(0).standard_normal(shape, np.float32)
+    upload(gpu, tensor, shape, before)
+    inside = region.shape(shape)
+    shared = SharedBuffer(gpu, inside.elements)
+    gpu.wait(shared.map(write=True))
+    shared.array[:] = np.arange(inside.elements, dtype=np.float32)
+    shared.unmap()
+    plan = to_blocked(shape, region, gpu.soc)
+    target = {TensorArg("output"): (tensor, tensor.region)}
+    gpu.run(gpu.bind(plan, target, scratch={"planar": shared.buffer}))
+    after = download(gpu, tensor, shape)
+    expected = before.copy()
+    cut(expected, region)[:] = np.arange(inside.elements).reshape(inside[1:])
+    np.testing.assert_array_equal(after, expected)
+
+
+def spans(size: int) -> st.SearchStrategy[Span]:
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(1, size))
+    return pairs.map(lambda p: Span(min(p[0], p[1] - 1), max(p[0] + 1, p[1])))
+
+
+@given(op=ops())
+@settings(max_examples=200, deadline=None)
+def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -> None:
+    for processor in ("cpu", "gpu"):
+        for variant in registry.variants(op, processor, first_soc):  # type: ignore[arg-type]
+            values = variant.features(op, first_soc)
+            assert values, f"{variant.name} has no features"
+            assert all(np.isfinite(v) and v >= 0 for v in values.values())
+
+
+def test_every_op_has_a_default_variant_on_both_processors(first_soc: Soc) -> None:
+    texts = ("conv2d in=1x8x8x8 oc=8 kernel=3", "pooling in=1x8x8x8 kernel=2", "fc in=1x8x1x1 oc=4")
+    for text in texts:
+        for processor in ("cpu", "gpu"):
+            assert registry.variants(parse(text), processor, first_soc)  # type: ignore[arg-type]
+
+
+def test_a_refusal_gives_the_rule_and_the_value(first_soc: Soc) -> None:
+    op = parse("conv2d in=1x8x8x8 oc=32 kernel=3 stride=2 pad=1")
+    winograd = registry.find(op, "cpu_winograd")
+    assert "stride=2x2" in (winograd.refusal(op, first_soc) or "")
