@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def compile(  # noqa: A001  the verb that users know
+def compile(
     model: str | Path,
     *,
     soc: str | Path = "host",
@@ -20,9 +20,9 @@ def compile(  # noqa: A001  the verb that users know
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
-    `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan` is
-    a file of `codl search`; without one the strategy plans, with the predictors that `codl train`
-    left in `./predictors`. Raises `codl.errors.CodlError` where something is missing or unknown.
+    `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
+    is a file of `codl search`; without one the strategy plans, with the predictors that `codl
+    train` left in `./predictors`. Raises `codl.errors.CodlError` where something is missing or unknown.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import subprocess
 from datetime import datetime, timezone
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-
-from codl import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def provenance() -> dict[str, str]:
     """Version, commit and time, as every result carries them."""
-    return {"codl": __version__, "commit": commit(), "created": now()}
+    return {"codl": version("codl"), "commit": commit(), "created": now()}
 
 
 def now() -> str:

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from codl import __version__
 from codl.collect.benchmarks import Bench
 from codl.collect.protocol import Protocol
 from codl.collect.tasks import Task
 from codl.dataset import Dataset, Row
 from codl.errors import CodlError, MismatchError
-from codl.provenance import commit, now
+from codl.provenance import now, provenance
 from codl.soc import Soc
 
 #: Called after every task: rows that are done, rows in all, seconds left as far as can be told.
@@ -114,9 +113,7 @@ def _begin(soc: Soc, dataset: Dataset, protocol: Protocol, resume: bool) -> str:
     run = f"run{len(manifest['runs']) + 1}"
     manifest |= {"source": "measured", "soc": _soc(soc)}
     manifest["runs"][run] = {
-        "begun": now(),
-        "codl": __version__,
-        "commit": commit(),
+        **provenance(),
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": _clock_mhz(soc),
         "protocol": asdict(protocol),
