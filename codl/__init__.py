@@ -22,7 +22,7 @@ def compile(
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
     is a file of `codl search`; without one the strategy plans, with the predictors that `codl
-    train` left in `./predictors`. Raises `codl.errors.CodlError` where something is missing or unknown.
+    train` left in `./predictors`. Raises `CodlError` where something is missing or unknown.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)

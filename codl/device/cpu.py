@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -89,22 +91,17 @@ class CpuNet:
         soc: Soc,
     ) -> None:
         text = NetText(layers, inputs, outputs, soc)
-        # ncnn counts no references to NumPy's memory, and its nets none to their allocators.
+        # ncnn counts no references to NumPy's memory.
         self._homes = (*inputs.values(), *outputs.values())
-        self._blobs, self._workspace = ncnn.PoolAllocator(), ncnn.UnlockedPoolAllocator()
         self._net = self._build(text, soc)
-        self._inputs = [(text.blob(name), home.mat()) for name, home in inputs.items()]
+        self._inputs = [
+            (text.blob(name), home.mat(), name in text.copied) for name, home in inputs.items()
+        ]
         self._outputs = [(text.results[name], home.view()) for name, home in outputs.items()]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_net"):
-            self._net.clear()  # what the net holds comes from the allocators
 
     def run(self) -> None:
         """Compute the outputs from what the input arrays hold now."""
-        extractor = self._net.create_extractor()
-        for name, mat in self._inputs:
-            extractor.input(name, mat)
+        extractor = self._extractor()
         for name, target in self._outputs:
             code, result = extractor.extract(name)
             if code:
@@ -113,13 +110,17 @@ class CpuNet:
 
     def compute(self) -> None:
         """Compute the outputs and leave them in the net, in ncnn's own packed layout."""
-        extractor = self._net.create_extractor()
-        for name, mat in self._inputs:
-            extractor.input(name, mat)
+        extractor = self._extractor()
         for name, _ in self._outputs:
             code, _ = extractor.extract(name, 1)
             if code:
                 raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
+
+    def _extractor(self) -> ncnn.Extractor:
+        extractor = self._net.create_extractor()
+        for name, mat, copied in self._inputs:
+            extractor.input(name, mat.clone() if copied else mat)
+        return extractor
 
     def _build(self, text: NetText, soc: Soc) -> ncnn.Net:
         net = ncnn.Net()
@@ -127,8 +128,8 @@ class CpuNet:
         net.opt.use_vulkan_compute = False
         net.opt.use_fp16_packed = net.opt.use_fp16_storage = False
         net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
-        net.opt.blob_allocator = self._blobs
-        net.opt.workspace_allocator = self._workspace
+        net.opt.blob_allocator = _allocator("blob")
+        net.opt.workspace_allocator = _allocator("workspace")
         if net.load_param_mem(text.param):
             raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{text.param}")
         with TemporaryDirectory(dir=_memory_folder(), prefix="codl-") as folder:
@@ -165,6 +166,8 @@ class NetText:
         self._numbers: dict[str, int] = {}
         self._lines: list[str] = []
         self.weights: list[Array] = []
+        #: Inputs that a layer reads which cannot read them in place.
+        self.copied: set[str] = set()
         for name in inputs:
             self._write("Input", [], name, {})
         for layer in layers:
@@ -180,6 +183,8 @@ class NetText:
     def _add(self, layer: CpuLayer, soc: Soc) -> None:
         sources = [self._read(name, region) for name, region in layer.inputs]
         plan = layer.variant.plan(layer.op, soc)
+        if plan.copies_input:
+            self.copied.update(name for name, _ in layer.inputs)
         after = activation_layer(plan.after)
         if after is None:
             self._write(plan.type, sources, layer.output, plan.parameters)
@@ -231,6 +236,17 @@ def _parameter(key: int, value: object) -> str:
     if isinstance(value, tuple):
         return f"{-23300 - key}={','.join([str(len(value)), *(repr(float(v)) for v in value)])}"
     return f"{key}={value!r}"
+
+
+@cache
+def _allocator(purpose: str) -> ncnn.PoolAllocator:
+    """The allocator of all nets: it must outlive every matrix that came from it.
+
+    So it is never freed, not even when the interpreter ends, in whatever order that happens.
+    """
+    allocator = ncnn.PoolAllocator()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(allocator))
+    return allocator
 
 
 def _memory_folder() -> str | None:

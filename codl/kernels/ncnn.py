@@ -21,12 +21,15 @@ class NcnnLayer:
     """An ncnn layer: its type, its parameters by ncnn's numbers, and its weights in file order.
 
     `after` is an activation that ncnn cannot fuse into this layer; it becomes a layer of its own.
+    `copies_input`: the layer takes channels to lie as ncnn itself would have put them, so that a
+    tensor of somebody else's must be copied for it.
     """
 
     type: str
     parameters: Mapping[int, Value]
     weights: tuple[str, ...] = ()
     after: Activation = Activation()
+    copies_input: bool = False
 
 
 class CpuVariant(Variant, Protocol):

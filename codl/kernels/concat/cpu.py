@@ -19,7 +19,7 @@ class CpuCopy:
         return None
 
     def plan(self, op: Concat, soc: Soc) -> NcnnLayer:
-        return NcnnLayer("Concat", {0: 0}, after=op.activation)
+        return NcnnLayer("Concat", {0: 0}, after=op.activation, copies_input=True)
 
     def features(self, op: Concat, soc: Soc) -> dict[str, float]:
         return {"inputs": float(len(op.inputs)), "output_bytes": float(op.output.bytes)}

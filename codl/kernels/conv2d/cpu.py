@@ -41,7 +41,10 @@ class _CpuConv:
         if self.switched_off:
             parameters[31] = self.switched_off
         if op.groups > 1:
-            return NcnnLayer("ConvolutionDepthWise", {**parameters, 7: op.groups}, WEIGHTS)
+            # ncnn cuts groups out of the input by its own channel step.
+            cut = not op.is_depthwise
+            parameters[7] = op.groups
+            return NcnnLayer("ConvolutionDepthWise", parameters, WEIGHTS, copies_input=cut)
         return NcnnLayer("Convolution", parameters, WEIGHTS)
 
     def _bytes(self, op: Conv2d) -> dict[str, float]:

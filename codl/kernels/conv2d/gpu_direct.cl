@@ -31,6 +31,9 @@
         }                                                                                          \
     }
 #else
+#ifndef SOME
+#define SOME 4
+#endif
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
         const VEC weights = VLOAD(w + lane * V);                                                   \
@@ -44,7 +47,8 @@
 // A full block is straight code: the exit of a loop of V rounds is often mispredicted.
 #define MULTIPLY(SOURCE)                                                                           \
     if (lanes == V) {                                                                              \
-        UNROLL for (int lane = 0; lane < V; lane++) LANE(SOURCE)                                   \
+        NO_UNROLL for (int first = 0; first < V; first += SOME)                                    \
+            UNROLL for (int lane = first; lane < first + SOME; lane++) LANE(SOURCE)                                   \
     } else {                                                                                       \
         NO_UNROLL for (int lane = 0; lane < lanes; lane++) LANE(SOURCE)                            \
     }

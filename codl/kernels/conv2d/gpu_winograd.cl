@@ -77,24 +77,18 @@
 #define POINT_STRIDE (((in_blocks * most) | 1) * V)
 #define SUM_STRIDE ((most | 1) * V)
 
-// Multiplies N tiles at one point by one block of output channels; all sums stay in registers. A full
-// block of input lanes is straight code: the exit of a loop of V rounds is often mispredicted.
-#define LANE(N)                                                                                    \
-    {                                                                                              \
-        const VEC of_lane = VLOAD(w + lane * V);                                                   \
-        UNROLL for (int i = 0; i < N; i++)                                                         \
-            acc[i] = fma((VEC)(u[i * V + lane]), of_lane, acc[i]);                                 \
-    }
+// Multiplies N tiles at one point by one block of output channels; all sums stay in registers.
 #define PRODUCT(N)                                                                                 \
     {                                                                                              \
         VEC acc[N];                                                                                \
         UNROLL for (int i = 0; i < N; i++) acc[i] = (VEC)(0.0f);                                   \
         __global const float *u = points + tile * V, *w = weights;                                 \
-        for (int left = in_channels; left > 0; left -= V, u += most * V, w += V * V) {             \
-            if (left >= V) {                                                                       \
-                UNROLL for (int lane = 0; lane < V; lane++) LANE(N)                                \
-            } else {                                                                               \
-                NO_UNROLL for (int lane = 0; lane < left; lane++) LANE(N)                          \
+        for (int left = in_channels; left > 0; left -= V, u += most * V) {                         \
+            const int lanes = min(V, left);                                                        \
+            NO_UNROLL for (int lane = 0; lane < lanes; lane++, w += V) {                           \
+                const VEC of_lane = VLOAD(w);                                                      \
+                UNROLL for (int i = 0; i < N; i++)                                                 \
+                    acc[i] = fma((VEC)(u[i * V + lane]), of_lane, acc[i]);                         \
             }                                                                                      \
         }                                                                                          \
         UNROLL for (int i = 0; i < N; i++) VSTORE(acc[i], sums + (tile + i) * V);                  \
@@ -107,7 +101,7 @@ void transform_input(__global const float *in, int y0, int x0, int in_h, int in_
 {
     VEC half_way[SIDE * SIDE];
     const int inside_x = x0 >= 0 && x0 + SIDE <= in_w;
-    for (int r = 0; r < SIDE; r++) {
+    NO_UNROLL for (int r = 0; r < SIDE; r++) {
         VEC s[SIDE];
         const int y = y0 + r;
         const int inside_y = y >= 0 && y < in_h;
@@ -122,7 +116,7 @@ void transform_input(__global const float *in, int y0, int x0, int in_h, int in_
         TO_POINTS(s, 1, PUT)
 #undef PUT
     }
-    for (int c = 0; c < SIDE; c++) {
+    NO_UNROLL for (int c = 0; c < SIDE; c++) {
         const VEC *s = half_way + c;
         __global float *to = points + (size_t)c * point_stride;
 #define PUT(i, value) VSTORE((value), to + (size_t)(i * SIDE) * point_stride)
@@ -136,7 +130,7 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
                       __global float *out, int rows, int columns, int out_w)
 {
     VEC half_way[TILE * SIDE];
-    for (int column = 0; column < SIDE; column++) {
+    NO_UNROLL for (int column = 0; column < SIDE; column++) {
         VEC s[SIDE];
         UNROLL for (int r = 0; r < SIDE; r++)
             s[r] = VLOAD(sums + (size_t)(r * SIDE + column) * point_stride);
@@ -144,7 +138,7 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
         FROM_POINTS(s, 1, PUT)
 #undef PUT
     }
-    for (int r = 0; r < rows; r++) {
+    NO_UNROLL for (int r = 0; r < rows; r++) {
         const VEC *s = half_way + r * SIDE;
         VEC d[TILE];
 #define PUT(i, value) d[i] = (value) + bias
