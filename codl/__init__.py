@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codl.provenance import VERSION
+
 if TYPE_CHECKING:
     from codl.execute.engine import Engine
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def compile(

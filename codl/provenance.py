@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 from datetime import datetime, timezone
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
+VERSION = "0.1.0"
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def provenance() -> dict[str, str]:
     """Version, commit and time, as every result carries them."""
-    return {"codl": version("codl"), "commit": commit(), "created": now()}
+    return {"codl": VERSION, "commit": commit(), "created": now()}
 
 
 def now() -> str:

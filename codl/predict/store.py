@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from codl import provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.predict import features
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
@@ -47,7 +47,7 @@ class StoredPredictor:
     dataset: Mapping[str, Any]
     held_out: Mapping[str, Any]
     estimator: LatencyEstimator
-    codl: str = version("codl")
+    codl: str = provenance.VERSION
 
     @property
     def content(self) -> dict[str, Any]:
