@@ -28,7 +28,7 @@ app.command("eval")(models.evaluate_strategies)
 app.command("report")(models.write_report)
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def top(
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
 ) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,8 +120,7 @@ class OpenClDevice:
                 device = _find_device(soc)
             self.context = _cl().Context([device])
             self.queue = _cl().CommandQueue(self.context)
-            self._warm_up()
-            self.worker_threads = frozenset(threads.thread_ids() - existing)
+            self.worker_threads = self._warm_up() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
         self._programs: dict[tuple[str, str], cl.Program] = {}
 
@@ -235,9 +235,15 @@ class OpenClDevice:
         size = 1024 * self.soc.gpu.compute_units
         return BoundKernel("busy", kernel, Launch("busy", (size,), ()), [self._scratch(4 * size)])
 
-    def _warm_up(self) -> None:
-        """Run a kernel, so that the driver makes its threads now, on cores that they may use."""
-        self.run([self.busy_kernel()])
+    def _warm_up(self) -> set[int]:
+        """Run a kernel, so that the driver makes its threads now, on cores that they may use.
+
+        Returns the threads that worked on it, the calling one aside.
+        """
+        busy, observer = self.busy_kernel(), threads.CoreObserver(ignore=[get_native_id()])
+        self.run([busy])
+        observer.sample()
+        return observer.threads
 
 
 @cache

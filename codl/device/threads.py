@@ -45,7 +45,7 @@ def pinned(cores: Iterable[int]) -> Iterator[set[int]]:
 
 
 class CoreObserver:
-    """Counts on which cores the threads of this process were seen working.
+    """Counts on which cores the threads of this process were seen working, and which did.
 
     `sample` looks at every thread once; a thread counts when it has used processor time since the
     last look. Sample often while the side under test works.
@@ -55,6 +55,7 @@ class CoreObserver:
         self._ignore = set(ignore)
         self._ticks = {thread: ticks for thread, ticks, _ in self._look()}
         self.cores: Counter[int] = Counter()
+        self.threads: set[int] = set()
 
     def ignore(self, thread: int) -> None:
         """Count a thread no more, such as the one that samples."""
@@ -64,6 +65,7 @@ class CoreObserver:
         for thread, ticks, core in self._look():
             if ticks > self._ticks.get(thread, 0):
                 self.cores[core] += 1
+                self.threads.add(thread)
             self._ticks[thread] = ticks
 
     def _look(self) -> Iterator[tuple[int, int, int]]:

@@ -44,7 +44,7 @@
 #define ACTIVATE(x) (x)
 #endif
 
-// First float of block `b` of a tensor, as a pointer expression; size_t because tensors may pass 2 G.
+// First float of block `b` of a tensor; in size_t, because tensors may hold more than 2 G floats.
 #define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
 
 // Which strip of pixels and which block of channels a work-item has; see `item_grid`.

@@ -24,11 +24,16 @@ class Fold:
     test: Indices
 
 
-def row_fold(rows: int) -> Fold:
-    """70 % of the rows at random to fit on, the rest held out; the same ones every time."""
+def row_folds(rows: int) -> list[Fold]:
+    """70 % of the rows at random to fit on, the rest held out; the same ones every time.
+
+    None where there is one row only.
+    """
+    if rows < 2:
+        return []
     order = np.random.default_rng(SEED).permutation(rows)
     held_out = min(max(1, round(TEST_SHARE * rows)), rows - 1)
-    return Fold(np.sort(order[held_out:]), np.sort(order[:held_out]))
+    return [Fold(np.sort(order[held_out:]), np.sort(order[:held_out]))]
 
 
 def shape_folds(groups: Indices) -> list[Fold]:

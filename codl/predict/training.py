@@ -19,12 +19,10 @@ from codl.predict import features, samples, store
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import FeatureTable
 from codl.predict.samples import Samples
-from codl.predict.splits import Fold, row_fold, shape_folds
+from codl.predict.splits import Fold, row_folds, shape_folds
 from codl.predict.store import StoredPredictor
 from codl.soc import Soc
 
-#: With fewer ok rows a target gets no predictor.
-MIN_ROWS = 8
 #: Rows in the batch whose prediction is timed, about a planner's.
 TIMED_ROWS = 1000
 
@@ -93,19 +91,19 @@ def train(
     folder: Path = store.FOLDER,
     progress: Progress | None = None,
 ) -> TrainReport:
-    """Fit, hold out and store every predictor of every target with enough ok rows.
+    """Fit, hold out and store every predictor of every target with an ok row.
 
     Stored are estimators fitted on all ok rows, under `folder/<soc>/<predictor>/`. Raises
     `UnknownNameError` for an unknown predictor and `InvalidFileError` for a dataset that is empty
-    or cannot be read. A target with too few rows becomes a note.
+    or cannot be read. A target without any becomes a note.
     """
     start = perf_counter()
     for name in predictors:
         if name not in ESTIMATORS:
             raise UnknownNameError("predictor", name, ESTIMATORS)
     found, notes = samples.read(dataset)
-    notes += [_too_few(own, soc) for own in found if len(own.samples) < MIN_ROWS]
-    usable = [own for own in found if len(own.samples) >= MIN_ROWS]
+    notes += [_empty(own, soc) for own in found if not own.samples]
+    usable = [own for own in found if own.samples]
     steps = [
         (own, ESTIMATORS[name])
         for own in usable
@@ -131,10 +129,10 @@ def train(
     )
 
 
-def _too_few(own: Samples, soc: Soc) -> str:
+def _empty(own: Samples, soc: Soc) -> str:
     return (
-        f"{own.target} has {len(own.samples)} ok and {own.failed} failed rows, at least {MIN_ROWS} "
-        f"ok ones are needed: no predictor. `codl collect --soc {soc.name}` measures more."
+        f"{own.target} has no ok row and {own.failed} failed ones: no predictor. "
+        f"`codl collect --soc {soc.name}` measures more."
     )
 
 
@@ -142,7 +140,7 @@ def _fit(soc: Soc, own: Samples, estimator: type[LatencyEstimator]) -> StoredPre
     """The estimator fitted on all rows, with its accuracy on those held out."""
     table = features.table(estimator.feature_set, own.target, own.items, soc)
     latency_ms = own.latency_ms
-    row = [row_fold(len(latency_ms))]
+    row = row_folds(len(latency_ms))
     held_out = {
         "row": asdict(held_out_accuracy(estimator, table.values, latency_ms, row)),
         "shape": asdict(

@@ -1,7 +1,7 @@
 // Concatenation of channels: one launch for every input, in order.
 //
 // concat_blocks   for an input whose first output channel begins a block: whole blocks are copied.
-//                 Its lanes beyond its last channel land on the next input's, which is copied later.
+//                 Lanes beyond its last channel land on the next input's, which comes later.
 // concat_lanes    for any input: one channel of the output at a time, lane by lane.
 //
 // strip           pixels of one work-item

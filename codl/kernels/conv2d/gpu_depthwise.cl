@@ -1,5 +1,5 @@
-// Depthwise convolution: PIXELS output pixels of one row x one block of channels. Every input column
-// under the tile is loaded once for each window row and goes to all accumulators that it touches.
+// Depthwise convolution: PIXELS output pixels of one row x one block of channels. Every input
+// column under the tile is loaded once a window row and goes to all accumulators that it touches.
 //
 // PIXELS, KERNEL_W, STRIDE_W, DILATION_W   shape the unrolled code
 // weight     [block][kernel h][KERNEL_W][V]
@@ -15,7 +15,7 @@
         UNROLL for (int kx = 0; kx < KERNEL_W; kx++) {                                             \
             const int from = c - kx * DILATION_W;                                                  \
             if (from >= 0 && from % STRIDE_W == 0 && from / STRIDE_W < PIXELS)                     \
-                acc[from / STRIDE_W] = fma(column, weights[kx], acc[from / STRIDE_W]);             \
+                acc[from / STRIDE_W] += column * weights[kx];             \
         }                                                                                          \
     }
 

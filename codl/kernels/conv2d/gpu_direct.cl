@@ -24,21 +24,18 @@
         const VEC w0 = VLOAD(w), w1 = VLOAD(w + 4), w2 = VLOAD(w + 8), w3 = VLOAD(w + 12);         \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
             const VEC x = VLOAD(SOURCE(p));                                                        \
-            acc[p] = fma((VEC)(x.s0), w0, acc[p]);                                                 \
-            acc[p] = fma((VEC)(x.s1), w1, acc[p]);                                                 \
-            acc[p] = fma((VEC)(x.s2), w2, acc[p]);                                                 \
-            acc[p] = fma((VEC)(x.s3), w3, acc[p]);                                                 \
+            acc[p] += x.s0 * w0;                                                 \
+            acc[p] += x.s1 * w1;                                                 \
+            acc[p] += x.s2 * w2;                                                 \
+            acc[p] += x.s3 * w3;                                                 \
         }                                                                                          \
     }
 #else
-#ifndef SOME
-#define SOME 4
-#endif
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
         const VEC weights = VLOAD(w + lane * V);                                                   \
         UNROLL for (int p = 0; p < PIXELS; p++)                                                    \
-            acc[p] = fma((VEC)(SOURCE(p)[lane]), weights, acc[p]);                                 \
+            acc[p] += SOURCE(p)[lane] * weights;                                 \
     }
 #ifdef LANES
 #define MULTIPLY(SOURCE)                                                                           \
@@ -47,8 +44,7 @@
 // A full block is straight code: the exit of a loop of V rounds is often mispredicted.
 #define MULTIPLY(SOURCE)                                                                           \
     if (lanes == V) {                                                                              \
-        NO_UNROLL for (int first = 0; first < V; first += SOME)                                    \
-            UNROLL for (int lane = first; lane < first + SOME; lane++) LANE(SOURCE)                                   \
+        UNROLL for (int lane = 0; lane < V; lane++) LANE(SOURCE)                                   \
     } else {                                                                                       \
         NO_UNROLL for (int lane = 0; lane < lanes; lane++) LANE(SOURCE)                            \
     }

@@ -31,7 +31,7 @@ KERNEL void conv2d_grouped(
                     for (int kx = 0; kx < kernel_w; kx++, w++) {
                         const int x = x0 + kx * dilation_w;
                         if (y >= 0 && y < in_h && x >= 0 && x < in_w)
-                            sum = fma(in[(y * in_w + x) * V], *w, sum);
+                            sum += in[(y * in_w + x) * V] * *w;
                     }
                 }
             }

@@ -17,6 +17,9 @@
 #define SIDE (TILE + 2)
 #define POINTS (SIDE * SIDE)
 
+// A function that is not inlined: the program builds in a third of the time, and runs as fast.
+#define APART __attribute__((noinline))
+
 // One dimension of the transforms, from vectors s[0], s[step] ... to vectors d0 ... (Lavin & Gray;
 // interpolation at 0, 1, -1, 2, -2, 1/2, -1/2 and infinity, without the halves where TILE is 4).
 #if TILE == 4
@@ -72,28 +75,36 @@
     }
 #endif
 
-// Strides from point to point, in floats: odd numbers of vectors, so that points do not share sets of
-// the cache.
+// Strides from point to point, in floats: odd numbers of vectors, so that points do not share sets
+// of the cache.
 #define POINT_STRIDE (((in_blocks * most) | 1) * V)
 #define SUM_STRIDE ((most | 1) * V)
 
 // Multiplies N tiles at one point by one block of output channels; all sums stay in registers.
-#define PRODUCT(N)                                                                                 \
+#define DEFINE_PRODUCT(N)                                                                          \
+    APART void product##N(__global const float *points, __global const float *weights,             \
+                          __global float *sums, int in_channels, int most)                         \
     {                                                                                              \
         VEC acc[N];                                                                                \
         UNROLL for (int i = 0; i < N; i++) acc[i] = (VEC)(0.0f);                                   \
-        __global const float *u = points + tile * V, *w = weights;                                 \
-        for (int left = in_channels; left > 0; left -= V, u += most * V) {                         \
+        for (int left = in_channels; left > 0; left -= V, points += most * V) {                    \
             const int lanes = min(V, left);                                                        \
-            NO_UNROLL for (int lane = 0; lane < lanes; lane++, w += V) {                           \
-                const VEC of_lane = VLOAD(w);                                                      \
+            NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += V) {                     \
+                const VEC of_lane = VLOAD(weights);                                                \
                 UNROLL for (int i = 0; i < N; i++)                                                 \
-                    acc[i] = fma((VEC)(u[i * V + lane]), of_lane, acc[i]);                         \
+                    acc[i] += points[i * V + lane] * of_lane;                    \
             }                                                                                      \
         }                                                                                          \
-        UNROLL for (int i = 0; i < N; i++) VSTORE(acc[i], sums + (tile + i) * V);                  \
-        tile += N;                                                                                 \
+        UNROLL for (int i = 0; i < N; i++) VSTORE(acc[i], sums + i * V);                           \
     }
+
+DEFINE_PRODUCT(4)
+#ifdef ONE_ITEM
+DEFINE_PRODUCT(8)
+#if V == 16
+DEFINE_PRODUCT(16)
+#endif
+#endif
 
 // Transforms the input block at `in` of the tile whose window begins at (y0, x0).
 void transform_input(__global const float *in, int y0, int x0, int in_h, int in_w,
@@ -185,10 +196,13 @@ KERNEL void conv2d_winograd(
                 __global float *sums = all_sums + point * sum_stride;
                 int tile = 0;
 #if V == 16
-                while (tile + 16 <= count) PRODUCT(16)
+                for (; tile + 16 <= count; tile += 16)
+                    product16(points + tile * V, weights, sums + tile * V, in_channels, most);
 #endif
-                while (tile + 8 <= count) PRODUCT(8)
-                while (tile < count) PRODUCT(4)
+                for (; tile + 8 <= count; tile += 8)
+                    product8(points + tile * V, weights, sums + tile * V, in_channels, most);
+                for (; tile < count; tile += 4)
+                    product4(points + tile * V, weights, sums + tile * V, in_channels, most);
             }
 
             const VEC of_block = VLOAD(bias + o * V);
@@ -223,12 +237,12 @@ KERNEL void winograd_product(
     int most, int in_channels, int in_blocks, int out_blocks)
 {
     const int o = BLOCK_ID, point = get_global_id(2);
-    int tile = STRIP_ID * 4;
+    const int tile = STRIP_ID * 4;
     if (tile >= most) return;
     __global const float *weights = weight + ((size_t)o * POINTS + point) * in_channels * V;
     __global const float *points = all_points + (size_t)point * POINT_STRIDE;
     __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE;
-    PRODUCT(4)
+    product4(points + tile * V, weights, sums + tile * V, in_channels, most);
 }
 
 KERNEL void winograd_output(

@@ -1,7 +1,7 @@
 // Fully connected: a matrix-vector product that reads every weight once, in one long stream.
 //
-// A work-item has one block of V outputs, or a slice of its inputs where SLICES > 1; the slices of a
-// block are one work-group (local size TOGETHER x SLICES) and are summed through local memory.
+// A work-item has one block of V outputs, or a slice of its inputs where SLICES > 1; the slices of
+// a block are one work-group (local size TOGETHER x SLICES), summed through local memory.
 //
 // TOGETHER   output blocks whose weights alternate, so that neighbours read neighbouring addresses
 // SLICES     work-items that share the inputs of one output block
@@ -32,10 +32,10 @@ KERNEL void fc_direct(
             __global const float *x = block + run * V;
             __global const float *w = weights + ((size_t)b * pixels * V + run * lanes) * STEP;
             NO_UNROLL for (int i = 4 * slice; i < length; i += 4 * SLICES) {
-                sum0 = fma((VEC)(x[i]), VLOAD(w + (size_t)i * STEP), sum0);
-                sum1 = fma((VEC)(x[i + 1]), VLOAD(w + (size_t)(i + 1) * STEP), sum1);
-                sum2 = fma((VEC)(x[i + 2]), VLOAD(w + (size_t)(i + 2) * STEP), sum2);
-                sum3 = fma((VEC)(x[i + 3]), VLOAD(w + (size_t)(i + 3) * STEP), sum3);
+                sum0 += x[i] * VLOAD(w + (size_t)i * STEP);
+                sum1 += x[i + 1] * VLOAD(w + (size_t)(i + 1) * STEP);
+                sum2 += x[i + 2] * VLOAD(w + (size_t)(i + 2) * STEP);
+                sum3 += x[i + 3] * VLOAD(w + (size_t)(i + 3) * STEP);
             }
         }
     }

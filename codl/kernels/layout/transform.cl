@@ -21,7 +21,9 @@
 #if V == 4
 #define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m)
 #elif V == 8
-#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
+#define TRANSPOSE                                                                                  \
+    SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t)                                                      \
+    UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
 #else
 #define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
 #endif

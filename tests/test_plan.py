@@ -1,0 +1,218 @@
+"""Planning, with predictors made from a known law (simulated, no measurement anywhere)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codl.dataset import Dataset, OpRow
+from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.execute.program import build_program
+from codl.graph import import_onnx, simplify
+from codl.kernels import registry
+from codl.models.builder import ModelBuilder
+from codl.ops import Network, Op, Shape, lower, to_text
+from codl.ops.plan import Plan, load_plan
+from codl.plan.cost import CostModel
+from codl.plan.search import ChainSearch, greedy_chains, single_ops
+from codl.soc import CpuSide, GpuSide, Soc
+from codl.strategies import STRATEGIES, find, ideal
+
+SOC = Soc(
+    "simulated",
+    "no device: latencies follow a law",
+    CpuSide("cpu", (0,), 16, 1 << 20),
+    GpuSide("none", "none", "gpu", "0", "gpu", (), 4, 256, 32, 4, 1 << 20, 1 << 15, True),
+)
+
+
+class Law:
+    """Milliseconds from FLOPs and bytes: `gpu` times faster there, `fixed` for each exchange."""
+
+    name = "law"
+
+    def __init__(self, *, gpu: float = 1.0, fixed: float = 0.01, per_mb: float = 0.1) -> None:
+        self.gpu, self.fixed, self.per_mb = gpu, fixed, per_mb
+        self.asked: list[str] = []
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        kinds = ("conv2d", "pooling", "fc", "concat")
+        mulayer = tuple(f"mulayer_{k}_{p}" for k in kinds for p in ("cpu", "gpu"))
+        variants = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS]
+        flavors = [f"{name}_{mode}" for name in variants for mode in ("max", "avg")]
+        return (*mulayer, *variants, *flavors)
+
+    def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
+        self.asked.append(target)
+        speed = self.gpu if "_gpu" in target else 1.0
+        return np.array([1e-8 * op.flops / speed + 1e-3 for op in ops])
+
+    def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> NDArray[np.float64]:
+        free = direction == "store"
+        return np.array(
+            [1e-9 if free else self.fixed + self.per_mb * s.bytes / 1e6 for s in shapes]
+        )
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    b = ModelBuilder("line")
+    x = b.input("x", (1, 3, 64, 64))
+    for oc in (32, 32, 64, 64):
+        x = b.relu(b.conv(x, oc, 3, pad=1))
+    x = b.max_pool(x, 2, 2)
+    b.output(b.fully_connected(b.flatten(x, 64 * 32 * 32), 100))
+    return lower(simplify(import_onnx(b.build(), "line")))
+
+
+def search(network: Network, **law: float) -> ChainSearch:
+    return ChainSearch(network, CostModel(SOC, Law(**law)))
+
+
+def test_equal_processors_share_alike(network: Network) -> None:
+    for candidate in single_ops(search(network, fixed=1e-6, per_mb=0)):
+        assert candidate.gpu_ratio == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_faster_gpu_gets_more(network: Network) -> None:
+    conv = single_ops(search(network, gpu=4.0, fixed=1e-6, per_mb=0))[1]
+    assert conv.gpu_ratio == pytest.approx(0.8, abs=0.051)
+
+
+def test_costly_sharing_means_one_processor(network: Network) -> None:
+    plan_of = search(network, gpu=2.0, fixed=1e3)
+    chains = greedy_chains(plan_of)
+    assert all(c.gpu_ratio in (0.0, 1.0) for c in chains)
+
+
+def test_costly_sharing_makes_long_chains(network: Network) -> None:
+    cheap = greedy_chains(search(network, fixed=1e-6, per_mb=0))
+    dear = greedy_chains(search(network, fixed=0.2, per_mb=0))
+    assert len(dear) < len(cheap)
+    assert any(len(c.layers) > 1 and 0 < c.gpu_ratio < 1 for c in dear)
+
+
+def test_chains_cover_the_layers_once_in_order(network: Network) -> None:
+    chains = greedy_chains(search(network))
+    assert [layer.name for c in chains for layer in c.layers] == [x.name for x in network.layers]
+
+
+def test_chaining_is_never_predicted_slower_than_single_ops(network: Network) -> None:
+    s = search(network, fixed=0.05)
+    chained = sum(c.latency_ms for c in greedy_chains(s))
+    assert chained <= sum(c.latency_ms for c in single_ops(s)) + 1e-9
+
+
+def test_the_prediction_is_that_of_the_program(network: Network) -> None:
+    """With the law in hand: transfers one by one, then the slower half of every chain."""
+    s = search(network, gpu=2.0)
+    plan = s.plan("test", greedy_chains(s))
+    law, total = Law(gpu=2.0), 0.0
+    program = build_program(network, plan, SOC)
+    for segment in program.segments:
+        halves = [
+            sum(1e-8 * p.op.flops / speed + 1e-3 for p in half.parts)
+            for half, speed in ((segment.cpu, 1.0), (segment.gpu, 2.0))
+        ]
+        total += max(halves)
+    moves = [m for segment in program.segments for m in segment.transfers] + list(program.final)
+    shapes = network.shapes
+    total += sum(law.sharing_ms("to_cpu", [m.region.shape(shapes[m.tensor])])[0] for m in moves)
+    assert plan.predicted_ms == pytest.approx(total, rel=1e-3)
+
+
+def test_parts_are_predicted_in_few_batches(network: Network) -> None:
+    law = Law()
+    ChainSearch(network, CostModel(SOC, law))
+    assert len(law.asked) == len(set(law.asked))
+
+
+def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
+    s = search(network)
+    plan = s.plan("test", greedy_chains(s))
+    path = plan.save(tmp_path / "plan.json")
+    assert load_plan(path) == plan
+    content = json.loads(path.read_text())
+    broken: list[tuple[Any, str]] = [
+        ("{", "not JSON"),
+        (content | {"version": 99}, "version: expected a plan of version 1"),
+        ({k: v for k, v in content.items() if k != "soc"}, "the key 'soc' is missing"),
+        (content | {"chainz": []}, "Did you mean 'chains'?"),
+        (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
+        (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, got 'W'"),
+    ]
+    for text, message in broken:
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        with pytest.raises(InvalidFileError) as error:
+            load_plan(path)
+        assert message in str(error.value)
+    with pytest.raises(InvalidFileError, match="no such plan"):
+        load_plan(tmp_path / "none.json")
+
+
+def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    first, *rest = content["chains"]
+    return content | {"chains": [first | changes, *rest]}
+
+
+class LawContext:
+    """A strategy's context whose cost model follows the law."""
+
+    soc = SOC
+    predictor = None
+
+    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
+        return CostModel(SOC, Law(gpu=2.0), by_op)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_every_strategy_makes_a_plan_that_lowers(strategy: Any, network: Network) -> None:
+    plan: Plan = strategy.plan(network, LawContext())
+    assert plan.strategy == strategy.name
+    assert plan.predicted_ms is not None
+    assert plan.predicted_ms > 0
+    build_program(network, plan, SOC)
+    ratios = {c.gpu_ratio for c in plan.chains}
+    if strategy.name in ("cpu", "gpu"):
+        assert ratios == {float(strategy.name == "gpu")}
+    if strategy.name == "mulayer":
+        assert all(len(c.ops) == 1 for c in plan.chains)
+        assert {c.dim for c in plan.chains if 0 < c.gpu_ratio < 1} == {"OC"}
+
+
+def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path: Path) -> None:
+    dataset = Dataset.of(SOC.name, tmp_path)
+    for layer in network.layers:
+        for processor, speed in (("cpu", 1.0), ("gpu", 3.0)):
+            for variant in registry.variants(layer.op, processor, SOC):  # type: ignore[arg-type]
+                table = dataset.ops(registry.target(variant, layer.op))
+                for share in (0.3, 0.7, 1.0):
+                    row = OpRow(
+                        op=to_text(layer.op),
+                        dim=layer.op.dims[0],
+                        share=share,
+                        part="",
+                        latency_ms=12.0 * share / speed,
+                        source="simulated",
+                    )
+                    if row.key not in {r.key for r in table.read()}:
+                        table.append(row)
+    limit = ideal.bound(network, SOC, dataset)
+    # The CPU's 0.3 of 12 ms outlast the GPU's 0.7 at three times the speed; alone it takes 4 ms.
+    assert limit.latency_ms == pytest.approx(3.6 * len(network.layers))
+    assert {ratio for _, _, ratio, _ in limit.layers} == {0.7}
+    with pytest.raises(CodlError, match="no measurement of 'conv1'"):
+        ideal.bound(network, replace(SOC, name="new"), Dataset.of("new", tmp_path))
+
+
+def test_unknown_strategy() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'codl-paper'"):
+        find("codl-papr")
