@@ -133,7 +133,7 @@ def test_bad_input_ends_with_a_message_and_code_1(
     workplace: Path, arguments: list[str], message: str
 ) -> None:
     done = run(workplace, *arguments, code=1)
-    assert done.stderr.startswith("Error: ")
+    assert "Error: " in done.stderr
     assert message in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -153,7 +153,18 @@ def test_a_plan_for_another_model_is_refused(workplace: Path) -> None:
     assert "not for 'other'" in done.stderr
 
 
-COMMANDS = "devices,soc,soc detect,collect,dataset info,train,search,run,eval,report".split(",")
+COMMANDS = [
+    "devices",
+    "soc",
+    "soc detect",
+    "collect",
+    "dataset info",
+    "train",
+    "search",
+    "run",
+    "eval",
+    "report",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
