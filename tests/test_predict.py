@@ -18,8 +18,9 @@ from codl.dataset import Dataset, OpRow, SharingRow, Status
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.kernels import registry
 from codl.ops import Op, Shape, parse, split, to_text
-from codl.predict import features, load, predictors, splits
+from codl.predict import features, names, predictors, splits
 from codl.predict.estimators import ESTIMATORS, CodlLinear, FlopsLinear, Gbdt, LatencyEstimator
+from codl.predict.predictors import load
 from codl.predict.training import PredictorRow, TrainReport, held_out_accuracy, train
 from codl.soc import CpuSide, GpuSide, Soc
 
@@ -425,6 +426,10 @@ def test_held_out_accuracy_of_the_law(trained: tuple[Path, TrainReport]) -> None
     flops = found(trained[1], "flops_linear", GEMM)["shape"]
     assert flops.acc10 is not None
     assert flops.acc10 < 90
+
+
+def test_the_names_are_those_of_the_estimators() -> None:
+    assert tuple(ESTIMATORS) == names.NAMES
 
 
 def test_one_op_has_nothing_to_hold_out(trained: tuple[Path, TrainReport]) -> None:

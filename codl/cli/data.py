@@ -12,7 +12,6 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
-from codl import predict
 from codl import soc as socs
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note, progress
@@ -21,6 +20,7 @@ from codl.collect.tasks import SHARES, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import BUILT_IN
+from codl.predict.names import FOLDER, NAMES
 
 ALL_SHARES = ",".join(str(share) for share in SHARES)
 dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
@@ -145,12 +145,12 @@ def train_predictors(
     soc: SocOption,
     predictor: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(predict.ESTIMATORS)}; may be repeated."),
+        typer.Option(help=f"One of {', '.join(NAMES)}; may be repeated."),
     ] = None,
     dataset: DatasetOption = datasets.FOLDER,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where predictors lie, a folder for each SoC.")
-    ] = predict.FOLDER,
+    ] = FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Train latency predictors on a SoC's dataset, and say how accurate they are.
@@ -160,11 +160,13 @@ def train_predictors(
 
     [dim]Example:[/dim] codl train --soc host --predictor gbdt
     """
+    from codl.predict.training import train
+
     described = socs.load(soc)
-    report = predict.train(
+    report = train(
         described,
         Dataset.of(described.name, dataset),
-        predictors=predictor or tuple(predict.ESTIMATORS),
+        predictors=predictor or NAMES,
         folder=output,
     )
     for text in report.notes:

@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
-from codl import predict
 from codl import soc as socs
 from codl.cli.data import DatasetOption
 from codl.cli.devices import SerialOption, check_serial
@@ -25,6 +24,7 @@ from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN
 from codl.ops import Array, Network
 from codl.ops.plan import Plan, load_plan
+from codl.predict.names import FOLDER, NAMES
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import Effort, evaluate, interleave, random_inputs, to_json
 
@@ -33,7 +33,7 @@ ModelArgument = Annotated[
 ]
 PredictorOption = Annotated[
     str | None,
-    typer.Option("--predictor", help=f"Plan with one of {', '.join(predict.ESTIMATORS)}."),
+    typer.Option("--predictor", help=f"Plan with one of {', '.join(NAMES)}."),
 ]
 PredictorsOption = Annotated[
     Path, typer.Option("--predictors", help="Where predictors lie, a folder for each SoC.")
@@ -47,7 +47,7 @@ def search_plan(
     strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
     predictor: PredictorOption = None,
     dataset: DatasetOption = datasets.FOLDER,
-    predictors: PredictorsOption = predict.FOLDER,
+    predictors: PredictorsOption = FOLDER,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
     ] = None,
@@ -121,7 +121,7 @@ def run_model(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 20,
     dataset: DatasetOption = datasets.FOLDER,
-    predictors: PredictorsOption = predict.FOLDER,
+    predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -184,7 +184,7 @@ def evaluate_strategies(
     seconds: Annotated[float, typer.Option(help="Measure each model at least this long.")] = 20,
     predictor: PredictorOption = None,
     dataset: DatasetOption = datasets.FOLDER,
-    predictors: PredictorsOption = predict.FOLDER,
+    predictors: PredictorsOption = FOLDER,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:

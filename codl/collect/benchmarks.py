@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.opencl import SharedBuffer, open_device
+from codl.errors import DeviceError
 from codl.kernels import registry
 from codl.kernels.base import TensorArg
 from codl.kernels.layout.transform import to_blocked, to_planar
@@ -52,13 +54,7 @@ class Bench:
     def _cpu_op(self, task: OpTask) -> Any:
         """The op as a net of its own; leaving the net's result where it is (see `store`)."""
         variant: CpuVariant = registry.find(task.part, task.variant)  # type: ignore[assignment]
-        net = one_op_net(task.part, variant, self.soc)
-
-        def work(repeats: int) -> None:
-            for _ in range(repeats):
-                net.compute()
-
-        return work
+        return _repeated(one_op_net(task.part, variant, self.soc).compute)
 
     def _gpu_op(self, task: OpTask) -> Any:
         """The op's kernels, enqueued back to back, as in a chain."""
@@ -140,23 +136,19 @@ class Bench:
             with parts.time("store"):
                 net.run()
 
-        row = self._sharing(once, parts, blank)
-        cost = max(parts.median_ms("store") - parts.median_ms("compute"), 1e-4)
-        return replace(row, latency_ms=cost, p20_ms=cost, p80_ms=cost, copy_ms=cost)
+        measure(_repeated(once), self.protocol)
+        cost = Latency.of(list(np.subtract(parts.seconds("store"), parts.seconds("compute"))))
+        if cost.median <= 0:
+            raise DeviceError(f"lost in the noise: a median difference of {cost.median:.6f} ms")
+        return replace(_filled(blank, cost), copy_ms=cost.median)
 
     def _sharing(self, once: Any, parts: Parts, blank: SharingRow) -> SharingRow:
         """Measure a whole exchange and its parts, and what a wait for an idle queue costs."""
-
-        def work(repeats: int) -> None:
-            for _ in range(repeats):
-                once()
-
-        latency = measure(work, self.protocol)
+        latency = measure(_repeated(once), self.protocol)
         transform = parts.median_ms("transform")
         sync = min(self._sync_ms(), transform)
-        filled = _filled(blank, latency)
         return replace(
-            filled,
+            _filled(blank, latency),
             transform_ms=transform - sync,
             sync_ms=sync,
             map_ms=parts.median_ms("map"),
@@ -165,9 +157,11 @@ class Bench:
         )
 
     def _sync_ms(self) -> float:
-        start = perf_counter()
-        self._gpu.queue.finish()
-        return 1e3 * (perf_counter() - start)
+        parts = Parts()
+        for _ in range(5):
+            with parts.time("sync"):
+                self._gpu.queue.finish()
+        return parts.median_ms("sync")
 
 
 class Parts:
@@ -179,8 +173,11 @@ class Parts:
     def time(self, name: str) -> _Part:
         return _Part(self._seconds.setdefault(name, []))
 
+    def seconds(self, name: str) -> list[float]:
+        return self._seconds.get(name, [0.0])
+
     def median_ms(self, name: str) -> float:
-        return float(1e3 * np.median(self._seconds.get(name, [0.0])))
+        return float(1e3 * np.median(self.seconds(name)))
 
 
 class _Part:
@@ -216,6 +213,14 @@ def _blank(task: Task, run: str) -> OpRow | SharingRow:
         return SharingRow(direction=task.direction, shape=str(task.shape), run=run)
     op, part = to_text(task.op), to_text(task.part)
     return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
+
+
+def _repeated(once: Callable[[], None]) -> Callable[[int], None]:
+    def work(repeats: int) -> None:
+        for _ in range(repeats):
+            once()
+
+    return work
 
 
 def _filled(row: RowT, latency: Latency) -> RowT:

@@ -203,8 +203,10 @@ class OpenClDevice:
         """
         if self.soc.gpu.is_cpu:
             complete = _cl().command_execution_status.COMPLETE
-            while event.command_execution_status > complete:
+            while (status := event.command_execution_status) > complete:
                 pass
+            if status < complete:
+                raise DeviceError(f"A command failed on {self.soc.gpu.name} with code {status}.")
         else:
             event.wait()
 

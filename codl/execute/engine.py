@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -12,12 +12,14 @@ from codl.device.cpu import Home
 from codl.device.opencl import GpuTensor, OpenClDevice, open_device
 from codl.errors import CodlError
 from codl.execute.program import Program, Segment, Transfer, build_program, chain_outputs
-from codl.execute.stage import Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half
+from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half
 from codl.execute.timeline import Span, Timeline
 from codl.ops import Array, Network
 from codl.ops.network import as_nchw
 from codl.ops.plan import Plan
 from codl.soc import Soc
+
+ExchangeT = TypeVar("ExchangeT", bound=Exchange)
 
 
 class Engine:
@@ -148,19 +150,14 @@ class _Builder:
     def _stage(self, label: str, transfers: tuple[Transfer, ...], kernels: Any, net: Any) -> Stage:
         return Stage(
             label=label,
-            to_cpu=tuple(self._to_cpu(t) for t in transfers if t.direction == "to_cpu"),
-            to_gpu=tuple(self._to_gpu(t) for t in transfers if t.direction == "to_gpu"),
+            to_cpu=tuple(self._exchange(ToCpu, t) for t in transfers if t.direction == "to_cpu"),
+            to_gpu=tuple(self._exchange(ToGpu, t) for t in transfers if t.direction == "to_gpu"),
             kernels=kernels,
             net=net,
             gpu=self._gpu,
         )
 
-    def _to_cpu(self, move: Transfer) -> ToCpu:
+    def _exchange(self, kind: type[ExchangeT], move: Transfer) -> ExchangeT:
         home = self.homes[move.tensor].of(move.region)
         shape, tensor = self._shapes[move.tensor], self._tensors[move.tensor]
-        return ToCpu(move, shape, tensor, home, self._gpu)
-
-    def _to_gpu(self, move: Transfer) -> ToGpu:
-        home = self.homes[move.tensor].of(move.region)
-        shape, tensor = self._shapes[move.tensor], self._tensors[move.tensor]
-        return ToGpu(move, shape, home, tensor, self._gpu)
+        return kind(move, shape, tensor, home, self._gpu)

@@ -21,7 +21,7 @@ from codl.execute.timeline import Timeline
 from codl.kernels import registry
 from codl.kernels.base import TensorArg
 from codl.kernels.layout.transform import to_blocked, to_planar
-from codl.ops import Shape
+from codl.ops import Array, Shape
 from codl.ops.chain import Half
 from codl.ops.plan import Chain
 from codl.soc import Soc
@@ -30,23 +30,38 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 
-class ToCpu:
-    """GPU to CPU: a transform kernel into shared memory, a map, and a copy into the home array."""
+class Exchange:
+    """What both directions of a transfer have in common: shared memory, a transform, a home."""
 
-    def __init__(self, move: Transfer, shape: Shape, source: GpuTensor, home: Home,
-                 gpu: OpenClDevice) -> None:  # fmt: skip
+    def __init__(
+        self, move: Transfer, shape: Shape, tensor: GpuTensor, home: Home, gpu: OpenClDevice
+    ) -> None:
         self.label = f"{move.tensor} ({move.region})"
-        region_shape = move.region.shape(shape)
         self._gpu = gpu
-        self._shared = SharedBuffer(gpu, region_shape.elements)
+        self._shared = SharedBuffer(gpu, move.region.shape(shape).elements)
+        self._home = home.view()
+        held, part = tensor.region.shape(shape), move.region.within(tensor.region)
+        if move.direction == "to_cpu":
+            plan, argument = to_planar(held, part, gpu.soc), TensorArg("input")
+        else:
+            plan, argument = to_blocked(held, part, gpu.soc), TensorArg("output")
         self._kernels = gpu.bind(
-            to_planar(source.region.shape(shape), move.region.within(source.region), gpu.soc),
-            {TensorArg("input"): (source, source.region)},
+            plan,
+            {argument: (tensor, tensor.region)},
             scratch={"planar": self._shared.buffer},
             label=f"transform {move.tensor}",
         )
-        self._target = home.view()
-        self._ready: cl.Event | None = None
+
+    @property
+    def _mapped(self) -> Array:
+        """The shared memory in the shape of the home; only while it is mapped."""
+        return self._shared.array.reshape(self._home.shape)
+
+
+class ToCpu(Exchange):
+    """GPU to CPU: a transform kernel into shared memory, a map, and a copy into the home array."""
+
+    _ready: cl.Event
 
     def begin(self, timeline: Timeline | None) -> None:
         """Enqueue the transform and the map behind it; does not wait."""
@@ -56,10 +71,9 @@ class ToCpu:
     def end(self, timeline: Timeline | None) -> None:
         """Wait for the map, copy, hand the memory back."""
         start = perf_counter()
-        assert self._ready is not None
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._target, self._shared.array.reshape(self._target.shape))
+        np.copyto(self._home, self._mapped)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:
@@ -68,32 +82,23 @@ class ToCpu:
             timeline.cpu("unmap", self.label, copied, perf_counter())
 
 
-class ToGpu:
+class ToGpu(Exchange):
     """CPU to GPU: a copy into shared memory, an unmap, and a transform kernel.
 
     The memory is mapped again at once, for the next inference, off this one's critical path.
     """
 
-    def __init__(self, move: Transfer, shape: Shape, home: Home, target: GpuTensor,
-                 gpu: OpenClDevice) -> None:  # fmt: skip
-        self.label = f"{move.tensor} ({move.region})"
-        region_shape = move.region.shape(shape)
-        self._gpu = gpu
-        self._shared = SharedBuffer(gpu, region_shape.elements)
-        self._kernels = gpu.bind(
-            to_blocked(target.region.shape(shape), move.region.within(target.region), gpu.soc),
-            {TensorArg("output"): (target, target.region)},
-            scratch={"planar": self._shared.buffer},
-            label=f"transform {move.tensor}",
-        )
-        self._source = home.view()
+    def __init__(
+        self, move: Transfer, shape: Shape, tensor: GpuTensor, home: Home, gpu: OpenClDevice
+    ) -> None:
+        super().__init__(move, shape, tensor, home, gpu)
         self._ready = self._shared.map(write=True)
 
     def run(self, timeline: Timeline | None) -> None:
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._shared.array.reshape(self._source.shape), self._source)
+        np.copyto(self._mapped, self._home)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:

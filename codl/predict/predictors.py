@@ -15,6 +15,7 @@ from codl.ops import Op, Shape
 from codl.predict import features, store
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.features import Item
+from codl.predict.names import FOLDER
 from codl.predict.store import StoredPredictor
 from codl.soc import Soc
 
@@ -64,7 +65,7 @@ class Predictors:
         return np.array([known[item] for item in items], np.float64)
 
 
-def load(soc: Soc, name: str, folder: Path = store.FOLDER) -> Predictors:
+def load(soc: Soc, name: str, folder: Path = FOLDER) -> Predictors:
     """Load and check all predictors of one name for a SoC.
 
     Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored or a

@@ -20,9 +20,9 @@ from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameE
 from codl.predict import features
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import Item
+from codl.predict.names import FOLDER
 from codl.soc import Soc
 
-FOLDER = Path("predictors")
 VERSION = 1
 UNIT = "ms"
 #: Features are computed the same way again, so they agree but for rounding.

@@ -18,6 +18,7 @@ from codl.errors import UnknownNameError
 from codl.predict import features, samples, store
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import FeatureTable
+from codl.predict.names import FOLDER
 from codl.predict.samples import Samples
 from codl.predict.splits import Fold, row_folds, shape_folds
 from codl.predict.store import StoredPredictor
@@ -88,7 +89,7 @@ def train(
     dataset: Dataset,
     *,
     predictors: Sequence[str] = tuple(ESTIMATORS),
-    folder: Path = store.FOLDER,
+    folder: Path = FOLDER,
     progress: Progress | None = None,
 ) -> TrainReport:
     """Fit, hold out and store every predictor of every target with an ok row.

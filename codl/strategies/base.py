@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from codl import dataset, predict
+from codl import dataset
 from codl.dataset import Dataset
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
 from codl.plan.cost import CostModel
 from codl.plan.search import ChainSearch
+from codl.predict.names import FOLDER
 from codl.soc import Soc
 
 
@@ -23,14 +24,16 @@ class Context:
     """
 
     soc: Soc
-    predictors_folder: Path = predict.FOLDER
+    predictors_folder: Path = FOLDER
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""
+        from codl.predict.predictors import load
+
         name = self.predictor or default
-        return CostModel(self.soc, predict.load(self.soc, name, self.predictors_folder), by_op)
+        return CostModel(self.soc, load(self.soc, name, self.predictors_folder), by_op)
 
     @property
     def dataset(self) -> Dataset:
