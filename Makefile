@@ -9,7 +9,7 @@ DEMO := demo
 
 # The environment: codl in editable form with its tools.
 $(READY): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) scripts/bootstrap.py $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
 	touch $@
