@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -426,6 +427,18 @@ def test_held_out_accuracy_of_the_law(trained: tuple[Path, TrainReport]) -> None
     flops = found(trained[1], "flops_linear", GEMM)["shape"]
     assert flops.acc10 is not None
     assert flops.acc10 < 90
+
+
+def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, *args: object, **kwargs: object) -> object:
+        if name == "lightgbm":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return importing(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    importing = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(CodlError, match=r"libgomp.so.1.*libgomp1 on Debian"):
+        Gbdt().fit(np.ones((4, 1)), np.ones(4))
 
 
 def test_the_names_are_those_of_the_estimators() -> None:

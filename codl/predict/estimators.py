@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.linear_model import LinearRegression
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from codl.errors import UnknownNameError
+from codl.errors import CodlError, UnknownNameError
 from codl.predict.features import FeatureSet
 
 Vector = NDArray[np.float64]
@@ -187,7 +187,7 @@ class Gbdt(LatencyEstimator):
         self.leaf_rows = leaf_rows
 
     def _fit(self, X: Vector, y: Vector) -> None:
-        import lightgbm
+        lightgbm = _lightgbm()
 
         parameters = {
             "objective": "regression",
@@ -220,7 +220,7 @@ class Gbdt(LatencyEstimator):
         return {"base": base, "model_sha256": _digest(lines), "model": lines}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
-        import lightgbm
+        lightgbm = _lightgbm()
 
         base, lines = state.get("base"), state.get("model")
         if not isinstance(base, Mapping):
@@ -267,3 +267,15 @@ def _number(values: State, key: str, *, non_negative: bool = False) -> float:
     if non_negative and value < 0:
         raise ValueError(f"{key} must not be negative, got {value!r}.")
     return float(value)
+
+
+def _lightgbm() -> Any:
+    """LightGBM, imported where it is first needed; it needs a library of the system."""
+    try:
+        import lightgbm
+    except OSError as error:
+        raise CodlError(
+            f"LightGBM cannot be loaded: {error}. It needs the GNU OpenMP runtime (libgomp1 on "
+            "Debian and Ubuntu). The other predictors do without."
+        ) from error
+    return lightgbm
