@@ -29,9 +29,9 @@ LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib",
 )
 INSTALL_HINT = (
-    "Install one: `pip install intel-opencl-rt intel-cmplr-lib-rt` (x86-64 Linux), "
-    "`pip install pocl-binary-distribution`, your distribution's pocl-opencl-icd or "
-    "mesa-opencl-icd, or the GPU maker's driver."
+    "Install one: `pip install intel-opencl-rt intel-cmplr-lib-rt` or `pip install codl[pocl]` "
+    "(x86-64 Linux), your distribution's pocl-opencl-icd or mesa-opencl-icd, or the GPU maker's "
+    "driver."
 )
 
 
