@@ -77,13 +77,16 @@ class Soc:
     cpu: CpuSide
     gpu: GpuSide
 
+    def to_dict(self) -> dict[str, Any]:
+        """The SoC as YAML and JSON hold it, with lists in the place of tuples."""
+        content = asdict(self)
+        for side in ("cpu", "gpu"):
+            content[side]["cores"] = list(content[side]["cores"])
+        return content
+
     def to_yaml(self) -> str:
         """The text of the SoC file."""
-        sides = {"cpu": asdict(self.cpu), "gpu": asdict(self.gpu)}
-        for side in sides.values():
-            side["cores"] = list(side["cores"])
-        content = {"name": self.name, "description": self.description, **sides}
-        return yaml.safe_dump(content, sort_keys=False, width=100)
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=100)
 
     def save(self, path: Path) -> Path:
         """Write the SoC file; the folder is made, and a crash leaves no half of a file."""

@@ -95,12 +95,13 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
     title = f"{plan.strategy} plan of {plan.model} on {plan.soc}"
     table = Table("ops", "dim", "GPU ratio", "CPU variants", "GPU variants", title=title)
     for chain in plan.chains:
-        ops = chain.ops[0] if len(chain.ops) == 1 else f"{chain.ops[0]} ... {chain.ops[-1]}"
         used = [
             ", ".join(dict.fromkeys(v[p] for v in chain.variants.values() if p in v))
             for p in ("cpu", "gpu")
         ]
-        table.add_row(f"{ops} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used)
+        table.add_row(
+            f"{chain.label} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used
+        )
     table.caption = (
         f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor}, found in {search_ms:.0f} ms"
     )

@@ -105,13 +105,13 @@ def _begin(soc: Soc, dataset: Dataset, protocol: Protocol, resume: bool) -> str:
                 "by -o DIR."
             )
         manifest = dataset.manifest()
-        if manifest.get("soc") != _soc(soc):
+        if manifest.get("soc") != soc.to_dict():
             raise MismatchError(
                 f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
                 "now; rows of both cannot be mixed. Write another dataset by -o DIR."
             )
     run = f"run{len(manifest['runs']) + 1}"
-    manifest |= {"source": "measured", "soc": _soc(soc)}
+    manifest |= {"source": "measured", "soc": soc.to_dict()}
     manifest["runs"][run] = {
         **provenance(),
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
@@ -128,14 +128,6 @@ def _finish(dataset: Dataset, run: str) -> None:
     tables = dataset.tables()
     manifest["files"] = {table.path.name: len(table.read()) for table in tables.values()}
     dataset.write_manifest(manifest)
-
-
-def _soc(soc: Soc) -> dict[str, Any]:
-    """The SoC as JSON gives it back, tuples as lists."""
-    content = asdict(soc)
-    for side in ("cpu", "gpu"):
-        content[side]["cores"] = list(content[side]["cores"])
-    return content
 
 
 def _clock_mhz(soc: Soc) -> dict[str, float]:

@@ -11,7 +11,7 @@ from codl.device import threads
 from codl.device.cpu import Home
 from codl.device.opencl import GpuTensor, OpenClDevice, open_device
 from codl.errors import CodlError
-from codl.execute.program import Program, Segment, Transfer, build_program, chain_outputs
+from codl.execute.program import Program, Segment, Transfer, build_program
 from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half
 from codl.execute.timeline import Span, Timeline
 from codl.ops import Array, Network
@@ -125,7 +125,7 @@ class _Builder:
 
     def __init__(self, network: Network, program: Program, gpu: OpenClDevice) -> None:
         shapes = network.shapes
-        self._network, self._shapes, self._gpu = network, shapes, gpu
+        self._shapes, self._gpu = shapes, gpu
         self.homes = {
             name: Home.allocate(shapes[name], held) for name, held in program.held["cpu"].items()
         }
@@ -135,13 +135,10 @@ class _Builder:
 
     def stage(self, segment: Segment) -> Stage:
         chain = segment.chain
-        parts = {p.layer.name: p.layer for half in (segment.cpu, segment.gpu) for p in half.parts}
-        outputs = chain_outputs(self._network, list(parts.values()))
         kernels = bind_gpu_half(segment.gpu, chain, self._tensors, self._gpu)
-        mine = [name for name in outputs if name in segment.cpu.outputs]
+        mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
-        label = chain.ops[0] if len(chain.ops) == 1 else f"{chain.ops[0]} ... {chain.ops[-1]}"
-        return self._stage(label, segment.transfers, kernels, net)
+        return self._stage(chain.label, segment.transfers, kernels, net)
 
     def exchange(self, transfers: tuple[Transfer, ...]) -> Stage:
         """A stage that only shares: what the outputs lack at the end."""

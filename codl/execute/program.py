@@ -28,6 +28,7 @@ class Segment:
     """One chain: what is shared before it, and what each processor then computes on its own."""
 
     chain: Chain
+    outputs: tuple[str, ...]
     transfers: tuple[Transfer, ...]
     cpu: Half
     gpu: Half
@@ -100,7 +101,7 @@ def build_program(network: Network, plan: Plan, soc: Soc) -> Program:
         block = soc.gpu.vector_width
         cpu, gpu = cut(layers, outputs, chain.dim, chain.gpu_ratio, block=block)
         transfers = residency.require("cpu", cpu.inputs) + residency.require("gpu", gpu.inputs)
-        segments.append(Segment(chain, tuple(transfers), cpu, gpu))
+        segments.append(Segment(chain, tuple(outputs), tuple(transfers), cpu, gpu))
         residency.produce("cpu", cpu, outputs)
         residency.produce("gpu", gpu, outputs)
     results = {

@@ -117,8 +117,9 @@ class Op:
         raise NotImplementedError
 
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
-        """The weights of `restrict(part)`, as views where possible."""
-        return dict(weights)
+        """The weights of `restrict(part)`, as views: all have an output channel as first axis."""
+        rows = slice(*part.channels)
+        return {name: value[rows] for name, value in weights.items()}
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

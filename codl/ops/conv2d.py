@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Array, Weights
+from codl.ops.base import Weights
 from codl.ops.region import Region, Shape, Span
 from codl.ops.window import WindowOp
 
@@ -72,10 +72,6 @@ class Conv2d(WindowOp):
             groups=self._group_span(part.channels).size,
             pad=self.pad._replace(top=above, bottom=below),
         )
-
-    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
-        rows = slice(*part.channels)
-        return {name: value[rows] for name, value in weights.items()}
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

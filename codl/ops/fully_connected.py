@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Array, Dim, Op, Weights
+from codl.ops.base import Dim, Op, Weights
 from codl.ops.region import Region, Shape
 
 
@@ -46,10 +46,6 @@ class FullyConnected(Op):
 
     def restrict(self, part: Region) -> FullyConnected:
         return replace(self, out_channels=part.channels.size)
-
-    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
-        rows = slice(*part.channels)
-        return {name: value[rows] for name, value in weights.items()}
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

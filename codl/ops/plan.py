@@ -29,6 +29,11 @@ class Chain:
     gpu_ratio: float
     variants: Mapping[str, Mapping[str, str]]
 
+    @property
+    def label(self) -> str:
+        """The first and the last layer, for people."""
+        return self.ops[0] if len(self.ops) == 1 else f"{self.ops[0]} ... {self.ops[-1]}"
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.errors import UnsupportedError
-from codl.execute.program import Program, Transfer, chain_outputs
+from codl.execute.program import Program, Transfer
 from codl.kernels import registry
 from codl.kernels.base import Processor
 from codl.ops import Network, Op, Shape, to_text
@@ -125,10 +125,8 @@ class CostModel:
         """A whole plan, with the transfers that the co-executor will make."""
         total = self.transfers_ms(program.final, network)
         for segment in program.segments:
-            by_name = {p.layer.name: p.layer for h in (segment.cpu, segment.gpu) for p in h.parts}
-            outputs = chain_outputs(network, list(by_name.values()))
             halves = (segment.cpu, segment.gpu)
-            total += self.segment_ms(network, outputs, halves, segment.transfers)
+            total += self.segment_ms(network, segment.outputs, halves, segment.transfers)
         return total
 
     def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:
