@@ -108,7 +108,20 @@ class Variant(Protocol):
         ...
 
 
+#: Values of a variant's tuning parameters by name, such as tile sizes.
+Choice: TypeAlias = Mapping[str, int]
+
+
 class GpuVariant(Variant, Protocol):
     """A variant that runs OpenCL kernels of this package."""
 
-    def plan(self, op: Any, soc: Soc) -> KernelPlan: ...
+    #: The types of device that this variant is written for; on others it works, slowly.
+    meant_for: ClassVar[frozenset[str]]
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        """Every choice of tuning parameters worth trying; the first is what holds untuned."""
+        ...
+
+    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        """The kernels for `op`, with the first of `choices` where none is given."""
+        ...
