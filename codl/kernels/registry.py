@@ -7,7 +7,7 @@ from codl.kernels.base import Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
-from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
+from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_narrow, gpu_winograd
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
@@ -22,6 +22,7 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuDirect(),
     gpu_winograd.GpuWinograd(),
     gpu_depthwise.GpuDepthwise(),
+    gpu_narrow.GpuNarrow(),
     gpu_direct.GpuDirect(),
     gpu_grouped.GpuGrouped(),
     pooling_cpu.CpuDirect(),

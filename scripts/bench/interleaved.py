@@ -20,7 +20,8 @@ SAMPLE_S = 0.002
 TRIAL_ROUNDS, HOPELESS = 2, 1.25
 #: Undisturbed samples that everybody should have, and how often the time is exceeded for them.
 FEWEST_SAMPLES, PATIENCE = 5, 4
-#: A sample counts as disturbed where its threads were kept off the core for such a share of it.
+#: A sample counts as disturbed where its threads were kept off the core for such a share of it;
+#: their time on the core stands for it where nobody has an undisturbed one.
 DISTURBED = 0.1
 #: Neighbours only ever add time, so that a low quantile says most about the work itself.
 QUANTILE = 0.25
@@ -57,10 +58,11 @@ class Contender:
             self.repeats = max(1, round(SAMPLE_S / max(once, 1e-6)))
         busy, start = self.busy_s(), perf_counter()
         self.work(self.repeats)
-        seconds = perf_counter() - start
-        stolen = seconds - (self.busy_s() - busy)
-        kept = self.disturbed_s if stolen > DISTURBED * seconds else self.samples_s
-        kept.append(seconds / self.repeats)
+        seconds, busy = perf_counter() - start, self.busy_s() - busy
+        if seconds - busy > DISTURBED * seconds:
+            self.disturbed_s.append(busy / self.repeats)
+        else:
+            self.samples_s.append(seconds / self.repeats)
 
 
 def compare(contenders: Sequence[Contender], seconds: float) -> dict[str, Contender]:

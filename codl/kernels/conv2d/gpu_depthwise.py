@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, Processor, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, row_tile, strip, waves
 from codl.ops.base import Array
@@ -25,6 +25,7 @@ class GpuDepthwise:
     name: ClassVar[str] = "gpu_depthwise"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.input.n != 1:
@@ -36,8 +37,17 @@ class GpuDepthwise:
             )
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
-        pixels, tiles, length = _tiling(op, soc)
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        """Pixels of a tile, and the most tiles of a work-item."""
+        default = row_tile(op.output.w, soc)
+        sizes = sorted({default, 4, 6, 8, 10, 12, 14} if soc.gpu.is_cpu else {default, 2, 8})
+        fitting = [p for p in sizes if _span(op, p) * op.kernel.w <= MOST_UNROLLED] or [1]
+        fitting.sort(key=lambda p: (abs(p - default), -p))
+        strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
+        return tuple({"pixels": p, "strip": s} for p in fitting for s in strips)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        pixels, tiles, length = _tiling(op, soc, choice or self.choices(op, soc)[0])
         blocks = soc.gpu.blocks(op.out_channels)
         columns = _span(op, pixels) * op.kernel.h
         window = op.kernel.h * op.kernel.w
@@ -52,8 +62,8 @@ class GpuDepthwise:
             **byte_features(op, soc),
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
-        pixels, tiles, length = _tiling(op, soc)
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        pixels, tiles, length = _tiling(op, soc, choice or self.choices(op, soc)[0])
         width = soc.gpu.vector_width
         strips = ceil_div(tiles, length)
         global_size, local_size = item_grid(strips, soc.gpu.blocks(op.out_channels), soc)
@@ -98,13 +108,11 @@ def _span(op: Conv2d, pixels: int) -> int:
     return (pixels - 1) * op.stride.w + op.extent.w
 
 
-def _tiling(op: Conv2d, soc: Soc) -> tuple[int, int, int]:
+def _tiling(op: Conv2d, soc: Soc, choice: Choice) -> tuple[int, int, int]:
     """Pixels of a tile, tiles of one block of channels, and tiles of a work-item."""
-    pixels = row_tile(op.output.w, soc)
-    while pixels > 1 and _span(op, pixels) * op.kernel.w > MOST_UNROLLED:
-        pixels -= 1
-    tiles = op.output.h * ceil_div(op.output.w, pixels)
-    return pixels, tiles, strip(tiles, soc.gpu.blocks(op.out_channels), LONGEST_STRIP, soc)
+    tiles = op.output.h * ceil_div(op.output.w, choice["pixels"])
+    length = strip(tiles, soc.gpu.blocks(op.out_channels), choice["strip"], soc)
+    return choice["pixels"], tiles, length
 
 
 def _pack_windows(weight: Array, width: int) -> Array:

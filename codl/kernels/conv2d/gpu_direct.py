@@ -23,6 +23,13 @@ from codl.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5
+#: Tiles worth trying by vector width, of pixels x blocks of output channels: their sums should
+#: fit in the registers.
+TILES = {
+    16: ((8, 1), (7, 1), (12, 1), (14, 1), (8, 2), (13, 2), (8, 3), (9, 3), (6, 4)),
+    8: ((8, 1), (7, 1), (10, 1), (6, 2), (4, 3)),
+    4: ((4, 1), (8, 1), (2, 2), (4, 2)),
+}
 #: So many input channels are unrolled; with more, the compiler keeps broadcasts and spills.
 MOST_UNROLLED = 4
 
@@ -86,7 +93,11 @@ class GpuDirect:
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        return ({"pixels": pixel_tile(op.output.w, soc), "outs": 1},)
+        """Pixels of a tile, and blocks of output channels that share its loads."""
+        default = {"pixels": pixel_tile(op.output.w, soc), "outs": 1}
+        blocks = ceil_div(op.out_channels // op.groups, soc.gpu.vector_width)
+        tried = [{"pixels": p, "outs": o} for p, o in TILES[soc.gpu.vector_width] if not blocks % o]
+        return (default, *(choice for choice in tried if choice != default))
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])

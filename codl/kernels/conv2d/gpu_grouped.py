@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, Processor, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import base_defines, item_grid, waves
 from codl.ops.conv2d import Conv2d
@@ -17,6 +17,7 @@ class GpuGrouped:
     name: ClassVar[str] = "gpu_grouped"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.input.n != 1:
@@ -25,7 +26,10 @@ class GpuGrouped:
             return "groups must be more than 1, got 1"
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         items = op.output.h * op.output.w * soc.gpu.blocks(op.out_channels)
         return {
             "macs": float(op.flops) / 2,
@@ -35,7 +39,7 @@ class GpuGrouped:
             **byte_features(op, soc),
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
         global_size, local_size = item_grid(pixels, soc.gpu.blocks(op.out_channels), soc)
         sizes = (
