@@ -1,20 +1,27 @@
 // Blocked layout <-> planar layout (compact [channels][pixels]) for a region of a tensor.
 //
 // A work-item has `strip` chunks of V pixels of one block. A chunk is a V x V matrix that is
-// transposed in registers by log2(V) perfect shuffles. Sizes in pixels and channels:
+// transposed in registers by log2(V) perfect shuffles. The last chunk begins early enough to be full
+// and does some pixels again. Sizes in pixels and channels:
 //
 // first_pixel    of the region inside a block of the tensor; its rows are contiguous
 // first_channel, channels   of the region, counted from the tensor's first channel
 // pixels         of the region, in each channel
 // zero_to        lanes of the last block up to which zeros are stored (to_blocked)
 
-// r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time; V rounds' halves make a perfect shuffle.
+// a0 b0 a1 b1 ... of the lower or the upper halves; V rounds of both make a perfect shuffle. As
+// masks, because compilers make one instruction of these and several of `.even` and `.odd`.
+#if V == 4
+#define MASK(first) ((uint4)(0, 4, 1, 5) + (first))
+#elif V == 8
+#define MASK(first) ((uint8)(0, 8, 1, 9, 2, 10, 3, 11) + (first))
+#else
+#define MASK(first) ((uint16)(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) + (first))
+#endif
 #define SHUFFLE(FROM, TO)                                                                          \
     UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
-        TO[2 * i].even = FROM[i].lo;                                                               \
-        TO[2 * i].odd = FROM[i + V / 2].lo;                                                        \
-        TO[2 * i + 1].even = FROM[i].hi;                                                           \
-        TO[2 * i + 1].odd = FROM[i + V / 2].hi;                                                    \
+        TO[2 * i] = shuffle2(FROM[i], FROM[i + V / 2], MASK(0));                                   \
+        TO[2 * i + 1] = shuffle2(FROM[i], FROM[i + V / 2], MASK(V / 2));                           \
     }
 
 // Leaves the transpose of `m` in `m`; `t` is another V vectors.
@@ -46,7 +53,8 @@ KERNEL void to_planar(
 
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
-    for (; at + V <= stop; at += V) {
+    for (; at < stop && pixels >= V; at += V) {
+        at = min(at, pixels - V);
         VEC m[V], t[V];
         UNROLL for (int i = 0; i < V; i++) m[i] = VLOAD(in + (at + i) * V);
         TRANSPOSE
@@ -78,7 +86,8 @@ KERNEL void to_blocked(
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
     if (low == 0 && zeros == V) {
-        for (; at + V <= stop; at += V) {
+        for (; at < stop && pixels >= V; at += V) {
+            at = min(at, pixels - V);
             VEC m[V], t[V];
             if (high == V) {
                 UNROLL for (int i = 0; i < V; i++)
