@@ -26,7 +26,7 @@ CACHE_SHARE = 0.5
 #: Tiles worth trying by vector width, of pixels x blocks of output channels: their sums should
 #: fit in the registers.
 TILES = {
-    16: ((8, 1), (7, 1), (12, 1), (14, 1), (8, 2), (13, 2), (8, 3), (9, 3), (6, 4)),
+    16: ((8, 1), (7, 1), (9, 1), (10, 1), (8, 2), (13, 2), (8, 3), (5, 4), (6, 4)),
     8: ((8, 1), (7, 1), (10, 1), (6, 2), (4, 3)),
     4: ((4, 1), (8, 1), (2, 2), (4, 2)),
 }

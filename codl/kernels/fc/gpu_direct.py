@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, Processor, TensorArg
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.ops.base import Array, Weights
@@ -15,25 +15,41 @@ from codl.ops.region import Shape
 from codl.soc import Soc
 
 
+#: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
+STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
+
+
 class GpuDirect:
     """Matrix-vector product over the input as it lies, in blocks of channels."""
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
         if op.input.n != 1:
             return f"the batch must be 1, got {op.input.n}"
         return None
 
-    def features(self, op: FullyConnected, soc: Soc) -> dict[str, float]:
+    def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
+        """Blocks of outputs of a work-item."""
+        gpu, blocks = soc.gpu, soc.gpu.blocks(op.out_channels)
+        streams = STREAMS[gpu.vector_width] if gpu.is_cpu else ()
+        outs = [o for o in streams if o * gpu.compute_units <= blocks]
+        return tuple({"outs": o} for o in (*outs, 1))
+
+    def features(
+        self, op: FullyConnected, soc: Soc, choice: Choice | None = None
+    ) -> dict[str, float]:
+        outs = (choice or self.choices(op, soc)[0])["outs"]
         blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
         steps = _steps(op.input, width)
-        items = blocks * _shape(soc)[1]
+        items = ceil_div(blocks, outs) * _shape(soc)[1]
         return {
             "padded_macs": float(steps * blocks * width),
             "loop_length": float(steps),
+            "streams": float(outs),
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
@@ -42,27 +58,24 @@ class GpuDirect:
             "output_bytes": 4.0 * blocks * width,
         }
 
-    def plan(self, op: FullyConnected, soc: Soc) -> KernelPlan:
+    def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        outs = (choice or self.choices(op, soc)[0])["outs"]
         together, slices = _shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
-        sizes = (
-            op.input.c,
-            soc.gpu.blocks(op.input.c),
-            op.input.h * op.input.w,
-            _steps(op.input, width),
-            blocks,
-        )
+        pixels = op.input.h * op.input.w
+        sizes = (op.input.c, pixels, _steps(op.input, width), blocks)
         tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="fc_direct",
-            global_size=(round_up(blocks, together), slices),
+            global_size=(round_up(ceil_div(blocks, outs), together), slices),
             local_size=(together, slices),
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
         )
 
         def pack(weights: Weights) -> dict[str, Array]:
+            # A work-item's streams are whole, also where the last has fewer outputs.
             return {
-                "weight": _pack(weights["weight"], op.input, width, together),
+                "weight": _pack(weights["weight"], op.input, width, together, outs),
                 "bias": pack_bias(weights["bias"], width),
             }
 
@@ -71,6 +84,7 @@ class GpuDirect:
             launches=(launch,),
             defines={
                 **base_defines(op.activation, soc),
+                "OUTS": outs,
                 "TOGETHER": together,
                 "SLICES": slices,
             },
@@ -79,7 +93,7 @@ class GpuDirect:
 
 
 def _shape(soc: Soc) -> tuple[int, int]:
-    """Output blocks whose weights alternate, and slices of the inputs, of one work-group."""
+    """Work-items whose weights alternate, and slices of the inputs, of one work-group."""
     if soc.gpu.is_cpu:
         return 1, 1
     return 16, max(1, min(16, soc.gpu.max_work_group_size // 16))
@@ -90,13 +104,13 @@ def _steps(shape: Shape, width: int) -> int:
     return round_up(shape.c, 4) * shape.h * shape.w
 
 
-def _pack(weight: Array, shape: Shape, width: int, together: int) -> Array:
+def _pack(weight: Array, shape: Shape, width: int, together: int, outs: int) -> Array:
     """(outputs, c * h * w) -> [output blocks / together][step][together][V], flat.
 
     Copied one group of output blocks at a time, so that the peak is one packed copy and not two.
     """
     group, pixels = together * width, shape.h * shape.w
-    groups = ceil_div(weight.shape[0], group)
+    groups = round_up(ceil_div(weight.shape[0], group), outs)
     packed = np.zeros((groups, _steps(shape, width), group), np.float32)
     for g in range(groups):
         rows = weight[g * group : (g + 1) * group]
