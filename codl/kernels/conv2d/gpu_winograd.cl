@@ -9,7 +9,7 @@
 // So little but the input, the output and the weights leaves the cache. Elsewhere the three steps
 // are three kernels over all tiles at once, with points and sums of the whole image in scratch.
 //
-// SIDE       points a side: 4, 6 or 8; 9 where the stride is 2
+// SIDE       points a side: 4, 6 or 8; 5 or 9 where the stride is 2
 // TILE       output pixels a side: (SIDE - window) / STRIDE + 1
 // STRIDE     of the window, 1 or 2
 // TOGETHER   tiles that are multiplied at once, with their sums in registers
@@ -63,9 +63,17 @@
         PUT(6, f - g);                                                                             \
         PUT(7, s[7 * step] - s[step] + 5.25f * (s[3 * step] - s[5 * step]));                       \
     }
-#else
 // Stride 2 keeps the odd inputs, which meet the middle tap alone, and has the even ones, which meet
-// the two outer taps, at 0, 1, -1, 2 and infinity.
+// the two outer taps, at 0, 1, -1, 2 (the first TILE) and infinity.
+#elif SIDE == 5
+#define TO_POINTS(s, step, PUT)                                                                    \
+    {                                                                                              \
+        PUT(0, s[0] - s[2 * step]);                                                                \
+        PUT(1, s[2 * step]);                                                                       \
+        PUT(2, s[4 * step] - s[2 * step]);                                                         \
+        UNROLL for (int i = 0; i < TILE; i++) PUT(TILE + 1 + i, s[(2 * i + 1) * step]);            \
+    }
+#else
 #define TO_POINTS(s, step, PUT)                                                                    \
     {                                                                                              \
         const VEC a = s[6 * step] - s[2 * step];                                                   \
@@ -74,7 +82,7 @@
         PUT(2, s[6 * step] - 3.0f * s[4 * step] + 2.0f * s[2 * step]);                             \
         PUT(3, a);                                                                                 \
         PUT(4, s[8 * step] - s[4 * step] - 2.0f * a);                                              \
-        UNROLL for (int i = 0; i < TILE; i++) PUT(5 + i, s[(2 * i + 1) * step]);                   \
+        UNROLL for (int i = 0; i < TILE; i++) PUT(TILE + 1 + i, s[(2 * i + 1) * step]);            \
     }
 #endif
 
@@ -89,6 +97,9 @@
 #elif SIDE == 8
 #define EVEN(two) (a + (two) * (s[3] + s[4]) + 1.0f / (two) * (s[5] + s[6]))
 #define ODD(two) (b + (two) * (s[3] - s[4]) + 1.0f / (two) * (s[5] - s[6]))
+#elif SIDE == 5
+#define EVEN(two) s[1]
+#define ODD(two) s[1]
 #else
 #define EVEN(two) (a + (two) * s[3])
 #define ODD(two) (b + (two) * s[3])
@@ -99,14 +110,14 @@
         UNROLL for (int i = 0; i < TILE; i++) {                                                    \
             VEC sum = i % 2 ? ODD((float)(1 << i)) : EVEN((float)(1 << i));                        \
             if (i == 0) sum += s[0];                                                               \
-            if (i == TILE - 1) sum += s[STRIDE == 2 ? 4 : SIDE - 1];                               \
-            if (STRIDE == 2) sum += s[5 + i];                                                      \
+            if (i == TILE - 1) sum += s[STRIDE == 2 ? TILE : SIDE - 1];                            \
+            if (STRIDE == 2) sum += s[TILE + 1 + i];                                               \
             PUT(i, sum);                                                                           \
         }                                                                                          \
     }
 
-// The odd inputs of stride 2 all meet the same weights: the filter has 6 x 6 points, not 9 x 9.
-#define WEIGHT_SIDE (STRIDE == 2 ? 6 : SIDE)
+// The odd inputs of stride 2 all meet the same weights: the filter has fewer points than the input.
+#define WEIGHT_SIDE (STRIDE == 2 ? TILE + 2 : SIDE)
 #define WEIGHT_POINT(row, column)                                                                  \
     (min((row), WEIGHT_SIDE - 1) * WEIGHT_SIDE + min((column), WEIGHT_SIDE - 1))
 #define WEIGHTS_AT(o, point)                                                                       \

@@ -26,7 +26,7 @@ from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
-SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (9,)}
+SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
 #: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 
@@ -36,8 +36,12 @@ TOGETHER = {16: (4, 9, 12, 16, 20, 25), 8: (4, 6, 9, 12), 4: (4, 6, 8)}
 #: Share of the second-level cache that the transformed input of a block of tiles should take.
 INPUT_SHARE = 0.35
 #: What things cost on a CPU, in multiplications of vectors: an element of either transform, the
-#: overhead of a weight vector, and the least that a weight vector takes from beyond the cache.
-TRANSFORM, OVERHEAD, STREAMED = 8, 1, 12
+#: overhead of a weight vector in a pass over tiles, and a vector of points from beyond the cache.
+TRANSFORM, OVERHEAD, POINT = 8, 1, 0.03
+#: The first pass over a weight vector takes so much more than others where all weights are larger
+#: than the second-level cache, and at least so much: from the next cache, and from memory where
+#: they are many times as large.
+FIRST, LEAST, MANY, LEAST_OF_MANY = 1, 7, 16, 12
 #: Choices of each tile size that are worth trying.
 TRIED = 8
 
@@ -85,7 +89,7 @@ class _Tiling:
     @property
     def weight_points(self) -> int:
         """Points of the filter: those of stride 2 for odd inputs are one."""
-        return 36 if self.side == 9 else self.points
+        return (self.tile + 2) ** 2 if self.side % 2 else self.points
 
     @property
     def blocks(self) -> int:
@@ -108,13 +112,17 @@ class _Tiling:
     def cost(self, op: Conv2d, soc: Soc) -> float:
         """Multiplications of vectors on a CPU, and what takes as long.
 
-        A block of tiles reads its weights from beyond the cache once, where they do not fit it.
+        A block of tiles reads its weights once from where they are, and then from the cache.
         """
+        cache, width = soc.cpu.l2_cache_bytes, soc.gpu.vector_width
         vectors = op.input.c * self.out_blocks
-        passes = self.computed / self.together
-        products = passes * (self.together + OVERHEAD)
-        if 4 * self.weight_points * vectors * soc.gpu.vector_width > soc.cpu.l2_cache_bytes:
-            products += self.blocks * max(0, STREAMED - self.together)
+        products = self.computed * (1 + OVERHEAD / self.together)
+        if 4 * self.points_floats(width) > cache / 2:
+            products += POINT * self.computed
+        weight_bytes = 4 * self.weight_points * vectors * width
+        if weight_bytes > cache:
+            least = LEAST if weight_bytes <= MANY * cache else LEAST_OF_MANY
+            products += self.blocks * (FIRST + max(0, least - self.together))
         transforms = TRANSFORM * self.tiles * (self.in_blocks + self.out_blocks)
         return self.points * (vectors * products + transforms)
 
@@ -162,7 +170,7 @@ class GpuWinograd:
         width = soc.gpu.vector_width
         in_channels, out_channels = op.input.c, t.out_blocks * width
         values: dict[str, float] = {}
-        for side in (4, 6, 8, 9):
+        for side in sorted({side for sides in SIDES.values() for side in sides}):
             here = float(t.side == side)
             values |= {
                 f"padded_macs_s{side}": here * t.points * t.computed * in_channels * out_channels,
@@ -293,6 +301,8 @@ def _steps(op: Conv2d, t: _Tiling, soc: Soc) -> tuple[Launch, ...]:
 
 def filter_transform(side: int, window: int) -> NDArray[np.float64]:
     """From the taps of a window to the points of the filter, in one dimension; see `TO_POINTS`."""
+    if side == 5:
+        return np.array([[1, 0, 0], [1, 0, 1], [0, 0, 1], [0, 1, 0]], np.float64)
     if side == 9:
         taps = [[1, 0, 0], [1, 0, 1], [1, 0, -1], [1, 0, 2], [0, 0, 1], [0, 1, 0]]
         return np.array(taps, np.float64) / [[2], [-2], [-6], [6], [1], [1]]

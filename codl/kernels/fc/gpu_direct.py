@@ -14,7 +14,6 @@ from codl.ops.fully_connected import FullyConnected
 from codl.ops.region import Shape
 from codl.soc import Soc
 
-
 #: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
 
