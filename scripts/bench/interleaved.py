@@ -24,7 +24,7 @@ FEWEST_SAMPLES, PATIENCE = 5, 4
 #: their time on the core stands for it where nobody has an undisturbed one.
 DISTURBED = 0.1
 #: Neighbours only ever add time, so that a low quantile says most about the work itself.
-QUANTILE = 0.25
+QUANTILE = 0.2
 
 
 @dataclass
