@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from strategies import ops
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.opencl import OpenClDevice, SharedBuffer
+from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.opencl import OpenClDevice
 from codl.kernels import registry
 from codl.kernels.base import TensorArg, Variant
-from codl.kernels.layout.transform import to_blocked, to_planar
 from codl.ops import Array, Op, Region, Shape, Span, parse, split, to_text
 from codl.soc import Soc
 
@@ -50,7 +50,7 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     """Compute a region of an op's output in place, among arrays of the whole tensors."""
     names = [f"x{i}" for i in range(len(inputs))]
     homes = {
-        name: Home(x[0], Region.whole(shape), op.needs(part, i))
+        name: Home(x, Region.whole(shape), op.needs(part, i))
         for i, (name, x, shape) in enumerate(zip(names, inputs, op.inputs, strict=True))
     }
     reads = tuple((name, home.used) for name, home in homes.items())
@@ -58,7 +58,7 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
     out = Home.allocate(op.output, Region.whole(op.output)).of(part)
     CpuNet([layer], homes, {"y": out}, soc).run()
-    return out.view()
+    return out.view()[0]
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
@@ -67,36 +67,32 @@ def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     soc, arguments = gpu.soc, {}
     for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
         tensor = gpu.tensor(shape, Region.whole(shape))
-        upload(gpu, tensor, shape, x)
+        upload(gpu, tensor, tensor.region, x)
         arguments[TensorArg("input", i)] = (tensor, op.needs(part, i))
     whole = Region.whole(op.output)
     out = gpu.tensor(op.output, whole)
     canary = np.full(op.output, 7.0, np.float32)
-    upload(gpu, out, op.output, canary)
+    upload(gpu, out, whole, canary)
     arguments[TensorArg("output")] = (out, part)
     own = op.restrict_weights(weights, part)
     gpu.run(gpu.bind(variant.plan(op.restrict(part), soc), arguments, weights=own))
-    around = download(gpu, out, op.output)
+    around = download(gpu, out)
     return cut(around, part), around
 
 
-def upload(gpu: OpenClDevice, tensor: Any, shape: Shape, values: Array) -> None:
-    shared = SharedBuffer(gpu, shape.elements)
+def upload(gpu: OpenClDevice, tensor: GpuTensor, region: Region, values: Array) -> None:
+    shared = SharedBuffer(gpu, tensor.shape, region)
     gpu.wait(shared.map(write=True))
-    shared.array[:] = values.ravel()
+    shared.array[:] = values
     shared.unmap()
-    plan = to_blocked(shape, Region.whole(shape), gpu.soc)
-    target = {TensorArg("output"): (tensor, tensor.region)}
-    gpu.run(gpu.bind(plan, target, scratch={"planar": shared.buffer}))
+    gpu.run(gpu.transform(shared.tensor, tensor, region))
 
 
-def download(gpu: OpenClDevice, tensor: Any, shape: Shape) -> Array:
-    shared = SharedBuffer(gpu, shape.elements)
-    plan = to_planar(shape, Region.whole(shape), gpu.soc)
-    source = {TensorArg("input"): (tensor, tensor.region)}
-    gpu.run(gpu.bind(plan, source, scratch={"planar": shared.buffer}))
+def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
+    shared = SharedBuffer(gpu, tensor.shape, tensor.region)
+    gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))
     gpu.wait(shared.map(write=False))
-    return shared.array.reshape(shape).copy()
+    return shared.array.copy()
 
 
 def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
@@ -177,18 +173,12 @@ def test_transform_moves_a_region_and_nothing_else(
     region = Region(data.draw(spans(channels)), data.draw(spans(height)))
     tensor = gpu.tensor(shape, Region.whole(shape))
     before = np.random.default_rng(0).standard_normal(shape, np.float32)
-    upload(gpu, tensor, shape, before)
-    inside = region.shape(shape)
-    shared = SharedBuffer(gpu, inside.elements)
-    gpu.wait(shared.map(write=True))
-    shared.array[:] = np.arange(inside.elements, dtype=np.float32)
-    shared.unmap()
-    plan = to_blocked(shape, region, gpu.soc)
-    target = {TensorArg("output"): (tensor, tensor.region)}
-    gpu.run(gpu.bind(plan, target, scratch={"planar": shared.buffer}))
-    after = download(gpu, tensor, shape)
+    upload(gpu, tensor, tensor.region, before)
+    values = np.arange(region.shape(shape).elements, dtype=np.float32).reshape(region.shape(shape))
+    upload(gpu, tensor, region, values)
+    after = download(gpu, tensor)
     expected = before.copy()
-    cut(expected, region)[:] = np.arange(inside.elements).reshape(inside[1:])
+    cut(expected, region)[:] = values[0]
     np.testing.assert_array_equal(after, expected)
 
 

@@ -14,11 +14,11 @@ from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.opencl import SharedBuffer, open_device
+from codl.device.memory import SharedBuffer
+from codl.device.opencl import open_device
 from codl.errors import DeviceError
 from codl.kernels import registry
 from codl.kernels.base import TensorArg
-from codl.kernels.layout.transform import to_blocked, to_planar
 from codl.kernels.ncnn import CpuVariant
 from codl.ops import Op, Pool2d, Region, Shape, Size2, Weights, to_text
 from codl.soc import Soc
@@ -77,18 +77,14 @@ class Bench:
         """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
         gpu, whole = self._gpu, Region.whole(shape)
         target, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
-        shared = SharedBuffer(gpu, shape.elements)
-        kernels = gpu.bind(
-            to_blocked(shape, whole, self.soc),
-            {TensorArg("output"): (target, whole)},
-            scratch={"planar": shared.buffer},
-        )
+        shared = SharedBuffer(gpu, shape, whole)
+        kernels = gpu.transform(shared.tensor, target, whole)
         parts = Parts()
         gpu.wait(shared.map(write=True))
 
         def once() -> None:
             with parts.time("copy"):
-                np.copyto(shared.array.reshape(home.array.shape), home.array)
+                np.copyto(shared.array, home.array)
             with parts.time("unmap"):
                 gpu.wait(shared.unmap())
             with parts.time("transform"):
@@ -101,12 +97,8 @@ class Bench:
     def _to_cpu(self, shape: Shape, blank: SharingRow) -> Row:
         gpu, whole = self._gpu, Region.whole(shape)
         source, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
-        shared = SharedBuffer(gpu, shape.elements)
-        kernels = gpu.bind(
-            to_planar(shape, whole, self.soc),
-            {TensorArg("input"): (source, whole)},
-            scratch={"planar": shared.buffer},
-        )
+        shared = SharedBuffer(gpu, shape, whole)
+        kernels = gpu.transform(source, shared.tensor, whole)
         parts = Parts()
 
         def once() -> None:
@@ -115,7 +107,7 @@ class Bench:
             with parts.time("map"):
                 gpu.wait(shared.map(write=False))
             with parts.time("copy"):
-                np.copyto(home.array, shared.array.reshape(home.array.shape))
+                np.copyto(home.array, shared.array)
             with parts.time("unmap"):
                 gpu.wait(shared.unmap())
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from threading import get_native_id
@@ -14,8 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codl.device import drivers, threads
+from codl.device.loader import cl_module
+from codl.device.memory import GpuTensor
 from codl.errors import DeviceError
-from codl.kernels.base import Arg, ConstantArg, KernelPlan, Launch, ScratchArg, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    PLANAR,
+    Arg,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    ScratchArg,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.layout.transform import transform
 from codl.ops import Array, Region, Shape, Weights
 from codl.soc import Soc
 
@@ -29,32 +40,6 @@ kernel void busy(global float *out) {
     out[get_global_id(0)] = x;
 }
 """
-
-
-@dataclass(frozen=True)
-class GpuTensor:
-    """A region of a tensor in a buffer of its own, in the blocked layout `nc{V}hw{V}`.
-
-    `region` starts at a whole block; rows lie densely, so that the block stride is rows x columns.
-    """
-
-    buffer: cl.Buffer
-    region: Region
-    width: int
-    block: int
-
-    @property
-    def block_stride(self) -> int:
-        return self.region.rows.size * self.width
-
-    def view(self, part: Region) -> tuple[cl.Buffer, np.int32, np.int32]:
-        """The three kernel arguments that name `part`: buffer, offset and block stride."""
-        inner = part.within(self.region)
-        if inner.channels.start % self.block:
-            raise ValueError(f"{part} does not begin at a block of {self.block} channels")
-        first = inner.channels.start // self.block
-        offset = first * self.block_stride + inner.rows.start * self.width
-        return self.buffer, np.int32(offset), np.int32(self.block_stride)
 
 
 class BoundKernel:
@@ -71,40 +56,7 @@ class BoundKernel:
         self._buffers = values
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
-        return _cl().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
-
-
-class SharedBuffer:
-    """Memory that both processors see in turns: the GPU, or the CPU while it is mapped."""
-
-    def __init__(self, gpu: OpenClDevice, elements: int) -> None:
-        flags = _cl().mem_flags.READ_WRITE | _cl().mem_flags.ALLOC_HOST_PTR
-        self.buffer = _cl().Buffer(gpu.context, flags, 4 * elements)
-        self._gpu = gpu
-        self._shape = (elements,)
-        self._array: Array | None = None
-
-    def map(self, *, write: bool) -> cl.Event:
-        """Begin to map for reading, or for writing everything; the event says when it is done."""
-        flags = _cl().map_flags
-        access = flags.WRITE_INVALIDATE_REGION if write else flags.READ
-        self._array, event = _cl().enqueue_map_buffer(
-            self._gpu.queue, self.buffer, access, 0, self._shape, np.float32, is_blocking=False
-        )
-        return event
-
-    @property
-    def array(self) -> Array:
-        """The mapped memory; only between `map`'s event and `unmap`."""
-        if self._array is None:
-            raise RuntimeError("a shared buffer was used while it was not mapped")
-        return self._array
-
-    def unmap(self) -> cl.Event:
-        """Hand the memory back to the GPU."""
-        event = self.array.base.release(self._gpu.queue)  # type: ignore[union-attr]
-        self._array = None
-        return event
+        return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
 
 
 class OpenClDevice:
@@ -118,20 +70,43 @@ class OpenClDevice:
         with threads.pinned(soc.gpu.cores) as existing:
             with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
                 device = _find_device(soc)
-            self.context = _cl().Context([device])
-            self.queue = _cl().CommandQueue(self.context)
+            self.context = cl_module().Context([device])
+            self.queue = cl_module().CommandQueue(self.context)
             self.worker_threads = self._warm_up() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
         self._programs: dict[tuple[str, str], cl.Program] = {}
 
-    def tensor(self, shape: Shape, region: Region) -> GpuTensor:
-        """Allocate a region of a tensor shaped `shape`, its channels rounded to whole blocks."""
-        block = self.soc.gpu.vector_width
-        pixels = self.soc.gpu.blocks(region.channels.size) * region.rows.size * shape.w
-        buffer = _cl().Buffer(self.context, _cl().mem_flags.READ_WRITE, 4 * pixels * block)
-        # Lanes beyond the last channel must be finite from the start.
-        _cl().enqueue_fill_buffer(self.queue, buffer, np.float32(0), 0, 4 * pixels * block)
-        return GpuTensor(buffer, region, shape.w, block)
+    def tensor(self, shape: Shape, region: Region, storage: Storage = BLOCKED) -> GpuTensor:
+        """Allocate a region of a tensor shaped `shape`, filled with zeros."""
+        return GpuTensor.allocate(self, shape, region, storage)
+
+    def transform(
+        self, source: GpuTensor, target: GpuTensor, region: Region, label: str = ""
+    ) -> list[BoundKernel]:
+        """Kernels that copy `region` from one tensor to another of the same shape, in any storage.
+
+        Between two layouts other than the planar one they go through it.
+        """
+        if "planar" not in (source.storage.layout, target.storage.layout):
+            between = self.tensor(source.shape, region, PLANAR)
+            first = self.transform(source, between, region, label)
+            return first + self.transform(between, target, region, label)
+        blocked = source if target.storage.layout == "planar" else target
+        lead = (region.channels.start - blocked.region.channels.start) % blocked.block
+        plan = transform(
+            source.storage,
+            target.storage,
+            region.shape(source.shape),
+            self.soc,
+            lead=lead,
+            ends=region.channels.stop == blocked.region.channels.stop,
+        )
+        sides = {TensorArg("input"): source, TensorArg("output"): target}
+        return self.bind(
+            plan,
+            {a: (t, region.led_by(lead) if t is blocked else region) for a, t in sides.items()},
+            label=label,
+        )
 
     def bind(
         self,
@@ -139,37 +114,40 @@ class OpenClDevice:
         tensors: Mapping[TensorArg, tuple[GpuTensor, Region]],
         *,
         weights: Weights | None = None,
-        scratch: Mapping[str, cl.Buffer] | None = None,
         label: str = "",
     ) -> list[BoundKernel]:
-        """Compile a plan and set its arguments.
+        """Compile a plan and set its arguments, for every image of the tensors.
 
-        `tensors` gives every tensor argument its tensor and the region meant. `scratch` gives
-        buffers for scratch arguments; those it lacks are allocated. Raises `DeviceError` with the
-        compiler's log and the macros where the source does not build.
+        `tensors` gives every tensor argument its tensor and the region meant. Raises `DeviceError`
+        with the compiler's log and the macros where the source does not build.
         """
+        for argument, (tensor, _) in tensors.items():
+            if tensor.storage != plan.storage(argument):
+                wanted = plan.storage(argument)
+                raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
         program = self._program(plan)
         constants = {k: self._constant(v) for k, v in plan.pack(weights or {}).items()}
-        own = {k: v for k, v in plan.scratch.items() if k not in (scratch or {})}
-        buffers = {k: self._scratch(size) for k, size in own.items()} | dict(scratch or {})
+        scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
 
-        def values(arg: Arg) -> list[Any]:
+        def values(arg: Arg, image: int) -> list[Any]:
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
-                return list(tensor.view(region))
+                return list(tensor.view(region, image))
             if isinstance(arg, ConstantArg):
                 return [constants[arg.name]]
             if isinstance(arg, ScratchArg):
-                return [buffers[arg.name]]
+                return [scratch[arg.name]]
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
+        images = max((tensor.shape.n for tensor, _ in tensors.values()), default=1)
         return [
             BoundKernel(
                 label or launch.kernel,
-                _cl().Kernel(program, launch.kernel),
+                cl_module().Kernel(program, launch.kernel),
                 launch,
-                [value for arg in launch.args for value in values(arg)],
+                [value for arg in launch.args for value in values(arg, image)],
             )
+            for image in range(1 if plan.whole_batch else images)
             for launch in plan.launches
         ]
 
@@ -178,8 +156,8 @@ class OpenClDevice:
         """Use a queue that records when kernels ran; a launch costs more on it."""
         usual = self.queue
         usual.finish()
-        properties = _cl().command_queue_properties.PROFILING_ENABLE
-        self.queue = _cl().CommandQueue(self.context, properties=properties)
+        properties = cl_module().command_queue_properties.PROFILING_ENABLE
+        self.queue = cl_module().CommandQueue(self.context, properties=properties)
         try:
             yield
             self.queue.finish()
@@ -202,7 +180,7 @@ class OpenClDevice:
         then returns only when the whole queue is empty: such a thread looks at the event instead.
         """
         if self.soc.gpu.is_cpu:
-            complete = _cl().command_execution_status.COMPLETE
+            complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:
                 pass
             if status < complete:
@@ -215,25 +193,25 @@ class OpenClDevice:
         key = (plan.source, " ".join(options))
         if key not in self._programs:
             text = _source("common.cl") + _source(plan.source)
-            program = _cl().Program(self.context, text)
+            program = cl_module().Program(self.context, text)
             try:
                 self._programs[key] = program.build(["-cl-std=CL1.2", *options])
-            except _cl().RuntimeError as error:
+            except cl_module().RuntimeError as error:
                 raise DeviceError(
                     f"{plan.source} does not build on {self.soc.gpu.name} with {key[1]}:\n{error}"
                 ) from error
         return self._programs[key]
 
     def _constant(self, value: Array) -> cl.Buffer:
-        flags = _cl().mem_flags.READ_ONLY | _cl().mem_flags.COPY_HOST_PTR
-        return _cl().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value, np.float32))
+        flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
+        return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
     def _scratch(self, size: int) -> cl.Buffer:
-        return _cl().Buffer(self.context, _cl().mem_flags.READ_WRITE, size)
+        return cl_module().Buffer(self.context, cl_module().mem_flags.READ_WRITE, size)
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
-        kernel = _cl().Kernel(_cl().Program(self.context, BUSY).build(), "busy")
+        kernel = cl_module().Kernel(cl_module().Program(self.context, BUSY).build(), "busy")
         size = 1024 * self.soc.gpu.compute_units
         return BoundKernel("busy", kernel, Launch("busy", (size,), ()), [self._scratch(4 * size)])
 
@@ -269,21 +247,11 @@ def _find_device(soc: Soc) -> cl.Device:
 
 def _platforms() -> list[cl.Platform]:
     try:
-        return list(_cl().get_platforms())
-    except _cl().LogicError as error:
+        return list(cl_module().get_platforms())
+    except cl_module().LogicError as error:
         raise DeviceError(f"The OpenCL driver does not load: {error}") from error
 
 
 @cache
 def _source(name: str) -> str:
     return resources.files("codl.kernels").joinpath(name).read_text()
-
-
-@cache
-def _cl() -> Any:
-    """pyopencl, imported only once the loader's environment is set."""
-    import pyopencl
-
-    # Drivers chat on success too; what they say about a failure is in its exception.
-    warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
-    return pyopencl

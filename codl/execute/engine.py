@@ -9,7 +9,8 @@ import numpy as np
 
 from codl.device import threads
 from codl.device.cpu import Home
-from codl.device.opencl import GpuTensor, OpenClDevice, open_device
+from codl.device.memory import GpuTensor
+from codl.device.opencl import OpenClDevice, open_device
 from codl.errors import CodlError
 from codl.execute.program import Program, Segment, Transfer, build_program
 from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half

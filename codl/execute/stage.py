@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.opencl import BoundKernel, GpuTensor, OpenClDevice, SharedBuffer
+from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.execute.program import Transfer
 from codl.execute.timeline import Timeline
 from codl.kernels import registry
 from codl.kernels.base import TensorArg
-from codl.kernels.layout.transform import to_blocked, to_planar
-from codl.ops import Array, Shape
+from codl.ops import Shape
 from codl.ops.chain import Half
 from codl.ops.plan import Chain
 from codl.soc import Soc
@@ -38,24 +38,11 @@ class Exchange:
     ) -> None:
         self.label = f"{move.tensor} ({move.region})"
         self._gpu = gpu
-        self._shared = SharedBuffer(gpu, move.region.shape(shape).elements)
+        self._shared = SharedBuffer(gpu, shape, move.region)
         self._home = home.view()
-        held, part = tensor.region.shape(shape), move.region.within(tensor.region)
-        if move.direction == "to_cpu":
-            plan, argument = to_planar(held, part, gpu.soc), TensorArg("input")
-        else:
-            plan, argument = to_blocked(held, part, gpu.soc), TensorArg("output")
-        self._kernels = gpu.bind(
-            plan,
-            {argument: (tensor, tensor.region)},
-            scratch={"planar": self._shared.buffer},
-            label=f"transform {move.tensor}",
-        )
-
-    @property
-    def _mapped(self) -> Array:
-        """The shared memory in the shape of the home; only while it is mapped."""
-        return self._shared.array.reshape(self._home.shape)
+        ends = (tensor, self._shared.tensor)
+        source, target = ends if move.direction == "to_cpu" else reversed(ends)
+        self._kernels = gpu.transform(source, target, move.region, f"transform {move.tensor}")
 
 
 class ToCpu(Exchange):
@@ -73,7 +60,7 @@ class ToCpu(Exchange):
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._home, self._mapped)
+        np.copyto(self._home, self._shared.array)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:
@@ -98,7 +85,7 @@ class ToGpu(Exchange):
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._mapped, self._home)
+        np.copyto(self._shared.array, self._home)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:

@@ -4,20 +4,26 @@ A GPU variant turns an op into a `KernelPlan`: which `.cl` file, compiled with w
 launched with which sizes and arguments, over which constants. `codl.device` compiles and runs
 plans; nothing here imports OpenCL, so plans can be made, tested and predicted without a driver.
 
-Layout of every tensor on the GPU: blocked, `nc{V}hw{V}` with V channels to a block (the SoC's
-`gpu.vector_width`; `nc4hw4` for V = 4). Element (c, y, x) of a tensor lies at
+How a tensor lies on the GPU is its `Storage`: a memory object with a layout, and the type of its
+elements. Whatever that type, kernels compute and accumulate in float32. The layouts:
 
-    ((c // V) * block_stride + offset + y * W + x) * V + c % V
+- `blocked`: a buffer, `nc{V}hw{V}` with V channels to a block (the SoC's `gpu.vector_width`;
+  `nc4hw4` for V = 4). Element (c, y, x) lies at
+  `((c // V) * block_stride + offset + y * W + x) * V + c % V` elements from the start.
+- `planar`: a buffer, `nchw`. Element (c, y, x) lies at `c * channel_stride + offset + y * W + x`.
+- `image`: an `image2d_t` of RGBA texels, `W * ceil(C / 4)` wide and `N * H` high, as MACE has it.
+  Channels 4 b ... 4 b + 3 of pixel (y, x) are the texel (`column` + b * W + x, `row` + y).
 
-floats from the start of its buffer. `offset` and `block_stride` are in pixels and come as kernel
-arguments, so a kernel works in place on any rows and any blocks of a larger buffer. Channels beyond
-the last are stored as zeros up to a full block, and kernels keep them finite.
+Offsets and strides come as kernel arguments, in pixels or elements, so a kernel works in place on
+any rows and any blocks of a larger tensor. Channels beyond the last are stored as zeros up to a
+full block, and kernels keep them finite. A plan is made for one image; a batch runs it once for
+each, at that image's offset, unless the plan says `whole_batch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from codl.ops.base import Array, Weights
@@ -26,11 +32,42 @@ from codl.soc import Soc
 Processor: TypeAlias = Literal["cpu", "gpu"]
 
 
+Layout: TypeAlias = Literal["blocked", "planar", "image"]
+Element: TypeAlias = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a tensor lies on the GPU, and the type that its elements are stored as."""
+
+    layout: Layout = "blocked"
+    element: Element = "float32"
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.element == "float16" else 4
+
+    @property
+    def suffix(self) -> str:
+        """What the names of variants for this storage end in; "" for the usual one."""
+        image = "_image" if self.layout == "image" else ""
+        return image + ("_fp16" if self.element == "float16" else "")
+
+    def __str__(self) -> str:
+        return f"{self.layout} {self.element}"
+
+
+BLOCKED = Storage()
+PLANAR = Storage("planar")
+
+
 @dataclass(frozen=True)
 class TensorArg:
     """An op's input or output; expands to three kernel arguments.
 
-    They are `__global float *data, int offset, int block_stride` (see the module's layout).
+    Of a blocked tensor `__global ELEMENT *data, int offset, int block_stride`; of a planar one
+    `__global ELEMENT *data, int offset, int channel_stride`; of an image `image2d_t image,
+    int column, int row` (see the module's layouts).
     """
 
     role: Literal["input", "output"]
@@ -73,9 +110,10 @@ class KernelPlan:
     """How a GPU variant computes one op.
 
     `source` is a `.cl` file's path relative to this package; `defines` its macros; `pack` arranges
-    the op's weights once, at compile time; `scratch` names buffers by size in bytes. Equal source
-    and defines are compiled once, so sizes that vary with a split belong in `args`, not in
-    `defines`.
+    the op's weights once, at compile time (arrays of float32 or float16); `scratch` names buffers
+    by size in bytes. Equal source and defines are compiled once, so sizes that vary with a split
+    belong in `args`, not in `defines`. `storages` says how tensors lie that are not blocked
+    float32; `whole_batch` that the launches compute all images and not only one.
     """
 
     source: str
@@ -83,6 +121,16 @@ class KernelPlan:
     defines: Mapping[str, int | float | str] = field(default_factory=dict)
     pack: Callable[[Weights], dict[str, Array]] = no_constants
     scratch: Mapping[str, int] = field(default_factory=dict)
+    storages: Mapping[TensorArg, Storage] = field(default_factory=dict)
+    whole_batch: bool = False
+
+    def storage(self, tensor: TensorArg) -> Storage:
+        return self.storages.get(tensor, BLOCKED)
+
+    def stored_as(self, storage: Storage, inputs: int = 1) -> KernelPlan:
+        """The same plan with its output and so many inputs in another storage."""
+        tensors = [TensorArg("output"), *(TensorArg("input", i) for i in range(inputs))]
+        return replace(self, storages=dict.fromkeys(tensors, storage))
 
 
 class Variant(Protocol):

@@ -4,7 +4,10 @@
 // ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
 // ACTIVATION     0 none, 1 relu, 2 leaky_relu (slope ACT_ALPHA), 3 clip (ACT_ALPHA ... ACT_BETA)
 //
-// A tensor is three arguments: data, offset and block stride, both in pixels of V floats.
+// HALF           defined where tensors and weights are stored as half; all is computed, and summed,
+//                as float
+//
+// A tensor is three arguments: data, offset and block stride, both in pixels of V elements.
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
@@ -20,6 +23,26 @@
 #define VLOAD(p) CAT(vload, V)(0, (p))
 #define VSTORE(value, p) CAT(vstore, V)((value), 0, (p))
 #endif
+
+// Tensors (ELEMENT, LOAD, STORE, GET, SET) and weights (WEIGHT, WLOAD, WGET) as they are stored.
+// `vload_half` and `vstore_half` are part of OpenCL C without any extension.
+#ifdef HALF
+#define ELEMENT half
+#define WEIGHT half
+#define LOAD(p) CAT(vload_half, V)(0, (p))
+#define STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
+#define GET(p, i) vload_half((i), (p))
+#define SET(value, p, i) vstore_half((value), (i), (p))
+#else
+#define ELEMENT float
+#define WEIGHT float
+#define LOAD(p) VLOAD(p)
+#define STORE(value, p) VSTORE(value, p)
+#define GET(p, i) (p)[i]
+#define SET(value, p, i) ((p)[i] = (value))
+#endif
+#define WLOAD(p) LOAD(p)
+#define WGET(p, i) GET(p, i)
 
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
@@ -44,7 +67,7 @@
 #define ACTIVATE(x) (x)
 #endif
 
-// First float of block `b` of a tensor; in size_t, because tensors may hold more than 2 G floats.
+// First element of block `b` of a tensor; in size_t, because tensors may hold more than 2 G elements.
 #define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
 
 // Which strip of pixels and which block of channels a work-item has; see `item_grid`.

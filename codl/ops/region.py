@@ -103,6 +103,11 @@ class Region(NamedTuple):
         )
         return tuple(piece for piece in pieces if not piece.is_empty)
 
+    def led_by(self, channels: int) -> Region:
+        """This region and so many channels before it."""
+        first, last = self.channels
+        return Region(Span(first - channels, last), self.rows)
+
     def within(self, outer: Region) -> Region:
         """The same region counted from the first channel and row of `outer`."""
         channel, row = outer.channels.start, outer.rows.start

@@ -1,53 +1,41 @@
-"""Between the GPU's blocked layout and planar (nchw) buffers: what data sharing copies through.
+"""Between the GPU's layouts: what data sharing, and ops of different layouts, copy through.
 
-The planar side is the compact region, [channels][rows][width] floats from the start of the scratch
-buffer `planar`; the blocked side is the whole tensor, of which only the region is touched.
+Every layout is reached from the planar one and left for it.
 """
 
 from __future__ import annotations
 
-from codl.kernels.base import Arg, KernelPlan, Launch, ScratchArg, TensorArg
+from codl.kernels.base import Arg, KernelPlan, Launch, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.base import Activation
-from codl.ops.region import Region, Shape
+from codl.ops.region import Shape
 from codl.soc import Soc
 
 #: V x V chunks of one work-item of a CPU at most.
 LONGEST_STRIP = 64
 
 
-def to_planar(shape: Shape, region: Region, soc: Soc) -> KernelPlan:
-    """Copy `region` of the blocked tensor `TensorArg("input")` of `shape` to scratch `planar`."""
-    return _plan("to_planar", TensorArg("input"), (), shape, region, soc)
-
-
-def to_blocked(shape: Shape, region: Region, soc: Soc) -> KernelPlan:
-    """Copy scratch `planar` to `region` of the blocked tensor `TensorArg("output")` of `shape`.
-
-    A region that ends at the tensor's last channel also clears the lanes beyond it; otherwise
-    lanes outside the region keep what they hold.
-    """
-    width = soc.gpu.vector_width
-    zero_to = width if region.channels.stop == shape.c else 0
-    return _plan("to_blocked", TensorArg("output"), (zero_to,), shape, region, soc)
-
-
-def _plan(
-    kernel: str, tensor: TensorArg, more: tuple[Arg, ...], shape: Shape, region: Region, soc: Soc
+def transform(
+    source: Storage, target: Storage, part: Shape, soc: Soc, *, lead: int = 0, ends: bool = True
 ) -> KernelPlan:
-    width = soc.gpu.vector_width
-    pixels = region.rows.size * shape.w
-    blocks = ceil_div(region.channels.stop, width) - region.channels.start // width
+    """Copy a region of the shape `part` of one image, one side of it in the planar layout.
+
+    `lead`: channels of the blocked side's first block that lie before the region. `ends`: whether
+    the region ends at the last channel of the blocked side, whose lanes beyond are then cleared;
+    otherwise lanes outside the region keep what they hold.
+    """
+    kernel, blocked, planar = _direction(source, target)
+    width, pixels = soc.gpu.vector_width, part.h * part.w
     chunks = ceil_div(pixels, width)
-    length = strip(chunks, blocks, LONGEST_STRIP, soc)
-    global_size, local_size = item_grid(ceil_div(chunks, length), blocks, soc)
-    sizes = (
-        length,
-        region.rows.start * shape.w,
-        region.channels.start,
-        region.channels.size,
-        pixels,
-    )
+    others = part.c if kernel == "copy_planar" else ceil_div(lead + part.c, width)
+    length = strip(chunks, others, LONGEST_STRIP, soc)
+    global_size, local_size = item_grid(ceil_div(chunks, length), others, soc)
+    sizes: tuple[Arg, ...] = (length, lead, part.c, pixels)
+    if kernel == "to_blocked":
+        sizes += (width if ends else 0,)
+    if kernel == "copy_planar":
+        sizes = (length, pixels)
+    halves = {"HALF": blocked.element == "float16", "PLANAR_HALF": planar.element == "float16"}
     return KernelPlan(
         source="layout/transform.cl",
         launches=(
@@ -55,9 +43,24 @@ def _plan(
                 kernel=kernel,
                 global_size=global_size,
                 local_size=local_size,
-                args=(tensor, ScratchArg("planar"), *sizes, *more),
+                args=(TensorArg("input"), TensorArg("output"), *sizes),
             ),
         ),
-        defines=base_defines(Activation(), soc),
-        scratch={"planar": region.shape(shape).bytes},
+        defines={
+            **base_defines(Activation(), soc),
+            **{name: 1 for name, defined in halves.items() if defined},
+        },
+        storages={TensorArg("input"): source, TensorArg("output"): target},
     )
+
+
+def _direction(source: Storage, target: Storage) -> tuple[str, Storage, Storage]:
+    """The kernel, and which storage its macros HALF and PLANAR_HALF are about."""
+    layouts = (source.layout, target.layout)
+    if layouts == ("planar", "planar"):
+        return "copy_planar", source, target
+    if layouts == ("blocked", "planar"):
+        return "to_planar", source, target
+    if layouts == ("planar", "blocked"):
+        return "to_blocked", target, source
+    raise ValueError(f"no kernel copies {source} to {target}")
