@@ -67,25 +67,17 @@ def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     soc, arguments = gpu.soc, {}
     for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
         tensor = gpu.tensor(shape, Region.whole(shape))
-        upload(gpu, tensor, tensor.region, x)
+        gpu.upload(tensor, x)
         arguments[TensorArg("input", i)] = (tensor, op.needs(part, i))
     whole = Region.whole(op.output)
     out = gpu.tensor(op.output, whole)
     canary = np.full(op.output, 7.0, np.float32)
-    upload(gpu, out, whole, canary)
+    gpu.upload(out, canary)
     arguments[TensorArg("output")] = (out, part)
     own = op.restrict_weights(weights, part)
     gpu.run(gpu.bind(variant.plan(op.restrict(part), soc), arguments, weights=own))
     around = download(gpu, out)
     return cut(around, part), around
-
-
-def upload(gpu: OpenClDevice, tensor: GpuTensor, region: Region, values: Array) -> None:
-    shared = SharedBuffer(gpu, tensor.shape, region)
-    gpu.wait(shared.map(write=True))
-    shared.array[:] = values
-    shared.unmap()
-    gpu.run(gpu.transform(shared.tensor, tensor, region))
 
 
 def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
@@ -127,7 +119,7 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
     if part.is_empty:
         return
-    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc):
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
         got, around = run_gpu(variant, op, part, inputs, weights, gpu)
         assert_close(variant, op.restrict(part), got, cut(expected, part))
         for rest in Region.whole(op.output).minus(part):
@@ -152,7 +144,7 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
     inputs, weights = operands(op, seed=1)
     expected = reference(op, inputs, weights)
     part = Region.whole(op.output)
-    found = registry.variants(op, "gpu", gpu.soc)
+    found = registry.variants(op, "gpu", gpu.soc, every=True)
     assert found, "every op here has a variant on the GPU"
     for variant in found:
         got, _ = run_gpu(variant, op, part, inputs, weights, gpu)
@@ -173,9 +165,13 @@ def test_transform_moves_a_region_and_nothing_else(
     region = Region(data.draw(spans(channels)), data.draw(spans(height)))
     tensor = gpu.tensor(shape, Region.whole(shape))
     before = np.random.default_rng(0).standard_normal(shape, np.float32)
-    upload(gpu, tensor, tensor.region, before)
+    gpu.upload(tensor, before)
     values = np.arange(region.shape(shape).elements, dtype=np.float32).reshape(region.shape(shape))
-    upload(gpu, tensor, region, values)
+    shared = SharedBuffer(gpu, shape, region)
+    gpu.wait(shared.map(write=True))
+    shared.array[:] = values
+    shared.unmap()
+    gpu.run(gpu.transform(shared.tensor, tensor, region))
     after = download(gpu, tensor)
     expected = before.copy()
     cut(expected, region)[:] = values[0]

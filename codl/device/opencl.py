@@ -13,7 +13,7 @@ import numpy as np
 
 from codl.device import drivers, threads
 from codl.device.loader import cl_module
-from codl.device.memory import GpuTensor
+from codl.device.memory import GpuTensor, SharedBuffer
 from codl.errors import DeviceError
 from codl.kernels.base import (
     BLOCKED,
@@ -80,6 +80,14 @@ class OpenClDevice:
         """Allocate a region of a tensor shaped `shape`, filled with zeros."""
         return GpuTensor.allocate(self, shape, region, storage)
 
+    def upload(self, tensor: GpuTensor, values: Array) -> None:
+        """Fill a tensor's region with planar values, shaped (images, channels, rows, columns)."""
+        shared = SharedBuffer(self, tensor.shape, tensor.region)
+        self.wait(shared.map(write=True))
+        np.copyto(shared.array, values)
+        shared.unmap()
+        self.run(self.transform(shared.tensor, tensor, tensor.region))
+
     def transform(
         self, source: GpuTensor, target: GpuTensor, region: Region, label: str = ""
     ) -> list[BoundKernel]:
@@ -132,7 +140,7 @@ class OpenClDevice:
         def values(arg: Arg, image: int) -> list[Any]:
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
-                return list(tensor.view(region, image))
+                return list(tensor.view(region, image if tensor.shape.n > 1 else 0))
             if isinstance(arg, ConstantArg):
                 return [constants[arg.name]]
             if isinstance(arg, ScratchArg):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.execute.program import Transfer
 from codl.execute.timeline import Timeline
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
 from codl.ops import Shape
 from codl.ops.chain import Half
 from codl.ops.plan import Chain
@@ -137,31 +136,6 @@ def _enqueue(
         event = kernel.enqueue(queue)
         if timeline is not None:
             timeline.gpu(kind, kernel.name, event)
-
-
-def bind_gpu_half(
-    half: Half, chain: Chain, tensors: dict[str, GpuTensor], gpu: OpenClDevice
-) -> tuple[BoundKernel, ...]:
-    """Compile and bind the GPU's half of a chain; tensors inside it are allocated here."""
-    inside = dict(tensors)
-    kernels: list[BoundKernel] = []
-    for part in half.parts:
-        layer = part.layer
-        if layer.output not in inside:
-            inside[layer.output] = gpu.tensor(layer.op.output, part.region)
-        variant: Any = registry.find(part.op, chain.variants[layer.name]["gpu"])
-        arguments = {
-            TensorArg("input", index): (inside[name], need)
-            for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True))
-        }
-        arguments[TensorArg("output")] = (inside[layer.output], part.region)
-        kernels += gpu.bind(
-            variant.plan(part.op, gpu.soc),
-            arguments,
-            weights=layer.op.restrict_weights(layer.weights, part.region),
-            label=layer.name,
-        )
-    return tuple(kernels)
 
 
 def build_cpu_half(

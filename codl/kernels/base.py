@@ -139,9 +139,13 @@ class Variant(Protocol):
     Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`.
     """
 
-    name: ClassVar[str]
     op_kind: ClassVar[str]
     processor: ClassVar[Processor]
+
+    @property
+    def name(self) -> str:
+        """Such as `cpu_gemm`; unique among the variants of an op kind."""
+        ...
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         """Why this variant cannot do `op` (the rule and the value), or None where it can."""
@@ -165,6 +169,11 @@ class GpuVariant(Variant, Protocol):
 
     #: The types of device that this variant is written for; on others it works, slowly.
     meant_for: ClassVar[frozenset[str]]
+
+    @property
+    def storage(self) -> Storage:
+        """How this variant's tensors lie; ops of any rank are planar."""
+        ...
 
     def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         """Every choice of tuning parameters worth trying; the first is what holds untuned."""

@@ -2,7 +2,7 @@
 //
 // V              channels in a block of the layout nc{V}hw{V}: 4, 8 or 16
 // ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
-// ACTIVATION     0 none, 1 relu, 2 leaky_relu (slope ACT_ALPHA), 3 clip (ACT_ALPHA ... ACT_BETA)
+// ACTIVATION     the function's code, below; its parameters are ACT_ALPHA and ACT_BETA
 //
 // HALF           defined where tensors and weights are stored as half; all is computed, and summed,
 //                as float
@@ -57,12 +57,31 @@
 #define ACTIVATION 0
 #endif
 
-#if ACTIVATION == 1
+#define SIGMOID(x) (1.0f / (1.0f + exp(-(x))))
+#if ACTIVATION == 1  // relu
 #define ACTIVATE(x) max((x), 0.0f)
-#elif ACTIVATION == 2
+#elif ACTIVATION == 2  // leaky_relu
 #define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * min((x), 0.0f))
-#elif ACTIVATION == 3
+#elif ACTIVATION == 3  // clip
 #define ACTIVATE(x) min(max((x), ACT_ALPHA), ACT_BETA)
+#elif ACTIVATION == 4  // sigmoid
+#define ACTIVATE(x) SIGMOID(x)
+#elif ACTIVATION == 5  // tanh
+#define ACTIVATE(x) tanh(x)
+#elif ACTIVATION == 6  // hard_sigmoid
+#define ACTIVATE(x) clamp(ACT_ALPHA * (x) + ACT_BETA, 0.0f, 1.0f)
+#elif ACTIVATION == 7  // hard_swish
+#define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
+#elif ACTIVATION == 8  // gelu: no exponential of its own, so that no large input overflows it
+#define ACTIVATE(x) (0.5f * (x) * (1.0f + erf((x) * 0.70710678f)))
+#elif ACTIVATION == 9  // gelu_tanh
+#define ACTIVATE(x) (0.5f * (x) * (1.0f + tanh(0.79788456f * ((x) + 0.044715f * (x) * (x) * (x)))))
+#elif ACTIVATION == 10  // silu
+#define ACTIVATE(x) ((x) * SIGMOID(x))
+#elif ACTIVATION == 11  // elu
+#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * expm1(min((x), 0.0f)))
+#elif ACTIVATION == 12  // erf
+#define ACTIVATE(x) erf(x)
 #else
 #define ACTIVATE(x) (x)
 #endif

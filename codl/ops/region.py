@@ -6,6 +6,7 @@ A split hands every processor a `Region` of an operator's output; what it needs 
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 
@@ -28,6 +29,12 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         return "x".join(str(v) for v in self)
+
+
+def as_nchw(sizes: tuple[int, ...]) -> Shape:
+    """Any sizes as nchw, in the same order: ones added behind, axes past the fourth merged."""
+    n, c, h = (*sizes, 1, 1, 1)[:3]
+    return Shape(n, c, h, prod(sizes[3:]))
 
 
 class Span(NamedTuple):

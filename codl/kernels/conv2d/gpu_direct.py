@@ -7,7 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.tiling import (
     base_defines,
     ceil_div,
@@ -64,13 +73,15 @@ class _Tiling:
 class GpuDirect:
     """Any window, stride, padding and dilation; groups of whole channel blocks."""
 
-    name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         width = soc.gpu.vector_width
         per_group = (op.input.c // op.groups, op.out_channels // op.groups)
         if op.groups > 1 and any(channels % width for channels in per_group):
@@ -80,7 +91,10 @@ class GpuDirect:
             )
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         tiling = _Tiling.of(op, soc)
         width, window = soc.gpu.vector_width, op.kernel.h * op.kernel.w
         tiles = ceil_div(tiling.out_pixels, tiling.pixels) * tiling.out_blocks
@@ -100,7 +114,7 @@ class GpuDirect:
             **byte_features(op, soc),
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         tiling = _Tiling.of(op, soc)
         global_size, local_size = item_grid(tiling.strips, tiling.out_blocks, soc)
         flat = tiling.flat
@@ -132,7 +146,7 @@ class GpuDirect:
             source="conv2d/gpu_direct.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "PIXELS": tiling.pixels,
                 "STRIDE_W": op.stride.w,
                 "EDGE": _edge(op, tiling.pixels),
@@ -142,7 +156,7 @@ class GpuDirect:
                 "weight": pack_blocks(weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
             },
-        )
+        ).stored_as(self.storage)
 
 
 def _edge(op: Conv2d, pixels: int) -> int:

@@ -116,5 +116,5 @@ KERNEL void copy_planar(
     __global const ELEMENT *in = input + (input_offset + (size_t)BLOCK_ID * input_stride);
     __global PLANAR *out = planar + (planar_offset + (size_t)BLOCK_ID * planar_stride);
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
-    for (int at = STRIP_ID * strip * V; at < stop; at++) PLANAR_SET(GET(in, at), out + at);
+    for (int at = STRIP_ID * strip * V; at < stop; at++) PLANAR_SET(ACTIVATE(GET(in, at)), out + at);
 }
