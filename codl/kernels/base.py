@@ -179,6 +179,13 @@ class GpuVariant(Variant, Protocol):
         """Every choice of tuning parameters worth trying; the first is what holds untuned."""
         ...
 
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        """As of any variant, with the first of `choices` where none is given."""
+        ...
+
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        """The kernels for `op`, with the first of `choices` where none is given."""
+        """The kernels for `op`, with the first of `choices` where none is given.
+
+        This and `features` are asked through `codl.kernels.tuned`, which knows the best choice.
+        """
         ...
