@@ -13,13 +13,16 @@ import numpy as np
 
 from codl.device import drivers, threads
 from codl.device.loader import cl_module
-from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.memory import GpuTensor, SharedBuffer, make_image
 from codl.errors import DeviceError
 from codl.kernels.base import (
     BLOCKED,
     PLANAR,
     Arg,
+    Constant,
     ConstantArg,
+    Element,
+    ImageSize,
     KernelPlan,
     Launch,
     ScratchArg,
@@ -93,14 +96,19 @@ class OpenClDevice:
     ) -> list[BoundKernel]:
         """Kernels that copy `region` from one tensor to another of the same shape, in any storage.
 
-        Between two layouts other than the planar one they go through it.
+        Between two layouts other than the planar one they go through it where they must.
         """
-        if "planar" not in (source.storage.layout, target.storage.layout):
+        layouts = (source.storage.layout, target.storage.layout)
+        if layouts[1] == "image" and not target.is_whole_blocks(region):
+            return self._within_texels(source, target, region, label)
+        whole = source.is_whole_blocks(region, 4) and target.is_whole_blocks(region, 4)
+        if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
             between = self.tensor(source.shape, region, PLANAR)
             first = self.transform(source, between, region, label)
             return first + self.transform(between, target, region, label)
-        blocked = source if target.storage.layout == "planar" else target
-        lead = (region.channels.start - blocked.region.channels.start) % blocked.block
+        # Of two sides the one with the larger blocks says where the region lies in them.
+        blocked = max((source, target), key=lambda tensor: tensor.block)
+        lead = blocked.lead(region)
         plan = transform(
             source.storage,
             target.storage,
@@ -115,6 +123,21 @@ class OpenClDevice:
             {a: (t, region.led_by(lead) if t is blocked else region) for a, t in sides.items()},
             label=label,
         )
+
+    def _within_texels(
+        self, source: GpuTensor, target: GpuTensor, region: Region, label: str
+    ) -> list[BoundKernel]:
+        """A transform to channels of an image that share texels with others.
+
+        A kernel cannot both read and write an image, so these others go out and in with them.
+        """
+        around = target.blocks_around(region)
+        between = self.tensor(target.shape, around, Storage("planar", target.storage.element))
+        return [
+            *self.transform(target, between, around, label),
+            *self.transform(source, between, region, label),
+            *self.transform(between, target, around, label),
+        ]
 
     def bind(
         self,
@@ -134,7 +157,8 @@ class OpenClDevice:
                 wanted = plan.storage(argument)
                 raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
         program = self._program(plan)
-        constants = {k: self._constant(v) for k, v in plan.pack(weights or {}).items()}
+        packed = plan.pack(weights or {})
+        constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
         scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
 
         def values(arg: Arg, image: int) -> list[Any]:
@@ -210,11 +234,17 @@ class OpenClDevice:
                 ) from error
         return self._programs[key]
 
-    def _constant(self, value: Array) -> cl.Buffer:
+    def _constant(self, value: Constant, *, image: bool) -> cl.MemoryObject:
+        if image:
+            rows, columns, _ = value.shape
+            element: Element = "float16" if value.dtype == np.float16 else "float32"
+            return make_image(self, ImageSize(columns, rows, element), value)
         flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
         return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
-    def _scratch(self, size: int) -> cl.Buffer:
+    def _scratch(self, size: int | ImageSize) -> cl.MemoryObject:
+        if isinstance(size, ImageSize):
+            return make_image(self, size)
         return cl_module().Buffer(self.context, cl_module().mem_flags.READ_WRITE, size)
 
     def busy_kernel(self) -> BoundKernel:
