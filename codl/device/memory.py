@@ -161,7 +161,7 @@ def make_image(gpu: OpenClDevice, size: ImageSize, values: Constant | None = Non
     format_ = cl.ImageFormat(cl.channel_order.RGBA, channel)
     flags, shape = cl.mem_flags, (size.width, size.height)
     if values is None:
-        return cl.Image(gpu.context, flags.READ_WRITE, format_, shape=shape)
+        return cl.create_image(gpu.context, flags.READ_WRITE, format_, shape)
     copied = flags.READ_ONLY | flags.COPY_HOST_PTR
     texels = np.ascontiguousarray(values)
-    return cl.Image(gpu.context, copied, format_, shape=shape, hostbuf=texels)
+    return cl.create_image(gpu.context, copied, format_, shape, hostbuf=texels)
