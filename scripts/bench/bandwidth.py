@@ -18,8 +18,7 @@ from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
 from codl.device.opencl import BoundKernel, OpenClDevice, open_device
 from codl.kernels import registry
-from codl.kernels.base import KernelPlan, Launch, TensorArg
-from codl.kernels.layout.transform import to_blocked, to_planar
+from codl.kernels.base import BLOCKED, PLANAR, Launch, Storage, TensorArg
 from codl.kernels.tiling import ceil_div
 from codl.ops import Op, Region, Shape, parse, to_text
 from codl.provenance import provenance
@@ -104,32 +103,30 @@ def cases(gpu: OpenClDevice, only: str) -> Iterator[Case]:
             if only in (name := f"{to_text(op)} {variant.name}"):
                 yield op_case(name, op, variant, gpu)
     for shape in TENSORS:
-        whole = Region.whole(shape)
-        for plan in (to_planar(shape, whole, gpu.soc), to_blocked(shape, whole, gpu.soc)):
-            if only in (name := f"{plan.launches[0].kernel} {shape}"):
-                yield transform_case(name, shape, plan, gpu)
+        for kind, source, target in (
+            ("to_planar", BLOCKED, PLANAR),
+            ("to_blocked", PLANAR, BLOCKED),
+        ):
+            if only in (name := f"{kind} {shape}"):
+                yield transform_case(name, shape, source, target, gpu)
 
 
 def op_case(name: str, op: Op, variant: Any, gpu: OpenClDevice) -> Case:
+    plan, tensors = variant.plan(op, gpu.soc), {}
     inputs = [TensorArg("input", i) for i in range(len(op.inputs))]
-    shapes = dict(zip([*inputs, TensorArg("output")], [*op.inputs, op.output], strict=True))
-    wholes = {arg: (shape, Region.whole(shape)) for arg, shape in shapes.items()}
-    tensors = {arg: (gpu.tensor(*whole), whole[1]) for arg, whole in wholes.items()}
-    kernels = gpu.bind(variant.plan(op, gpu.soc), tensors)
-    return Case(name, kernels, sum(blocked_bytes(shape, gpu) for shape in shapes.values()))
+    for argument, shape in zip(
+        [*inputs, TensorArg("output")], [*op.inputs, op.output], strict=True
+    ):
+        tensors[argument] = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
+    arguments = {argument: (tensor, tensor.region) for argument, tensor in tensors.items()}
+    return Case(name, gpu.bind(plan, arguments), sum(t.bytes for t in tensors.values()))
 
 
-def transform_case(name: str, shape: Shape, plan: KernelPlan, gpu: OpenClDevice) -> Case:
-    whole = Region.whole(shape)
-    tensor = next(arg for arg in plan.launches[0].args if isinstance(arg, TensorArg))
-    kernels = gpu.bind(plan, {tensor: (gpu.tensor(shape, whole), whole)})
-    return Case(name, kernels, blocked_bytes(shape, gpu) + shape.bytes)
-
-
-def blocked_bytes(shape: Shape, gpu: OpenClDevice) -> int:
-    """Bytes of a tensor with its channels filled up to whole blocks."""
-    width = gpu.soc.gpu.vector_width
-    return 4 * gpu.soc.gpu.blocks(shape.c) * width * shape.h * shape.w
+def transform_case(
+    name: str, shape: Shape, source: Storage, target: Storage, gpu: OpenClDevice
+) -> Case:
+    both = [gpu.tensor(shape, Region.whole(shape), storage) for storage in (source, target)]
+    return Case(name, gpu.transform(*both, Region.whole(shape)), sum(t.bytes for t in both))
 
 
 def copy_kernel(size: int, gpu: OpenClDevice) -> BoundKernel:

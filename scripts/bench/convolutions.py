@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
+from codl.collect.work import repeated
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.opencl import BoundKernel, OpenClDevice, SharedBuffer, open_device
+from codl.device.memory import GpuTensor
+from codl.device.opencl import BoundKernel, OpenClDevice, open_device
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
-from codl.kernels.layout.transform import to_blocked, to_planar
-from codl.ops import Op, Region, Weights, parse, to_text
+from codl.kernels.base import PLANAR, TensorArg
+from codl.ops import Op, Region, Shape, Weights, parse, to_text
 from codl.provenance import provenance
 from codl.soc import Soc
 
@@ -107,25 +108,20 @@ def opencl(
     op: Op, weights: Weights, gpu: OpenClDevice, only: str, all_choices: bool
 ) -> Iterator[Contender]:
     """Every variant of the GPU side that is meant for it, on blocked and on planar memory."""
-    tensors, before, after = {}, [], []
-    for arg, shape in ((TensorArg("input"), op.input), (TensorArg("output"), op.output)):
-        whole = Region.whole(shape)
-        tensors[arg] = (gpu.tensor(shape, whole), whole)
-        planar = {"planar": filled(gpu, shape.elements)}
-        into, out = {TensorArg("output"): tensors[arg]}, {TensorArg("input"): tensors[arg]}
-        if arg.role == "input":
-            before = gpu.bind(to_blocked(shape, whole, gpu.soc), into, scratch=planar)
-            gpu.run(before)
-        else:
-            after = gpu.bind(to_planar(shape, whole, gpu.soc), out, scratch=planar)
+    source, target = (gpu.tensor(shape, Region.whole(shape)) for shape in (op.input, op.output))
+    tensors = {TensorArg("input"): source, TensorArg("output"): target}
+    arguments = {argument: (tensor, tensor.region) for argument, tensor in tensors.items()}
+    before = gpu.transform(planar(gpu, op.input), source, source.region)
+    after = gpu.transform(target, planar(gpu, op.output), target.region)
+    gpu.run(before)
     cores = waiting_cores(gpu.soc)
     for variant in registry.variants(op, "gpu", gpu.soc):
-        if only not in variant.name or gpu.soc.gpu.type not in variant.meant_for:  # type: ignore[attr-defined]
+        if only not in variant.name:
             continue
         choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
         for choice in choices if all_choices else choices[:1]:
             plan = variant.plan(op, gpu.soc, choice)  # type: ignore[attr-defined]
-            kernels = gpu.bind(plan, tensors, weights=weights)
+            kernels = gpu.bind(plan, arguments, weights=weights)
             name = " ".join([variant.name, *(f"{k}={v}" for k, v in choice.items())])
             inside, alone = enqueued(gpu, kernels), enqueued(gpu, [*before, *kernels, *after])
             yield Contender("opencl", name, inside, cores, partial(busy_s, gpu))
@@ -135,7 +131,7 @@ def opencl(
 def net(op: Op, variant: Any, weights: Weights, soc: Soc) -> CpuNet:
     """A net of one op over arrays of its own."""
     source = Home.allocate(op.input, Region.whole(op.input))
-    source.array[:] = np.random.default_rng(0).standard_normal(source.array.shape, np.float32)
+    source.array[:] = np.random.default_rng(0).standard_normal(op.input, np.float32)
     whole = Region.whole(op.output)
     layer = CpuLayer("op", op, variant, (("input", source.held),), "output", whole, weights)
     return CpuNet([layer], {"input": source}, {"output": Home.allocate(op.output, whole)}, soc)
@@ -146,21 +142,11 @@ def random_weights(op: Op) -> Weights:
     return {name: random.standard_normal(s, np.float32) for name, s in op.weight_shapes.items()}
 
 
-def filled(gpu: OpenClDevice, elements: int) -> Any:
-    """A planar buffer of random numbers."""
-    shared = SharedBuffer(gpu, elements)
-    gpu.wait(shared.map(write=True))
-    shared.array[:] = np.random.default_rng(0).standard_normal(elements, np.float32)
-    gpu.wait(shared.unmap())
-    return shared.buffer
-
-
-def repeated(once: Callable[[], object]) -> Callable[[int], None]:
-    def work(repeats: int) -> None:
-        for _ in range(repeats):
-            once()
-
-    return work
+def planar(gpu: OpenClDevice, shape: Shape) -> GpuTensor:
+    """A planar tensor of random numbers."""
+    tensor = gpu.tensor(shape, Region.whole(shape), PLANAR)
+    gpu.upload(tensor, np.random.default_rng(0).standard_normal(shape, np.float32))
+    return tensor
 
 
 def enqueued(gpu: OpenClDevice, kernels: Sequence[BoundKernel]) -> Callable[[int], None]:

@@ -17,7 +17,7 @@ from codl.soc import Soc
 #: A sample repeats its work until it lasts so long: less than a time slice of the system.
 SAMPLE_S = 0.002
 #: After so many rounds, those that are so many times slower than their group's best leave.
-TRIAL_ROUNDS, HOPELESS = 2, 1.25
+TRIAL_ROUNDS, HOPELESS = 4, 1.4
 #: Undisturbed samples that everybody should have, and how often the time is exceeded for them.
 FEWEST_SAMPLES, PATIENCE = 5, 4
 #: A sample counts as disturbed where its threads were kept off the core for such a share of it;

@@ -10,16 +10,16 @@
 // in_blocks        of this input; beyond them are zeros
 
 KERNEL void concat_blocks(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int first_block, int pixels)
 {
-    __global const float *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
-    __global float *out = BLOCK(output, output_offset, output_stride, first_block + BLOCK_ID);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, first_block + BLOCK_ID);
     const int stop = min((int)(STRIP_ID + 1) * strip, pixels);
     for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
-        const VEC value = VLOAD(in + pixel * V);
-        VSTORE(ACTIVATE(value), out + pixel * V);
+        const VEC value = LOAD(in + pixel * V);
+        STORE(ACTIVATE(value), out + pixel * V);
     }
 }
 
@@ -34,33 +34,33 @@ KERNEL void concat_blocks(
 #define SHIFTED(before, at) ACTIVATE(shuffle2((before), (at), mask))
 
 KERNEL void concat_shifted(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int first_block, int shift, int in_blocks, int pixels)
 {
     const int block = BLOCK_ID;
     const CAT(uint, V) mask = LANES + (uint)(V - shift);
-    __global const float *before = BLOCK(input, input_offset, input_stride, block - 1);
-    __global const float *at = BLOCK(input, input_offset, input_stride, block);
-    __global float *out = BLOCK(output, output_offset, output_stride, first_block + block);
+    __global const ELEMENT *before = BLOCK(input, input_offset, input_stride, block - 1);
+    __global const ELEMENT *at = BLOCK(input, input_offset, input_stride, block);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, first_block + block);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, pixels);
     int pixel = STRIP_ID * strip;
     if (block == 0) {
         const CAT(int, V) keep = CAT(convert_int, V)(LANES) < shift;
         for (; pixel < stop; pixel++) {
-            const VEC value = VLOAD(at + pixel * V), kept = VLOAD(out + pixel * V);
-            VSTORE(select(SHIFTED(value, value), kept, keep), out + pixel * V);
+            const VEC value = LOAD(at + pixel * V), kept = LOAD(out + pixel * V);
+            STORE(select(SHIFTED(value, value), kept, keep), out + pixel * V);
         }
     } else if (block == in_blocks) {
         for (; pixel < stop; pixel++) {
-            const VEC value = VLOAD(before + pixel * V);
-            VSTORE(SHIFTED(value, (VEC)(0.0f)), out + pixel * V);
+            const VEC value = LOAD(before + pixel * V);
+            STORE(SHIFTED(value, (VEC)(0.0f)), out + pixel * V);
         }
     } else {
         for (; pixel < stop; pixel++) {
-            const VEC first = VLOAD(before + pixel * V), second = VLOAD(at + pixel * V);
-            VSTORE(SHIFTED(first, second), out + pixel * V);
+            const VEC first = LOAD(before + pixel * V), second = LOAD(at + pixel * V);
+            STORE(SHIFTED(first, second), out + pixel * V);
         }
     }
 }

@@ -23,10 +23,10 @@
 #if LANES_AT_ONCE
 #define MULTIPLY(SOURCE)                                                                           \
     UNROLL for (int o = 0; o < OUTS; o++) {                                                        \
-        const VEC w0 = VLOAD(w + o * V), w1 = VLOAD(w + WEIGHTS + o * V);                          \
-        const VEC w2 = VLOAD(w + 2 * WEIGHTS + o * V), w3 = VLOAD(w + 3 * WEIGHTS + o * V);        \
+        const VEC w0 = WLOAD(w + o * V), w1 = WLOAD(w + WEIGHTS + o * V);                          \
+        const VEC w2 = WLOAD(w + 2 * WEIGHTS + o * V), w3 = WLOAD(w + 3 * WEIGHTS + o * V);        \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const VEC x = VLOAD(SOURCE(p));                                                        \
+            const VEC x = LOAD(SOURCE(p));                                                         \
             acc[p][o] += x.s0 * w0;                                                                \
             acc[p][o] += x.s1 * w1;                                                                \
             acc[p][o] += x.s2 * w2;                                                                \
@@ -37,9 +37,9 @@
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
         VEC weights[OUTS];                                                                         \
-        UNROLL for (int o = 0; o < OUTS; o++) weights[o] = VLOAD(w + lane * WEIGHTS + o * V);      \
+        UNROLL for (int o = 0; o < OUTS; o++) weights[o] = WLOAD(w + lane * WEIGHTS + o * V);      \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const float x = SOURCE(p)[lane];                                                       \
+            const float x = GET(SOURCE(p), lane);                                                   \
             UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] += x * weights[o];                     \
         }                                                                                          \
     }
@@ -62,9 +62,9 @@
 #define ANYWHERE(p) source[p]
 
 KERNEL void conv2d_direct(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int strip, int in_channels,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int strip, int in_channels,
     int in_blocks, int in_h, int in_w, int all_blocks, int out_blocks, int out_w, int out_pixels,
     int kernel_h, int kernel_w, int stride_h, int pad_top, int pad_left, int dilation_h,
     int dilation_w)
@@ -73,7 +73,7 @@ KERNEL void conv2d_direct(
     const int first_block = out_block / out_blocks * in_blocks;
     const size_t weights_per_item = (size_t)kernel_h * kernel_w * WEIGHTS *
         ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
-    __global const float *zeros = bias + all_blocks * V;
+    __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + all_blocks * V);
     VEC start[OUTS];
     UNROLL for (int o = 0; o < OUTS; o++) start[o] = VLOAD(bias + (out_block + o) * V);
 
@@ -98,13 +98,13 @@ KERNEL void conv2d_direct(
                 }
             }
         }
-        __global const float *w = weight + BLOCK_ID * weights_per_item;
+        __global const WEIGHT *w = weight + BLOCK_ID * weights_per_item;
         VEC acc[PIXELS][OUTS];
         UNROLL for (int p = 0; p < PIXELS; p++)
             UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] = start[o];
 
         for (int b = 0; b < in_blocks; b++) {
-            __global const float *block =
+            __global const ELEMENT *block =
                 BLOCK(input, input_offset, input_stride, first_block + b);
             const int lanes = LANES_AT_ONCE ? V : min(V, in_channels - b * V);
             for (int ky = 0; ky < kernel_h; ky++) {
@@ -116,8 +116,8 @@ KERNEL void conv2d_direct(
                 for (int kx = 0; kx < kernel_w; kx++, w += lanes * WEIGHTS) {
                     const int dx = kx * dilation_w, x = x0 + dx;
                     if (one_row) {
-                        __global const float *row = block + (y * in_w + x) * V;
-                        __global const float *left[EDGE + 1], *right[EDGE + 1];
+                        __global const ELEMENT *row = block + (y * in_w + x) * V;
+                        __global const ELEMENT *left[EDGE + 1], *right[EDGE + 1];
                         UNROLL for (int e = 0; e < EDGE; e++) {
                             left[e] = x + e * STRIDE_W >= 0 ? row + e * STEP : zeros;
                             right[e] = x + last - e * STRIDE_W < in_w
@@ -126,7 +126,7 @@ KERNEL void conv2d_direct(
                         MULTIPLY(IN_ROW)
                         continue;
                     }
-                    __global const float *source[PIXELS];
+                    __global const ELEMENT *source[PIXELS];
                     UNROLL for (int p = 0; p < PIXELS; p++) {
                         const int at_x = xs[p] + dx, at_y = ys[p] + dy;
                         const int inside =
@@ -139,10 +139,10 @@ KERNEL void conv2d_direct(
         }
 
         UNROLL for (int o = 0; o < OUTS; o++) {
-            __global float *out =
+            __global ELEMENT *out =
                 BLOCK(output, output_offset, output_stride, out_block + o) + pixel * V;
             UNROLL for (int p = 0; p < PIXELS; p++)
-                if (pixel + p < stop) VSTORE(ACTIVATE(acc[p][o]), out + p * V);
+                if (pixel + p < stop) STORE(ACTIVATE(acc[p][o]), out + p * V);
         }
     }
 }

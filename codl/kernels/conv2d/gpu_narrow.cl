@@ -21,8 +21,8 @@ float sum_of_lanes(VEC v)
     return (four.x + four.y) + (four.z + four.w);
 }
 
-#define INSIDE(c) VLOAD(row + (c) * V)
-#define AT_BORDER(c) (x + (c) >= 0 && x + (c) < in_w ? VLOAD(row + (c) * V) : (VEC)(0.0f))
+#define INSIDE(c) LOAD(row + (c) * V)
+#define AT_BORDER(c) (x + (c) >= 0 && x + (c) < in_w ? LOAD(row + (c) * V) : (VEC)(0.0f))
 #define TAP(LOAD)                                                                                  \
     UNROLL for (int p = 0; p < PIXELS; p++) {                                                      \
         const VEC pixel = LOAD(p * STRIDE_W);                                                      \
@@ -30,14 +30,14 @@ float sum_of_lanes(VEC v)
     }
 
 KERNEL void conv2d_narrow(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int strip, int tiles, int in_blocks,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_blocks,
     int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int pad_top,
     int pad_left, int dilation_h, int dilation_w)
 {
     const int row_tiles = (out_w + PIXELS - 1) / PIXELS;
-    __global float *out = BLOCK(output, output_offset, output_stride, 0);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, 0);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
@@ -49,9 +49,9 @@ KERNEL void conv2d_narrow(
         UNROLL for (int p = 0; p < PIXELS; p++)
             UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] = (VEC)(0.0f);
 
-        __global const float *w = weight;
+        __global const WEIGHT *w = weight;
         for (int b = 0; b < in_blocks; b++) {
-            __global const float *in = BLOCK(input, input_offset, input_stride, b);
+            __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, b);
             for (int ky = 0; ky < kernel_h; ky++) {
                 const int y = y0 + ky * dilation_h;
                 if (y < 0 || y >= in_h) {
@@ -60,9 +60,9 @@ KERNEL void conv2d_narrow(
                 }
                 NO_UNROLL for (int kx = 0; kx < kernel_w; kx++, w += OUTS * V) {
                     const int x = x0 + kx * dilation_w;
-                    __global const float *row = in + (y * in_w + x) * V;
+                    __global const ELEMENT *row = in + (y * in_w + x) * V;
                     VEC weights[OUTS];
-                    UNROLL for (int o = 0; o < OUTS; o++) weights[o] = VLOAD(w + o * V);
+                    UNROLL for (int o = 0; o < OUTS; o++) weights[o] = WLOAD(w + o * V);
                     if (inside) TAP(INSIDE) else TAP(AT_BORDER)
                 }
             }
@@ -73,7 +73,7 @@ KERNEL void conv2d_narrow(
             UNROLL for (int lane = 0; lane < V; lane++)
                 sums[lane] = lane < OUTS ? sum_of_lanes(acc[p][min(lane, OUTS - 1)]) : 0.0f;
             const VEC value = CAT(vload, V)(0, sums) + VLOAD(bias);
-            if (out_x + p < out_w) VSTORE(ACTIVATE(value), out + (out_y * out_w + out_x + p) * V);
+            if (out_x + p < out_w) STORE(ACTIVATE(value), out + (out_y * out_w + out_x + p) * V);
         }
     }
 }

@@ -7,7 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.ops.base import Array
@@ -43,14 +52,15 @@ class _Tiling:
 class GpuNarrow:
     """Any window, stride, padding and dilation with at most half a block of output channels."""
 
-    name: ClassVar[str] = "gpu_narrow"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_narrow{storage.suffix}"
+
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if op.groups != 1:
             return f"groups must be 1, got {op.groups}"
         most = soc.gpu.vector_width // 2
@@ -75,7 +85,7 @@ class GpuNarrow:
             "work_items": float(tiling.items),
             "waves": waves(tiling.items, soc),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -106,7 +116,7 @@ class GpuNarrow:
             source="conv2d/gpu_narrow.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "PIXELS": tiling.pixels,
                 "OUTS": op.out_channels,
                 "STRIDE_W": op.stride.w,
@@ -115,7 +125,7 @@ class GpuNarrow:
                 "weight": _pack(weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width),
             },
-        )
+        ).stored_as(self.storage)
 
 
 def _pack(weight: Array, width: int) -> Array:

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.kernels.base import (
+    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
     Processor,
     ScratchArg,
+    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
@@ -136,14 +138,15 @@ def _tiles(op: Conv2d, tile: int) -> tuple[int, int]:
 class GpuWinograd:
     """Square windows, such as 3x3 with 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
-    name: ClassVar[str] = "gpu_winograd"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
 
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_winograd{storage.suffix}"
+
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if _window(op) not in SIDES or op.dilation != (1, 1) or op.groups != 1:
             return (
                 "Winograd needs kernel=3x3 with stride=1 or 2, or kernel=5x5 or 7x7 with stride=1, "
@@ -177,7 +180,8 @@ class GpuWinograd:
                 f"input_transforms_s{side}": here * t.points * t.tiles * t.in_blocks * t.parts,
                 f"output_transforms_s{side}": here * t.points * t.tiles * t.out_blocks,
             }
-        streamed = 4.0 * t.weight_points * in_channels * out_channels
+        size = float(self.storage.element_bytes)
+        streamed = size * t.weight_points * in_channels * out_channels
         return {
             **values,
             "weights_streamed": streamed * t.blocks,
@@ -187,7 +191,7 @@ class GpuWinograd:
             "block_tiles": float(t.most),
             "waves": float(ceil_div(t.blocks, t.workers)),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
             "weight_bytes": streamed,
         }
 
@@ -205,7 +209,7 @@ class GpuWinograd:
             source="conv2d/gpu_winograd.cl",
             launches=launches,
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "SIDE": tiling.side,
                 "TILE": tiling.tile,
                 "STRIDE": op.stride.w,
@@ -216,7 +220,7 @@ class GpuWinograd:
                 "bias": pack_bias(weights["bias"], width),
             },
             scratch=scratch,
-        )
+        ).stored_as(self.storage)
 
 
 def _window(op: Conv2d) -> tuple[int, int]:

@@ -14,25 +14,25 @@
 #define STEP (TOGETHER * V)
 
 // sums[o] += x[i] * weights, for `length` inputs and every stream; four chains each.
-void add_products(__global const float *x, __global const float *w, size_t stream, int first,
+void add_products(__global const ELEMENT *x, __global const WEIGHT *w, size_t stream, int first,
                   int length, VEC sums[OUTS][4])
 {
     NO_UNROLL for (int i = first; i < length; i += 4 * SLICES) {
         UNROLL for (int lane = 0; lane < 4; lane++)
             UNROLL for (int o = 0; o < OUTS; o++)
-                sums[o][lane] += x[i + lane] * VLOAD(w + o * stream + (size_t)(i + lane) * STEP);
+                sums[o][lane] += GET(x, i + lane) * WLOAD(w + o * stream + (size_t)(i + lane) * STEP);
     }
 }
 
 KERNEL void fc_direct(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int in_channels, int pixels,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int in_channels, int pixels,
     int steps, int out_blocks)
 {
     const int out_block = get_global_id(0) * OUTS, slice = get_global_id(1);
     const size_t stream = (size_t)steps * STEP;
-    __global const float *w =
+    __global const WEIGHT *w =
         weight + (out_block / TOGETHER) * stream + out_block % TOGETHER * V;
     VEC sums[OUTS][4];
     UNROLL for (int o = 0; o < OUTS; o++)
@@ -46,7 +46,7 @@ KERNEL void fc_direct(
         for (int b = 0; b < full; b += dense ? full : 1, w += (size_t)length * STEP)
             add_products(BLOCK(input, input_offset, input_stride, b), w, stream, 4 * slice, length,
                          sums);
-        __global const float *last = BLOCK(input, input_offset, input_stride, full);
+        __global const ELEMENT *last = BLOCK(input, input_offset, input_stride, full);
         for (int pixel = 0; lanes && pixel < pixels; pixel++, w += lanes * STEP)
             add_products(last + pixel * V, w, stream, 4 * slice, lanes, sums);
     }
@@ -63,7 +63,7 @@ KERNEL void fc_direct(
 #endif
         if (out_block + o < out_blocks) {
             sum += VLOAD(bias + (out_block + o) * V);
-            VSTORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, out_block + o));
+            STORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, out_block + o));
         }
     }
 }

@@ -6,7 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.ops.base import Array, Weights
@@ -21,14 +30,15 @@ STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
 class GpuDirect:
     """Matrix-vector product over the input as it lies, in blocks of channels."""
 
-    name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
 
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
+
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         return None
 
     def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
@@ -45,6 +55,7 @@ class GpuDirect:
         blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
         steps = _steps(op.input, width)
         items = ceil_div(blocks, outs) * _shape(soc)[1]
+        size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(steps * blocks * width),
             "loop_length": float(steps),
@@ -52,9 +63,9 @@ class GpuDirect:
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            "input_bytes": float(op.input.bytes),
-            "weight_bytes": 4.0 * steps * blocks * width,
-            "output_bytes": 4.0 * blocks * width,
+            "input_bytes": size * op.input.elements,
+            "weight_bytes": size * steps * blocks * width,
+            "output_bytes": size * blocks * width,
         }
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -82,13 +93,13 @@ class GpuDirect:
             source="fc/gpu_direct.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "OUTS": outs,
                 "TOGETHER": together,
                 "SLICES": slices,
             },
             pack=pack,
-        )
+        ).stored_as(self.storage)
 
 
 def _shape(soc: Soc) -> tuple[int, int]:

@@ -30,13 +30,13 @@
 #define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
 KERNEL void pool2d_rows(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top, int pad_left)
 {
     const int row_tiles = (out_w + PIXELS - 1) / PIXELS;
-    __global const float *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
-    __global float *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
     for (int tile = STRIP_ID * strip; tile < stop; tile++) {
@@ -47,27 +47,27 @@ KERNEL void pool2d_rows(
         const int inside = x0 >= 0 && x0 + SPAN <= in_w;
         VEC columns[SPAN];
         if (inside && top == 0 && bottom == KERNEL_H) {
-            __global const float *row = in + (y0 * in_w + x0) * V;
-            UNROLL for (int c = 0; c < SPAN; c++) columns[c] = VLOAD(row + c * V);
+            __global const ELEMENT *row = in + (y0 * in_w + x0) * V;
+            UNROLL for (int c = 0; c < SPAN; c++) columns[c] = LOAD(row + c * V);
             UNROLL for (int ky = 1; ky < KERNEL_H; ky++) {
                 row += DILATION_H * in_w * V;
                 UNROLL for (int c = 0; c < SPAN; c++)
-                    columns[c] = COLLECT(columns[c], VLOAD(row + c * V));
+                    columns[c] = COLLECT(columns[c], LOAD(row + c * V));
             }
         } else {
             // Columns beside the input are read from its edge and dropped in the end.
             UNROLL for (int c = 0; c < SPAN; c++) columns[c] = EMPTY;
             NO_UNROLL for (int ky = top; ky < bottom; ky++) {
-                __global const float *row = in + (y0 + ky * DILATION_H) * in_w * V;
+                __global const ELEMENT *row = in + (y0 + ky * DILATION_H) * in_w * V;
                 UNROLL for (int c = 0; c < SPAN; c++)
                     columns[c] =
-                        COLLECT(columns[c], VLOAD(row + clamp(x0 + c, 0, in_w - 1) * V));
+                        COLLECT(columns[c], LOAD(row + clamp(x0 + c, 0, in_w - 1) * V));
             }
             UNROLL for (int c = 0; c < SPAN; c++)
                 if (x0 + c < 0 || x0 + c >= in_w) columns[c] = EMPTY;
         }
 
-        __global float *to = out + (out_y * out_w + out_x) * V;
+        __global ELEMENT *to = out + (out_y * out_w + out_x) * V;
         UNROLL for (int p = 0; p < PIXELS; p++) {
             VEC value = columns[p * STRIDE_W];
             UNROLL for (int kx = 1; kx < KERNEL_W; kx++)
@@ -79,7 +79,7 @@ KERNEL void pool2d_rows(
                 ? (bottom - top) * KERNEL_W
                 : max(bottom - top, 0) * TAPS(x0 + p * STRIDE_W, DILATION_W, in_w, KERNEL_W);
 #endif
-            if (out_x + p < out_w) VSTORE(ACTIVATE(FINISH(value, count)), to + p * V);
+            if (out_x + p < out_w) STORE(ACTIVATE(FINISH(value, count)), to + p * V);
         }
     }
 }
@@ -87,13 +87,13 @@ KERNEL void pool2d_rows(
 #else
 
 KERNEL void pool2d_window(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
     int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
 {
-    __global const float *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
-    __global float *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, out_pixels), step = dilation_w * V;
     for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
@@ -105,16 +105,16 @@ KERNEL void pool2d_window(
         // Four chains, so that none waits for the one before.
         VEC v0 = EMPTY, v1 = EMPTY, v2 = EMPTY, v3 = EMPTY;
         for (int ky = top; ky < top + rows; ky++) {
-            __global const float *at =
+            __global const ELEMENT *at =
                 in + ((y0 + ky * dilation_h) * in_w + x0 + left * dilation_w) * V;
             int kx = 0;
             for (; kx + 4 <= taps; kx += 4, at += 4 * step) {
-                v0 = COLLECT(v0, VLOAD(at));
-                v1 = COLLECT(v1, VLOAD(at + step));
-                v2 = COLLECT(v2, VLOAD(at + 2 * step));
-                v3 = COLLECT(v3, VLOAD(at + 3 * step));
+                v0 = COLLECT(v0, LOAD(at));
+                v1 = COLLECT(v1, LOAD(at + step));
+                v2 = COLLECT(v2, LOAD(at + 2 * step));
+                v3 = COLLECT(v3, LOAD(at + 3 * step));
             }
-            for (; kx < taps; kx++, at += step) v0 = COLLECT(v0, VLOAD(at));
+            for (; kx < taps; kx++, at += step) v0 = COLLECT(v0, LOAD(at));
         }
 #ifdef COUNT_PAD
         const int count = kernel_h * kernel_w;
@@ -122,7 +122,7 @@ KERNEL void pool2d_window(
         const int count = rows * taps;
 #endif
         const VEC value = COLLECT(COLLECT(v0, v1), COLLECT(v2, v3));
-        VSTORE(ACTIVATE(FINISH(value, count)), out + pixel * V);
+        STORE(ACTIVATE(FINISH(value, count)), out + pixel * V);
     }
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from codl.kernels.base import Choice, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
@@ -47,14 +47,15 @@ class _Tiling:
 class GpuDirect:
     """Any window, stride, padding and dilation."""
 
-    name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
 
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
+
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         return None
 
     def choices(self, op: Pool2d, soc: Soc) -> tuple[Choice, ...]:
@@ -72,6 +73,7 @@ class GpuDirect:
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
         window = op.kernel.h * op.kernel.w
         steps = float(tiling.tiles * tiling.blocks * tiling.steps)
+        size = float(self.storage.element_bytes)
         return {
             "window_steps": float(pixels * tiling.blocks * window),
             "column_steps": steps if tiling.pixels else 0.0,
@@ -81,8 +83,8 @@ class GpuDirect:
             "work_items": float(tiling.items),
             "waves": waves(tiling.items, soc),
             "flops": float(op.flops),
-            "input_bytes": 4.0 * round_up(op.input.c, width) * op.input.h * op.input.w,
-            "output_bytes": 4.0 * round_up(op.input.c, width) * pixels,
+            "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
+            "output_bytes": size * round_up(op.input.c, width) * pixels,
         }
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -96,8 +98,15 @@ class GpuDirect:
             local_size=local_size,
             args=(*tensors, *(_row_sizes if tiling.pixels else _window_sizes)(op, tiling)),
         )
-        defines = {**base_defines(op.activation, soc), **_mode(op), **_unrolled(op, tiling)}
-        return KernelPlan(source="pooling/gpu_direct.cl", launches=(launch,), defines=defines)
+        return KernelPlan(
+            source="pooling/gpu_direct.cl",
+            launches=(launch,),
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                **_mode(op),
+                **_unrolled(op, tiling),
+            },
+        ).stored_as(self.storage)
 
 
 def _span(op: Pool2d, pixels: int) -> int:
