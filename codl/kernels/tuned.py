@@ -91,17 +91,17 @@ class Tuning:
 
     @cached_property
     def variants(self) -> frozenset[str]:
-        """The variants with any result: others need no look at the op."""
+        """The names of variants with any result: others need no look at the op."""
         return frozenset(variant for _, variant in self.results)
 
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
         """The result for an op, if it was measured with the source and choices of now."""
-        if _name(variant) not in self.variants:
+        if variant.name not in self.variants:
             return None
-        found = self.results.get((to_text(op), _name(variant)))
+        found = self.results.get((to_text(op), variant.name))
         if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
             return None
-        source = source_digest(variant.plan(op, soc, found.choice).source)
+        source = source_digest(variant.plan(op, soc, found.choice))
         return found if source == found.source else None
 
 
@@ -169,11 +169,6 @@ def features(variant: Any, op: Op, soc: Soc) -> dict[str, float]:
         variant.features(op, soc) if chosen is None else variant.features(op, soc, chosen)
     )
     return found
-
-
-def _name(variant: GpuVariant) -> str:
-    """Unique among the variants of all kinds."""
-    return f"{variant.op_kind}_{variant.name}"
 
 
 def _format(results: list[Tuned], device: Mapping[str, Any]) -> str:
