@@ -15,14 +15,17 @@ import numpy as np
 from codl.device import drivers, threads
 from codl.device.failures import explained
 from codl.device.loader import cl_module
-from codl.device.memory import GpuTensor, SharedBuffer, checked_size
+from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
 from codl.device.programs import Programs
 from codl.errors import CodlWarning, DeviceError
 from codl.kernels.base import (
     BLOCKED,
     PLANAR,
     Arg,
+    Constant,
     ConstantArg,
+    Element,
+    ImageSize,
     KernelPlan,
     Launch,
     ScratchArg,
@@ -135,14 +138,19 @@ class OpenClDevice:
     ) -> list[BoundKernel]:
         """Kernels that copy `region` from one tensor to another of the same shape, in any storage.
 
-        Between two layouts other than the planar one they go through it.
+        Between two layouts other than the planar one they go through it where they must.
         """
-        if "planar" not in (source.storage.layout, target.storage.layout):
+        layouts = (source.storage.layout, target.storage.layout)
+        if layouts[1] == "image" and not target.is_whole_blocks(region):
+            return self._within_texels(source, target, region, label)
+        whole = source.is_whole_blocks(region, 4) and target.is_whole_blocks(region, 4)
+        if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
             between = self.tensor(source.shape, region, PLANAR)
             first = self.transform(source, between, region, label)
             return first + self.transform(between, target, region, label)
-        blocked = source if target.storage.layout == "planar" else target
-        lead = (region.channels.start - blocked.region.channels.start) % blocked.block
+        # Of two sides the one with the larger blocks says where the region lies in them.
+        blocked = max((source, target), key=lambda tensor: tensor.block)
+        lead = blocked.lead(region)
         plan = transform(
             source.storage,
             target.storage,
@@ -157,6 +165,21 @@ class OpenClDevice:
             {a: (t, region.led_by(lead) if t is blocked else region) for a, t in sides.items()},
             label=label,
         )
+
+    def _within_texels(
+        self, source: GpuTensor, target: GpuTensor, region: Region, label: str
+    ) -> list[BoundKernel]:
+        """A transform to channels of an image that share texels with others.
+
+        A kernel cannot both read and write an image, so these others go out and in with them.
+        """
+        around = target.blocks_around(region)
+        between = self.tensor(target.shape, around, Storage("planar", target.storage.element))
+        return [
+            *self.transform(target, between, around, label),
+            *self.transform(source, between, region, label),
+            *self.transform(between, target, around, label),
+        ]
 
     def bind(
         self,
@@ -177,7 +200,8 @@ class OpenClDevice:
                 wanted = plan.storage(argument)
                 raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
         program = self.programs.build(plan)
-        constants = {k: self._constant(v) for k, v in plan.pack(weights or {}).items()}
+        packed = plan.pack(weights or {})
+        constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
         scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
 
         def values(arg: Arg, image: int) -> list[Any]:
@@ -252,13 +276,19 @@ class OpenClDevice:
         else:
             event.wait()
 
-    def _constant(self, value: Array) -> cl.Buffer:
+    def _constant(self, value: Constant, *, image: bool) -> cl.MemoryObject:
+        if image:
+            rows, columns, _ = value.shape
+            element: Element = "float16" if value.dtype == np.float16 else "float32"
+            return make_image(self, ImageSize(columns, rows, element), value)
         flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
         checked_size(self, value.nbytes)
         with explained(f"Allocating {value.nbytes} bytes of weights on {self.device.name}"):
             return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
-    def _scratch(self, size: int) -> cl.Buffer:
+    def _scratch(self, size: int | ImageSize) -> cl.MemoryObject:
+        if isinstance(size, ImageSize):
+            return make_image(self, size)
         flags = cl_module().mem_flags.READ_WRITE
         with explained(f"Allocating {size} bytes of scratch on {self.device.name}"):
             return cl_module().Buffer(self.context, flags, checked_size(self, size))

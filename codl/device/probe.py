@@ -38,6 +38,8 @@ class ProbedDevice:
     unified_memory: bool
     memory_types: tuple[str, ...]
     extensions: tuple[str, ...]
+    max_image_width: int = 0
+    max_image_height: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
         unified_memory=bool(device.host_unified_memory),
         memory_types=("buffer", *(["image2d"] if device.image_support else [])),
         extensions=tuple(device.extensions.split()),
+        max_image_width=device.image2d_max_width if device.image_support else 0,
+        max_image_height=device.image2d_max_height if device.image_support else 0,
     )
 
 
