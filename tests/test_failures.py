@@ -210,7 +210,7 @@ def test_a_tensor_that_is_too_large_is_explained(gpu: OpenClDevice) -> None:
         gpu.tensor(shape, Region.whole(shape))
     weights = np.broadcast_to(np.float32(0), HUGE)
     with pytest.raises(DeviceError, match=f"A buffer of {4 * HUGE} bytes is wanted"):
-        gpu._constant(weights)
+        gpu._constant(weights, image=False)
 
 
 def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> None:
