@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +192,37 @@ def test_a_failed_build_is_remembered_until_the_source_changes(
     with pytest.raises(DeviceError):
         programs.build(replace(plan, defines={**plan.defines, "OTHER": 1}))
     assert programs.compiled == 1, "other macros are another build"
+
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from codl import soc as socs
+from codl.device.loader import cl_module
+from codl.device.opencl import open_device
+from codl.kernels.base import KernelPlan
+gpu = open_device(socs.load(Path(sys.argv[1])))
+cl_module().Program.build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+gpu.programs.build(KernelPlan("layout/transform.cl", (), {"V": 4}))
+"""
+
+
+def test_a_build_that_takes_the_process_down_is_not_tried_for_ever(
+    gpu: OpenClDevice, folder: Path
+) -> None:
+    path = gpu.soc.save(folder / "soc.yaml")
+    children = [
+        subprocess.run([sys.executable, "-c", CRASH, str(path)], capture_output=True)
+        for _ in range(3)
+    ]
+    codes = [child.returncode for child in children]
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 1], children[0].stderr
+    plan = KernelPlan("layout/transform.cl", (), {"V": 4})
+    with pytest.raises(DeviceError, match="2 processes died while the driver compiled this"):
+        Programs(gpu.context).build(plan)
+    Programs(gpu.context).slot("attempts", plan).store(str(os.getpid()).encode())
+    Programs(gpu.context).build(plan)
+    assert not Programs(gpu.context).slot("attempts", plan).path.exists()
 
 
 def test_a_damaged_memory_of_a_failure_is_not_believed(gpu: OpenClDevice, folder: Path) -> None:

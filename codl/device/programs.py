@@ -3,18 +3,20 @@
 The driver's binaries lie in codl's cache, each under a key of all that it depends on: device,
 driver, host, source and options. Drivers may crash on a binary that is damaged, so only what passes
 the cache's checksum reaches them; where one refuses it all the same, the source is built anew. A
-build that failed is remembered under the same key, with its log, and not tried again.
+build that failed is remembered under the same key, with its log, and not tried again; nor is one
+that took processes down.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from codl.cache import Slot, digest
 from codl.device.failures import code_name
@@ -26,7 +28,11 @@ from codl.kernels.source import source_digest, source_text
 if TYPE_CHECKING:
     import pyopencl as cl
 
+Kind: TypeAlias = Literal["binaries", "failures", "attempts"]
+
 STANDARD = "-cl-std=CL1.2"
+#: So many deaths of a process while the driver compiles a program are the driver's doing.
+DEATHS = 2
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -77,11 +83,11 @@ class Programs:
         finally:
             self._keeping = before
 
-    def slot(self, kind: Literal["binaries", "failures"], plan: KernelPlan) -> Slot:
-        """Where the cache has a plan's binary, or the log of its failed build."""
+    def slot(self, kind: Kind, plan: KernelPlan) -> Slot:
+        """Where the cache has a plan's binary, the log of its failed build, or who tries one."""
         return self._slot(kind, _Job.of(plan))
 
-    def _slot(self, kind: Literal["binaries", "failures"], job: _Job) -> Slot:
+    def _slot(self, kind: Kind, job: _Job) -> Slot:
         made_from = {"name": job.name, "source": job.digest, "options": job.options}
         return Slot(kind, self._identity | made_from)
 
@@ -109,17 +115,34 @@ class Programs:
         if log is not None:
             raise self._error(job, f"{log.decode()}\n(remembered from an earlier try)")
         program = cl_module().Program(self._context, job.text)
-        try:
-            self.compiled += 1
-            program.build(job.options)
-        except cl_module().Error as error:
-            if code_name(error) == "BUILD_PROGRAM_FAILURE":
-                failure.store(str(error).encode())
-            raise self._error(job, str(error)) from error
-        if self._keeping:
-            (blob,) = program.get_info(cl_module().program_info.BINARIES)
-            self._slot("binaries", job).store(blob)
+        with self._survived(job):
+            try:
+                self.compiled += 1
+                program.build(job.options)
+            except cl_module().Error as error:
+                if code_name(error) == "BUILD_PROGRAM_FAILURE":
+                    failure.store(str(error).encode())
+                raise self._error(job, str(error)) from error
+            if self._keeping:
+                (blob,) = program.get_info(cl_module().program_info.BINARIES)
+                self._slot("binaries", job).store(blob)
         return program
+
+    @contextmanager
+    def _survived(self, job: _Job) -> Iterator[None]:
+        """Leave a trace while the driver compiles, which a process that it takes down cannot drop.
+
+        One death may have been a kill from outside; after a second one the driver is not asked.
+        """
+        trace = self._slot("attempts", job)
+        died = [pid for pid in (trace.load() or b"").decode().split() if not _is_alive(int(pid))]
+        if len(died) >= DEATHS:
+            raise self._error(job, f"{len(died)} processes died while the driver compiled this.")
+        trace.store(" ".join([*died, str(os.getpid())]).encode())
+        try:
+            yield
+        finally:
+            trace.drop()
 
     def _error(self, job: _Job, log: str) -> DeviceError:
         name = self._device.name.strip()
@@ -140,6 +163,16 @@ def _identity(device: cl.Device) -> dict[str, str]:
         # Drivers for CPUs compile for this very one, which their names may leave open.
         "host": _host() if device.type & cl_module().device_type.CPU else "",
     }
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @cache
