@@ -2,8 +2,8 @@
 
 Choices are measured in small groups, in turns with the default, and ranked by their ratio to it.
 The best few meet the default once more, for longer: another choice is kept only where it wins by
-`GAIN` and in nearly every round. A choice that does not build, does not run or computes something
-else than the default is a trial without a number.
+`GAIN` and in too many rounds to be chance. A choice that does not build, does not run or computes
+something else than the default is a trial without a number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FINALISTS = 3
 #: Winograd differ by some 1e-3, and half storage by 1e-2.
 TOLERANCE = 3e-2
 SCREENING = Protocol(warm_up=1, min_samples=3, min_time_s=0.005, max_time_s=0.04, spread=0.1)
-FINAL = Protocol(warm_up=2, min_samples=15, min_time_s=0.05, max_time_s=0.3, spread=0.02)
+FINAL = Protocol(warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, spread=0.02)
 
 #: Called after every task: tasks that are done, tasks in all, seconds left as far as can be told.
 Progress = Callable[[int, int, float], None]
@@ -268,9 +268,13 @@ class Search:
 
 
 def is_faster(samples: Any, than: Any) -> bool:
-    """Whether one thing beats another for certain, by samples from the same rounds."""
+    """Whether one thing beats another for certain, by samples from the same rounds.
+
+    In the median by `GAIN`, and in more rounds than chance gives once in a hundred (a sign test).
+    """
     ratios = np.asarray(samples) / np.asarray(than)
-    return bool(np.median(ratios) <= 1 - GAIN and np.percentile(ratios, 80) < 1)
+    needed = ratios.size / 2 + 2.33 * ratios.size**0.5 / 2
+    return bool(np.median(ratios) <= 1 - GAIN and (ratios < 1).sum() >= needed)
 
 
 def propose(

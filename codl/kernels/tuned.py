@@ -156,6 +156,16 @@ def choice(variant: GpuVariant, op: Op, soc: Soc) -> Choice | None:
     return None if found is None else found.choice
 
 
+def fingerprint(soc: Soc) -> str:
+    """Says which choices hold on a SoC beside the defaults; what was measured under another is old.
+
+    "" where there are none.
+    """
+    gained = [r for r in tuning(soc).results.values() if r.best_ms != r.default_ms]
+    chosen = {f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in gained}
+    return cache.digest(chosen)[:12] if chosen else ""
+
+
 def plan(variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
     """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
     chosen = choice(variant, op, soc)
