@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from codl import cache
+from codl.collect import tuner
 from codl.collect.bench import bench
 from codl.collect.collector import collect
 from codl.collect.protocol import Protocol
@@ -37,7 +38,7 @@ from codl.predict.training import train
 from codl.soc import Soc
 
 OP = parse("conv2d in=1x16x12x12 oc=32 kernel=3 pad=1")
-SLOW, FAST, WRONG, BROKEN = ({"repeats": repeats} for repeats in (300, 1, 0, -1))
+SLOW, FAST, WRONG, BROKEN = ({"repeats": repeats} for repeats in (30, 1, 0, -1))
 
 
 class Repeating(GpuDirect):
@@ -78,6 +79,16 @@ def variant(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
+@pytest.fixture
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where every kernel takes a tenth of a millisecond, whatever else runs on it."""
+
+    def measured(works: Any, protocol: Protocol) -> list[list[float]]:
+        return [[1e-4 * len(work._kernels)] * 15 for work in works]
+
+    monkeypatch.setattr(tuner, "measure_together", measured)
+
+
 def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any) -> Tuned:
     made = Tuned(
         op=to_text(op),
@@ -94,16 +105,16 @@ def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any)
     return replace(made, **changes)
 
 
+@pytest.mark.usefixtures("_quiet")
 def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -> None:
     soc, task = gpu.soc, TuneTask(OP, variant)
     done = tune(soc, [task])
     (found,) = done.results
-    assert found.choice == FAST, found
+    assert found.choice == FAST
     assert found.complete
-    assert found.default_ms is not None
-    assert found.best_ms < 0.98 * found.default_ms
+    assert (found.default_ms, found.best_ms) == (pytest.approx(3.0), pytest.approx(0.1))
     trials = {trial.choice["repeats"]: trial for trial in found.trials}
-    assert set(trials) == {300, 1, 0, -1}
+    assert set(trials) == {30, 1, 0, -1}
     assert trials[-1].latency_ms is trials[0].latency_ms is None
     assert "does not build" in trials[-1].reason
     assert "differs from the default's" in trials[0].reason
@@ -121,9 +132,9 @@ def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: An
     before = features.table("variant", target, [OP], soc)
     tuned.save(soc, [result(variant, soc, FAST)])
     after = features.table("variant", target, [OP], soc)
-    assert (before.values.item(), after.values.item()) == (300.0, 1.0)
+    assert (before.values.item(), after.values.item()) == (30.0, 1.0)
     other = parse("conv2d in=1x16x12x12 oc=48 kernel=3 pad=1")
-    assert features.table("variant", target, [other], soc).values.item() == 300.0
+    assert features.table("variant", target, [other], soc).values.item() == 30.0
 
 
 def test_training_on_what_was_measured_before_the_tuning_says_so(
@@ -140,13 +151,15 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     assert "Kernels were tuned after run1" in note
 
 
+@pytest.mark.usefixtures("_quiet")
 def test_where_the_default_is_best_it_stays(gpu: OpenClDevice, variant: Any) -> None:
-    variant.all = (FAST, {"repeats": 200}, {"repeats": 300})
+    variant.all = (FAST, {"repeats": 20}, {"repeats": 30})
     (found,) = tune(gpu.soc, [TuneTask(OP, variant)]).results
-    assert found.choice == FAST, found
+    assert found.choice == FAST
     assert found.best_ms == found.default_ms
 
 
+@pytest.mark.usefixtures("_quiet")
 def test_a_default_that_fails_gives_way(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, FAST)
     (found,) = tune(gpu.soc, [TuneTask(OP, variant)]).results
@@ -162,6 +175,7 @@ def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: 
     assert all(trial.latency_ms is None for trial in failure.trials)
 
 
+@pytest.mark.usefixtures("_quiet")
 def test_a_search_that_was_cut_short_goes_on(soc: Soc, variant: Any) -> None:
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
     tuned.save(soc, [cut])
@@ -169,7 +183,7 @@ def test_a_search_that_was_cut_short_goes_on(soc: Soc, variant: Any) -> None:
     (found,) = tune(soc, [TuneTask(OP, variant)]).results
     assert found.complete
     assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"
-    assert found.choice == FAST, found
+    assert found.choice == FAST
 
 
 def test_every_gpu_variant_of_every_op_and_part_is_a_task(first_soc: Soc) -> None:

@@ -45,7 +45,9 @@ FINALISTS = 3
 #: Winograd differ by some 1e-3, and half storage by 1e-2.
 TOLERANCE = 3e-2
 SCREENING = Protocol(warm_up=1, min_samples=3, min_time_s=0.005, max_time_s=0.04, spread=0.1)
-FINAL = Protocol(warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, spread=0.02)
+FINAL = Protocol(
+    warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, sample_s=0.002, spread=0.02
+)
 
 #: Called after every task: tasks that are done, tasks in all, seconds left as far as can be told.
 Progress = Callable[[int, int, float], None]
