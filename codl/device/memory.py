@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codl.device.failures import explained
 from codl.device.loader import cl_module
 from codl.errors import DeviceError
 from codl.kernels.base import PLANAR, Constant, ImageSize, Storage
@@ -108,7 +109,9 @@ class SharedBuffer:
     def __init__(self, gpu: OpenClDevice, shape: Shape, region: Region) -> None:
         flags = cl_module().mem_flags.READ_WRITE | cl_module().mem_flags.ALLOC_HOST_PTR
         self._shape = region.shape(shape)
-        self.buffer = cl_module().Buffer(gpu.context, flags, self._shape.bytes)
+        size = checked_size(gpu, self._shape.bytes)
+        with explained(f"Allocating {size} bytes that both processors see"):
+            self.buffer = cl_module().Buffer(gpu.context, flags, size)
         self.tensor = GpuTensor(self.buffer, shape, region, PLANAR, 1)
         self._gpu = gpu
         self._array: Array | None = None
@@ -136,8 +139,17 @@ class SharedBuffer:
         return event
 
 
+def checked_size(gpu: OpenClDevice, size: int) -> int:
+    """A buffer's size in bytes; raises `DeviceError` where the device allows none so large."""
+    most = gpu.device.max_mem_alloc_size
+    if size > most:
+        raise DeviceError(f"A buffer of {size} bytes is wanted, {gpu.device.name} allows {most}.")
+    return size
+
+
 def _buffer(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Buffer:
-    buffer = cl_module().Buffer(gpu.context, cl_module().mem_flags.READ_WRITE, tensor.bytes)
+    size, flags = checked_size(gpu, tensor.bytes), cl_module().mem_flags.READ_WRITE
+    buffer = cl_module().Buffer(gpu.context, flags, size)
     cl_module().enqueue_fill_buffer(gpu.queue, buffer, np.uint8(0), 0, tensor.bytes)
     return buffer
 

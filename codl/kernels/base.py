@@ -113,6 +113,15 @@ class ImageSize:
     height: int
     element: Element = "float32"
 
+    @classmethod
+    def of(cls, values: Constant) -> ImageSize:
+        """The image that holds `values`, shaped (rows, columns, 4)."""
+        rows, columns, _ = values.shape
+        return cls(columns, rows, "float16" if values.dtype == np.float16 else "float32")
+
+    def __str__(self) -> str:
+        return f"an image of {self.width}x{self.height} {self.element} texels"
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -214,6 +223,13 @@ class GpuVariant(Variant, Protocol):
         """Every choice of tuning parameters worth trying; the first is what holds untuned."""
         ...
 
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        """As of any variant, with the first of `choices` where none is given."""
+        ...
+
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        """The kernels for `op`, with the first of `choices` where none is given."""
+        """The kernels for `op`, with the first of `choices` where none is given.
+
+        This and `features` are asked through `codl.kernels.tuned`, which knows the best choice.
+        """
         ...
