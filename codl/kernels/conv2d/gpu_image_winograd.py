@@ -206,5 +206,5 @@ def _launches(op: Conv2d, t: _Tiling, soc: Soc) -> tuple[Launch, ...]:
 def _transform(weight: Array, tile: int) -> Array:
     """(oc, ic, 3, 3) -> (oc, ic, tile + 2, tile + 2)."""
     transform = TRANSFORMS[tile]
-    points = transform @ weight.astype(np.float64) @ transform.T
-    return points.astype(np.float32)
+    points: Array = (transform @ weight.astype(np.float64) @ transform.T).astype(np.float32)
+    return points
