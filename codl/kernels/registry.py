@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codl.errors import UnknownNameError
-from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Processor, Variant
+from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Processor, Storage, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.concat import gpu_image as concat_image
@@ -107,14 +107,18 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
 def _suits(variant: Any, soc: Soc) -> bool:
     if variant.processor == "cpu":
         return True
-    memory = "image2d" if variant.storage.layout == "image" else "buffer"
-    # Planar variants have no half storage: whatever the rest of a network is, they are float32.
-    elements = {soc.gpu.element, "float32"} if variant.storage == PLANAR else {soc.gpu.element}
-    return (
-        soc.gpu.type in variant.meant_for
-        and memory in soc.gpu.memory_types
-        and variant.storage.element in elements
-    )
+    if soc.gpu.type not in variant.meant_for:
+        return False
+    # Planar variants have neither images nor half storage, whatever the rest of a network has.
+    return variant.storage == PLANAR or variant.storage in storages(soc)
+
+
+def storages(soc: Soc) -> tuple[Storage, ...]:
+    """What the SoC's tensors may be stored as, its usual storage first."""
+    layouts = {"buffer": "blocked", "image2d": "image"}
+    element: Any = soc.gpu.element
+    memories: Any = soc.gpu.memory_types
+    return tuple(Storage(layouts[memory], element) for memory in memories)
 
 
 def find(op: Op, name: str) -> Variant:
