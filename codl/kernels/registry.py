@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from codl.errors import UnknownNameError
-from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Processor, Storage, Variant
+from codl.kernels.base import (
+    BLOCKED_HALF,
+    IMAGE,
+    IMAGE_HALF,
+    PLANAR,
+    Layout,
+    Processor,
+    Storage,
+    Variant,
+)
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.concat import gpu_image as concat_image
@@ -115,10 +124,9 @@ def _suits(variant: Any, soc: Soc) -> bool:
 
 def storages(soc: Soc) -> tuple[Storage, ...]:
     """What the SoC's tensors may be stored as, its usual storage first."""
-    layouts = {"buffer": "blocked", "image2d": "image"}
+    layouts: dict[str, Layout] = {"buffer": "blocked", "image2d": "image"}
     element: Any = soc.gpu.element
-    memories: Any = soc.gpu.memory_types
-    return tuple(Storage(layouts[memory], element) for memory in memories)
+    return tuple(Storage(layouts[memory], element) for memory in soc.gpu.memory_types)
 
 
 def find(op: Op, name: str) -> Variant:
