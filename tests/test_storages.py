@@ -133,7 +133,7 @@ def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
     assert "at most 64x64 texels, got 160x80" in (pooling.refusal(large, small) or "")
     none = of_gpu(first_soc, max_image_width=0)
     assert "max_image_width=0" in (pooling.refusal(fitting, none) or "")
-    convolution = parse("conv2d in=1x8x8x8 oc=8 kernel=3 pad=1")
+    convolution = parse("conv2d in=1x8x2x2 oc=64 kernel=3 pad=1")
     winograd = registry.find(convolution, "gpu_winograd_image")
     assert "for the sums" in (winograd.refusal(convolution, small) or "")
     shape = Shape(1, 8, 80, 80)
