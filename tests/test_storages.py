@@ -13,6 +13,9 @@ from test_execute import branching, defaults
 from test_kernels import assert_close, operands, reference, run_gpu
 
 from codl import soc as socs
+from codl.collect.benchmarks import Bench
+from codl.collect.tasks import SharingTask, make_tasks
+from codl.dataset import Dataset, SharingRow
 from codl.device import detect
 from codl.device.memory import GpuTensor
 from codl.device.opencl import OpenClDevice, open_device
@@ -21,10 +24,14 @@ from codl.execute.engine import Engine
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Storage
-from codl.ops import Layer, Network, Region, Shape, lower, parse
+from codl.ops import Layer, Network, Op, Region, Shape, lower, parse
+from codl.ops.chain import cut as chain_cut
 from codl.ops.plan import Chain, Plan
+from codl.plan.cost import CostModel
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err
+
+HALVES = (BLOCKED_HALF, IMAGE_HALF)
 
 
 def gpu_variant(layer: Layer, storage: Storage, soc: Soc) -> str:
@@ -162,3 +169,68 @@ def test_a_soc_file_with_another_memory_is_refused(first_soc: Soc, tmp_path: Any
     path = of_gpu(first_soc, memory_types=("image3d",)).save(tmp_path / "odd.yaml")
     with pytest.raises(InvalidFileError, match="got 'image3d'"):
         socs.load(str(path))
+
+
+def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
+    both = of_gpu(soc, memory_types=("buffer", "image2d"), element="float16")
+    tasks = [t for t in make_tasks([parse("pooling in=1x8x6x6 kernel=2")], both)
+             if isinstance(t, SharingTask) and t.shape == Shape(1, 8, 6, 6)]  # fmt: skip
+    ways = {(task.direction, str(task.storage)) for task in tasks}
+    assert ways == {
+        *((way, storage) for way in ("to_gpu", "to_cpu") for storage in map(str, HALVES)),
+        ("store", "blocked float32"),
+        ("relayout", "image float16"),
+    }
+    bench = Bench(both, "run1")
+    for task in tasks:
+        row = bench.row(task)
+        assert row.key == task.key
+        assert row.status == "ok" or task.direction == "store"
+
+
+def test_older_tables_of_sharing_are_read_and_extended(tmp_path: Any) -> None:
+    table = Dataset(tmp_path).sharing()
+    new = SharingRow(direction="to_gpu", shape="1x2x3x4", layout="image float32", latency_ms=1)
+    table.append(new)
+    header, line = table.path.read_text().splitlines()
+    assert header.startswith("direction,shape,layout,")
+    old = [text.replace(word, "") for text, word in ((header, "layout,"), (line, "image float32,"))]
+    table.path.write_text("\n".join(old) + "\n")
+    assert [row.layout for row in table.read()] == ["blocked float32"]
+    assert table.repair()
+    assert not table.repair()
+    table.append(new)
+    assert [row.layout for row in table.read()] == ["blocked float32", "image float32"]
+
+
+class Law:
+    """Convolutions are faster in images, all else in buffers; a copy costs `relayout` ms."""
+
+    name = "law"
+
+    def __init__(self, relayout: float) -> None:
+        self.relayout = relayout
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        kinds = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS]
+        return (*kinds, *(f"{kind}_max" for kind in kinds), "data_sharing_relayout_image")
+
+    def latency_ms(self, target: str, ops: Sequence[Op]) -> Any:
+        slow = target.startswith("conv2d") != ("_image" in target)
+        return np.full(len(ops), 2.0 if slow else 1.0)
+
+    def sharing_ms(self, direction: str, shapes: Sequence[Shape]) -> Any:
+        return np.full(len(shapes), self.relayout if direction == "relayout" else 0.0)
+
+
+def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
+    soc = of_gpu(first_soc, memory_types=("buffer", "image2d"))
+    network = lower(simplify(import_onnx(branching().build(), "branching")))
+    layers = [layer for layer in network.layers if layer.op.kind in ("conv2d", "pooling")][:2]
+    halves = chain_cut(layers, [layers[-1].output], "H", 1.0, block=soc.gpu.vector_width)
+    for relayout, copies in ((0.1, True), (3.0, False)):
+        cost = CostModel(soc, Law(relayout))
+        chosen = [v["gpu"] for v in cost.variants(*halves).values()]
+        assert ["image" in name for name in chosen] == [True, not copies]
+        assert cost.half_ms(halves[1], "gpu") == pytest.approx(2.1 if copies else 3.0)
