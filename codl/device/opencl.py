@@ -24,7 +24,6 @@ from codl.kernels.base import (
     Arg,
     Constant,
     ConstantArg,
-    Element,
     ImageSize,
     KernelPlan,
     Launch,
@@ -280,9 +279,7 @@ class OpenClDevice:
         flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
         with explained(f"Allocating {value.nbytes} bytes of weights on {self.device.name}"):
             if image:
-                rows, columns, _ = value.shape
-                element: Element = "float16" if value.dtype == np.float16 else "float32"
-                return make_image(self, ImageSize(columns, rows, element), value)
+                return make_image(self, ImageSize.of(value), value)
             checked_size(self, value.nbytes)
             return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
