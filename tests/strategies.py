@@ -11,6 +11,7 @@ from codl.ops import (
     Concat,
     ConcatNd,
     Conv2d,
+    ConvTranspose2d,
     Eltwise,
     FullyConnected,
     Op,
@@ -65,6 +66,37 @@ def convolutions(draw: st.DrawFn) -> Conv2d:
         stride=stride,
         dilation=dilation,
         pad=pad,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn) -> ConvTranspose2d:
+    groups, per_in, per_out = draw(
+        st.one_of(
+            st.tuples(st.just(1), CHANNELS, CHANNELS),
+            st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
+            st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
+        )
+    )
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    kernel, stride = Size2(*draw(pair)), Size2(*draw(pair))
+    dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 3)])))
+    shape = Shape(1, groups * per_in, draw(st.integers(1, 7)), draw(st.integers(1, 12)))
+    whole = [(n - 1) * s + (k - 1) * d + 1 + draw(st.integers(0, s - 1))
+             for n, s, k, d in zip(shape[2:], stride, kernel, dilation, strict=True)]  # fmt: skip
+    crop = Size2(*(draw(st.integers(0, min(2, n - 1))) for n in whole))
+    size = Size2(*(n - c - draw(st.integers(0, min(2, n - c - 1)))
+                   for n, c in zip(whole, crop, strict=True)))  # fmt: skip
+    return ConvTranspose2d(
+        inputs=(shape,),
+        out_channels=groups * per_out,
+        groups=groups,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        crop=crop,
+        size=size,
         activation=draw(ACTIVATIONS),
     )
 
@@ -169,5 +201,11 @@ def slices(size: int) -> st.SearchStrategy[slice]:
 
 def ops() -> st.SearchStrategy[Op]:
     return st.one_of(
-        convolutions(), convolutions(), poolings(), fully_connected(), concats(), elementwise()
+        convolutions(),
+        convolutions(),
+        poolings(),
+        fully_connected(),
+        concats(),
+        elementwise(),
+        transposed_convolutions(),
     )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from strategies import ACTIVATIONS, movements
+from strategies import movements, transposed_convolutions
 from test_kernels import assert_close, operands, reference, run_gpu_whole
 
 from codl.device.opencl import OpenClDevice
@@ -231,3 +231,9 @@ def test_a_channel_shuffle_is_one_transpose(soc: Soc) -> None:
     sizes = {"apart": np.int64([1, 2, 6, 5, 7]), "together": np.int64([1, 12, 5, 7])}
     network = same_as_onnx_runtime(model(nodes, {"x": (1, 12, 5, 7)}, ["y"], sizes), soc)
     assert [layer.op.kind for layer in network.layers] == ["transpose"]
+
+
+@given(op=transposed_convolutions())
+@SOME
+def test_transposed_convolutions_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
+    check(op, gpu)

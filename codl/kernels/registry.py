@@ -11,6 +11,8 @@ from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.concat import gpu_rows as concat_nd_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
 from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
+from codl.kernels.conv_transpose2d import cpu as conv_transpose2d_cpu
+from codl.kernels.conv_transpose2d import gpu_direct as conv_transpose2d_gpu
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
@@ -33,6 +35,8 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_depthwise.GpuDepthwise(),
     gpu_direct.GpuDirect(),
     gpu_grouped.GpuGrouped(),
+    conv_transpose2d_cpu.CpuDirect(),
+    conv_transpose2d_gpu.GpuDirect(),
     pooling_cpu.CpuDirect(),
     pooling_gpu.GpuDirect(),
     fc_cpu.CpuGemv(),

@@ -3,6 +3,7 @@
 from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
@@ -23,6 +24,7 @@ __all__ = [
     "Concat",
     "ConcatNd",
     "Conv2d",
+    "ConvTranspose2d",
     "Dim",
     "Eltwise",
     "FullyConnected",

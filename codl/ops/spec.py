@@ -16,6 +16,7 @@ from codl.errors import CodlError, UnknownNameError
 from codl.ops.base import ACTIVATIONS, Activation, Op, Pad
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
@@ -30,6 +31,7 @@ OP_TYPES: dict[str, type[Op]] = {
     cls.kind: cls
     for cls in (
         Conv2d,
+        ConvTranspose2d,
         Pool2d,
         FullyConnected,
         Concat,
@@ -91,7 +93,9 @@ def _check(op: Op, text: str) -> None:
     """Refuse ops whose numbers do not fit together."""
     if any(size < 1 for shape in op.inputs for size in shape) or any(s < 1 for s in op.output):
         raise CodlError(f"The op {text!r} has an empty input or output ({op.output}).")
-    if isinstance(op, Conv2d) and (op.input.c % op.groups or op.out_channels % op.groups):
+    if isinstance(op, Conv2d | ConvTranspose2d) and (
+        op.input.c % op.groups or op.out_channels % op.groups
+    ):
         raise CodlError(
             f"The op {text!r}: groups={op.groups} must divide the {op.input.c} input and "
             f"{op.out_channels} output channels."
