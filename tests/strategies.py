@@ -18,12 +18,14 @@ from codl.ops import (
     Pad,
     PadNd,
     Pool2d,
+    Resize,
     Shape,
     Size2,
     Slice,
     Tile,
     Transpose,
     base,
+    resize,
 )
 
 ACTIVATIONS = st.sampled_from(
@@ -142,10 +144,30 @@ def elementwise(draw: st.DrawFn) -> Eltwise:
     if mode == "identity":
         return Eltwise(inputs=(shape,), mode=mode, activation=draw(ALL_ACTIVATIONS))
     keep = st.tuples(*[st.booleans()] * 4)
-    stretched = (Shape(*(s if k else 1 for s, k in zip(shape, draw(keep), strict=True)))
-                 for _ in range(2))  # fmt: skip
-    inputs = draw(st.sampled_from([(shape, shape), (shape, next(stretched)), tuple(stretched)]))
+    stretched = tuple(
+        Shape(*(s if k else 1 for s, k in zip(shape, draw(keep), strict=True))) for _ in range(2)
+    )
+    inputs = draw(st.sampled_from([(shape, shape), (shape, stretched[0]), stretched]))
     return Eltwise(inputs=inputs, mode=mode, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def resizes(draw: st.DrawFn) -> Resize:
+    shape = Shape(1, draw(CHANNELS), draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    size = Size2(draw(st.integers(1, 20)), draw(st.integers(1, 20)))
+    coords = draw(st.sampled_from(sorted(resize.COORDS)))
+    crops = coords == "tf_crop_and_resize"
+    return Resize(
+        inputs=(shape,),
+        size=size,
+        mode=draw(st.sampled_from(["nearest", "linear", "cubic"])),
+        coords=coords,
+        rounding=draw(st.sampled_from(sorted(resize.ROUNDING))),
+        exclude_outside=draw(st.booleans()) and coords == "half_pixel",
+        roi=(-0.25, 0.25, 1.0, 1.25) if crops else (),
+        outside=1.5 if crops else 0.0,
+        activation=draw(ACTIVATIONS),
+    )
 
 
 @st.composite
@@ -208,4 +230,5 @@ def ops() -> st.SearchStrategy[Op]:
         concats(),
         elementwise(),
         transposed_convolutions(),
+        resizes(),
     )

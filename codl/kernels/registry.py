@@ -22,6 +22,8 @@ from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
+from codl.kernels.resize import cpu as resize_cpu
+from codl.kernels.resize import gpu_direct as resize_gpu
 from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
@@ -47,6 +49,8 @@ VARIANTS: tuple[Variant, ...] = (
     eltwise_gpu.GpuDirect(),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
+    resize_cpu.CpuDirect(),
+    resize_gpu.GpuDirect(),
     strided_gpu.TransposeCopy(),
     strided_gpu.SliceCopy(),
     strided_gpu.TileCopy(),

@@ -14,6 +14,7 @@ from codl.ops.network import Layer, Network
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Region, Shape, Span
 from codl.ops.reshape import Reshape
+from codl.ops.resize import Resize
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
@@ -38,6 +39,7 @@ __all__ = [
     "Pool2d",
     "Region",
     "Reshape",
+    "Resize",
     "Shape",
     "Size2",
     "Slice",

@@ -158,7 +158,8 @@ def _pack(op: ConvTranspose2d, weight: Array, width: int) -> Array:
     if op.is_depthwise:
         padded = np.zeros((blocks * width, *op.kernel), np.float32)
         padded[: op.out_channels] = weight[:, 0]
-        return padded.reshape(blocks, width, *op.kernel).transpose(0, 2, 3, 1).reshape(-1)
+        lanes = padded.reshape(blocks, width, *op.kernel)
+        return np.ravel(np.transpose(lanes, (0, 2, 3, 1)))
     per_out, per_in = op.out_channels // op.groups, op.input.c // op.groups
     packed = np.zeros((blocks, reach * width, *op.kernel, width), np.float32)
     for block in range(blocks):
@@ -166,5 +167,5 @@ def _pack(op: ConvTranspose2d, weight: Array, width: int) -> Array:
         for channel in range(block * width, min((block + 1) * width, op.out_channels)):
             at = channel // per_out * per_in - first
             packed[block, at : at + per_in, :, :, channel % width] = weight[channel]
-    packed = packed.reshape(blocks, reach, width, *op.kernel, width)
-    return packed.transpose(0, 1, 3, 4, 2, 5).reshape(-1)
+    apart = packed.reshape(blocks, reach, width, *op.kernel, width)
+    return np.ravel(np.transpose(apart, (0, 1, 3, 4, 2, 5)))
