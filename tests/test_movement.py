@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from strategies import movements, resizes, transposed_convolutions
-from test_kernels import assert_close, operands, reference, run_gpu_whole
+from test_kernels import assert_close, operands, reference, run_gpu
 
 from codl.device.opencl import OpenClDevice
 from codl.execute.engine import Engine
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
-from codl.ops import Array, Network, Op, lower, parse, to_text
+from codl.ops import Array, Network, Op, Region, lower, parse, to_text
 from codl.ops.plan import Chain, Plan
 from codl.ops.resize import COORDS, ROUNDING
 from codl.soc import Soc
@@ -45,7 +45,8 @@ def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
         for choice in variant.choices(op, gpu.soc):
             features = variant.features(op, gpu.soc, choice)
             assert all(np.isfinite(v) and v >= 0 for v in features.values())
-            got = run_gpu_whole(variant, op, inputs, weights, gpu, choice)
+            whole = Region.whole(op.output)
+            _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
             assert_close(variant, op, got, expected)
 
 

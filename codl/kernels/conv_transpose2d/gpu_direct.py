@@ -126,9 +126,7 @@ class GpuDirect:
                 **({"DEPTHWISE": 1} if op.is_depthwise else {}),
             },
             pack=lambda weights: {
-                "weight": _pack(op, weights["weight"], width).astype(
-                    np.float16 if self.storage.element == "float16" else np.float32
-                ),
+                "weight": _pack(op, weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
             },
         ).stored_as(self.storage)

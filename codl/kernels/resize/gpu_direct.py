@@ -81,7 +81,8 @@ class GpuDirect:
             launches=(Launch("resize_direct", global_size, args, local_size),),
             defines={**base_defines(op.activation, soc, self.storage), "TAPS": op.taps},
             pack=pack,
-        ).stored_as(self.storage)
+            storages=dict.fromkeys(tensors, self.storage),
+        )
 
 
 def _strip(op: Resize, soc: Soc) -> int:
