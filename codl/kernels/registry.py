@@ -65,6 +65,7 @@ VARIANTS: tuple[Variant, ...] = (
     strided_gpu.SliceCopy(),
     strided_gpu.TileCopy(),
     strided_gpu.PadCopy(),
+    strided_gpu.WindowsCopy(),
     concat_nd_gpu.GpuRows(),
     gather_gpu.GpuRows(),
 )

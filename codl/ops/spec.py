@@ -20,7 +20,7 @@ from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
-from codl.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import Numbers, Sizes
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Shape
@@ -42,6 +42,7 @@ OP_TYPES: dict[str, type[Op]] = {
         Slice,
         Tile,
         PadNd,
+        Windows,
         ConcatNd,
         Gather,
         Resize,

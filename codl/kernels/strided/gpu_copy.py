@@ -115,6 +115,10 @@ class PadCopy(_GpuCopy):
     op_kind: ClassVar[str] = "pad"
 
 
+class WindowsCopy(_GpuCopy):
+    op_kind: ClassVar[str] = "windows"
+
+
 def as_ints(table: Offsets) -> Array:
     """A table of 32-bit integers, as the constant that a kernel reads it from."""
     return table.astype(np.int32).view(np.float32)

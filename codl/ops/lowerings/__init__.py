@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, movement, resize, vision
+from codl.ops.lowerings import elementwise, movement, resize, vision, windows
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {
     **vision.LOWERINGS,
+    **windows.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
     **resize.LOWERINGS,
