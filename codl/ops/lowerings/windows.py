@@ -267,7 +267,8 @@ def _scaled(op: Pool2d, source: str, output: str, factors: Array) -> list[Step]:
 def _global_pool(mode: Literal["max", "avg"]) -> Lowering:
     def lowering(graph: Graph, node: Node) -> list[Step]:
         sizes = tuple(graph.shapes[node.inputs[0]])
-        shape = as_nchw(sizes) if len(sizes) <= 4 else Shape(*sizes[:2], 1, prod(sizes[2:]))
+        flat = (*sizes[:2], 1, prod(sizes[2:]))
+        shape = as_nchw(sizes if len(sizes) <= 4 else flat)
         op = Pool2d(inputs=(shape,), mode=mode, kernel=Size2(shape.h, shape.w))
         return [Step(op, node.inputs[:1], node.outputs[0])]
 
