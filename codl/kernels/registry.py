@@ -14,10 +14,14 @@ from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
+from codl.kernels.matmul import gpu_direct as matmul_direct
+from codl.kernels.norm import gpu_direct as norm_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
+from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
+from codl.kernels.softmax import gpu_direct as softmax_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -40,6 +44,10 @@ VARIANTS: tuple[Variant, ...] = (
     eltwise_gpu.GpuDirect(),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
+    matmul_direct.GpuDirect(),
+    softmax_gpu.GpuDirect(),
+    norm_gpu.GpuDirect(),
+    reduce_gpu.GpuDirect(),
 )
 
 

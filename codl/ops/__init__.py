@@ -6,11 +6,15 @@ from codl.ops.conv2d import Conv2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.lower import lower
+from codl.ops.matmul import MatMul
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
+from codl.ops.norm import Norm
 from codl.ops.pool2d import Pool2d
+from codl.ops.reduce import Reduce
 from codl.ops.region import Region, Shape, Span
 from codl.ops.reshape import Reshape
+from codl.ops.softmax import Softmax
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
@@ -24,15 +28,19 @@ __all__ = [
     "Eltwise",
     "FullyConnected",
     "Layer",
+    "MatMul",
     "NdOp",
     "Network",
+    "Norm",
     "Op",
     "Pad",
     "Pool2d",
+    "Reduce",
     "Region",
     "Reshape",
     "Shape",
     "Size2",
+    "Softmax",
     "Span",
     "Weights",
     "lower",

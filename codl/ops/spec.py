@@ -18,14 +18,30 @@ from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.matmul import MatMul
 from codl.ops.nd import Sizes
+from codl.ops.norm import Norm
 from codl.ops.pool2d import Pool2d
+from codl.ops.reduce import Reduce
 from codl.ops.region import Shape
 from codl.ops.reshape import Reshape
+from codl.ops.softmax import Softmax
 from codl.ops.window import Size2
 
 OP_TYPES: dict[str, type[Op]] = {
-    cls.kind: cls for cls in (Conv2d, Pool2d, FullyConnected, Concat, Eltwise, Reshape)
+    cls.kind: cls
+    for cls in (
+        Conv2d,
+        Pool2d,
+        FullyConnected,
+        Concat,
+        Eltwise,
+        Reshape,
+        MatMul,
+        Softmax,
+        Norm,
+        Reduce,
+    )
 }
 #: Fields come in this order; others, by their names, before the activation.
 ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad")
