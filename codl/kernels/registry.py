@@ -8,12 +8,14 @@ from codl.errors import UnknownNameError
 from codl.kernels.base import BLOCKED_HALF, PLANAR, Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
+from codl.kernels.concat import gpu_rows as concat_nd_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
 from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
+from codl.kernels.gather import gpu_rows as gather_gpu
 from codl.kernels.matmul import gpu_direct as matmul_direct
 from codl.kernels.norm import gpu_direct as norm_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
@@ -22,6 +24,7 @@ from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
 from codl.kernels.softmax import gpu_direct as softmax_gpu
+from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -56,6 +59,12 @@ VARIANTS: tuple[Variant, ...] = (
     softmax_gpu.GpuDirect(),
     norm_gpu.GpuDirect(),
     reduce_gpu.GpuDirect(),
+    strided_gpu.TransposeCopy(),
+    strided_gpu.SliceCopy(),
+    strided_gpu.TileCopy(),
+    strided_gpu.PadCopy(),
+    concat_nd_gpu.GpuRows(),
+    gather_gpu.GpuRows(),
 )
 
 

@@ -5,8 +5,10 @@ from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.joining import ConcatNd, Gather
 from codl.ops.lower import lower
 from codl.ops.matmul import MatMul
+from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.norm import Norm
@@ -23,10 +25,12 @@ __all__ = [
     "Activation",
     "Array",
     "Concat",
+    "ConcatNd",
     "Conv2d",
     "Dim",
     "Eltwise",
     "FullyConnected",
+    "Gather",
     "Layer",
     "MatMul",
     "NdOp",
@@ -34,14 +38,18 @@ __all__ = [
     "Norm",
     "Op",
     "Pad",
+    "PadNd",
     "Pool2d",
     "Reduce",
     "Region",
     "Reshape",
     "Shape",
     "Size2",
+    "Slice",
     "Softmax",
     "Span",
+    "Tile",
+    "Transpose",
     "Weights",
     "lower",
     "parse",

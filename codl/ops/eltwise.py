@@ -13,7 +13,6 @@ from codl.ops.base import Dim, Op, Weights
 from codl.ops.region import Region, Shape, Span
 
 
-
 def _softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
     result: NDArray[np.float64] = np.logaddexp(x, 0)
     return result

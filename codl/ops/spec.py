@@ -18,7 +18,9 @@ from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.joining import ConcatNd, Gather
 from codl.ops.matmul import MatMul
+from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import Sizes
 from codl.ops.norm import Norm
 from codl.ops.pool2d import Pool2d
@@ -41,6 +43,12 @@ OP_TYPES: dict[str, type[Op]] = {
         Softmax,
         Norm,
         Reduce,
+        Transpose,
+        Slice,
+        Tile,
+        PadNd,
+        ConcatNd,
+        Gather,
     )
 }
 #: Fields come in this order; others, by their names, before the activation.

@@ -1,7 +1,7 @@
 // Blocked layout <-> planar layout for a region of a tensor.
 //
 // A work-item has `strip` chunks of V pixels of one block. A chunk is a V x V matrix that is
-// transposed in registers by log2(V) perfect shuffles. Sizes in pixels and channels:
+// transposed in registers. Sizes in pixels and channels:
 //
 // HALF, PLANAR_HALF   defined where the blocked, and the planar tensor is stored as half
 // lead           lanes of the first block that lie before the region

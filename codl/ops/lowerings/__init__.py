@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, vision
+from codl.ops.lowerings import elementwise, movement, vision
 from codl.ops.lowerings.base import Lowering
 
-LOWERINGS: dict[str, Lowering] = {**vision.LOWERINGS, **elementwise.LOWERINGS}
+LOWERINGS: dict[str, Lowering] = {
+    **vision.LOWERINGS,
+    **elementwise.LOWERINGS,
+    **movement.LOWERINGS,
+}
