@@ -62,6 +62,77 @@ __constant sampler_t TEXELS =
 #define NO_UNROLL _Pragma("nounroll")
 
 // A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows, here one:
+// r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time.
+#define SHUFFLE(FROM, TO)                                                                          \
+    UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
+        TO[2 * i].even = FROM[i].lo;                                                               \
+        TO[2 * i].odd = FROM[i + V / 2].lo;                                                        \
+        TO[2 * i + 1].even = FROM[i].hi;                                                           \
+        TO[2 * i + 1].odd = FROM[i + V / 2].hi;                                                    \
+    }
+
+// Leaves the transpose of `m` in `m`; `t` is another V vectors.
+#if V == 4
+#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m)
+#elif V == 8
+#define TRANSPOSE                                                                                  \
+    SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t)                                                      \
+    UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
+#else
+#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
+#endif
+
+#ifdef ONE_ITEM
+#define KERNEL __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+#else
+#define KERNEL __kernel
+#endif
+
+#ifndef ACTIVATION
+#define ACTIVATION 0
+#endif
+
+#define SIGMOID(x) (1.0f / (1.0f + exp(-(x))))
+#if ACTIVATION == 1  // relu
+#define ACTIVATE(x) max((x), 0.0f)
+#elif ACTIVATION == 2  // leaky_relu
+#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * min((x), 0.0f))
+#elif ACTIVATION == 3  // clip
+#define ACTIVATE(x) min(max((x), ACT_ALPHA), ACT_BETA)
+#elif ACTIVATION == 4  // sigmoid
+#define ACTIVATE(x) SIGMOID(x)
+#elif ACTIVATION == 5  // tanh
+#define ACTIVATE(x) tanh(x)
+#elif ACTIVATION == 6  // hard_sigmoid
+#define ACTIVATE(x) clamp(ACT_ALPHA * (x) + ACT_BETA, 0.0f, 1.0f)
+#elif ACTIVATION == 7  // hard_swish
+#define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
+#elif ACTIVATION == 8  // gelu: with erfc, which is 0 where 1 + erf may still be a rounding error
+#define ACTIVATE(x) (0.5f * (x) * erfc((x) * -0.70710678f))
+#elif ACTIVATION == 9  // gelu_tanh: (1 + tanh(x)) / 2 is sigmoid(2 x), and 0 in time
+#define ACTIVATE(x) ((x) * SIGMOID(1.5957691f * ((x) + 0.044715f * (x) * (x) * (x))))
+#elif ACTIVATION == 10  // silu
+#define ACTIVATE(x) ((x) * SIGMOID(x))
+#elif ACTIVATION == 11  // elu
+#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * expm1(min((x), 0.0f)))
+#elif ACTIVATION == 12  // erf
+#define ACTIVATE(x) erf(x)
+#else
+#define ACTIVATE(x) (x)
+#endif
+
+// First element of block `b` of a tensor; in size_t, because tensors may hold more than 2 G elements.
+#define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
+
+// Which strip of pixels and which block of channels a work-item has; see `item_grid`.
+#ifdef ONE_ITEM
+#define STRIP_ID get_global_id(1)
+#define BLOCK_ID get_global_id(0)
+#else
+#define STRIP_ID get_global_id(0)
+#define BLOCK_ID get_global_id(1)
+#endif
+
 // One value of all lanes of a vector, by a function of two that the order does not matter to.
 #define FOLD2(F, v) F((v).s0, (v).s1)
 #define FOLD4(F, v) FOLD2(F, F((v).lo, (v).hi))

@@ -60,7 +60,7 @@ def column_grid(rows: Rows, wide: int, soc: Soc) -> tuple[tuple[int, int], tuple
 
 
 def row_choices(rows: Rows, soc: Soc) -> tuple[Choice, ...]:
-    """`sharers` of a row; or, for columns, how many vectors `wide` a work-item takes of each row."""
+    """The `sharers` of a row; for columns, how many vectors `wide` a work-item takes of a row."""
     if rows.inner == 1:
         return sharer_choices(rows.size, soc)
     wide = 4 if soc.gpu.is_cpu and rows.inner >= 4 * soc.gpu.vector_width else 1

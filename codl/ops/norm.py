@@ -15,9 +15,9 @@ from codl.ops.nd import NdOp, Sizes
 
 
 class Channels(NamedTuple):
-    """Element i of a tensor belongs to channel (i // run) % count."""
+    """Element i of a tensor belongs to channel (i // run) % total."""
 
-    count: int
+    total: int
     run: int
 
     @classmethod

@@ -30,9 +30,9 @@ from codl.soc import Soc
 CACHE_SHARE = 0.4
 #: Rows of b up to this length, in elements, are as fast to read where they lie as packed.
 NEAR = 512
-#: Rows of a tile by the vector width. Two vectors of each must fit in the registers, and the lines
-#: of so many rows in the ways of a cache where rows are a multiple of its size apart.
-MOST_ROWS = {16: 8, 8: 6, 4: 8}
+#: Rows that a tile may have, by the vector width. Two vectors of each must fit in the registers,
+#: and lines of as many in the ways of a cache where rows are a multiple of its size apart.
+ROWS = {16: (8, 6, 4, 2, 1), 8: (6, 4, 2, 1), 4: (8, 6, 4, 2, 1)}
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,9 @@ class GpuDirect:
     def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
         """Tiles of a size that wastes few rows; b packed before or not."""
         problem, width = Problem.of(op), soc.gpu.vector_width
-        most = MOST_ROWS[width]
         found: list[Choice] = []
-        for rows in dict.fromkeys((_rows(problem.m, most), _rows(problem.m, most * 2 // 3))):
-            columns = 4 if rows <= most // 3 else 2
+        for rows in _rows(problem.m, ROWS[width]):
+            columns = 4 if rows <= 2 else 2
             may_lie = not op.trans_b and not op.matrix and problem.n >= columns * width
             near = problem.n <= NEAR or problem.m <= 4 * rows
             ways = ((0, 1) if near else (1, 0)) if may_lie else (1,)
@@ -188,11 +187,11 @@ def _matrices(op: MatMul) -> int:
     return prod(op.sizes[1][:-2])
 
 
-def _rows(m: int, most: int) -> int:
-    """Rows of a tile: the number that wastes least, the largest of equals."""
-    if m <= most:
-        return m
-    return min(range(most, most // 2, -1), key=lambda rows: round_up(m, rows))
+def _rows(m: int, known: tuple[int, ...]) -> list[int]:
+    """Rows of a tile: the smallest for all of m; or the two largest, what wastes least first."""
+    if m <= known[0]:
+        return [min(rows for rows in known if rows >= m)]
+    return sorted(known[:2], key=lambda rows: (round_up(m, rows), -rows))
 
 
 def pack_panels(matrix: Array, panel: int, *, trans: bool = False) -> Array:

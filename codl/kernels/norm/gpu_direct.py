@@ -50,7 +50,7 @@ class GpuDirect:
             op.run,
             _segment(op),
             channels.run,
-            channels.count,
+            channels.total,
             1.0 / op.run,
             float(op.epsilon),
         )
@@ -73,4 +73,4 @@ def _segment(op: Norm) -> int:
     channels = op.channels
     if channels is None:
         return op.run
-    return min(op.run, channels.run if channels.run > 1 else channels.count)
+    return min(op.run, channels.run if channels.run > 1 else channels.total)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, movement, vision
+from codl.ops.lowerings import elementwise, matmul, movement, norms, reductions, vision
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {
     **vision.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
+    **matmul.LOWERINGS,
+    **reductions.LOWERINGS,
+    **norms.LOWERINGS,
 }
