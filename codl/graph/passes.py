@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from codl.graph.graph import Graph, Node
+from codl.graph.patterns import fuse_activations
 
 #: Nodes that hand their first input on; Dropout is one at inference.
 ALIASES = ("Identity", "Dropout")
@@ -17,8 +18,8 @@ FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing, and copies that a transpose can do with."""
-    return merge_reshapes(drop_reshapes(drop_aliases(graph)))
+    """Drop what computes nothing, and copies that a transpose can do with; fuse activations."""
+    return merge_reshapes(drop_reshapes(fuse_activations(drop_aliases(graph))))
 
 
 def drop_aliases(graph: Graph) -> Graph:

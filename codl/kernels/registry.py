@@ -17,6 +17,7 @@ from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.gather import gpu_rows as gather_gpu
 from codl.kernels.matmul import gpu_direct as matmul_direct
+from codl.kernels.matmul import gpu_tiled as matmul_tiled
 from codl.kernels.norm import gpu_direct as norm_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
@@ -56,6 +57,7 @@ VARIANTS: tuple[Variant, ...] = (
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
     matmul_direct.GpuDirect(),
+    matmul_tiled.GpuTiled(),
     softmax_gpu.GpuDirect(),
     norm_gpu.GpuDirect(),
     reduce_gpu.GpuDirect(),
