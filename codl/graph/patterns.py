@@ -81,9 +81,7 @@ def _producer(graph: Graph, name: str, kind: str) -> Node | None:
 def _scalar(graph: Graph, name: str) -> float | None:
     """The value of a constant of one element."""
     value = graph.constants.get(name)
-    return (
-        float(np.asarray(value).reshape(-1)[0]) if value is not None and value.size == 1 else None
-    )
+    return float(value.item()) if value is not None and value.size == 1 else None
 
 
 def _without_unread(graph: Graph) -> Graph:
