@@ -28,6 +28,7 @@ from codl.kernels.conv2d import (
     gpu_image_depthwise,
     gpu_image_grouped,
     gpu_image_winograd,
+    gpu_narrow,
     gpu_winograd,
 )
 from codl.kernels.conv_transpose2d import cpu as conv_transpose2d_cpu
@@ -62,10 +63,12 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuDirect(),
     gpu_winograd.GpuWinograd(),
     gpu_depthwise.GpuDepthwise(),
+    gpu_narrow.GpuNarrow(),
     gpu_direct.GpuDirect(),
     gpu_grouped.GpuGrouped(),
     gpu_winograd.GpuWinograd(BLOCKED_HALF),
     gpu_depthwise.GpuDepthwise(BLOCKED_HALF),
+    gpu_narrow.GpuNarrow(BLOCKED_HALF),
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_grouped.GpuGrouped(BLOCKED_HALF),
     gpu_image_winograd.GpuImageWinograd(IMAGE),
