@@ -2,12 +2,13 @@
 // without unfolding the input in memory. For GPUs with local memory; V is 4.
 //
 // A work-group has a tile of TILE_M = TM * ITEMS_M pixels x TILE_N = TN * ITEMS_N channels, of which
-// each work-item keeps TM x TN sums in registers. A step brings DEPTH blocks of four inputs of both
-// factors to local memory while the step before is multiplied, so that local memory holds two. TEAMS
+// each work-item keeps TM x TN sums in registers. A step multiplies DEPTH blocks of four inputs of
+// both factors. They lie in local memory, where the next step's are stored meanwhile; those of AHEAD
+// steps are on their way from global memory to registers, which hides how long that takes. TEAMS
 // such teams of work-items share the steps of one tile, and work-groups the `splits` of all of them.
 //
 // local memory   [two steps][team]{ pixels [DEPTH][TILE_M], weights [DEPTH][4 lanes][TILE_N / 4] }
-//                of float4; afterwards the teams' sums, [team][TM * TN / 4][item]
+//                of float4; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
 // a step         blocks of inputs, counted tap after tap: (tap y * kernel w + tap x) * blocks + block
 // weight         [batch][tile of channels][step][DEPTH][4 lanes][TILE_N], zeros beyond the last
 // POINTWISE      defined for 1x1 windows without padding: every tap lies inside
@@ -22,16 +23,83 @@
 #define B_SIZE (DEPTH * TILE_N)
 #define A_LOADS ((A_SIZE + ITEMS - 1) / ITEMS)
 #define B_LOADS ((B_SIZE + ITEMS - 1) / ITEMS)
-#define STEP_SIZE (TEAMS * (A_SIZE + B_SIZE))
-#define SUMS_SIZE (TEAMS / 2 * ITEMS * TM * VECTORS)
-#define LOCAL_SIZE (2 * STEP_SIZE > SUMS_SIZE ? 2 * STEP_SIZE : SUMS_SIZE)
+#define TEAM_SIZE (A_SIZE + B_SIZE)
+#define STEP_SIZE (TEAMS * TEAM_SIZE)
+#define SUMS_SIZE (TEAMS * ITEMS * TM)
+#define LOCAL_SIZE (TEAMS > 1 && 2 * STEP_SIZE < SUMS_SIZE ? SUMS_SIZE : 2 * STEP_SIZE)
+
+// Which pixels and channels of the tile a work-item has. Neighbours in pairs share pixels, and
+// pairs two apart channels: local memory serves them at once.
+#define ITEM_M(item) ((item) / 2 % ITEMS_M)
+#define ITEM_N(item) ((item) % 2 + (item) / (2 * ITEMS_M) * 2)
 
 // Where the next float4 of pixels that an item brings in comes from.
 typedef struct {
-    int pixel;      // POINTWISE: in the input; otherwise the output pixel exists
-    int y, x;       // the top left corner of the window
-    int ky, kx, block;
+    int pixel;              // of the window's top left corner in the input
+    int y, x;               // of the same
+    int ky, kx, block;      // tap and input block
 } Source;
+
+// The `slot`-th of an item's loads; A_SIZE and B_SIZE need not be multiples of ITEMS.
+#define LOADS_A(slot) (A_SIZE % ITEMS == 0 || item + (slot) * ITEMS < A_SIZE)
+#define LOADS_B(slot) (B_SIZE % ITEMS == 0 || item + (slot) * ITEMS < B_SIZE)
+
+#ifdef POINTWISE
+#define FETCH_A(to, s)                                                                             \
+    to = VLOAD(in + ((size_t)min(s.block, in_blocks - 1) * input_stride + s.pixel) * 4);           \
+    s.block += DEPTH;
+#else
+#define FETCH_A(to, s)                                                                             \
+    const int dy = s.ky * dilation_h, dx = s.kx * dilation_w;                                      \
+    const int y = s.y + dy, x = s.x + dx;                                                          \
+    const int inside = y >= 0 && y < in_h && x >= 0 && x < in_w;                                   \
+    to = inside ? VLOAD(in + ((size_t)s.block * input_stride + s.pixel + dy * in_w + dx) * 4)      \
+                : (float4)(0.0f);                                                                  \
+    s.block += DEPTH;                                                                              \
+    while (s.block >= in_blocks) {                                                                 \
+        s.block -= in_blocks;                                                                      \
+        if (++s.kx == kernel_w) {                                                                  \
+            s.kx = 0;                                                                              \
+            s.ky++;                                                                                \
+        }                                                                                          \
+    }
+#endif
+
+// The next step from global memory to the registers of `set`.
+#define FETCH(set)                                                                                 \
+    UNROLL for (int i = 0; i < A_LOADS; i++)                                                       \
+        if (LOADS_A(i)) {                                                                          \
+            FETCH_A(a[set][i], sources[i])                                                         \
+        }                                                                                          \
+    UNROLL for (int i = 0; i < B_LOADS; i++)                                                       \
+        if (LOADS_B(i)) b[set][i] = VLOAD(weights + (item + i * ITEMS) * 4);                       \
+    weights += B_SIZE * 4;
+
+// From the registers of `set` to one of the two steps in local memory.
+#define KEEP(set, buffer)                                                                          \
+    {                                                                                              \
+        __local float4 *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
+        UNROLL for (int i = 0; i < A_LOADS; i++)                                                   \
+            if (LOADS_A(i)) to[i * ITEMS] = a[set][i];                                             \
+        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
+            if (LOADS_B(i)) to[A_SIZE + i * ITEMS] = b[set][i];                                    \
+    }
+
+#ifdef RAW
+#define FINISH(sum, block) (sum)
+#define OUT(block) (output + ((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels * 4)
+#else
+#define FINISH(sum, block) ACTIVATE((sum) + VLOAD(bias + (block) * 4))
+#define OUT(block) BLOCK(output, output_offset, output_stride, block)
+#endif
+// Stores the sum of pixel m and channels n of an item.
+#define STORE(sum, m, n, item)                                                                     \
+    {                                                                                              \
+        const int pixel = first_pixel + (m) * ITEMS_M + ITEM_M(item);                              \
+        const int block = tile_n * (TILE_N / 4) + (n) * ITEMS_N + ITEM_N(item);                    \
+        if (pixel < out_pixels && block < out_blocks)                                              \
+            VSTORE(FINISH(sum, block), OUT(block) + (size_t)pixel * 4);                            \
+    }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
     __global const float *restrict input, int input_offset, int input_stride,
@@ -43,12 +111,10 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
 {
     __local float4 shared[LOCAL_SIZE];
     const int team = get_local_id(0) / ITEMS, item = get_local_id(0) % ITEMS;
-    // Neighbours in pairs share pixels: local memory serves them at once.
-    const int item_m = item / 2 % ITEMS_M, item_n = item % 2 + item / (2 * ITEMS_M) * 2;
     const int first_pixel = get_group_id(0) * TILE_M, tile_n = get_group_id(1);
     const int batches = get_num_groups(2) / splits;
     const int batch = get_group_id(2) % batches, split = get_group_id(2) / batches;
-    // Steps of every tile, and those of this team.
+    // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
     __global const float *in =
@@ -57,9 +123,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         (((size_t)batch * get_num_groups(1) + tile_n) * all_steps + first_step) * B_SIZE * 4;
     Source sources[A_LOADS];
     UNROLL for (int i = 0; i < A_LOADS; i++) {
-        const int at = item + i * ITEMS, pixel = first_pixel + at % TILE_M;
-        const int inside = min(pixel, out_pixels - 1), k = first_step * DEPTH + at / TILE_M;
-        const int y = inside / out_w, x = inside - y * out_w, tap = k / in_blocks;
+        const int at = item + i * ITEMS, pixel = min(first_pixel + at % TILE_M, out_pixels - 1);
+        const int y = pixel / out_w, x = pixel - y * out_w;
+        const int k = first_step * DEPTH + at / TILE_M, tap = k / in_blocks;
         sources[i].y = y * stride_h - pad_top;
         sources[i].x = x * stride_w - pad_left;
         sources[i].pixel = sources[i].y * in_w + sources[i].x;
@@ -68,122 +134,59 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         sources[i].block = k - tap * in_blocks;
     }
 
-    float4 a[A_LOADS], b[B_LOADS];
-
-// The next step from global memory to registers.
-#ifdef POINTWISE
-#define FETCH_A(s)                                                                                 \
-    VLOAD(in + ((size_t)min((s).block, in_blocks - 1) * input_stride + (s).pixel) * 4);            \
-    (s).block += DEPTH
-#else
-#define FETCH_A(s)                                                                                 \
-    (float4)(0.0f);                                                                                \
-    {                                                                                              \
-        const int y = (s).y + (s).ky * dilation_h, x = (s).x + (s).kx * dilation_w;                \
-        if (y >= 0 && y < in_h && x >= 0 && x < in_w)                                              \
-            a[i] = VLOAD(in + ((size_t)(s).block * input_stride + y * in_w + x) * 4);              \
-        (s).block += DEPTH;                                                                        \
-        while ((s).block >= in_blocks) {                                                           \
-            (s).block -= in_blocks;                                                                \
-            if (++(s).kx == kernel_w) {                                                            \
-                (s).kx = 0;                                                                        \
-                (s).ky++;                                                                          \
-            }                                                                                      \
-        }                                                                                          \
-    }
-#endif
-#define FETCH                                                                                      \
-    UNROLL for (int i = 0; i < A_LOADS; i++)                                                       \
-        if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE) {                                    \
-            a[i] = FETCH_A(sources[i]);                                                            \
-        }                                                                                          \
-    UNROLL for (int i = 0; i < B_LOADS; i++)                                                       \
-        if (B_SIZE % ITEMS == 0 || item + i * ITEMS < B_SIZE)                                      \
-            b[i] = VLOAD(weights + (item + i * ITEMS) * 4);                                        \
-    weights += B_SIZE * 4;
-
-// From registers to the half of local memory that is not being read.
-#define KEEP(buffer)                                                                                 \
-    {                                                                                              \
-        __local float4 *to = shared + (buffer) * STEP_SIZE + team * (A_SIZE + B_SIZE);               \
-        UNROLL for (int i = 0; i < A_LOADS; i++)                                                   \
-            if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE) to[item + i * ITEMS] = a[i];     \
-        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
-            if (B_SIZE % ITEMS == 0 || item + i * ITEMS < B_SIZE)                                  \
-                to[A_SIZE + item + i * ITEMS] = b[i];                                              \
-    }
-
-    float4 sums[TM][VECTORS];
+    float4 sums[TM][VECTORS], a[AHEAD][A_LOADS], b[AHEAD][B_LOADS];
     UNROLL for (int m = 0; m < TM; m++)
         UNROLL for (int n = 0; n < VECTORS; n++) sums[m][n] = (float4)(0.0f);
 
-    FETCH
-    KEEP(0)
+    UNROLL for (int set = 0; set < AHEAD; set++)
+        if (set < steps) { FETCH(set) }
+    KEEP(0, 0)
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int step = 0; step < steps; step++) {
-        if (step + 1 < steps) { FETCH }
-        const __local float4 *pixels =
-            shared + (step & 1) * STEP_SIZE + team * (A_SIZE + B_SIZE) + item_m;
-        const __local float4 *channels = pixels - item_m + A_SIZE + item_n;
-        UNROLL for (int k = 0; k < DEPTH; k++) {
-            float4 w[4][VECTORS];
-            UNROLL for (int lane = 0; lane < 4; lane++)
-                UNROLL for (int n = 0; n < VECTORS; n++)
-                    w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
-            UNROLL for (int m = 0; m < TM; m++) {
-                const float4 x = pixels[k * TILE_M + m * ITEMS_M];
-                UNROLL for (int n = 0; n < VECTORS; n++) {
-                    sums[m][n] += x.s0 * w[0][n];
-                    sums[m][n] += x.s1 * w[1][n];
-                    sums[m][n] += x.s2 * w[2][n];
-                    sums[m][n] += x.s3 * w[3][n];
+    for (int first = 0; first < steps; first += AHEAD) {
+        UNROLL for (int set = 0; set < AHEAD; set++) {
+            const int step = first + set;
+            if (step >= steps) break;
+            if (step + AHEAD < steps) { FETCH(set) }
+            const __local float4 *pixels =
+                shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + ITEM_M(item);
+            const __local float4 *channels =
+                shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + A_SIZE + ITEM_N(item);
+            UNROLL for (int k = 0; k < DEPTH; k++) {
+                float4 w[4][VECTORS];
+                UNROLL for (int lane = 0; lane < 4; lane++)
+                    UNROLL for (int n = 0; n < VECTORS; n++)
+                        w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
+                UNROLL for (int m = 0; m < TM; m++) {
+                    const float4 x = pixels[k * TILE_M + m * ITEMS_M];
+                    UNROLL for (int n = 0; n < VECTORS; n++) {
+                        sums[m][n] += x.s0 * w[0][n];
+                        sums[m][n] += x.s1 * w[1][n];
+                        sums[m][n] += x.s2 * w[2][n];
+                        sums[m][n] += x.s3 * w[3][n];
+                    }
                 }
             }
+            if (step + 1 < steps) KEEP((set + 1) % AHEAD, (step + 1) & 1)
+            barrier(CLK_LOCAL_MEM_FENCE);
         }
-        if (step + 1 < steps) KEEP((step + 1) & 1)
-        barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-#if TEAMS > 1
-    // The upper half of the teams hands its sums to the lower half, until one team is left.
-    for (int left = TEAMS / 2; left > 0; left /= 2) {
-        __local float4 *parts = shared + team % left * (ITEMS * TM * VECTORS) + item;
-        if (team >= left && team < 2 * left)
-            UNROLL for (int m = 0; m < TM; m++)
-                UNROLL for (int n = 0; n < VECTORS; n++)
-                    parts[(m * VECTORS + n) * ITEMS] = sums[m][n];
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (team < left)
-            UNROLL for (int m = 0; m < TM; m++)
-                UNROLL for (int n = 0; n < VECTORS; n++)
-                    sums[m][n] += parts[(m * VECTORS + n) * ITEMS];
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    if (team > 0) return;
-#endif
-
-#ifdef RAW
-    __global float *out = output + (size_t)get_group_id(2) * out_blocks * out_pixels * 4;
-#endif
+#if TEAMS == 1
+    UNROLL for (int n = 0; n < VECTORS; n++)
+        UNROLL for (int m = 0; m < TM; m++) STORE(sums[m][n], m, n, item)
+#else
+    // All work-items add what the teams hold, a part each.
     UNROLL for (int n = 0; n < VECTORS; n++) {
-        const int block = tile_n * (TILE_N / 4) + n * ITEMS_N + item_n;
-        if (block >= out_blocks) continue;
-#ifdef RAW
-        __global float *to = out + (size_t)block * out_pixels * 4;
-#else
-        __global float *to = BLOCK(output, output_offset, output_stride, block);
-        const float4 start = VLOAD(bias + block * 4);
-#endif
-        UNROLL for (int m = 0; m < TM; m++) {
-            const int pixel = first_pixel + m * ITEMS_M + item_m;
-            if (pixel >= out_pixels) continue;
-#ifdef RAW
-            VSTORE(sums[m][n], to + (size_t)pixel * 4);
-#else
-            VSTORE(ACTIVATE(sums[m][n] + start), to + (size_t)pixel * 4);
-#endif
+        UNROLL for (int m = 0; m < TM; m++) shared[(team * TM + m) * ITEMS + item] = sums[m][n];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int at = get_local_id(0); at < TM * ITEMS; at += ITEMS * TEAMS) {
+            float4 sum = shared[at];
+            UNROLL for (int i = 1; i < TEAMS; i++) sum += shared[i * TM * ITEMS + at];
+            STORE(sum, at / ITEMS, n, at % ITEMS)
         }
+        barrier(CLK_LOCAL_MEM_FENCE);
     }
+#endif
 }
 
 // Adds what the splits of all steps left: one work-item a pixel and block.
@@ -192,8 +195,9 @@ __kernel void conv2d_gemm_sum(
     int output_stride, __global const float *restrict bias, int splits, int out_blocks,
     int out_pixels)
 {
-    const int pixel = get_global_id(0), block = get_global_id(1);
-    if (pixel >= out_pixels) return;
+    const int block = get_global_id(0) / out_pixels;
+    const int pixel = get_global_id(0) - block * out_pixels;
+    if (block >= out_blocks) return;
     float4 sum = VLOAD(bias + block * 4);
     for (int split = 0; split < splits; split++)
         sum += VLOAD(parts + (((size_t)split * out_blocks + block) * out_pixels + pixel) * 4);

@@ -39,7 +39,9 @@ REGISTER_TILES = {
     (28, 32): (7, 4),
     (112, 16): (7, 4),
 }
-DEPTHS, TEAMS, SPLITS = (2, 4), (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16)
+DEPTHS, AHEAD, TEAMS, SPLITS = (2, 4), (1, 2, 3), (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16)
+#: Registers of a work-item, with some left for addresses, and of a compute unit.
+MOST_REGISTERS, UNIT_REGISTERS = 200, 65536
 #: Choices that are worth a try, of those that look best.
 MOST_CHOICES = 16
 
@@ -76,6 +78,7 @@ class Cut:
     tile_m: int
     tile_n: int
     depth: int
+    ahead: int
     teams: int
     splits: int
 
@@ -96,7 +99,16 @@ class Cut:
     @property
     def local_bytes(self) -> int:
         steps = 2 * self.teams * self.depth * (self.tile_m + self.tile_n)
-        return 16 * max(steps, self.teams // 2 * self.tile_m * self.tile_n // 4)
+        sums = self.teams * self.team_items * self.register_tile[0]
+        return 16 * max(steps, sums if self.teams > 1 else 0)
+
+    @property
+    def registers(self) -> int:
+        """Of a work-item: sums, weights of a block and what is on its way, and some 40 more."""
+        tm, tn = self.register_tile
+        loads = ceil_div(self.depth * self.tile_m, self.team_items)
+        loads += ceil_div(self.depth * self.tile_n, self.team_items)
+        return tm * tn + 4 * tn + 4 * self.ahead * loads + 40
 
     @property
     def defines(self) -> dict[str, int | float | str]:
@@ -107,6 +119,7 @@ class Cut:
             "TN": tn,
             "ITEMS_N": self.tile_n // tn,
             "DEPTH": self.depth,
+            "AHEAD": self.ahead,
             "TEAMS": self.teams,
         }
 
@@ -164,12 +177,21 @@ class Cut:
 def cuts(product: Product, soc: Soc) -> list[Cut]:
     """All cuts that the device can run and that leave no team without work, likely ones first."""
     found = [
-        Cut(*tile, depth, teams, splits)
-        for tile, depth, teams, splits in combinations(REGISTER_TILES, DEPTHS, TEAMS, SPLITS)
+        Cut(*tile, depth, ahead, teams, splits)
+        for tile, depth, ahead, teams, splits in combinations(
+            REGISTER_TILES, DEPTHS, AHEAD, TEAMS, SPLITS
+        )
         if depth * teams * splits <= max(product.depth, depth)
     ]
     limit = min(soc.gpu.max_work_group_size, 512)
-    fitting = [c for c in found if c.items <= limit and c.local_bytes <= soc.gpu.local_mem_bytes]
+    fitting = [
+        c
+        for c in found
+        if c.items <= limit
+        and c.local_bytes <= soc.gpu.local_mem_bytes
+        and c.registers <= MOST_REGISTERS
+        and c.registers * c.items <= UNIT_REGISTERS
+    ]
     return sorted(fitting, key=lambda cut: cut.cost(product, soc))
 
 
@@ -260,8 +282,8 @@ def _sum(product: Product, splits: int) -> Launch:
     """The second kernel, which adds the sums of all splits."""
     return Launch(
         kernel="conv2d_gemm_sum",
-        global_size=(round_up(product.pixels, GROUP), product.out_blocks),
-        local_size=(GROUP, 1),
+        global_size=(round_up(product.pixels * product.out_blocks, GROUP),),
+        local_size=(GROUP,),
         args=(
             ScratchArg("parts"),
             TensorArg("output"),
