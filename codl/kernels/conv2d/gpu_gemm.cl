@@ -3,9 +3,9 @@
 //
 // A work-group has a tile of TILE_M = TM * ITEMS_M pixels x TILE_N = TN * ITEMS_N channels, of which
 // each work-item keeps TM x TN sums in registers. A step multiplies DEPTH blocks of four inputs of
-// both factors. They lie in local memory, where the next step's are stored meanwhile; those of AHEAD
-// steps are on their way from global memory to registers, which hides how long that takes. TEAMS
-// such teams of work-items share the steps of one tile, and work-groups the `splits` of all of them.
+// both factors. They lie in local memory, where the next step's are stored meanwhile, which are on
+// their way from global memory while this one's are multiplied. TEAMS such teams of work-items share
+// the steps of one tile, and work-groups the `splits` of all of them.
 //
 // local memory   [two steps][team]{ pixels [DEPTH][TILE_M], weights [DEPTH][4 lanes][TILE_N / 4] }
 //                of float4; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
@@ -40,10 +40,10 @@ typedef struct {
     int ky, kx, block;      // tap and input block
 } Source;
 
-// The `slot`-th of an item's loads; A_SIZE and B_SIZE need not be multiples of ITEMS.
-#define LOADS_A(slot) (A_SIZE % ITEMS == 0 || item + (slot) * ITEMS < A_SIZE)
-#define LOADS_B(slot) (B_SIZE % ITEMS == 0 || item + (slot) * ITEMS < B_SIZE)
-
+// Loads are to overlap with products, but compilers tend to move them behind these. So there is a
+// barrier between, and the pointers are not `restrict`, as loads through such may cross it; loads
+// are free of branches too: an item without one repeats the last, and what lies beside the input is
+// cleared afterwards.
 #ifdef POINTWISE
 #define FETCH_A(to, s)                                                                             \
     to = VLOAD(in + ((size_t)min(s.block, in_blocks - 1) * input_stride + s.pixel) * 4);           \
@@ -51,38 +51,39 @@ typedef struct {
 #else
 #define FETCH_A(to, s)                                                                             \
     const int dy = s.ky * dilation_h, dx = s.kx * dilation_w;                                      \
-    const int y = s.y + dy, x = s.x + dx;                                                          \
-    const int inside = y >= 0 && y < in_h && x >= 0 && x < in_w;                                   \
-    to = inside ? VLOAD(in + ((size_t)s.block * input_stride + s.pixel + dy * in_w + dx) * 4)      \
-                : (float4)(0.0f);                                                                  \
-    s.block += DEPTH;                                                                              \
-    while (s.block >= in_blocks) {                                                                 \
-        s.block -= in_blocks;                                                                      \
-        if (++s.kx == kernel_w) {                                                                  \
-            s.kx = 0;                                                                              \
-            s.ky++;                                                                                \
-        }                                                                                          \
-    }
+    const int inside = (uint)(s.y + dy) < (uint)in_h && (uint)(s.x + dx) < (uint)in_w;             \
+    const int from = s.block * input_stride + s.pixel + dy * in_w + dx;                            \
+    const float4 value = VLOAD(in + (size_t)(inside ? from : 0) * 4);                              \
+    to = inside ? value : (float4)(0.0f);                                                          \
+    s.block += step_block;                                                                         \
+    const int next_tap = s.block >= in_blocks;                                                     \
+    s.block -= next_tap ? in_blocks : 0;                                                           \
+    s.kx += step_kx + next_tap;                                                                    \
+    const int next_row = s.kx >= kernel_w;                                                         \
+    s.kx -= next_row ? kernel_w : 0;                                                               \
+    s.ky += step_ky + next_row;
 #endif
 
-// The next step from global memory to the registers of `set`.
-#define FETCH(set)                                                                                 \
-    UNROLL for (int i = 0; i < A_LOADS; i++)                                                       \
-        if (LOADS_A(i)) {                                                                          \
-            FETCH_A(a[set][i], sources[i])                                                         \
+// A step, or the last where there are no more, from global memory to registers.
+#define FETCH(step)                                                                                \
+    {                                                                                              \
+        UNROLL for (int i = 0; i < A_LOADS; i++) {                                                 \
+            FETCH_A(a[i], sources[i])                                                              \
         }                                                                                          \
-    UNROLL for (int i = 0; i < B_LOADS; i++)                                                       \
-        if (LOADS_B(i)) b[set][i] = VLOAD(weights + (item + i * ITEMS) * 4);                       \
-    weights += B_SIZE * 4;
+        __global const float *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
+        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
+            b[i] = VLOAD(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                            \
+    }
 
-// From the registers of `set` to one of the two steps in local memory.
-#define KEEP(set, buffer)                                                                          \
+// From registers to one of the two steps in local memory.
+#define KEEP(buffer)                                                                               \
     {                                                                                              \
         __local float4 *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
         UNROLL for (int i = 0; i < A_LOADS; i++)                                                   \
-            if (LOADS_A(i)) to[i * ITEMS] = a[set][i];                                             \
+            if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE) to[i * ITEMS] = a[i];            \
         UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
-            if (LOADS_B(i)) to[A_SIZE + i * ITEMS] = b[set][i];                                    \
+            if (B_SIZE % ITEMS == 0 || item + i * ITEMS < B_SIZE)                                  \
+                to[A_SIZE + i * ITEMS] = b[i];                                                     \
     }
 
 #ifdef RAW
@@ -102,9 +103,9 @@ typedef struct {
     }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
-    __global const float *restrict input, int input_offset, int input_stride,
-    __global float *restrict output, int output_offset, int output_stride,
-    __global const float *restrict weight, __global const float *restrict bias, int splits,
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride,
+    __global const float *weight, __global const float *bias, int splits,
     int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
     int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
     int dilation_w)
@@ -121,9 +122,13 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         input + ((size_t)batch * in_blocks * input_stride + input_offset) * 4;
     __global const float *weights = weight +
         (((size_t)batch * get_num_groups(1) + tile_n) * all_steps + first_step) * B_SIZE * 4;
+    // What DEPTH blocks on means in taps and blocks.
+    const int step_tap = DEPTH / in_blocks, step_block = DEPTH - step_tap * in_blocks;
+    const int step_ky = step_tap / kernel_w, step_kx = step_tap - step_ky * kernel_w;
     Source sources[A_LOADS];
     UNROLL for (int i = 0; i < A_LOADS; i++) {
-        const int at = item + i * ITEMS, pixel = min(first_pixel + at % TILE_M, out_pixels - 1);
+        const int at = min(item + i * ITEMS, A_SIZE - 1);
+        const int pixel = min(first_pixel + at % TILE_M, out_pixels - 1);
         const int y = pixel / out_w, x = pixel - y * out_w;
         const int k = first_step * DEPTH + at / TILE_M, tap = k / in_blocks;
         sources[i].y = y * stride_h - pad_top;
@@ -134,41 +139,35 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         sources[i].block = k - tap * in_blocks;
     }
 
-    float4 sums[TM][VECTORS], a[AHEAD][A_LOADS], b[AHEAD][B_LOADS];
+    float4 sums[TM][VECTORS], a[A_LOADS], b[B_LOADS];
     UNROLL for (int m = 0; m < TM; m++)
         UNROLL for (int n = 0; n < VECTORS; n++) sums[m][n] = (float4)(0.0f);
 
-    UNROLL for (int set = 0; set < AHEAD; set++)
-        if (set < steps) { FETCH(set) }
-    KEEP(0, 0)
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int first = 0; first < steps; first += AHEAD) {
-        UNROLL for (int set = 0; set < AHEAD; set++) {
-            const int step = first + set;
-            if (step >= steps) break;
-            if (step + AHEAD < steps) { FETCH(set) }
-            const __local float4 *pixels =
-                shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + ITEM_M(item);
-            const __local float4 *channels =
-                shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + A_SIZE + ITEM_N(item);
-            UNROLL for (int k = 0; k < DEPTH; k++) {
-                float4 w[4][VECTORS];
-                UNROLL for (int lane = 0; lane < 4; lane++)
-                    UNROLL for (int n = 0; n < VECTORS; n++)
-                        w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
-                UNROLL for (int m = 0; m < TM; m++) {
-                    const float4 x = pixels[k * TILE_M + m * ITEMS_M];
-                    UNROLL for (int n = 0; n < VECTORS; n++) {
-                        sums[m][n] += x.s0 * w[0][n];
-                        sums[m][n] += x.s1 * w[1][n];
-                        sums[m][n] += x.s2 * w[2][n];
-                        sums[m][n] += x.s3 * w[3][n];
-                    }
+    FETCH(0)
+    KEEP(0)
+    for (int step = 0; step < steps; step++) {
+        FETCH(step + 1)
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const __local float4 *pixels =
+            shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + ITEM_M(item);
+        const __local float4 *channels =
+            shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + A_SIZE + ITEM_N(item);
+        UNROLL for (int k = 0; k < DEPTH; k++) {
+            float4 w[4][VECTORS];
+            UNROLL for (int lane = 0; lane < 4; lane++)
+                UNROLL for (int n = 0; n < VECTORS; n++)
+                    w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
+            UNROLL for (int m = 0; m < TM; m++) {
+                const float4 x = pixels[k * TILE_M + m * ITEMS_M];
+                UNROLL for (int n = 0; n < VECTORS; n++) {
+                    sums[m][n] += x.s0 * w[0][n];
+                    sums[m][n] += x.s1 * w[1][n];
+                    sums[m][n] += x.s2 * w[2][n];
+                    sums[m][n] += x.s3 * w[3][n];
                 }
             }
-            if (step + 1 < steps) KEEP((set + 1) % AHEAD, (step + 1) & 1)
-            barrier(CLK_LOCAL_MEM_FENCE);
         }
+        KEEP((step + 1) & 1)
     }
 
 #if TEAMS == 1
@@ -176,6 +175,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         UNROLL for (int m = 0; m < TM; m++) STORE(sums[m][n], m, n, item)
 #else
     // All work-items add what the teams hold, a part each.
+    barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL for (int n = 0; n < VECTORS; n++) {
         UNROLL for (int m = 0; m < TM; m++) shared[(team * TM + m) * ITEMS + item] = sums[m][n];
         barrier(CLK_LOCAL_MEM_FENCE);

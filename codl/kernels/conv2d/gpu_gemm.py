@@ -24,24 +24,36 @@ from codl.ops.base import Array, Weights
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
-#: Pixels x channels of a work-item's register tile, by those of its work-group's tile. Maps of
-#: networks are 7 x 2^n wide, and so are the tiles.
-REGISTER_TILES = {
-    (112, 128): (7, 8),
-    (128, 128): (8, 8),
-    (56, 128): (7, 8),
-    (112, 64): (7, 8),
-    (64, 64): (8, 8),
-    (56, 64): (7, 8),
-    (28, 64): (7, 8),
-    (112, 32): (7, 8),
-    (56, 32): (7, 4),
-    (28, 32): (7, 4),
-    (112, 16): (7, 4),
-}
-DEPTHS, AHEAD, TEAMS, SPLITS = (2, 4), (1, 2, 3), (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16)
+#: Register tile of a work-item, pixels x channels, and how many work-items a team has in each
+#: direction. Maps of networks are 7 x 2^n wide, and so are most tiles.
+TILES = (
+    (16, 8, 8, 16),
+    (16, 8, 8, 8),
+    (16, 4, 8, 16),
+    (16, 16, 8, 8),
+    (16, 4, 8, 8),
+    (14, 8, 8, 16),
+    (14, 8, 8, 8),
+    (14, 4, 8, 16),
+    (14, 4, 8, 8),
+    (14, 16, 8, 8),
+    (8, 8, 8, 16),
+    (8, 8, 8, 8),
+    (8, 16, 8, 16),
+    (7, 4, 8, 8),
+    (7, 4, 8, 16),
+    (7, 8, 8, 8),
+    (7, 8, 8, 16),
+    (7, 16, 8, 16),
+    (7, 4, 4, 8),
+    (7, 8, 4, 8),
+    (7, 16, 4, 4),
+    (4, 4, 4, 16),
+    (4, 4, 4, 8),
+)
+DEPTHS, TEAMS, SPLITS = (2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)
 #: Registers of a work-item, with some left for addresses, and of a compute unit.
-MOST_REGISTERS, UNIT_REGISTERS = 200, 65536
+MOST_REGISTERS, UNIT_REGISTERS = 240, 65536
 #: Choices that are worth a try, of those that look best.
 MOST_CHOICES = 16
 
@@ -75,21 +87,25 @@ class Product:
 class Cut:
     """How a product is cut into work-groups, teams and steps; the source says what these are."""
 
-    tile_m: int
-    tile_n: int
+    tm: int
+    items_m: int
+    tn: int
+    items_n: int
     depth: int
-    ahead: int
     teams: int
     splits: int
 
     @property
-    def register_tile(self) -> tuple[int, int]:
-        return REGISTER_TILES[self.tile_m, self.tile_n]
+    def tile_m(self) -> int:
+        return self.tm * self.items_m
+
+    @property
+    def tile_n(self) -> int:
+        return self.tn * self.items_n
 
     @property
     def team_items(self) -> int:
-        tm, tn = self.register_tile
-        return self.tile_m // tm * (self.tile_n // tn)
+        return self.items_m * self.items_n
 
     @property
     def items(self) -> int:
@@ -99,27 +115,24 @@ class Cut:
     @property
     def local_bytes(self) -> int:
         steps = 2 * self.teams * self.depth * (self.tile_m + self.tile_n)
-        sums = self.teams * self.team_items * self.register_tile[0]
+        sums = self.items * self.tm
         return 16 * max(steps, sums if self.teams > 1 else 0)
 
     @property
     def registers(self) -> int:
         """Of a work-item: sums, weights of a block and what is on its way, and some 40 more."""
-        tm, tn = self.register_tile
         loads = ceil_div(self.depth * self.tile_m, self.team_items)
         loads += ceil_div(self.depth * self.tile_n, self.team_items)
-        return tm * tn + 4 * tn + 4 * self.ahead * loads + 40
+        return self.tm * self.tn + 4 * self.tn + 4 * loads + 40
 
     @property
     def defines(self) -> dict[str, int | float | str]:
-        tm, tn = self.register_tile
         return {
-            "TM": tm,
-            "ITEMS_M": self.tile_m // tm,
-            "TN": tn,
-            "ITEMS_N": self.tile_n // tn,
+            "TM": self.tm,
+            "ITEMS_M": self.items_m,
+            "TN": self.tn,
+            "ITEMS_N": self.items_n,
             "DEPTH": self.depth,
-            "AHEAD": self.ahead,
             "TEAMS": self.teams,
         }
 
@@ -163,7 +176,7 @@ class Cut:
 
     def cost(self, product: Product, soc: Soc) -> float:
         """A rough latency, to compare cuts by: cycles of the compute unit that is busiest."""
-        tm, tn = self.register_tile
+        tm, tn = self.tm, self.tn
         groups = int(np.prod(self.groups(product)))
         rounds = ceil_div(groups, soc.gpu.compute_units)
         together = max(1, min(rounds, 512 // self.items))
@@ -177,10 +190,8 @@ class Cut:
 def cuts(product: Product, soc: Soc) -> list[Cut]:
     """All cuts that the device can run and that leave no team without work, likely ones first."""
     found = [
-        Cut(*tile, depth, ahead, teams, splits)
-        for tile, depth, ahead, teams, splits in combinations(
-            REGISTER_TILES, DEPTHS, AHEAD, TEAMS, SPLITS
-        )
+        Cut(*tile, depth, teams, splits)
+        for tile, depth, teams, splits in combinations(TILES, DEPTHS, TEAMS, SPLITS)
         if depth * teams * splits <= max(product.depth, depth)
     ]
     limit = min(soc.gpu.max_work_group_size, 512)
