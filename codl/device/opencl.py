@@ -214,7 +214,7 @@ class OpenClDevice:
         options = [f"-D{key}={value}" for key, value in sorted(plan.defines.items())]
         key = (plan.source, " ".join(options))
         if key not in self._programs:
-            text = "".join(map(_source, ("common.cl", *plan.libraries, plan.source)))
+            text = _source("common.cl") + _source(plan.source)
             program = _cl().Program(self.context, text)
             try:
                 self._programs[key] = program.build(["-cl-std=CL1.2", *options])

@@ -72,8 +72,7 @@ def no_constants(weights: Weights) -> dict[str, Array]:
 class KernelPlan:
     """How a GPU variant computes one op.
 
-    `source` is a `.cl` file's path relative to this package, `libraries` others whose kernels it
-    launches too; `defines` their macros; `pack` arranges
+    `source` is a `.cl` file's path relative to this package; `defines` its macros; `pack` arranges
     the op's weights once, at compile time; `scratch` names buffers by size in bytes. Equal source
     and defines are compiled once, so sizes that vary with a split belong in `args`, not in
     `defines`.
@@ -84,7 +83,6 @@ class KernelPlan:
     defines: Mapping[str, int | float | str] = field(default_factory=dict)
     pack: Callable[[Weights], dict[str, Array]] = no_constants
     scratch: Mapping[str, int] = field(default_factory=dict)
-    libraries: tuple[str, ...] = ()
 
 
 class Variant(Protocol):
