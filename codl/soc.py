@@ -57,6 +57,13 @@ class GpuSide:
     global_mem_cache_size: int
     local_mem_bytes: int
     unified_memory: bool
+    #: What tensors may lie in, and the type of their elements: `buffer` and `image2d`; `float32` or
+    #: `float16` (half storage, everything computed and accumulated in float32).
+    memory_types: tuple[str, ...] = ("buffer",)
+    element: str = "float32"
+    #: The largest `image2d` in texels; 0 where the device has none, or nobody has looked.
+    max_image_width: int = 0
+    max_image_height: int = 0
 
     @property
     def is_cpu(self) -> bool:
@@ -81,7 +88,8 @@ class Soc:
         """The SoC as YAML and JSON hold it, with lists in the place of tuples."""
         content = asdict(self)
         for side in ("cpu", "gpu"):
-            content[side]["cores"] = list(content[side]["cores"])
+            values = content[side]
+            values |= {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
         return content
 
     def to_yaml(self) -> str:
@@ -142,6 +150,10 @@ def _build(cls: type[T], content: Any, path: Path, where: str) -> T:
 def _convert(kind: Any, value: Any, path: Path, at: str) -> Any:
     if kind in (CpuSide, GpuSide):
         return _build(kind, value, path, at)
+    if kind == tuple[str, ...]:
+        if isinstance(value, list) and all(type(item) is str for item in value):
+            return tuple(value)
+        raise InvalidFileError(path, f"expected a list of words, got {value!r}.", where=at)
     if kind == tuple[int, ...]:
         if isinstance(value, list) and all(type(item) is int for item in value):
             return tuple(value)

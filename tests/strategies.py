@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from codl.ops import Activation, Concat, Conv2d, FullyConnected, Op, Pad, Pool2d, Shape, Size2
+from codl.ops import (
+    Activation,
+    Concat,
+    Conv2d,
+    Eltwise,
+    FullyConnected,
+    Op,
+    Pad,
+    Pool2d,
+    Shape,
+    Size2,
+    base,
+)
 
 ACTIVATIONS = st.sampled_from(
     [
@@ -13,6 +25,10 @@ ACTIVATIONS = st.sampled_from(
         Activation("leaky_relu", 0.1),
         Activation("clip", -0.5, 2.0),
     ]
+)
+PARAMETERS = {"leaky_relu": (0.1,), "clip": (-0.5, 2.0), "hard_sigmoid": (0.2, 0.5), "elu": (0.7,)}
+ALL_ACTIVATIONS = st.sampled_from(
+    [Activation(kind, *PARAMETERS.get(kind, ())) for kind in base.ACTIVATIONS]
 )
 CHANNELS = st.sampled_from([1, 3, 4, 8, 16, 20, 32, 48])
 SIZES = st.integers(1, 14)
@@ -79,5 +95,23 @@ def concats(draw: st.DrawFn) -> Concat:
     return Concat(inputs=shapes, activation=draw(ACTIVATIONS))
 
 
+@st.composite
+def elementwise(draw: st.DrawFn) -> Eltwise:
+    """Two inputs, any axes of either stretched but the first's channels."""
+    shape = Shape(1, draw(CHANNELS), draw(SIZES), draw(SIZES))
+    mode = draw(st.sampled_from(["add", "sub", "mul", "max", "min", "prelu", "identity"]))
+    if mode == "identity":
+        return Eltwise(inputs=(shape,), mode=mode, activation=draw(ALL_ACTIVATIONS))
+    keep = st.tuples(*[st.booleans()] * 4)
+    first, second = (
+        Shape(*(size if kept else 1 for size, kept in zip(shape, draw(keep), strict=True)))
+        for _ in range(2)
+    )
+    inputs = draw(st.sampled_from([(shape, shape), (shape, first), (first, second)]))
+    return Eltwise(inputs=inputs, mode=mode, activation=draw(ACTIVATIONS))
+
+
 def ops() -> st.SearchStrategy[Op]:
-    return st.one_of(convolutions(), convolutions(), poolings(), fully_connected(), concats())
+    return st.one_of(
+        convolutions(), convolutions(), poolings(), fully_connected(), concats(), elementwise()
+    )

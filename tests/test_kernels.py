@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from strategies import ops
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.opencl import OpenClDevice, SharedBuffer
+from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.opencl import OpenClDevice
 from codl.kernels import registry
-from codl.kernels.base import TensorArg, Variant
-from codl.kernels.layout.transform import to_blocked, to_planar
+from codl.kernels.base import Storage, TensorArg, Variant
 from codl.ops import Array, Op, Region, Shape, Span, parse, split, to_text
 from codl.soc import Soc
 
@@ -27,7 +27,14 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 RATIOS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
-TOLERANCE = {"cpu_winograd": 1e-3, "gpu_winograd": 1e-3}
+STORAGES = [Storage(layout, element) for layout in ("blocked", "planar", "image")
+            for element in ("float32", "float16")]  # fmt: skip
+
+
+def tolerance(variant: Variant) -> float:
+    if variant.name.endswith("_fp16"):
+        return 2e-2
+    return 1e-3 if "winograd" in variant.name else 1e-4
 
 
 def operands(op: Op, seed: int = 0) -> tuple[list[Array], dict[str, Array]]:
@@ -50,7 +57,7 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     """Compute a region of an op's output in place, among arrays of the whole tensors."""
     names = [f"x{i}" for i in range(len(inputs))]
     homes = {
-        name: Home(x[0], Region.whole(shape), op.needs(part, i))
+        name: Home(x, Region.whole(shape), op.needs(part, i))
         for i, (name, x, shape) in enumerate(zip(names, inputs, op.inputs, strict=True))
     }
     reads = tuple((name, home.used) for name, home in homes.items())
@@ -58,51 +65,40 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
     out = Home.allocate(op.output, Region.whole(op.output)).of(part)
     CpuNet([layer], homes, {"y": out}, soc).run()
-    return out.view()
+    return out.view()[0]
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            gpu: OpenClDevice) -> tuple[Array, Array]:  # fmt: skip
+            gpu: OpenClDevice, choice: Any = None) -> tuple[Array, Array]:  # fmt: skip
     """The same on the GPU; returns the region, and the whole buffer around it."""
-    soc, arguments = gpu.soc, {}
+    plan, arguments = variant.plan(op.restrict(part), gpu.soc, choice), {}
     for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
-        tensor = gpu.tensor(shape, Region.whole(shape))
-        upload(gpu, tensor, shape, x)
-        arguments[TensorArg("input", i)] = (tensor, op.needs(part, i))
+        argument = TensorArg("input", i)
+        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
+        gpu.upload(tensor, x)
+        arguments[argument] = (tensor, op.needs(part, i))
     whole = Region.whole(op.output)
-    out = gpu.tensor(op.output, whole)
+    out = gpu.tensor(op.output, whole, plan.storage(TensorArg("output")))
     canary = np.full(op.output, 7.0, np.float32)
-    upload(gpu, out, op.output, canary)
+    gpu.upload(out, canary)
     arguments[TensorArg("output")] = (out, part)
     own = op.restrict_weights(weights, part)
-    gpu.run(gpu.bind(variant.plan(op.restrict(part), soc), arguments, weights=own))
-    around = download(gpu, out, op.output)
+    gpu.run(gpu.bind(plan, arguments, weights=own))
+    around = download(gpu, out)
     return cut(around, part), around
 
 
-def upload(gpu: OpenClDevice, tensor: Any, shape: Shape, values: Array) -> None:
-    shared = SharedBuffer(gpu, shape.elements)
-    gpu.wait(shared.map(write=True))
-    shared.array[:] = values.ravel()
-    shared.unmap()
-    plan = to_blocked(shape, Region.whole(shape), gpu.soc)
-    target = {TensorArg("output"): (tensor, tensor.region)}
-    gpu.run(gpu.bind(plan, target, scratch={"planar": shared.buffer}))
-
-
-def download(gpu: OpenClDevice, tensor: Any, shape: Shape) -> Array:
-    shared = SharedBuffer(gpu, shape.elements)
-    plan = to_planar(shape, Region.whole(shape), gpu.soc)
-    source = {TensorArg("input"): (tensor, tensor.region)}
-    gpu.run(gpu.bind(plan, source, scratch={"planar": shared.buffer}))
+def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
+    shared = SharedBuffer(gpu, tensor.shape, tensor.region)
+    gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))
     gpu.wait(shared.map(write=False))
-    return shared.array.reshape(shape).copy()
+    return shared.array.copy()
 
 
 def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
     largest = max(float(np.abs(expected).max()), 1e-3)
     error = float(np.abs(got - expected).max()) / largest
-    assert error <= TOLERANCE.get(variant.name, 1e-4), f"{variant.name} of {to_text(op)}"
+    assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
 
 
 @given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
@@ -131,7 +127,7 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
     if part.is_empty:
         return
-    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc):
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
         got, around = run_gpu(variant, op, part, inputs, weights, gpu)
         assert_close(variant, op.restrict(part), got, cut(expected, part))
         for rest in Region.whole(op.output).minus(part):
@@ -156,7 +152,7 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
     inputs, weights = operands(op, seed=1)
     expected = reference(op, inputs, weights)
     part = Region.whole(op.output)
-    found = registry.variants(op, "gpu", gpu.soc)
+    found = registry.variants(op, "gpu", gpu.soc, every=True)
     assert found, "every op here has a variant on the GPU"
     for variant in found:
         got, _ = run_gpu(variant, op, part, inputs, weights, gpu)
@@ -175,21 +171,39 @@ def test_transform_moves_a_region_and_nothing_else(
 ) -> None:
     shape = Shape(1, channels, height, width)
     region = Region(data.draw(spans(channels)), data.draw(spans(height)))
-    tensor = gpu.tensor(shape, Region.whole(shape))
-    before = np.random.default_rng(0).standard_normal(shape, np.float32)
-    upload(gpu, tensor, shape, before)
-    inside = region.shape(shape)
-    shared = SharedBuffer(gpu, inside.elements)
-    gpu.wait(shared.map(write=True))
-    shared.array[:] = np.arange(inside.elements, dtype=np.float32)
-    shared.unmap()
-    plan = to_blocked(shape, region, gpu.soc)
-    target = {TensorArg("output"): (tensor, tensor.region)}
-    gpu.run(gpu.bind(plan, target, scratch={"planar": shared.buffer}))
-    after = download(gpu, tensor, shape)
+    values = np.arange(region.shape(shape).elements, dtype=np.float32).reshape(region.shape(shape))
+    before = -1.0 - np.arange(shape.elements, dtype=np.float32).reshape(shape) % 1000
     expected = before.copy()
-    cut(expected, region)[:] = np.arange(inside.elements).reshape(inside[1:])
-    np.testing.assert_array_equal(after, expected)
+    cut(expected, region)[:] = values[0] % 2000
+    for storage in STORAGES:
+        tensor = gpu.tensor(shape, Region.whole(shape), storage)
+        gpu.upload(tensor, before)
+        shared = SharedBuffer(gpu, shape, region)
+        gpu.wait(shared.map(write=True))
+        shared.array[:] = values % 2000
+        shared.unmap()
+        gpu.run(gpu.transform(shared.tensor, tensor, region))
+        np.testing.assert_array_equal(download(gpu, tensor), expected, str(storage))
+
+
+@given(channels=st.integers(1, 40), data=st.data())
+@FEW
+def test_transform_between_any_two_storages(
+    channels: int, data: st.DataObject, gpu: OpenClDevice
+) -> None:
+    shape = Shape(2, channels, 5, 3)
+    region = Region(data.draw(spans(channels)), data.draw(spans(5)))
+    first, second = (data.draw(st.sampled_from(STORAGES)) for _ in range(2))
+    source = gpu.tensor(shape, Region.whole(shape), first)
+    target = gpu.tensor(shape, Region.whole(shape), second)
+    values = np.arange(shape.elements, dtype=np.float32).reshape(shape)
+    gpu.upload(source, values)
+    gpu.upload(target, -values)
+    gpu.run(gpu.transform(source, target, region))
+    rows, columns = slice(*region.channels), slice(*region.rows)
+    expected = -values
+    expected[:, rows, columns] = values[:, rows, columns]
+    np.testing.assert_array_equal(download(gpu, target), expected, f"{first} to {second}")
 
 
 def spans(size: int) -> st.SearchStrategy[Span]:

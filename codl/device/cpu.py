@@ -38,7 +38,10 @@ class CpuLayer:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a tensor lives on the CPU side: an array that covers `held`, of which `used` counts."""
+    """Where a tensor lives on the CPU side: an array that covers `held`, of which `used` counts.
+
+    The array is shaped (images, channels, rows, columns).
+    """
 
     array: Array
     held: Region
@@ -47,8 +50,7 @@ class Home:
     @classmethod
     def allocate(cls, shape: Shape, held: Region) -> Home:
         """A new array for a region of a tensor shaped `shape`, all of it used."""
-        size = (held.channels.size, held.rows.size, shape.w)
-        return cls(np.zeros(size, np.float32), held, held)
+        return cls(np.zeros(held.shape(shape), np.float32), held, held)
 
     def of(self, used: Region) -> Home:
         """The same array, of which only `used` counts."""
@@ -57,21 +59,21 @@ class Home:
     def view(self) -> Array:
         """The array's part that `used` names."""
         part = self.used.within(self.held)
-        return self.array[slice(*part.channels), slice(*part.rows)]
+        return self.array[:, slice(*part.channels), slice(*part.rows)]
 
     def mat(self) -> ncnn.Mat:
-        """The same part as an ncnn matrix over the same memory.
+        """The same part of the first image as an ncnn matrix over the same memory.
 
         ncnn reads a strided NumPy array wrongly; given a contiguous one of the right size, its
         channel step can be set to the step of the larger array.
         """
-        view = self.view()
+        view = self.view()[0]
         _, rows, columns = view.shape
         dense = np.lib.stride_tricks.as_strided(
             view, view.shape, (4 * rows * columns, 4 * columns, 4)
         )
         mat = ncnn.Mat(dense)
-        mat.cstep = self.array.shape[1] * columns
+        mat.cstep = self.array.shape[2] * columns
         return mat
 
 
@@ -79,7 +81,7 @@ class CpuNet:
     """An ncnn net over NumPy arrays that live as long as it does.
 
     `inputs` and `outputs` name, for every tensor that enters or leaves, the array that holds it
-    (float32, channels x rows x columns, contiguous), the region that the array covers, and the
+    (float32, one image, contiguous), the region that the array covers, and the
     region that the net reads or writes. Inputs are read in place, without a copy.
     """
 
@@ -158,7 +160,7 @@ class NetText:
     ) -> None:
         self._regions = {name: home.used for name, home in inputs.items()}
         self._regions |= {layer.output: layer.region for layer in layers}
-        self._widths = {name: home.array.shape[2] for name, home in inputs.items()}
+        self._widths = {name: home.array.shape[3] for name, home in inputs.items()}
         self._widths |= {layer.output: layer.op.output.w for layer in layers}
         self._reads = Counter(name for layer in layers for name, _ in layer.inputs)
         self._reads.update(outputs.keys())

@@ -5,17 +5,34 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from math import prod
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codl.device import drivers, threads
-from codl.errors import DeviceError
-from codl.kernels.base import Arg, ConstantArg, KernelPlan, Launch, ScratchArg, TensorArg
+from codl.device.failures import explained
+from codl.device.loader import cl_module
+from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
+from codl.device.programs import Programs
+from codl.errors import CodlWarning, DeviceError
+from codl.kernels.base import (
+    BLOCKED,
+    PLANAR,
+    Arg,
+    Constant,
+    ConstantArg,
+    Element,
+    ImageSize,
+    KernelPlan,
+    Launch,
+    ScratchArg,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.layout.transform import transform
 from codl.ops import Array, Region, Shape, Weights
 from codl.soc import Soc
 
@@ -29,32 +46,6 @@ kernel void busy(global float *out) {
     out[get_global_id(0)] = x;
 }
 """
-
-
-@dataclass(frozen=True)
-class GpuTensor:
-    """A region of a tensor in a buffer of its own, in the blocked layout `nc{V}hw{V}`.
-
-    `region` starts at a whole block; rows lie densely, so that the block stride is rows x columns.
-    """
-
-    buffer: cl.Buffer
-    region: Region
-    width: int
-    block: int
-
-    @property
-    def block_stride(self) -> int:
-        return self.region.rows.size * self.width
-
-    def view(self, part: Region) -> tuple[cl.Buffer, np.int32, np.int32]:
-        """The three kernel arguments that name `part`: buffer, offset and block stride."""
-        inner = part.within(self.region)
-        if inner.channels.start % self.block:
-            raise ValueError(f"{part} does not begin at a block of {self.block} channels")
-        first = inner.channels.start // self.block
-        offset = first * self.block_stride + inner.rows.start * self.width
-        return self.buffer, np.int32(offset), np.int32(self.block_stride)
 
 
 class BoundKernel:
@@ -71,40 +62,40 @@ class BoundKernel:
         self._buffers = values
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
-        return _cl().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
+        return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
+
+    def check(self, device: cl.Device) -> None:
+        """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
+
+        Only now that the kernel is built does the driver tell what it needs.
+        """
+        info, kernel = cl_module().kernel_work_group_info, self.kernel
+        used = kernel.get_work_group_info(info.LOCAL_MEM_SIZE, device)
+        if used > device.local_mem_size:
+            raise DeviceError(
+                f"The kernel {self.name!r} needs {used} bytes of local memory, {device.name} has "
+                f"{device.local_mem_size}."
+            )
+        if self._local is None:
+            return
+        allowed = kernel.get_work_group_info(info.WORK_GROUP_SIZE, device)
+        longest = device.max_work_item_sizes
+        if prod(self._local) > allowed or any(
+            wanted > most for wanted, most in zip(self._local, longest, strict=False)
+        ):
+            raise DeviceError(
+                f"The kernel {self.name!r} wants work-groups of {_sizes(self._local)}, "
+                f"{device.name} allows it {allowed} work-items, {_sizes(longest)} at most."
+            )
+        if any(n % size for n, size in zip(self._global, self._local, strict=True)):
+            raise DeviceError(
+                f"The kernel {self.name!r} wants work-groups of {_sizes(self._local)}, which do "
+                f"not divide its {_sizes(self._global)} work-items."
+            )
 
 
-class SharedBuffer:
-    """Memory that both processors see in turns: the GPU, or the CPU while it is mapped."""
-
-    def __init__(self, gpu: OpenClDevice, elements: int) -> None:
-        flags = _cl().mem_flags.READ_WRITE | _cl().mem_flags.ALLOC_HOST_PTR
-        self.buffer = _cl().Buffer(gpu.context, flags, 4 * elements)
-        self._gpu = gpu
-        self._shape = (elements,)
-        self._array: Array | None = None
-
-    def map(self, *, write: bool) -> cl.Event:
-        """Begin to map for reading, or for writing everything; the event says when it is done."""
-        flags = _cl().map_flags
-        access = flags.WRITE_INVALIDATE_REGION if write else flags.READ
-        self._array, event = _cl().enqueue_map_buffer(
-            self._gpu.queue, self.buffer, access, 0, self._shape, np.float32, is_blocking=False
-        )
-        return event
-
-    @property
-    def array(self) -> Array:
-        """The mapped memory; only between `map`'s event and `unmap`."""
-        if self._array is None:
-            raise RuntimeError("a shared buffer was used while it was not mapped")
-        return self._array
-
-    def unmap(self) -> cl.Event:
-        """Hand the memory back to the GPU."""
-        event = self.array.base.release(self._gpu.queue)  # type: ignore[union-attr]
-        self._array = None
-        return event
+def _sizes(sizes: Sequence[int]) -> str:
+    return "x".join(str(size) for size in sizes)
 
 
 class OpenClDevice:
@@ -118,20 +109,77 @@ class OpenClDevice:
         with threads.pinned(soc.gpu.cores) as existing:
             with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
                 device = _find_device(soc)
-            self.context = _cl().Context([device])
-            self.queue = _cl().CommandQueue(self.context)
-            self.worker_threads = self._warm_up() | (threads.thread_ids() - existing)
+            self.device = device
+            self.context = cl_module().Context([device])
+            self.queue = cl_module().CommandQueue(self.context)
+            self._check_driver()
+        self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
-        self._programs: dict[tuple[str, str], cl.Program] = {}
+        self.programs = Programs(self.context)
 
-    def tensor(self, shape: Shape, region: Region) -> GpuTensor:
-        """Allocate a region of a tensor shaped `shape`, its channels rounded to whole blocks."""
-        block = self.soc.gpu.vector_width
-        pixels = self.soc.gpu.blocks(region.channels.size) * region.rows.size * shape.w
-        buffer = _cl().Buffer(self.context, _cl().mem_flags.READ_WRITE, 4 * pixels * block)
-        # Lanes beyond the last channel must be finite from the start.
-        _cl().enqueue_fill_buffer(self.queue, buffer, np.float32(0), 0, 4 * pixels * block)
-        return GpuTensor(buffer, region, shape.w, block)
+    def tensor(self, shape: Shape, region: Region, storage: Storage = BLOCKED) -> GpuTensor:
+        """Allocate a region of a tensor shaped `shape`, filled with zeros.
+
+        Raises `DeviceError` where the device has no room for it.
+        """
+        with explained(f"Allocating {region} of a {storage} tensor {shape} on {self.device.name}"):
+            return GpuTensor.allocate(self, shape, region, storage)
+
+    def upload(self, tensor: GpuTensor, values: Array) -> None:
+        """Fill a tensor's region with planar values, shaped (images, channels, rows, columns)."""
+        shared = SharedBuffer(self, tensor.shape, tensor.region)
+        self.wait(shared.map(write=True))
+        np.copyto(shared.array, values)
+        shared.unmap()
+        self.run(self.transform(shared.tensor, tensor, tensor.region))
+
+    def transform(
+        self, source: GpuTensor, target: GpuTensor, region: Region, label: str = ""
+    ) -> list[BoundKernel]:
+        """Kernels that copy `region` from one tensor to another of the same shape, in any storage.
+
+        Between two layouts other than the planar one they go through it where they must.
+        """
+        layouts = (source.storage.layout, target.storage.layout)
+        if layouts[1] == "image" and not target.is_whole_blocks(region):
+            return self._within_texels(source, target, region, label)
+        whole = source.is_whole_blocks(region, 4) and target.is_whole_blocks(region, 4)
+        if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
+            between = self.tensor(source.shape, region, PLANAR)
+            first = self.transform(source, between, region, label)
+            return first + self.transform(between, target, region, label)
+        # Of two sides the one with the larger blocks says where the region lies in them.
+        blocked = max((source, target), key=lambda tensor: tensor.block)
+        lead = blocked.lead(region)
+        plan = transform(
+            source.storage,
+            target.storage,
+            region.shape(source.shape),
+            self.soc,
+            lead=lead,
+            ends=region.channels.stop == blocked.region.channels.stop,
+        )
+        sides = {TensorArg("input"): source, TensorArg("output"): target}
+        return self.bind(
+            plan,
+            {a: (t, region.led_by(lead) if t is blocked else region) for a, t in sides.items()},
+            label=label,
+        )
+
+    def _within_texels(
+        self, source: GpuTensor, target: GpuTensor, region: Region, label: str
+    ) -> list[BoundKernel]:
+        """A transform to channels of an image that share texels with others.
+
+        A kernel cannot both read and write an image, so these others go out and in with them.
+        """
+        around = target.blocks_around(region)
+        between = self.tensor(target.shape, around, Storage("planar", target.storage.element))
+        return [
+            *self.transform(target, between, around, label),
+            *self.transform(source, between, region, label),
+            *self.transform(between, target, around, label),
+        ]
 
     def bind(
         self,
@@ -139,47 +187,65 @@ class OpenClDevice:
         tensors: Mapping[TensorArg, tuple[GpuTensor, Region]],
         *,
         weights: Weights | None = None,
-        scratch: Mapping[str, cl.Buffer] | None = None,
         label: str = "",
     ) -> list[BoundKernel]:
-        """Compile a plan and set its arguments.
+        """Compile a plan and set its arguments, for every image of the tensors.
 
-        `tensors` gives every tensor argument its tensor and the region meant. `scratch` gives
-        buffers for scratch arguments; those it lacks are allocated. Raises `DeviceError` with the
-        compiler's log and the macros where the source does not build.
+        `tensors` gives every tensor argument its tensor and the region meant. Raises `DeviceError`
+        with the compiler's log and the macros where the source does not build, and with what is
+        wanted and what is allowed where memory or a work-group is too large.
         """
-        program = self._program(plan)
-        constants = {k: self._constant(v) for k, v in plan.pack(weights or {}).items()}
-        own = {k: v for k, v in plan.scratch.items() if k not in (scratch or {})}
-        buffers = {k: self._scratch(size) for k, size in own.items()} | dict(scratch or {})
+        for argument, (tensor, _) in tensors.items():
+            if tensor.storage != plan.storage(argument):
+                wanted = plan.storage(argument)
+                raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
+        program = self.programs.build(plan)
+        packed = plan.pack(weights or {})
+        constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
+        scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
 
-        def values(arg: Arg) -> list[Any]:
+        def values(arg: Arg, image: int) -> list[Any]:
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
-                return list(tensor.view(region))
+                return list(tensor.view(region, image if tensor.shape.n > 1 else 0))
             if isinstance(arg, ConstantArg):
                 return [constants[arg.name]]
             if isinstance(arg, ScratchArg):
-                return [buffers[arg.name]]
+                return [scratch[arg.name]]
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
-        return [
-            BoundKernel(
-                label or launch.kernel,
-                _cl().Kernel(program, launch.kernel),
-                launch,
-                [value for arg in launch.args for value in values(arg)],
-            )
-            for launch in plan.launches
-        ]
+        images = max((tensor.shape.n for tensor, _ in tensors.values()), default=1)
+        with explained(f"Binding the kernels of {plan.source}"):
+            bound = [
+                BoundKernel(
+                    label or launch.kernel,
+                    cl_module().Kernel(program, launch.kernel),
+                    launch,
+                    [value for arg in launch.args for value in values(arg, image)],
+                )
+                for image in range(1 if plan.whole_batch else images)
+                for launch in plan.launches
+            ]
+        for kernel in bound[: len(plan.launches)]:
+            kernel.check(self.device)
+        return bound
+
+    def warm_up(self, kernels: Sequence[BoundKernel]) -> None:
+        """Run kernels once, each to its end: what a driver does or refuses at a first launch.
+
+        Raises `DeviceError` with the kernel's name.
+        """
+        for kernel in kernels:
+            with explained(f"Running the kernel {kernel.name!r} on {self.device.name}"):
+                self.run([kernel])
 
     @contextmanager
     def profiling(self) -> Iterator[None]:
         """Use a queue that records when kernels ran; a launch costs more on it."""
         usual = self.queue
         usual.finish()
-        properties = _cl().command_queue_properties.PROFILING_ENABLE
-        self.queue = _cl().CommandQueue(self.context, properties=properties)
+        properties = cl_module().command_queue_properties.PROFILING_ENABLE
+        self.queue = cl_module().CommandQueue(self.context, properties=properties)
         try:
             yield
             self.queue.finish()
@@ -202,7 +268,7 @@ class OpenClDevice:
         then returns only when the whole queue is empty: such a thread looks at the event instead.
         """
         if self.soc.gpu.is_cpu:
-            complete = _cl().command_execution_status.COMPLETE
+            complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:
                 pass
             if status < complete:
@@ -210,34 +276,30 @@ class OpenClDevice:
         else:
             event.wait()
 
-    def _program(self, plan: KernelPlan) -> cl.Program:
-        options = [f"-D{key}={value}" for key, value in sorted(plan.defines.items())]
-        key = (plan.source, " ".join(options))
-        if key not in self._programs:
-            text = _source("common.cl") + _source(plan.source)
-            program = _cl().Program(self.context, text)
-            try:
-                self._programs[key] = program.build(["-cl-std=CL1.2", *options])
-            except _cl().RuntimeError as error:
-                raise DeviceError(
-                    f"{plan.source} does not build on {self.soc.gpu.name} with {key[1]}:\n{error}"
-                ) from error
-        return self._programs[key]
+    def _constant(self, value: Constant, *, image: bool) -> cl.MemoryObject:
+        if image:
+            rows, columns, _ = value.shape
+            element: Element = "float16" if value.dtype == np.float16 else "float32"
+            return make_image(self, ImageSize(columns, rows, element), value)
+        flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
+        checked_size(self, value.nbytes)
+        with explained(f"Allocating {value.nbytes} bytes of weights on {self.device.name}"):
+            return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
-    def _constant(self, value: Array) -> cl.Buffer:
-        flags = _cl().mem_flags.READ_ONLY | _cl().mem_flags.COPY_HOST_PTR
-        return _cl().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value, np.float32))
-
-    def _scratch(self, size: int) -> cl.Buffer:
-        return _cl().Buffer(self.context, _cl().mem_flags.READ_WRITE, size)
+    def _scratch(self, size: int | ImageSize) -> cl.MemoryObject:
+        if isinstance(size, ImageSize):
+            return make_image(self, size)
+        flags = cl_module().mem_flags.READ_WRITE
+        with explained(f"Allocating {size} bytes of scratch on {self.device.name}"):
+            return cl_module().Buffer(self.context, flags, checked_size(self, size))
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
-        kernel = _cl().Kernel(_cl().Program(self.context, BUSY).build(), "busy")
+        kernel = cl_module().Kernel(cl_module().Program(self.context, BUSY).build(), "busy")
         size = 1024 * self.soc.gpu.compute_units
         return BoundKernel("busy", kernel, Launch("busy", (size,), ()), [self._scratch(4 * size)])
 
-    def _warm_up(self) -> set[int]:
+    def _start_workers(self) -> set[int]:
         """Run a kernel, so that the driver makes its threads now, on cores that they may use.
 
         Returns the threads that worked on it, the calling one aside.
@@ -246,6 +308,17 @@ class OpenClDevice:
         self.run([busy])
         observer.sample()
         return observer.threads
+
+    def _check_driver(self) -> None:
+        """What was measured and tuned is filed under the driver that the SoC file names."""
+        found, named = self.device.driver_version, self.soc.gpu.driver
+        if found != named:
+            warnings.warn(
+                f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
+                f"`codl soc detect --serial local --name {self.soc.name}` writes it anew.",
+                CodlWarning,
+                stacklevel=2,
+            )
 
 
 @cache
@@ -269,21 +342,6 @@ def _find_device(soc: Soc) -> cl.Device:
 
 def _platforms() -> list[cl.Platform]:
     try:
-        return list(_cl().get_platforms())
-    except _cl().LogicError as error:
+        return list(cl_module().get_platforms())
+    except cl_module().LogicError as error:
         raise DeviceError(f"The OpenCL driver does not load: {error}") from error
-
-
-@cache
-def _source(name: str) -> str:
-    return resources.files("codl.kernels").joinpath(name).read_text()
-
-
-@cache
-def _cl() -> Any:
-    """pyopencl, imported only once the loader's environment is set."""
-    import pyopencl
-
-    # Drivers chat on success too; what they say about a failure is in its exception.
-    warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
-    return pyopencl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
@@ -9,14 +10,17 @@ import numpy as np
 
 from codl.device import threads
 from codl.device.cpu import Home
-from codl.device.opencl import GpuTensor, OpenClDevice, open_device
-from codl.errors import CodlError
+from codl.device.memory import GpuTensor
+from codl.device.opencl import OpenClDevice, open_device
+from codl.errors import CodlError, CodlWarning
+from codl.execute.gpu_half import Fallback, GpuHalf, kept_storages
 from codl.execute.program import Program, Segment, Transfer, build_program
-from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, bind_gpu_half, build_cpu_half
+from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, build_cpu_half
 from codl.execute.timeline import Span, Timeline
+from codl.kernels.base import BLOCKED
 from codl.ops import Array, Network
-from codl.ops.network import as_nchw
 from codl.ops.plan import Plan
+from codl.ops.region import as_nchw
 from codl.soc import Soc
 
 ExchangeT = TypeVar("ExchangeT", bound=Exchange)
@@ -25,8 +29,12 @@ ExchangeT = TypeVar("ExchangeT", bound=Exchange)
 class Engine:
     """A network on a CPU and an OpenCL device, as its plan says.
 
-    Everything is compiled, allocated and arranged here; a run only copies, enqueues and waits. The
-    calling thread becomes a thread of the CPU side: it is pinned to the SoC's CPU cores.
+    Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
+    copies, enqueues and waits. The calling thread becomes a thread of the CPU side: it is pinned to
+    the SoC's CPU cores.
+
+    `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
+    also a `CodlWarning`.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
@@ -42,6 +50,9 @@ class Engine:
         builder = _Builder(network, program, self._gpu)
         self._stages = [builder.stage(segment) for segment in program.segments]
         self._last = builder.exchange(program.final)
+        self.fallbacks = tuple(builder.fallbacks)
+        for fallback in self.fallbacks:
+            warnings.warn(str(fallback), CodlWarning, stacklevel=2)
         self._inputs = {name: builder.homes[name].array for name in network.inputs}
         self._outputs = {
             name: builder.homes[holder].array.reshape(shape)
@@ -126,19 +137,32 @@ class _Builder:
     def __init__(self, network: Network, program: Program, gpu: OpenClDevice) -> None:
         shapes = network.shapes
         self._shapes, self._gpu = shapes, gpu
+        self.fallbacks: list[Fallback] = []
         self.homes = {
             name: Home.allocate(shapes[name], held) for name, held in program.held["cpu"].items()
         }
+        planned = [
+            (part, segment.chain.variants[part.layer.name]["gpu"])
+            for segment in program.segments
+            for part in segment.gpu.parts
+        ]
+        storages = kept_storages(planned, gpu)
         self._tensors: dict[str, GpuTensor] = {
-            name: gpu.tensor(shapes[name], held) for name, held in program.held["gpu"].items()
+            name: gpu.tensor(shapes[name], held, storages.get(name, BLOCKED))
+            for name, held in program.held["gpu"].items()
         }
+        for name, value in network.constants.items():
+            np.copyto(self.homes[name].array, value)
+            if name in storages:
+                gpu.upload(self._tensors[name], value)
 
     def stage(self, segment: Segment) -> Stage:
         chain = segment.chain
-        kernels = bind_gpu_half(segment.gpu, chain, self._tensors, self._gpu)
+        gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu)
+        self.fallbacks += gpu.fallbacks
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
-        return self._stage(chain.label, segment.transfers, kernels, net)
+        return self._stage(chain.label, segment.transfers, tuple(gpu.kernels), net)
 
     def exchange(self, transfers: tuple[Transfer, ...]) -> Stage:
         """A stage that only shares: what the outputs lack at the end."""

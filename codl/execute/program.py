@@ -54,7 +54,8 @@ class Residency:
         self._shapes = network.shapes
         self._sharing = sharing
         inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
-        self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs, "gpu": {}}
+        fixed = {name: Region.whole(self._shapes[name]) for name in network.constants}
+        self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs | fixed, "gpu": dict(fixed)}
 
     def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[Transfer]:
         """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""

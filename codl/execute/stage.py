@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.opencl import BoundKernel, GpuTensor, OpenClDevice, SharedBuffer
+from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.execute.program import Transfer
 from codl.execute.timeline import Timeline
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
-from codl.kernels.layout.transform import to_blocked, to_planar
-from codl.ops import Array, Shape
+from codl.ops import Shape
 from codl.ops.chain import Half
 from codl.ops.plan import Chain
 from codl.soc import Soc
@@ -38,24 +37,12 @@ class Exchange:
     ) -> None:
         self.label = f"{move.tensor} ({move.region})"
         self._gpu = gpu
-        self._shared = SharedBuffer(gpu, move.region.shape(shape).elements)
+        self._shared = SharedBuffer(gpu, shape, move.region)
         self._home = home.view()
-        held, part = tensor.region.shape(shape), move.region.within(tensor.region)
-        if move.direction == "to_cpu":
-            plan, argument = to_planar(held, part, gpu.soc), TensorArg("input")
-        else:
-            plan, argument = to_blocked(held, part, gpu.soc), TensorArg("output")
-        self._kernels = gpu.bind(
-            plan,
-            {argument: (tensor, tensor.region)},
-            scratch={"planar": self._shared.buffer},
-            label=f"transform {move.tensor}",
-        )
-
-    @property
-    def _mapped(self) -> Array:
-        """The shared memory in the shape of the home; only while it is mapped."""
-        return self._shared.array.reshape(self._home.shape)
+        ends = (tensor, self._shared.tensor)
+        source, target = ends if move.direction == "to_cpu" else reversed(ends)
+        self._kernels = gpu.transform(source, target, move.region, f"transform {move.tensor}")
+        gpu.warm_up(self._kernels)
 
 
 class ToCpu(Exchange):
@@ -73,7 +60,7 @@ class ToCpu(Exchange):
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._home, self._mapped)
+        np.copyto(self._home, self._shared.array)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:
@@ -98,7 +85,7 @@ class ToGpu(Exchange):
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._mapped, self._home)
+        np.copyto(self._shared.array, self._home)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:
@@ -150,31 +137,6 @@ def _enqueue(
         event = kernel.enqueue(queue)
         if timeline is not None:
             timeline.gpu(kind, kernel.name, event)
-
-
-def bind_gpu_half(
-    half: Half, chain: Chain, tensors: dict[str, GpuTensor], gpu: OpenClDevice
-) -> tuple[BoundKernel, ...]:
-    """Compile and bind the GPU's half of a chain; tensors inside it are allocated here."""
-    inside = dict(tensors)
-    kernels: list[BoundKernel] = []
-    for part in half.parts:
-        layer = part.layer
-        if layer.output not in inside:
-            inside[layer.output] = gpu.tensor(layer.op.output, part.region)
-        variant: Any = registry.find(part.op, chain.variants[layer.name]["gpu"])
-        arguments = {
-            TensorArg("input", index): (inside[name], need)
-            for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True))
-        }
-        arguments[TensorArg("output")] = (inside[layer.output], part.region)
-        kernels += gpu.bind(
-            variant.plan(part.op, gpu.soc),
-            arguments,
-            weights=layer.op.restrict_weights(layer.weights, part.region),
-            label=layer.name,
-        )
-    return tuple(kernels)
 
 
 def build_cpu_half(

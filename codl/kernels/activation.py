@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from math import isinf
 
-from codl.ops.base import Activation
+from codl.ops.base import ACTIVATIONS, Activation
 
-CODES = {"none": 0, "relu": 1, "leaky_relu": 2, "clip": 3}
+CODES = {kind: code for code, kind in enumerate(ACTIVATIONS)}
 
 
 def activation_defines(activation: Activation) -> dict[str, int | float | str]:
     """The macros that fuse `activation` into a kernel's last step."""
-    defines: dict[str, int | float | str] = {"ACTIVATION": CODES[activation.kind]}
-    if activation.kind in ("leaky_relu", "clip"):
-        defines["ACT_ALPHA"] = float_literal(activation.alpha)
-    if activation.kind == "clip":
-        defines["ACT_BETA"] = float_literal(activation.beta)
-    return defines
+    parameters = zip(("ACT_ALPHA", "ACT_BETA"), activation.parameters, strict=False)
+    values = {name: float_literal(value) for name, value in parameters}
+    return {"ACTIVATION": CODES[activation.kind], **values}
 
 
 def float_literal(value: float) -> str:

@@ -2,9 +2,14 @@
 //
 // V              channels in a block of the layout nc{V}hw{V}: 4, 8 or 16
 // ONE_ITEM       defined where a work-group is one work-item (a CPU: one item is a large piece)
-// ACTIVATION     0 none, 1 relu, 2 leaky_relu (slope ACT_ALPHA), 3 clip (ACT_ALPHA ... ACT_BETA)
+// ACTIVATION     the function's code, below; its parameters are ACT_ALPHA and ACT_BETA
 //
-// A tensor is three arguments: data, offset and block stride, both in pixels of V floats.
+// HALF           defined where tensors and weights are stored as half; all is computed, and summed,
+//                as float
+//
+// A tensor is three arguments: data, offset and block stride, both in pixels of V elements. A tensor
+// in an image is three too: the image, and the column and the row of its first texel. Images convert
+// halves themselves, so their kernels are the same for either type.
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
@@ -21,6 +26,38 @@
 #define VSTORE(value, p) CAT(vstore, V)((value), 0, (p))
 #endif
 
+// Tensors (ELEMENT, LOAD, STORE, GET, SET) and weights (WEIGHT, WLOAD, WGET) as they are stored.
+// `vload_half` and `vstore_half` are part of OpenCL C without any extension.
+#ifdef HALF
+#define ELEMENT half
+#define WEIGHT half
+#define LOAD(p) CAT(vload_half, V)(0, (p))
+#define STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
+#define GET(p, i) vload_half((i), (p))
+#define SET(value, p, i) vstore_half((value), (i), (p))
+#else
+#define ELEMENT float
+#define WEIGHT float
+#define LOAD(p) VLOAD(p)
+#define STORE(value, p) VSTORE(value, p)
+#define GET(p, i) (p)[i]
+#define SET(value, p, i) ((p)[i] = (value))
+#endif
+#define WLOAD(p) LOAD(p)
+#define WGET(p, i) GET(p, i)
+
+// Images. What lies outside of one reads as zeros; OUTSIDE is a column so far out that it stays so
+// whatever is added to it.
+#ifdef __IMAGE_SUPPORT__
+__constant sampler_t TEXELS =
+    CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
+#endif
+#define IMAGE_IN __read_only image2d_t
+#define IMAGE_OUT __write_only image2d_t
+#define TEXEL(image, x, y) read_imagef((image), TEXELS, (int2)((x), (y)))
+#define TEXEL_SET(image, x, y, value) write_imagef((image), (int2)((x), (y)), (value))
+#define OUTSIDE (-(1 << 24))
+
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
 
@@ -34,17 +71,36 @@
 #define ACTIVATION 0
 #endif
 
-#if ACTIVATION == 1
+#define SIGMOID(x) (1.0f / (1.0f + exp(-(x))))
+#if ACTIVATION == 1  // relu
 #define ACTIVATE(x) max((x), 0.0f)
-#elif ACTIVATION == 2
+#elif ACTIVATION == 2  // leaky_relu
 #define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * min((x), 0.0f))
-#elif ACTIVATION == 3
+#elif ACTIVATION == 3  // clip
 #define ACTIVATE(x) min(max((x), ACT_ALPHA), ACT_BETA)
+#elif ACTIVATION == 4  // sigmoid
+#define ACTIVATE(x) SIGMOID(x)
+#elif ACTIVATION == 5  // tanh
+#define ACTIVATE(x) tanh(x)
+#elif ACTIVATION == 6  // hard_sigmoid
+#define ACTIVATE(x) clamp(ACT_ALPHA * (x) + ACT_BETA, 0.0f, 1.0f)
+#elif ACTIVATION == 7  // hard_swish
+#define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
+#elif ACTIVATION == 8  // gelu: no exponential of its own, so that no large input overflows it
+#define ACTIVATE(x) (0.5f * (x) * (1.0f + erf((x) * 0.70710678f)))
+#elif ACTIVATION == 9  // gelu_tanh
+#define ACTIVATE(x) (0.5f * (x) * (1.0f + tanh(0.79788456f * ((x) + 0.044715f * (x) * (x) * (x)))))
+#elif ACTIVATION == 10  // silu
+#define ACTIVATE(x) ((x) * SIGMOID(x))
+#elif ACTIVATION == 11  // elu
+#define ACTIVATE(x) (max((x), 0.0f) + ACT_ALPHA * expm1(min((x), 0.0f)))
+#elif ACTIVATION == 12  // erf
+#define ACTIVATE(x) erf(x)
 #else
 #define ACTIVATE(x) (x)
 #endif
 
-// First float of block `b` of a tensor; in size_t, because tensors may hold more than 2 G floats.
+// First element of block `b` of a tensor; in size_t, because tensors may hold more than 2 G elements.
 #define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
 
 // Which strip of pixels and which block of channels a work-item has; see `item_grid`.

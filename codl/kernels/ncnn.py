@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from codl.kernels.base import Variant
-from codl.ops.base import Activation
+from codl.ops.base import Activation, Op
 from codl.soc import Soc
 
 #: ncnn's own parameter 31 switches an algorithm off for one layer.
@@ -38,25 +38,54 @@ class CpuVariant(Variant, Protocol):
     def plan(self, op: Any, soc: Soc) -> NcnnLayer: ...
 
 
+#: ncnn's layer for every activation, and its parameters by ncnn's numbers.
+_LAYERS: Mapping[str, tuple[str, Callable[[Activation], Mapping[int, Value]]]] = {
+    "relu": ("ReLU", lambda a: {0: 0.0}),
+    "leaky_relu": ("ReLU", lambda a: {0: a.alpha}),
+    "clip": ("Clip", lambda a: {0: a.alpha, 1: a.beta}),
+    "sigmoid": ("Sigmoid", lambda a: {}),
+    "tanh": ("TanH", lambda a: {}),
+    "hard_sigmoid": ("HardSigmoid", lambda a: {0: a.alpha, 1: a.beta}),
+    "hard_swish": ("HardSwish", lambda a: {0: 1 / 6, 1: 0.5}),
+    "gelu": ("GELU", lambda a: {0: 0}),
+    "gelu_tanh": ("GELU", lambda a: {0: 1}),
+    "silu": ("Swish", lambda a: {}),
+    "elu": ("ELU", lambda a: {0: a.alpha}),
+    "erf": ("Erf", lambda a: {}),
+}
+#: The code of what ncnn fuses into a convolution or an inner product.
+_FUSED = {"relu": 1, "leaky_relu": 2, "clip": 3, "sigmoid": 4, "hard_swish": 6}
+
+
+def fuses(activation: Activation) -> bool:
+    """Whether ncnn's convolution and inner product take this activation in."""
+    return activation.kind == "none" or activation.kind in _FUSED
+
+
 def fused_activation(activation: Activation) -> dict[int, Value]:
-    """Parameters 9 and 10 of ncnn's convolution and inner product."""
-    if activation.kind == "none":
+    """Parameters 9 and 10 of ncnn's convolution and inner product; none where it cannot fuse."""
+    if activation.kind not in _FUSED:
         return {}
-    code = {"relu": 1, "leaky_relu": 2, "clip": 3}[activation.kind]
-    if activation.kind == "relu":
-        return {9: code}
-    if activation.kind == "leaky_relu":
-        return {9: code, 10: (activation.alpha,)}
-    return {9: code, 10: (activation.alpha, activation.beta)}
+    parameters = (1 / 6, 0.5) if activation.kind == "hard_swish" else activation.parameters
+    return {9: _FUSED[activation.kind], **({10: parameters} if parameters else {})}
+
+
+def left_over(activation: Activation) -> Activation:
+    """What of an activation is still to do behind a convolution or an inner product."""
+    return Activation() if fuses(activation) else activation
 
 
 def activation_layer(activation: Activation) -> NcnnLayer | None:
     """The activation as a layer of its own; None for none."""
     if activation.kind == "none":
         return None
-    if activation.kind == "clip":
-        return NcnnLayer("Clip", {0: activation.alpha, 1: activation.beta})
-    return NcnnLayer("ReLU", {0: activation.alpha if activation.kind == "leaky_relu" else 0.0})
+    name, parameters = _LAYERS[activation.kind]
+    return NcnnLayer(name, parameters(activation))
+
+
+def one_image(op: Op) -> str:
+    """Why ncnn refuses a batch."""
+    return f"the batch must be 1, got {op.input.n}"
 
 
 def round_up(value: int, step: int) -> int:

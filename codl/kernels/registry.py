@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from codl.errors import UnknownNameError
-from codl.kernels.base import Processor, Variant
+from codl.kernels.base import BLOCKED_HALF, PLANAR, Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
 from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
+from codl.kernels.eltwise import cpu as eltwise_cpu
+from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
+from codl.kernels.reshape import cpu as reshape_cpu
+from codl.kernels.reshape import gpu_copy as reshape_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -24,12 +30,24 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_depthwise.GpuDepthwise(),
     gpu_direct.GpuDirect(),
     gpu_grouped.GpuGrouped(),
+    gpu_winograd.GpuWinograd(BLOCKED_HALF),
+    gpu_depthwise.GpuDepthwise(BLOCKED_HALF),
+    gpu_direct.GpuDirect(BLOCKED_HALF),
+    gpu_grouped.GpuGrouped(BLOCKED_HALF),
     pooling_cpu.CpuDirect(),
     pooling_gpu.GpuDirect(),
+    pooling_gpu.GpuDirect(BLOCKED_HALF),
     fc_cpu.CpuGemv(),
     fc_gpu.GpuDirect(),
+    fc_gpu.GpuDirect(BLOCKED_HALF),
     concat_cpu.CpuCopy(),
     concat_gpu.GpuCopy(),
+    concat_gpu.GpuCopy(BLOCKED_HALF),
+    eltwise_cpu.CpuDirect(),
+    eltwise_gpu.GpuDirect(),
+    eltwise_gpu.GpuDirect(BLOCKED_HALF),
+    reshape_cpu.CpuCopy(),
+    reshape_gpu.GpuCopy(),
 )
 
 
@@ -41,15 +59,33 @@ def target(variant: Variant, op: Op) -> str:
     return "_".join(filter(None, (op.kind, variant.name, op.flavor)))
 
 
-def variants(op: Op, processor: Processor, soc: Soc) -> list[Variant]:
-    """The variants that accept `op` on a processor, the default first."""
+def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> list[Variant]:
+    """The variants that accept `op` on a processor, the default first.
+
+    `every` includes those that are right but not for this SoC: written for another type of device,
+    or with tensors in memory, or of an element type, that its file does not name.
+    """
     return [
         variant
         for variant in VARIANTS
         if variant.op_kind == op.kind
         and variant.processor == processor
+        and (every or _suits(variant, soc))
         and variant.refusal(op, soc) is None
     ]
+
+
+def _suits(variant: Any, soc: Soc) -> bool:
+    if variant.processor == "cpu":
+        return True
+    memory = "image2d" if variant.storage.layout == "image" else "buffer"
+    # Planar variants have no half storage: whatever the rest of a network is, they are float32.
+    elements = {soc.gpu.element, "float32"} if variant.storage == PLANAR else {soc.gpu.element}
+    return (
+        soc.gpu.type in variant.meant_for
+        and memory in soc.gpu.memory_types
+        and variant.storage.element in elements
+    )
 
 
 def find(op: Op, name: str) -> Variant:

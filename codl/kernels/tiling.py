@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codl.kernels.activation import activation_defines
+from codl.kernels.base import BLOCKED, Storage
 from codl.ops.base import Activation
 from codl.soc import Soc
 
@@ -20,9 +21,13 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
-def base_defines(activation: Activation, soc: Soc) -> dict[str, int | float | str]:
+def base_defines(
+    activation: Activation, soc: Soc, storage: Storage = BLOCKED
+) -> dict[str, int | float | str]:
     """The macros of `common.cl`."""
     defines = {"V": soc.gpu.vector_width, **activation_defines(activation)}
+    if storage.element == "float16":
+        defines["HALF"] = 1
     return {**defines, "ONE_ITEM": 1} if soc.gpu.is_cpu else defines
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError
-from codl.models import vgg16, yolov2
+from codl.models import mobilenet_v2, resnet50, vgg16, yolov2
 
 BUILT_IN: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mobilenet_v2": mobilenet_v2.build,
+    "resnet50": resnet50.build,
     "vgg16": vgg16.build,
     "yolov2": yolov2.build,
 }

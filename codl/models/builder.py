@@ -50,11 +50,14 @@ class ModelBuilder:
         }
         return self._add("Conv", name, inputs, oc, **attributes)
 
-    def batch_norm(self, x: str) -> str:
+    def batch_norm(self, x: str, *, scale: float = 1.0) -> str:
+        """`scale` is the mean one; below 1 at the end of a residual branch, so that sums of many
+        branches do not grow.
+        """
         name, c = f"bn{self._count('BatchNormalization') + 1}", self._channels[x]
         random = self._random(name)
         values = {
-            "scale": random.uniform(0.9, 1.1, c),
+            "scale": scale * random.uniform(0.9, 1.1, c),
             "shift": random.uniform(-0.1, 0.1, c),
             "mean": random.uniform(-0.1, 0.1, c),
             "var": random.uniform(0.8, 1.2, c),
@@ -69,9 +72,26 @@ class ModelBuilder:
         name = f"leaky{self._count('LeakyRelu') + 1}"
         return self._add("LeakyRelu", name, [x], self._channels[x], alpha=alpha)
 
-    def max_pool(self, x: str, kernel: int, stride: int) -> str:
+    def clip(self, x: str, low: float, high: float) -> str:
+        name = f"clip{self._count('Clip') + 1}"
+        bounds = [self._constant(f"{name}.{k}", np.float32(v)) for k, v in
+                  (("low", low), ("high", high))]  # fmt: skip
+        return self._add("Clip", name, [x, *bounds], self._channels[x])
+
+    def add(self, x: str, y: str) -> str:
+        return self._add("Add", f"add{self._count('Add') + 1}", [x, y], self._channels[x])
+
+    def global_average_pool(self, x: str) -> str:
+        name = f"mean{self._count('GlobalAveragePool') + 1}"
+        return self._add("GlobalAveragePool", name, [x], self._channels[x])
+
+    def max_pool(self, x: str, kernel: int, stride: int, *, pad: int = 0) -> str:
         name = f"pool{self._count('MaxPool') + 1}"
-        attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2}
+        attributes = {
+            "kernel_shape": [kernel] * 2,
+            "strides": [stride] * 2,
+            "pads": [pad] * 4,
+        }
         return self._add("MaxPool", name, [x], self._channels[x], **attributes)
 
     def concat(self, xs: Sequence[str]) -> str:

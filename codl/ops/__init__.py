@@ -3,11 +3,14 @@
 from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.lower import lower
+from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Region, Shape, Span
+from codl.ops.reshape import Reshape
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
@@ -18,13 +21,16 @@ __all__ = [
     "Concat",
     "Conv2d",
     "Dim",
+    "Eltwise",
     "FullyConnected",
     "Layer",
+    "NdOp",
     "Network",
     "Op",
     "Pad",
     "Pool2d",
     "Region",
+    "Reshape",
     "Shape",
     "Size2",
     "Span",

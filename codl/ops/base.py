@@ -6,9 +6,9 @@ what may be chained, what must be shared at a chain's ends, and the features of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
+from math import erf, lcm, pi, sqrt
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,25 +30,38 @@ class Pad(NamedTuple):
     right: int
 
 
+#: Activations by name, with the parameters (`alpha`, `beta`) that each takes, in float64.
+ACTIVATIONS: Mapping[str, tuple[int, Callable[..., NDArray[np.float64]]]] = {
+    "none": (0, lambda x: x),
+    "relu": (0, lambda x: np.maximum(x, 0)),
+    "leaky_relu": (1, lambda x, alpha: np.where(x < 0, alpha * x, x)),
+    "clip": (2, np.clip),
+    "sigmoid": (0, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": (0, np.tanh),
+    "hard_sigmoid": (2, lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1)),
+    "hard_swish": (0, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "gelu": (0, lambda x: 0.5 * x * (1 + np.vectorize(erf, [float])(x / sqrt(2)))),
+    "gelu_tanh": (0, lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))),
+    "silu": (0, lambda x: x / (1 + np.exp(-x))),
+    "elu": (1, lambda x, alpha: np.where(x < 0, alpha * np.expm1(x), x)),
+    "erf": (0, lambda x: np.vectorize(erf, [float])(x)),
+}
+
+
 @dataclass(frozen=True)
 class Activation:
-    """A function applied to every element of an operator's output.
+    """A function applied to every element of an operator's output, one of `ACTIVATIONS`."""
 
-    `kind` is one of none, relu, leaky_relu (slope `alpha`), clip (to `alpha` ... `beta`).
-    """
-
-    kind: Literal["none", "relu", "leaky_relu", "clip"] = "none"
+    kind: str = "none"
     alpha: float = 0.0
     beta: float = 0.0
 
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (self.alpha, self.beta)[: ACTIVATIONS[self.kind][0]]
+
     def reference(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.kind == "relu":
-            return np.maximum(x, 0)
-        if self.kind == "leaky_relu":
-            return np.where(x < 0, self.alpha * x, x)
-        if self.kind == "clip":
-            return np.clip(x, self.alpha, self.beta)
-        return x
+        return ACTIVATIONS[self.kind][1](x, *self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
-from codl.ops.base import Op, Weights
+from codl.ops.base import Array, Op, Weights
 from codl.ops.region import Shape
 from codl.ops.spec import to_text
 
@@ -27,17 +27,20 @@ class Network:
     """Layers in topological order.
 
     `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
-    shape that the model declares for it.
+    shape that the model declares for it. `constants` are tensors that layers read like any other
+    and that never change, shaped nchw.
     """
 
     name: str
     layers: tuple[Layer, ...]
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    constants: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        return dict(self.inputs) | {layer.output: layer.op.output for layer in self.layers}
+        fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
+        return {**self.inputs, **fixed, **{x.output: x.op.output for x in self.layers}}
 
     @property
     def digest(self) -> str:
@@ -51,8 +54,3 @@ class Network:
 
     def readers(self, tensor: str) -> list[Layer]:
         return [layer for layer in self.layers if tensor in layer.inputs]
-
-
-def as_nchw(shape: tuple[int, ...]) -> Shape:
-    """A shape of up to four axes as nchw, ones added behind."""
-    return Shape(*(*shape, 1, 1, 1, 1)[:4])

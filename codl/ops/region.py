@@ -6,6 +6,7 @@ A split hands every processor a `Region` of an operator's output; what it needs 
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 
@@ -28,6 +29,12 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         return "x".join(str(v) for v in self)
+
+
+def as_nchw(sizes: tuple[int, ...]) -> Shape:
+    """Any sizes as nchw, in the same order: ones added behind, axes past the fourth merged."""
+    n, c, h = (*sizes, 1, 1, 1)[:3]
+    return Shape(n, c, h, prod(sizes[3:]))
 
 
 class Span(NamedTuple):
@@ -102,6 +109,11 @@ class Region(NamedTuple):
             Region(channels, Span(rows.stop, self.rows.stop)),
         )
         return tuple(piece for piece in pieces if not piece.is_empty)
+
+    def led_by(self, channels: int) -> Region:
+        """This region and so many channels before it."""
+        first, last = self.channels
+        return Region(Span(first - channels, last), self.rows)
 
     def within(self, outer: Region) -> Region:
         """The same region counted from the first channel and row of `outer`."""

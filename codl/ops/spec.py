@@ -13,27 +13,40 @@ from functools import lru_cache
 from typing import Any, get_type_hints
 
 from codl.errors import CodlError, UnknownNameError
-from codl.ops.base import Activation, Op, Pad
+from codl.ops.base import ACTIVATIONS, Activation, Op, Pad
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.nd import Sizes
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Shape
+from codl.ops.reshape import Reshape
 from codl.ops.window import Size2
 
-OP_TYPES: dict[str, type[Op]] = {cls.kind: cls for cls in (Conv2d, Pool2d, FullyConnected, Concat)}
-ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad", "act")
-SHORT = {"inputs": "in", "out_channels": "oc", "activation": "act"}
+OP_TYPES: dict[str, type[Op]] = {
+    cls.kind: cls for cls in (Conv2d, Pool2d, FullyConnected, Concat, Eltwise, Reshape)
+}
+#: Fields come in this order; others, by their names, before the activation.
+ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad")
+SHORT = {"inputs": "in", "shapes": "in", "out_channels": "oc", "activation": "act"}
 
 
 def to_text(op: Op) -> str:
     """The op as one line; equal ops give equal lines."""
     given = {
-        SHORT.get(field.name, field.name): _write(getattr(op, field.name))
-        for field in fields(op)
+        key: _write(getattr(op, field.name))
+        for key, field in _fields(type(op)).items()
         if getattr(op, field.name) != field.default
     }
-    return " ".join([op.kind, *(f"{key}={given[key]}" for key in ORDER if key in given)])
+    others = sorted(given.keys() - {*ORDER, "act"})
+    order = [key for key in (*ORDER, *others, "act") if key in given]
+    return " ".join([op.kind, *(f"{key}={given[key]}" for key in order)])
+
+
+def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
+    """The fields that an op is made of, by their short names."""
+    return {SHORT.get(field.name, field.name): field for field in fields(cls) if field.init}
 
 
 @lru_cache(maxsize=65536)
@@ -43,7 +56,7 @@ def parse(text: str) -> Op:
     if kind not in OP_TYPES:
         raise UnknownNameError("op", kind, OP_TYPES)
     cls = OP_TYPES[kind]
-    known = {SHORT.get(field.name, field.name): field for field in fields(cls)}
+    known = _fields(cls)
     values: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -71,15 +84,24 @@ def _check(op: Op, text: str) -> None:
 
 def _write(value: Any) -> str:
     if isinstance(value, Activation):
-        numbers = {"leaky_relu": (value.alpha,), "clip": (value.alpha, value.beta)}
-        return ":".join([value.kind, *(f"{v:g}" for v in numbers.get(value.kind, ()))])
+        return ":".join([value.kind, *(f"{v:.9g}" for v in value.parameters)])
     if isinstance(value, Pad):
         return str(value.top) if len(set(value)) == 1 else ",".join(str(v) for v in value)
     if isinstance(value, Size2):
         return str(value)
     if isinstance(value, tuple):
-        return ",".join(str(shape) for shape in value)
+        nested = any(isinstance(item, tuple) for item in value)
+        return ",".join(_sizes(item) for item in value) if nested else _sizes(value)
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _sizes(value: tuple[int, ...]) -> str:
+    """Numbers joined by x; a tuple of none is a dash."""
+    return "x".join(str(item) for item in value) or "-"
+
+
+def _read_sizes(text: str) -> tuple[int, ...]:
+    return () if text == "-" else tuple(int(size) for size in text.split("x"))
 
 
 def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
@@ -87,10 +109,9 @@ def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
     try:
         if kind is Activation:
             name, *numbers = text.split(":")
-            known = ("none", "relu", "leaky_relu", "clip")
-            if name not in known:
-                raise UnknownNameError("activation", name, known)
-            return Activation(name, *(float(v) for v in numbers))  # type: ignore[arg-type]
+            if name not in ACTIVATIONS:
+                raise UnknownNameError("activation", name, ACTIVATIONS)
+            return Activation(name, *(float(v) for v in numbers))
         if kind is Pad:
             sides = [int(v) for v in text.split(",")]
             return Pad(*(sides * 4 if len(sides) == 1 else sides))
@@ -100,9 +121,13 @@ def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
         if field.name == "inputs":
             shapes = text.split(",")
             return tuple(Shape(*(int(v) for v in shape.split("x"))) for shape in shapes)
+        if kind == tuple[Sizes, ...]:
+            return tuple(_read_sizes(sizes) for sizes in text.split(","))
+        if kind == Sizes:
+            return _read_sizes(text)
         if kind is bool:
             return bool(int(text))
-        return int(text) if kind is int else text
+        return kind(text) if kind in (int, float) else text
     except (ValueError, TypeError) as error:
         example = {"inputs": "1x64x56x56", "pad": "1 or 1,1,0,1", "kernel": "3 or 3x3"}
         wanted = example.get(field.name, "a number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.ops.concat import Concat
 from codl.soc import Soc
@@ -16,16 +16,21 @@ LONGEST_STRIP = 2048
 class GpuCopy:
     """Inputs of any number of channels; those that begin inside a block are copied by lanes."""
 
-    name: ClassVar[str] = "gpu_copy"
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_copy{storage.suffix}"
 
     def refusal(self, op: Concat, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         return None
 
-    def features(self, op: Concat, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Concat, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
         by_blocks = by_lanes = items = 0
         for index in range(len(op.inputs)):
@@ -41,15 +46,17 @@ class GpuCopy:
             "lane_copies": float(by_lanes),
             "work_items": float(items),
             "waves": waves(items, soc),
-            "output_bytes": 4.0 * round_up(op.output.c, width) * pixels,
+            "output_bytes": float(self.storage.element_bytes)
+            * round_up(op.output.c, width)
+            * pixels,
         }
 
-    def plan(self, op: Concat, soc: Soc) -> KernelPlan:
+    def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         return KernelPlan(
             source="concat/gpu_copy.cl",
             launches=tuple(_launch(op, index, soc) for index in range(len(op.inputs))),
-            defines=base_defines(op.activation, soc),
-        )
+            defines=base_defines(op.activation, soc, self.storage),
+        ).stored_as(self.storage, len(op.inputs))
 
 
 def _others(op: Concat, index: int, soc: Soc) -> int:

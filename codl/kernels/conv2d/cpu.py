@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NO_GEMM, NO_WINOGRAD, NcnnLayer, Value, fused_activation, round_up
+from codl.kernels.ncnn import (
+    NO_GEMM,
+    NO_WINOGRAD,
+    NcnnLayer,
+    Value,
+    fused_activation,
+    left_over,
+    one_image,
+    round_up,
+)
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
@@ -38,14 +47,17 @@ class _CpuConv:
             6: weight_size,
             **fused_activation(op.activation),
         }
+        after = left_over(op.activation)
         if self.switched_off:
             parameters[31] = self.switched_off
         if op.groups > 1:
             # ncnn cuts groups out of the input by its own channel step.
             cut = not op.is_depthwise
             parameters[7] = op.groups
-            return NcnnLayer("ConvolutionDepthWise", parameters, WEIGHTS, copies_input=cut)
-        return NcnnLayer("Convolution", parameters, WEIGHTS)
+            return NcnnLayer(
+                "ConvolutionDepthWise", parameters, WEIGHTS, after=after, copies_input=cut
+            )
+        return NcnnLayer("Convolution", parameters, WEIGHTS, after=after)
 
     def _bytes(self, op: Conv2d) -> dict[str, float]:
         padded = (op.input.h + op.pad.top + op.pad.bottom) * (
@@ -68,6 +80,8 @@ class CpuDirect(_CpuConv):
     switched_off: ClassVar[int] = NO_GEMM | NO_WINOGRAD
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return one_image(op)
         if op.kernel == (1, 1) and op.groups == 1:
             return "ncnn runs every 1x1 convolution as a matrix product"
         return None
@@ -93,6 +107,8 @@ class CpuGemm(_CpuConv):
     switched_off: ClassVar[int] = NO_WINOGRAD
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return one_image(op)
         if op.groups > 1:
             return f"groups must be 1, got {op.groups}"
         small = op.input.c <= SMALL and op.out_channels <= SMALL
@@ -119,6 +135,8 @@ class CpuWinograd(_CpuConv):
     name: ClassVar[str] = "cpu_winograd"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return one_image(op)
         if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
             return (
                 "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "

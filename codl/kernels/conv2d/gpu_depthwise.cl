@@ -19,19 +19,19 @@
         }                                                                                          \
     }
 
-#define INSIDE(c) VLOAD(row + (c) * V)
-#define AT_BORDER(c) (x0 + (c) >= 0 && x0 + (c) < in_w ? VLOAD(row + (c) * V) : (VEC)(0.0f))
+#define INSIDE(c) LOAD(row + (c) * V)
+#define AT_BORDER(c) (x0 + (c) >= 0 && x0 + (c) < in_w ? LOAD(row + (c) * V) : (VEC)(0.0f))
 
 KERNEL void conv2d_depthwise(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int strip, int tiles, int in_h,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_h,
     int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h)
 {
     const int block = BLOCK_ID, row_tiles = (out_w + PIXELS - 1) / PIXELS;
-    __global const float *in = BLOCK(input, input_offset, input_stride, block);
-    __global float *out = BLOCK(output, output_offset, output_stride, block);
-    __global const float *block_weights = weight + block * kernel_h * KERNEL_W * V;
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);
+    __global const WEIGHT *block_weights = weight + block * kernel_h * KERNEL_W * V;
     const VEC start = VLOAD(bias + block * V);
 
     const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
@@ -45,15 +45,15 @@ KERNEL void conv2d_depthwise(
         for (int ky = 0; ky < kernel_h; ky++) {
             const int y = y0 + ky * dilation_h;
             if (y < 0 || y >= in_h) continue;
-            __global const float *row = in + (y * in_w + x0) * V;
+            __global const ELEMENT *row = in + (y * in_w + x0) * V;
             VEC weights[KERNEL_W];
             UNROLL for (int kx = 0; kx < KERNEL_W; kx++)
-                weights[kx] = VLOAD(block_weights + (ky * KERNEL_W + kx) * V);
+                weights[kx] = WLOAD(block_weights + (ky * KERNEL_W + kx) * V);
             if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
         }
 
-        __global float *to = out + (out_y * out_w + out_x) * V;
+        __global ELEMENT *to = out + (out_y * out_w + out_x) * V;
         UNROLL for (int p = 0; p < PIXELS; p++)
-            if (out_x + p < out_w) VSTORE(ACTIVATE(acc[p]), to + p * V);
+            if (out_x + p < out_w) STORE(ACTIVATE(acc[p]), to + p * V);
     }
 }

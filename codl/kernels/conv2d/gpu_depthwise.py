@@ -6,7 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, row_tile, strip, waves
 from codl.ops.base import Array
@@ -22,13 +31,15 @@ LONGEST_STRIP = 64
 class GpuDepthwise:
     """A window for every channel alone; any window, stride, padding and dilation."""
 
-    name: ClassVar[str] = "gpu_depthwise"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_depthwise{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if not op.input.c == op.out_channels == op.groups:
             return (
                 "groups, input and output channels must be equal, "
@@ -36,7 +47,10 @@ class GpuDepthwise:
             )
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         pixels, tiles, length = _tiling(op, soc)
         blocks = soc.gpu.blocks(op.out_channels)
         columns = _span(op, pixels) * op.kernel.h
@@ -49,10 +63,10 @@ class GpuDepthwise:
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         pixels, tiles, length = _tiling(op, soc)
         width = soc.gpu.vector_width
         strips = ceil_div(tiles, length)
@@ -80,7 +94,7 @@ class GpuDepthwise:
             source="conv2d/gpu_depthwise.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "PIXELS": pixels,
                 "KERNEL_W": op.kernel.w,
                 "STRIDE_W": op.stride.w,
@@ -90,7 +104,7 @@ class GpuDepthwise:
                 "weight": _pack_windows(weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width),
             },
-        )
+        ).stored_as(self.storage)
 
 
 def _span(op: Conv2d, pixels: int) -> int:

@@ -21,9 +21,9 @@
 #if LANES_AT_ONCE
 #define MULTIPLY(SOURCE)                                                                           \
     {                                                                                              \
-        const VEC w0 = VLOAD(w), w1 = VLOAD(w + 4), w2 = VLOAD(w + 8), w3 = VLOAD(w + 12);         \
+        const VEC w0 = WLOAD(w), w1 = WLOAD(w + 4), w2 = WLOAD(w + 8), w3 = WLOAD(w + 12);         \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const VEC x = VLOAD(SOURCE(p));                                                        \
+            const VEC x = LOAD(SOURCE(p));                                                         \
             acc[p] += x.s0 * w0;                                                 \
             acc[p] += x.s1 * w1;                                                 \
             acc[p] += x.s2 * w2;                                                 \
@@ -33,9 +33,9 @@
 #else
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
-        const VEC weights = VLOAD(w + lane * V);                                                   \
+        const VEC weights = WLOAD(w + lane * V);                                                   \
         UNROLL for (int p = 0; p < PIXELS; p++)                                                    \
-            acc[p] += SOURCE(p)[lane] * weights;                                 \
+            acc[p] += GET(SOURCE(p), lane) * weights;                                              \
     }
 #ifdef LANES
 #define MULTIPLY(SOURCE)                                                                           \
@@ -56,9 +56,9 @@
 #define ANYWHERE(p) source[p]
 
 KERNEL void conv2d_direct(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int strip, int in_channels,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int strip, int in_channels,
     int in_blocks, int in_h, int in_w, int all_blocks, int out_blocks, int out_w, int out_pixels,
     int kernel_h, int kernel_w, int stride_h, int pad_top, int pad_left, int dilation_h,
     int dilation_w)
@@ -67,7 +67,7 @@ KERNEL void conv2d_direct(
     const int first_block = out_block / out_blocks * in_blocks;
     const size_t weights_per_block = (size_t)kernel_h * kernel_w * V *
         ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
-    __global const float *zeros = bias + all_blocks * V;
+    __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + all_blocks * V);
     const VEC start = VLOAD(bias + out_block * V);
 
     const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
@@ -91,12 +91,12 @@ KERNEL void conv2d_direct(
                 }
             }
         }
-        __global const float *w = weight + out_block * weights_per_block;
+        __global const WEIGHT *w = weight + out_block * weights_per_block;
         VEC acc[PIXELS];
         UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
 
         for (int b = 0; b < in_blocks; b++) {
-            __global const float *block =
+            __global const ELEMENT *block =
                 BLOCK(input, input_offset, input_stride, first_block + b);
             const int lanes = LANES_AT_ONCE ? V : min(V, in_channels - b * V);
             for (int ky = 0; ky < kernel_h; ky++) {
@@ -108,8 +108,8 @@ KERNEL void conv2d_direct(
                 for (int kx = 0; kx < kernel_w; kx++, w += lanes * V) {
                     const int dx = kx * dilation_w, x = x0 + dx;
                     if (one_row) {
-                        __global const float *row = block + (y * in_w + x) * V;
-                        __global const float *left[EDGE + 1], *right[EDGE + 1];
+                        __global const ELEMENT *row = block + (y * in_w + x) * V;
+                        __global const ELEMENT *left[EDGE + 1], *right[EDGE + 1];
                         UNROLL for (int e = 0; e < EDGE; e++) {
                             left[e] = x + e * STRIDE_W >= 0 ? row + e * STEP : zeros;
                             right[e] = x + last - e * STRIDE_W < in_w
@@ -118,7 +118,7 @@ KERNEL void conv2d_direct(
                         MULTIPLY(IN_ROW)
                         continue;
                     }
-                    __global const float *source[PIXELS];
+                    __global const ELEMENT *source[PIXELS];
                     UNROLL for (int p = 0; p < PIXELS; p++) {
                         const int at_x = xs[p] + dx, at_y = ys[p] + dy;
                         const int inside =
@@ -130,8 +130,8 @@ KERNEL void conv2d_direct(
             }
         }
 
-        __global float *out = BLOCK(output, output_offset, output_stride, out_block) + pixel * V;
+        __global ELEMENT *out = BLOCK(output, output_offset, output_stride, out_block) + pixel * V;
         UNROLL for (int p = 0; p < PIXELS; p++)
-            if (pixel + p < stop) VSTORE(ACTIVATE(acc[p]), out + p * V);
+            if (pixel + p < stop) STORE(ACTIVATE(acc[p]), out + p * V);
     }
 }

@@ -7,7 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.image import TEXEL
 from codl.kernels.tiling import (
     base_defines,
     ceil_div,
@@ -64,13 +74,15 @@ class _Tiling:
 class GpuDirect:
     """Any window, stride, padding and dilation; groups of whole channel blocks."""
 
-    name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         width = soc.gpu.vector_width
         per_group = (op.input.c // op.groups, op.out_channels // op.groups)
         if op.groups > 1 and any(channels % width for channels in per_group):
@@ -80,7 +92,10 @@ class GpuDirect:
             )
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         tiling = _Tiling.of(op, soc)
         width, window = soc.gpu.vector_width, op.kernel.h * op.kernel.w
         tiles = ceil_div(tiling.out_pixels, tiling.pixels) * tiling.out_blocks
@@ -97,10 +112,10 @@ class GpuDirect:
             "waves": waves(tiling.strips * tiling.out_blocks, soc),
             "wave_macs": waves(tiles, soc) * tiling.pixels * loop * width,
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         tiling = _Tiling.of(op, soc)
         global_size, local_size = item_grid(tiling.strips, tiling.out_blocks, soc)
         flat = tiling.flat
@@ -132,7 +147,7 @@ class GpuDirect:
             source="conv2d/gpu_direct.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "PIXELS": tiling.pixels,
                 "STRIDE_W": op.stride.w,
                 "EDGE": _edge(op, tiling.pixels),
@@ -142,7 +157,7 @@ class GpuDirect:
                 "weight": pack_blocks(weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
             },
-        )
+        ).stored_as(self.storage)
 
 
 def _edge(op: Conv2d, pixels: int) -> int:
@@ -156,14 +171,15 @@ def _few_lanes(op: Conv2d, soc: Soc) -> dict[str, int]:
     return {"LANES": op.input.c} if few else {}
 
 
-def byte_features(op: Conv2d, soc: Soc) -> dict[str, float]:
+def byte_features(op: Conv2d, soc: Soc, storage: Storage = BLOCKED) -> dict[str, float]:
     """Bytes touched once: whole blocks of the input and output, and the weights as packed."""
-    width = soc.gpu.vector_width
+    width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
+    size = float(storage.element_bytes)
     per_channel = op.input.c // op.groups * op.kernel.h * op.kernel.w
     return {
-        "input_bytes": 4.0 * round_up(op.input.c, width) * op.input.h * op.input.w,
-        "weight_bytes": 4.0 * round_up(op.out_channels, width) * per_channel,
-        "output_bytes": 4.0 * round_up(op.out_channels, width) * op.output.h * op.output.w,
+        "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
+        "weight_bytes": size * round_up(op.out_channels, width) * per_channel,
+        "output_bytes": size * round_up(op.out_channels, width) * op.output.h * op.output.w,
     }
 
 

@@ -6,36 +6,36 @@
 // group_in, group_out   input and output channels of a group; other sizes in pixels
 
 KERNEL void conv2d_grouped(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int group_in, int group_out,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int group_in, int group_out,
     int out_channels, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
     int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
 {
     const int pixel = STRIP_ID, block = BLOCK_ID;
     if (pixel >= out_pixels) return;
     const int y0 = pixel / out_w * stride_h - pad_top, x0 = pixel % out_w * stride_w - pad_left;
-    __global float *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
 
     for (int lane = 0; lane < V; lane++) {
         const int channel = block * V + lane;
         float sum = bias[channel];
         if (channel < out_channels) {
-            __global const float *w = weight + (size_t)channel * group_in * kernel_h * kernel_w;
+            __global const WEIGHT *w = weight + (size_t)channel * group_in * kernel_h * kernel_w;
             const int first = channel / group_out * group_in;
             for (int c = first; c < first + group_in; c++) {
-                __global const float *in =
+                __global const ELEMENT *in =
                     BLOCK(input, input_offset, input_stride, c / V) + c % V;
                 for (int ky = 0; ky < kernel_h; ky++) {
                     const int y = y0 + ky * dilation_h;
                     for (int kx = 0; kx < kernel_w; kx++, w++) {
                         const int x = x0 + kx * dilation_w;
                         if (y >= 0 && y < in_h && x >= 0 && x < in_w)
-                            sum += in[(y * in_w + x) * V] * *w;
+                            sum += GET(in, (y * in_w + x) * V) * WGET(w, 0);
                     }
                 }
             }
         }
-        out[lane] = ACTIVATE(sum);
+        SET(ACTIVATE(sum), out, lane);
     }
 }

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import base_defines, item_grid, waves
 from codl.ops.conv2d import Conv2d
@@ -14,28 +23,33 @@ from codl.soc import Soc
 class GpuGrouped:
     """Any grouped convolution, one scalar at a time."""
 
-    name: ClassVar[str] = "gpu_grouped"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_grouped{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if op.groups == 1:
             return "groups must be more than 1, got 1"
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         items = op.output.h * op.output.w * soc.gpu.blocks(op.out_channels)
         return {
             "macs": float(op.flops) / 2,
             "rows_of_taps": float(op.output.elements * op.input.c // op.groups * op.kernel.h),
             "work_items": float(items),
             "waves": waves(items, soc),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
         global_size, local_size = item_grid(pixels, soc.gpu.blocks(op.out_channels), soc)
         sizes = (
@@ -62,9 +76,9 @@ class GpuGrouped:
         return KernelPlan(
             source="conv2d/gpu_grouped.cl",
             launches=(launch,),
-            defines=base_defines(op.activation, soc),
+            defines=base_defines(op.activation, soc, self.storage),
             pack=lambda weights: {
                 "weight": weights["weight"].reshape(-1),
                 "bias": pack_bias(weights["bias"], width),
             },
-        )
+        ).stored_as(self.storage)

@@ -82,7 +82,7 @@
 
 // Multiplies N tiles at one point by one block of output channels; all sums stay in registers.
 #define DEFINE_PRODUCT(N)                                                                          \
-    APART void product##N(__global const float *points, __global const float *weights,             \
+    APART void product##N(__global const float *points, __global const WEIGHT *weights,             \
                           __global float *sums, int in_channels, int most)                         \
     {                                                                                              \
         VEC acc[N];                                                                                \
@@ -90,7 +90,7 @@
         for (int left = in_channels; left > 0; left -= V, points += most * V) {                    \
             const int lanes = min(V, left);                                                        \
             NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += V) {                     \
-                const VEC of_lane = VLOAD(weights);                                                \
+                const VEC of_lane = WLOAD(weights);                                                \
                 UNROLL for (int i = 0; i < N; i++)                                                 \
                     acc[i] += points[i * V + lane] * of_lane;                    \
             }                                                                                      \
@@ -107,7 +107,7 @@ DEFINE_PRODUCT(16)
 #endif
 
 // Transforms the input block at `in` of the tile whose window begins at (y0, x0).
-void transform_input(__global const float *in, int y0, int x0, int in_h, int in_w,
+void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int in_w,
                      __global float *points, int point_stride)
 {
     VEC half_way[SIDE * SIDE];
@@ -116,12 +116,12 @@ void transform_input(__global const float *in, int y0, int x0, int in_h, int in_
         VEC s[SIDE];
         const int y = y0 + r;
         const int inside_y = y >= 0 && y < in_h;
-        __global const float *row = in + (y * in_w + x0) * V;
+        __global const ELEMENT *row = in + (y * in_w + x0) * V;
         if (inside_y && inside_x) {
-            UNROLL for (int c = 0; c < SIDE; c++) s[c] = VLOAD(row + c * V);
+            UNROLL for (int c = 0; c < SIDE; c++) s[c] = LOAD(row + c * V);
         } else {
             UNROLL for (int c = 0; c < SIDE; c++)
-                s[c] = inside_y && x0 + c >= 0 && x0 + c < in_w ? VLOAD(row + c * V) : (VEC)(0.0f);
+                s[c] = inside_y && x0 + c >= 0 && x0 + c < in_w ? LOAD(row + c * V) : (VEC)(0.0f);
         }
 #define PUT(i, value) half_way[r * SIDE + i] = (value)
         TO_POINTS(s, 1, PUT)
@@ -138,7 +138,7 @@ void transform_input(__global const float *in, int y0, int x0, int in_h, int in_
 
 // Transforms the sums of one tile back and stores the rows and columns that exist.
 void transform_output(__global const float *sums, int point_stride, VEC bias,
-                      __global float *out, int rows, int columns, int out_w)
+                      __global ELEMENT *out, int rows, int columns, int out_w)
 {
     VEC half_way[TILE * SIDE];
     NO_UNROLL for (int column = 0; column < SIDE; column++) {
@@ -156,16 +156,16 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
         FROM_POINTS(s, 1, PUT)
 #undef PUT
         UNROLL for (int i = 0; i < TILE; i++)
-            if (i < columns) VSTORE(ACTIVATE(d[i]), out + (r * out_w + i) * V);
+            if (i < columns) STORE(ACTIVATE(d[i]), out + (r * out_w + i) * V);
     }
 }
 
 #ifdef ONE_ITEM
 
 KERNEL void conv2d_winograd(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, __global float *scratch,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, __global float *scratch,
     int item_floats, int most, int tiles, int tiles_w, int in_channels, int in_blocks, int in_h,
     int in_w, int out_blocks, int out_h, int out_w, int pad_top, int pad_left)
 {
@@ -180,7 +180,7 @@ KERNEL void conv2d_winograd(
     for (int first = worker * most; first < tiles; first += get_global_size(1) * most) {
         const int count = min(most, tiles - first);
         for (int b = 0; b < in_blocks; b++) {
-            __global const float *in = BLOCK(input, input_offset, input_stride, b);
+            __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, b);
             for (int i = 0; i < count; i++) {
                 const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
                 transform_input(in, ty * TILE - pad_top, tx * TILE - pad_left, in_h, in_w,
@@ -190,7 +190,7 @@ KERNEL void conv2d_winograd(
 
         for (int o = first_out; o < stop_out; o++) {
             for (int point = 0; point < POINTS; point++) {
-                __global const float *weights =
+                __global const WEIGHT *weights =
                     weight + ((size_t)o * POINTS + point) * in_channels * V;
                 __global const float *points = all_points + point * point_stride;
                 __global float *sums = all_sums + point * sum_stride;
@@ -206,7 +206,7 @@ KERNEL void conv2d_winograd(
             }
 
             const VEC of_block = VLOAD(bias + o * V);
-            __global float *out = BLOCK(output, output_offset, output_stride, o);
+            __global ELEMENT *out = BLOCK(output, output_offset, output_stride, o);
             for (int i = 0; i < count; i++) {
                 const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
                 const int y = ty * TILE, x = tx * TILE;
@@ -220,7 +220,7 @@ KERNEL void conv2d_winograd(
 #else
 
 KERNEL void winograd_input(
-    __global const float *input, int input_offset, int input_stride, __global float *all_points,
+    __global const ELEMENT *input, int input_offset, int input_stride, __global float *all_points,
     int most, int tiles, int tiles_w, int in_blocks, int in_h, int in_w, int pad_top, int pad_left)
 {
     const int tile = STRIP_ID, b = BLOCK_ID;
@@ -233,20 +233,20 @@ KERNEL void winograd_input(
 
 // One group of 4 tiles x one block of output channels at one point; the third dimension is points.
 KERNEL void winograd_product(
-    __global const float *all_points, __global float *all_sums, __global const float *weight,
+    __global const float *all_points, __global float *all_sums, __global const WEIGHT *weight,
     int most, int in_channels, int in_blocks, int out_blocks)
 {
     const int o = BLOCK_ID, point = get_global_id(2);
     const int tile = STRIP_ID * 4;
     if (tile >= most) return;
-    __global const float *weights = weight + ((size_t)o * POINTS + point) * in_channels * V;
+    __global const WEIGHT *weights = weight + ((size_t)o * POINTS + point) * in_channels * V;
     __global const float *points = all_points + (size_t)point * POINT_STRIDE;
     __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE;
     product4(points + tile * V, weights, sums + tile * V, in_channels, most);
 }
 
 KERNEL void winograd_output(
-    __global const float *all_sums, __global float *output, int output_offset, int output_stride,
+    __global const float *all_sums, __global ELEMENT *output, int output_offset, int output_stride,
     __global const float *bias, int most, int tiles, int tiles_w, int out_h, int out_w)
 {
     const int tile = STRIP_ID, o = BLOCK_ID;

@@ -7,7 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, ScratchArg, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    ScratchArg,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up
 from codl.ops.base import Array
@@ -126,13 +136,15 @@ def _longest_block(op: Conv2d, soc: Soc, tile: int) -> int:
 class GpuWinograd:
     """Convolutions with a 3x3 window and stride 1: 36 or 64 products for 16 or 36 outputs."""
 
-    name: ClassVar[str] = "gpu_winograd"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_winograd{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
             return (
                 "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
@@ -140,7 +152,10 @@ class GpuWinograd:
             )
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         t, width = _Tiling.of(op, soc), soc.gpu.vector_width
         in_channels, out_channels = op.input.c, t.out_blocks * width
         values: dict[str, float] = {}
@@ -151,7 +166,7 @@ class GpuWinograd:
                 f"input_transforms_f{tile}": here * t.points * t.tiles * t.in_blocks * t.parts,
                 f"output_transforms_f{tile}": here * t.points * t.tiles * t.out_blocks,
             }
-        streamed = 4.0 * t.points * in_channels * out_channels
+        streamed = float(self.storage.element_bytes) * t.points * in_channels * out_channels
         return {
             **values,
             "weights_streamed": streamed * t.blocks,
@@ -159,11 +174,11 @@ class GpuWinograd:
             "block_tiles": float(t.most),
             "waves": float(ceil_div(t.blocks, t.workers)),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
             "weight_bytes": streamed,
         }
 
-    def plan(self, op: Conv2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         tiling, width = _Tiling.of(op, soc), soc.gpu.vector_width
         points, sums = 4 * tiling.points_floats(width), 4 * tiling.sums_floats(width)
         if soc.gpu.is_cpu:
@@ -175,13 +190,13 @@ class GpuWinograd:
         return KernelPlan(
             source="conv2d/gpu_winograd.cl",
             launches=launches,
-            defines={**base_defines(op.activation, soc), "TILE": tiling.tile},
+            defines={**base_defines(op.activation, soc, self.storage), "TILE": tiling.tile},
             pack=lambda weights: {
                 "weight": _transform(weights["weight"], width, tiling.tile),
                 "bias": pack_bias(weights["bias"], width),
             },
             scratch=scratch,
-        )
+        ).stored_as(self.storage)
 
 
 def _fused(op: Conv2d, t: _Tiling, width: int) -> Launch:

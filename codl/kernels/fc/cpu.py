@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, fused_activation, round_up
+from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over, one_image, round_up
 from codl.ops.fully_connected import FullyConnected
 from codl.soc import Soc
 
@@ -16,12 +16,14 @@ class CpuGemv:
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return one_image(op)
         return None
 
     def plan(self, op: FullyConnected, soc: Soc) -> NcnnLayer:
         size = op.out_channels * op.in_features
         parameters = {0: op.out_channels, 1: 1, 2: size, **fused_activation(op.activation)}
-        return NcnnLayer("InnerProduct", parameters, ("weight", "bias"))
+        return NcnnLayer("InnerProduct", parameters, ("weight", "bias"), left_over(op.activation))
 
     def features(self, op: FullyConnected, soc: Soc) -> dict[str, float]:
         """M rows of K columns; what does not fit the cache streams from memory."""

@@ -13,29 +13,29 @@
 #define STEP (TOGETHER * V)
 
 KERNEL void fc_direct(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
-    __global const float *weight, __global const float *bias, int in_channels, int in_blocks,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    __global const WEIGHT *weight, __global const float *bias, int in_channels, int in_blocks,
     int pixels, int steps, int out_blocks)
 {
     const int out_block = get_global_id(0), slice = get_global_id(1);
-    __global const float *weights =
+    __global const WEIGHT *weights =
         weight + ((size_t)(out_block / TOGETHER) * steps * TOGETHER + out_block % TOGETHER) * V;
     VEC sum0 = (VEC)(0.0f), sum1 = sum0, sum2 = sum0, sum3 = sum0;
 
     for (int b = 0; out_block < out_blocks && b < in_blocks; b++) {
         const int lanes = min(V, (in_channels - b * V + 3) / 4 * 4);
-        __global const float *block = BLOCK(input, input_offset, input_stride, b);
+        __global const ELEMENT *block = BLOCK(input, input_offset, input_stride, b);
         // Full blocks are one run of floats; of the last block each pixel has a run.
         const int runs = lanes == V ? 1 : pixels, length = lanes == V ? pixels * V : lanes;
         for (int run = 0; run < runs; run++) {
-            __global const float *x = block + run * V;
-            __global const float *w = weights + ((size_t)b * pixels * V + run * lanes) * STEP;
+            __global const ELEMENT *x = block + run * V;
+            __global const WEIGHT *w = weights + ((size_t)b * pixels * V + run * lanes) * STEP;
             NO_UNROLL for (int i = 4 * slice; i < length; i += 4 * SLICES) {
-                sum0 += x[i] * VLOAD(w + (size_t)i * STEP);
-                sum1 += x[i + 1] * VLOAD(w + (size_t)(i + 1) * STEP);
-                sum2 += x[i + 2] * VLOAD(w + (size_t)(i + 2) * STEP);
-                sum3 += x[i + 3] * VLOAD(w + (size_t)(i + 3) * STEP);
+                sum0 += GET(x, i) * WLOAD(w + (size_t)i * STEP);
+                sum1 += GET(x, i + 1) * WLOAD(w + (size_t)(i + 1) * STEP);
+                sum2 += GET(x, i + 2) * WLOAD(w + (size_t)(i + 2) * STEP);
+                sum3 += GET(x, i + 3) * WLOAD(w + (size_t)(i + 3) * STEP);
             }
         }
     }
@@ -51,6 +51,6 @@ KERNEL void fc_direct(
 #endif
     if (out_block < out_blocks) {
         sum += VLOAD(bias + out_block * V);
-        VSTORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, out_block));
+        STORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, out_block));
     }
 }

@@ -6,7 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.ops.base import Array, Weights
@@ -18,31 +27,39 @@ from codl.soc import Soc
 class GpuDirect:
     """Matrix-vector product over the input as it lies, in blocks of channels."""
 
-    name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         return None
 
-    def features(self, op: FullyConnected, soc: Soc) -> dict[str, float]:
+    def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(
+        self, op: FullyConnected, soc: Soc, choice: Choice | None = None
+    ) -> dict[str, float]:
         blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
         steps = _steps(op.input, width)
         items = blocks * _shape(soc)[1]
+        size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(steps * blocks * width),
             "loop_length": float(steps),
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            "input_bytes": float(op.input.bytes),
-            "weight_bytes": 4.0 * steps * blocks * width,
-            "output_bytes": 4.0 * blocks * width,
+            "input_bytes": size * op.input.elements,
+            "weight_bytes": size * steps * blocks * width,
+            "output_bytes": size * blocks * width,
         }
 
-    def plan(self, op: FullyConnected, soc: Soc) -> KernelPlan:
+    def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         together, slices = _shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         sizes = (
@@ -70,12 +87,12 @@ class GpuDirect:
             source="fc/gpu_direct.cl",
             launches=(launch,),
             defines={
-                **base_defines(op.activation, soc),
+                **base_defines(op.activation, soc, self.storage),
                 "TOGETHER": together,
                 "SLICES": slices,
             },
             pack=pack,
-        )
+        ).stored_as(self.storage)
 
 
 def _shape(soc: Soc) -> tuple[int, int]:

@@ -1,11 +1,11 @@
-// Blocked layout <-> planar layout (compact [channels][pixels]) for a region of a tensor.
+// Blocked layout <-> planar layout for a region of a tensor.
 //
 // A work-item has `strip` chunks of V pixels of one block. A chunk is a V x V matrix that is
 // transposed in registers by log2(V) perfect shuffles. Sizes in pixels and channels:
 //
-// first_pixel    of the region inside a block of the tensor; its rows are contiguous
-// first_channel, channels   of the region, counted from the tensor's first channel
-// pixels         of the region, in each channel
+// HALF, PLANAR_HALF   defined where the blocked, and the planar tensor is stored as half
+// lead           lanes of the first block that lie before the region
+// channels, pixels    of the region; its rows are contiguous in either layout
 // zero_to        lanes of the last block up to which zeros are stored (to_blocked)
 
 // r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time; V rounds' halves make a perfect shuffle.
@@ -29,51 +29,62 @@
 #endif
 
 // Planar rows begin anywhere, so they are never assumed to be aligned.
+#ifdef PLANAR_HALF
+#define PLANAR half
+#define PLANAR_LOAD(p) CAT(vload_half, V)(0, (p))
+#define PLANAR_STORE(value, p) CAT(vstore_half, V)((value), 0, (p))
+#define PLANAR_GET(p) vload_half(0, (p))
+#define PLANAR_SET(value, p) vstore_half((value), 0, (p))
+#else
+#define PLANAR float
 #define PLANAR_LOAD(p) CAT(vload, V)(0, (p))
 #define PLANAR_STORE(value, p) CAT(vstore, V)((value), 0, (p))
+#define PLANAR_GET(p) (*(p))
+#define PLANAR_SET(value, p) (*(p) = (value))
+#endif
+
+// Channel `i` of the block at pixel `at`; lanes before the region lie before the planar buffer.
+#define ROW(i, at) (planar + (row + (long)(i) * planar_stride + (at)))
 
 KERNEL void to_planar(
-    __global const float *input, int input_offset, int input_stride, __global float *planar,
-    int strip, int first_pixel, int first_channel, int channels, int pixels)
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global PLANAR *planar, int planar_offset, int planar_stride,
+    int strip, int lead, int channels, int pixels)
 {
-    const int block = first_channel / V + BLOCK_ID;
-    const int low = max(first_channel - block * V, 0);
-    const int high = min(first_channel + channels - block * V, V);
-    __global const float *in =
-        BLOCK(input, input_offset, input_stride, block) + (size_t)first_pixel * V;
-    // Row of lane 0, which may lie before the buffer where the region begins inside the block.
-    const long row = (long)(block * V - first_channel) * pixels;
+    const int block = BLOCK_ID;
+    const int low = max(lead - block * V, 0);
+    const int high = min(lead + channels - block * V, V);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
+    const long row = planar_offset + (long)(block * V - lead) * planar_stride;
 
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
     for (; at + V <= stop; at += V) {
         VEC m[V], t[V];
-        UNROLL for (int i = 0; i < V; i++) m[i] = VLOAD(in + (at + i) * V);
+        UNROLL for (int i = 0; i < V; i++) m[i] = LOAD(in + (at + i) * V);
         TRANSPOSE
         if (low == 0 && high == V) {
-            UNROLL for (int i = 0; i < V; i++)
-                PLANAR_STORE(m[i], planar + (row + (long)i * pixels + at));
+            UNROLL for (int i = 0; i < V; i++) PLANAR_STORE(m[i], ROW(i, at));
         } else {
             UNROLL for (int i = 0; i < V; i++)
-                if (i >= low && i < high)
-                    PLANAR_STORE(m[i], planar + (row + (long)i * pixels + at));
+                if (i >= low && i < high) PLANAR_STORE(m[i], ROW(i, at));
         }
     }
     for (; at < stop; at++)
-        for (int i = low; i < high; i++) planar[row + (long)i * pixels + at] = in[at * V + i];
+        for (int i = low; i < high; i++) PLANAR_SET(GET(in, at * V + i), ROW(i, at));
 }
 
 KERNEL void to_blocked(
-    __global float *output, int output_offset, int output_stride, __global const float *planar,
-    int strip, int first_pixel, int first_channel, int channels, int pixels, int zero_to)
+    __global const PLANAR *planar, int planar_offset, int planar_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    int strip, int lead, int channels, int pixels, int zero_to)
 {
-    const int block = first_channel / V + BLOCK_ID;
-    const int low = max(first_channel - block * V, 0);
-    const int high = min(first_channel + channels - block * V, V);
-    const int zeros = first_channel + channels - block * V <= V ? max(zero_to, high) : high;
-    __global float *out =
-        BLOCK(output, output_offset, output_stride, block) + (size_t)first_pixel * V;
-    const long row = (long)(block * V - first_channel) * pixels;
+    const int block = BLOCK_ID;
+    const int low = max(lead - block * V, 0);
+    const int high = min(lead + channels - block * V, V);
+    const int zeros = lead + channels - block * V <= V ? max(zero_to, high) : high;
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);
+    const long row = planar_offset + (long)(block * V - lead) * planar_stride;
 
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
@@ -81,20 +92,29 @@ KERNEL void to_blocked(
         for (; at + V <= stop; at += V) {
             VEC m[V], t[V];
             if (high == V) {
-                UNROLL for (int i = 0; i < V; i++)
-                    m[i] = PLANAR_LOAD(planar + (row + (long)i * pixels + at));
+                UNROLL for (int i = 0; i < V; i++) m[i] = PLANAR_LOAD(ROW(i, at));
             } else {
                 UNROLL for (int i = 0; i < V; i++)
-                    m[i] = i < high ? PLANAR_LOAD(planar + (row + (long)i * pixels + at))
-                                    : (VEC)(0.0f);
+                    m[i] = i < high ? PLANAR_LOAD(ROW(i, at)) : (VEC)(0.0f);
             }
             TRANSPOSE
-            UNROLL for (int i = 0; i < V; i++) VSTORE(m[i], out + (at + i) * V);
+            UNROLL for (int i = 0; i < V; i++) STORE(m[i], out + (at + i) * V);
         }
     }
     // A block whose other lanes belong to somebody else is written lane by lane.
     for (; at < stop; at++) {
-        for (int i = low; i < high; i++) out[at * V + i] = planar[row + (long)i * pixels + at];
-        for (int i = high; i < zeros; i++) out[at * V + i] = 0.0f;
+        for (int i = low; i < high; i++) SET(PLANAR_GET(ROW(i, at)), out, at * V + i);
+        for (int i = high; i < zeros; i++) SET(0.0f, out, at * V + i);
     }
+}
+
+// Planar to planar, one channel of the region at a time; `strip` chunks of V pixels.
+KERNEL void copy_planar(
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global PLANAR *planar, int planar_offset, int planar_stride, int strip, int pixels)
+{
+    __global const ELEMENT *in = input + (input_offset + (size_t)BLOCK_ID * input_stride);
+    __global PLANAR *out = planar + (planar_offset + (size_t)BLOCK_ID * planar_stride);
+    const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
+    for (int at = STRIP_ID * strip * V; at < stop; at++) PLANAR_SET(ACTIVATE(GET(in, at)), out + at);
 }

@@ -1,63 +1,93 @@
-"""Between the GPU's blocked layout and planar (nchw) buffers: what data sharing copies through.
+"""Between the GPU's layouts: what data sharing, and ops of different layouts, copy through.
 
-The planar side is the compact region, [channels][rows][width] floats from the start of the scratch
-buffer `planar`; the blocked side is the whole tensor, of which only the region is touched.
+Every layout is reached from the planar one and left for it, whatever region moves; blocks and
+texels also become each other, where whole ones do.
 """
 
 from __future__ import annotations
 
-from codl.kernels.base import Arg, KernelPlan, Launch, ScratchArg, TensorArg
+from codl.kernels.base import Arg, KernelPlan, Launch, Storage, TensorArg
+from codl.kernels.image import texels
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.base import Activation
-from codl.ops.region import Region, Shape
+from codl.ops.region import Shape
 from codl.soc import Soc
 
 #: V x V chunks of one work-item of a CPU at most.
 LONGEST_STRIP = 64
 
-
-def to_planar(shape: Shape, region: Region, soc: Soc) -> KernelPlan:
-    """Copy `region` of the blocked tensor `TensorArg("input")` of `shape` to scratch `planar`."""
-    return _plan("to_planar", TensorArg("input"), (), shape, region, soc)
-
-
-def to_blocked(shape: Shape, region: Region, soc: Soc) -> KernelPlan:
-    """Copy scratch `planar` to `region` of the blocked tensor `TensorArg("output")` of `shape`.
-
-    A region that ends at the tensor's last channel also clears the lanes beyond it; otherwise
-    lanes outside the region keep what they hold.
-    """
-    width = soc.gpu.vector_width
-    zero_to = width if region.channels.stop == shape.c else 0
-    return _plan("to_blocked", TensorArg("output"), (zero_to,), shape, region, soc)
+#: The kernel from one layout to another, its source, and the sides that HALF and PLANAR_HALF are
+#: about (0 the source, 1 the target).
+KERNELS = {
+    ("planar", "planar"): ("copy_planar", "transform", 0, 1),
+    ("blocked", "planar"): ("to_planar", "transform", 0, 1),
+    ("planar", "blocked"): ("to_blocked", "transform", 1, 0),
+    ("image", "planar"): ("image_to_planar", "image", 0, 1),
+    ("planar", "image"): ("planar_to_image", "image", 1, 0),
+    ("blocked", "image"): ("blocked_to_image", "image", 0, 1),
+    ("image", "blocked"): ("image_to_blocked", "image", 1, 0),
+}
 
 
-def _plan(
-    kernel: str, tensor: TensorArg, more: tuple[Arg, ...], shape: Shape, region: Region, soc: Soc
+def transform(
+    source: Storage, target: Storage, part: Shape, soc: Soc, *, lead: int = 0, ends: bool = True
 ) -> KernelPlan:
-    width = soc.gpu.vector_width
-    pixels = region.rows.size * shape.w
-    blocks = ceil_div(region.channels.stop, width) - region.channels.start // width
-    chunks = ceil_div(pixels, width)
-    length = strip(chunks, blocks, LONGEST_STRIP, soc)
-    global_size, local_size = item_grid(ceil_div(chunks, length), blocks, soc)
-    sizes = (
-        length,
-        region.rows.start * shape.w,
-        region.channels.start,
-        region.channels.size,
-        pixels,
-    )
+    """Copy a region of the shape `part` of one image.
+
+    `lead`: channels of the first block (or texel, between planar and image) that lie before the
+    region. `ends`: whether the region ends at the last channel of the blocked side, whose lanes
+    beyond are then cleared; otherwise lanes outside the region keep what they hold. An image is
+    only written by whole texels: without `lead`, and to its last channel or a multiple of 4.
+    """
+    if (source.layout, target.layout) not in KERNELS:
+        raise ValueError(f"no kernel copies {source} to {target}")
+    kernel, file, half, planar_half = KERNELS[source.layout, target.layout]
+    sides = (source, target)
+    halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
+    if file == "transform":
+        sizes, global_size, local_size = _by_blocks(kernel, part, soc, lead, ends)
+    else:
+        sizes, global_size, local_size = _by_texels(kernel, part, soc, lead)
     return KernelPlan(
-        source="layout/transform.cl",
+        source=f"layout/{file}.cl",
         launches=(
             Launch(
                 kernel=kernel,
                 global_size=global_size,
                 local_size=local_size,
-                args=(tensor, ScratchArg("planar"), *sizes, *more),
+                args=(TensorArg("input"), TensorArg("output"), *sizes),
             ),
         ),
-        defines=base_defines(Activation(), soc),
-        scratch={"planar": region.shape(shape).bytes},
+        defines={
+            **base_defines(Activation(), soc),
+            **{name: 1 for name, side in halves.items() if side.element == "float16"},
+        },
+        storages={TensorArg("input"): source, TensorArg("output"): target},
     )
+
+
+Grid = tuple[tuple[Arg, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _by_blocks(kernel: str, part: Shape, soc: Soc, lead: int, ends: bool) -> Grid:
+    width, pixels = soc.gpu.vector_width, part.h * part.w
+    chunks = ceil_div(pixels, width)
+    others = part.c if kernel == "copy_planar" else ceil_div(lead + part.c, width)
+    length = strip(chunks, others, LONGEST_STRIP, soc)
+    sizes: tuple[Arg, ...] = (length, lead, part.c, pixels)
+    if kernel == "to_blocked":
+        sizes += (width if ends else 0,)
+    if kernel == "copy_planar":
+        sizes = (length, pixels)
+    return sizes, *item_grid(ceil_div(chunks, length), others, soc)
+
+
+def _by_texels(kernel: str, part: Shape, soc: Soc, lead: int) -> Grid:
+    pixels = part.h * part.w
+    others = texels(part.c if "blocked" in kernel else lead + part.c)
+    length = strip(pixels, others, LONGEST_STRIP * soc.gpu.vector_width, soc)
+    sizes: tuple[Arg, ...] = {
+        "image_to_planar": (lead, part.c, pixels),
+        "planar_to_image": (part.c, pixels),
+    }.get(kernel, (lead, pixels))
+    return (length, part.w, *sizes), *item_grid(ceil_div(pixels, length), others, soc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, round_up
+from codl.kernels.ncnn import NcnnLayer, one_image, round_up
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -16,6 +16,8 @@ class CpuDirect:
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return one_image(op)
         if op.dilation != (1, 1):
             return f"ncnn's pooling has no dilation, got dilation={op.dilation}"
         return None

@@ -26,13 +26,13 @@
 #define STOP_TAP(at, step, size, taps) min((taps), max(((size) - (at) + (step) - 1) / (step), 0))
 
 KERNEL void pool2d_direct(
-    __global const float *input, int input_offset, int input_stride,
-    __global float *output, int output_offset, int output_stride,
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
     int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
 {
-    __global const float *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
-    __global float *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
     const int inner_h = in_h - (KERNEL_H - 1) * dilation_h;
     const int inner_w = in_w - (KERNEL_W - 1) * dilation_w;
 
@@ -43,18 +43,18 @@ KERNEL void pool2d_direct(
         VEC value = (VEC)(EMPTY);
         int count = KERNEL_H * KERNEL_W;
         if (y0 >= 0 && y0 < inner_h && x0 >= 0 && x0 < inner_w) {
-            __global const float *row = in + (y0 * in_w + x0) * V;
+            __global const ELEMENT *row = in + (y0 * in_w + x0) * V;
             WINDOW_LOOP for (int ky = 0; ky < KERNEL_H; ky++)
                 WINDOW_LOOP for (int kx = 0; kx < KERNEL_W; kx++)
                     value = COLLECT(value,
-                                    VLOAD(row + (ky * dilation_h * in_w + kx * dilation_w) * V));
+                                    LOAD(row + (ky * dilation_h * in_w + kx * dilation_w) * V));
         } else {
             const int top = FIRST_TAP(y0, dilation_h), left = FIRST_TAP(x0, dilation_w);
             const int bottom = STOP_TAP(y0, dilation_h, in_h, KERNEL_H);
             const int right = STOP_TAP(x0, dilation_w, in_w, KERNEL_W);
             for (int ky = top; ky < bottom; ky++)
                 for (int kx = left; kx < right; kx++)
-                    value = COLLECT(value, VLOAD(in + ((y0 + ky * dilation_h) * in_w + x0 +
+                    value = COLLECT(value, LOAD(in + ((y0 + ky * dilation_h) * in_w + x0 +
                                                        kx * dilation_w) * V));
             count = max(bottom - top, 0) * max(right - left, 0);
         }
@@ -64,7 +64,7 @@ KERNEL void pool2d_direct(
 #ifndef MODE_MAX
         value /= (float)count;
 #endif
-        VSTORE(ACTIVATE(value), out + pixel * V);
+        STORE(ACTIVATE(value), out + pixel * V);
         if (++out_x == out_w) {
             out_x = 0;
             out_y++;

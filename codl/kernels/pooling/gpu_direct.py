@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
@@ -18,19 +18,25 @@ LONGEST_STRIP = 4096
 class GpuDirect:
     """Any window, stride, padding and dilation."""
 
-    name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         return None
 
-    def features(self, op: Pool2d, soc: Soc) -> dict[str, float]:
+    def choices(self, op: Pool2d, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         blocks, width = soc.gpu.blocks(op.input.c), soc.gpu.vector_width
         pixels, window = op.output.h * op.output.w, op.kernel.h * op.kernel.w
         items = ceil_div(pixels, _strip(op, soc)) * blocks
+        size = float(self.storage.element_bytes)
         return {
             "window_steps": float(pixels * blocks * window),
             "output_blocks": float(pixels * blocks),
@@ -38,11 +44,11 @@ class GpuDirect:
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            "input_bytes": 4.0 * round_up(op.input.c, width) * op.input.h * op.input.w,
-            "output_bytes": 4.0 * round_up(op.input.c, width) * pixels,
+            "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
+            "output_bytes": size * round_up(op.input.c, width) * pixels,
         }
 
-    def plan(self, op: Pool2d, soc: Soc) -> KernelPlan:
+    def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         length, pixels = _strip(op, soc), op.output.h * op.output.w
         blocks = soc.gpu.blocks(op.input.c)
         global_size, local_size = item_grid(ceil_div(pixels, length), blocks, soc)
@@ -68,8 +74,8 @@ class GpuDirect:
                     args=(TensorArg("input"), TensorArg("output"), *sizes),
                 ),
             ),
-            defines={**base_defines(op.activation, soc), **_mode(op)},
-        )
+            defines={**base_defines(op.activation, soc, self.storage), **_mode(op)},
+        ).stored_as(self.storage)
 
 
 def _strip(op: Pool2d, soc: Soc) -> int:

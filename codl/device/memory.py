@@ -1,0 +1,179 @@
+"""Tensors in the GPU's memory, and memory that both processors see in turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codl.device.failures import explained
+from codl.device.loader import cl_module
+from codl.errors import DeviceError
+from codl.kernels.base import PLANAR, Constant, ImageSize, Storage
+from codl.kernels.image import image_refusal
+from codl.ops import Array, Region, Shape, Span
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from codl.device.opencl import OpenClDevice
+
+
+@dataclass(frozen=True)
+class GpuTensor:
+    """A region of a tensor of some shape, all images of it, in memory of its own.
+
+    Where channels lie in blocks of `block`, the region starts at a whole block; rows lie densely.
+    """
+
+    memory: cl.MemoryObject
+    shape: Shape
+    region: Region
+    storage: Storage
+    block: int
+
+    @classmethod
+    def allocate(
+        cls, gpu: OpenClDevice, shape: Shape, region: Region, storage: Storage
+    ) -> GpuTensor:
+        """Allocate a region of a tensor, its channels rounded to whole blocks, filled with zeros.
+
+        Lanes beyond the last channel must be finite from the start.
+        """
+        block = {"blocked": gpu.soc.gpu.vector_width, "planar": 1, "image": 4}[storage.layout]
+        empty = cls(None, shape, region, storage, block)
+        memory = _image(gpu, empty) if storage.layout == "image" else _buffer(gpu, empty)
+        return cls(memory, shape, region, storage, block)
+
+    @staticmethod
+    def fits(gpu: OpenClDevice, shape: Shape, region: Region, storage: Storage) -> bool:
+        """Whether `allocate` can make this: images have a largest size."""
+        return storage.layout != "image" or not image_refusal(gpu.soc, [region.shape(shape)])
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.region.channels.size // self.block)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one channel, or block of channels, of one image."""
+        return self.region.rows.size * self.shape.w
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all images, with their last blocks whole."""
+        elements = self.shape.n * self.blocks * self.block * self.pixels
+        return self.storage.element_bytes * elements
+
+    def lead(self, part: Region) -> int:
+        """Channels of the first block of `part` that lie before it."""
+        return (part.channels.start - self.region.channels.start) % self.block
+
+    def blocks_around(self, part: Region, block: int | None = None) -> Region:
+        """The region of whole blocks (or of `block` channels) that `part` lies in."""
+        block, (first, last) = block or self.block, self.region.channels
+        begin = part.channels.start - (part.channels.start - first) % block
+        end = part.channels.stop + (first - part.channels.stop) % block
+        return Region(Span(begin, min(end, last)), part.rows)
+
+    def is_whole_blocks(self, part: Region, block: int | None = None) -> bool:
+        return self.blocks_around(part, block) == part
+
+    def view(self, part: Region, image: int = 0) -> tuple[cl.MemoryObject, np.int32, np.int32]:
+        """The three kernel arguments that name `part` of one image."""
+        inner = part.within(self.region)
+        if inner.channels.start % self.block:
+            raise ValueError(f"{part} does not begin at a block of {self.block} channels")
+        first = inner.channels.start // self.block
+        if self.storage.layout == "image":
+            row = image * self.region.rows.size + inner.rows.start
+            return self.memory, np.int32(first * self.shape.w), np.int32(row)
+        offset = (image * self.blocks + first) * self.pixels + inner.rows.start * self.shape.w
+        return self.memory, np.int32(offset), np.int32(self.pixels)
+
+    def as_shape(self, shape: Shape) -> GpuTensor:
+        """The same planar elements under another shape; only of a whole tensor."""
+        if self.storage.layout != "planar" or self.region != Region.whole(self.shape):
+            raise ValueError(f"{self.storage} {self.region} of {self.shape} has no other shape")
+        return GpuTensor(self.memory, shape, Region.whole(shape), self.storage, self.block)
+
+
+class SharedBuffer:
+    """A region of a tensor in memory that both processors see in turns.
+
+    The GPU sees it as the planar float32 `tensor`; the CPU, while it is mapped, as `array`, shaped
+    (images, channels, rows, columns).
+    """
+
+    def __init__(self, gpu: OpenClDevice, shape: Shape, region: Region) -> None:
+        flags = cl_module().mem_flags.READ_WRITE | cl_module().mem_flags.ALLOC_HOST_PTR
+        self._shape = region.shape(shape)
+        size = checked_size(gpu, self._shape.bytes)
+        with explained(f"Allocating {size} bytes that both processors see"):
+            self.buffer = cl_module().Buffer(gpu.context, flags, size)
+        self.tensor = GpuTensor(self.buffer, shape, region, PLANAR, 1)
+        self._gpu = gpu
+        self._array: Array | None = None
+
+    def map(self, *, write: bool) -> cl.Event:
+        """Begin to map for reading, or for writing everything; the event says when it is done."""
+        flags = cl_module().map_flags
+        access = flags.WRITE_INVALIDATE_REGION if write else flags.READ
+        self._array, event = cl_module().enqueue_map_buffer(
+            self._gpu.queue, self.buffer, access, 0, self._shape, np.float32, is_blocking=False
+        )
+        return event
+
+    @property
+    def array(self) -> Array:
+        """The mapped memory; only between `map`'s event and `unmap`."""
+        if self._array is None:
+            raise RuntimeError("a shared buffer was used while it was not mapped")
+        return self._array
+
+    def unmap(self) -> cl.Event:
+        """Hand the memory back to the GPU."""
+        event = self.array.base.release(self._gpu.queue)  # type: ignore[union-attr]
+        self._array = None
+        return event
+
+
+def checked_size(gpu: OpenClDevice, size: int) -> int:
+    """A buffer's size in bytes; raises `DeviceError` where the device allows none so large."""
+    most = gpu.device.max_mem_alloc_size
+    if size > most:
+        raise DeviceError(f"A buffer of {size} bytes is wanted, {gpu.device.name} allows {most}.")
+    return size
+
+
+def _buffer(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Buffer:
+    size, flags = checked_size(gpu, tensor.bytes), cl_module().mem_flags.READ_WRITE
+    buffer = cl_module().Buffer(gpu.context, flags, size)
+    cl_module().enqueue_fill_buffer(gpu.queue, buffer, np.uint8(0), 0, tensor.bytes)
+    return buffer
+
+
+def _image(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Image:
+    refusal = image_refusal(gpu.soc, [tensor.region.shape(tensor.shape)])
+    if refusal is not None:
+        raise DeviceError(f"{tensor.region} of {tensor.shape} cannot be an image: {refusal}.")
+    cl = cl_module()
+    size = (tensor.blocks * tensor.shape.w, tensor.shape.n * tensor.region.rows.size)
+    image = make_image(gpu, ImageSize(*size, tensor.storage.element))
+    cl.enqueue_fill_image(gpu.queue, image, np.zeros(4, np.float32), (0, 0, 0), (*size, 1))
+    return image
+
+
+def make_image(gpu: OpenClDevice, size: ImageSize, values: Constant | None = None) -> cl.Image:
+    """An image of RGBA texels, with `values` shaped (rows, columns, 4) where they are given."""
+    cl = cl_module()
+    half = size.element == "float16"
+    channel = cl.channel_type.HALF_FLOAT if half else cl.channel_type.FLOAT
+    format_ = cl.ImageFormat(cl.channel_order.RGBA, channel)
+    flags, shape = cl.mem_flags, (size.width, size.height)
+    if values is None:
+        return cl.create_image(gpu.context, flags.READ_WRITE, format_, shape)
+    copied = flags.READ_ONLY | flags.COPY_HOST_PTR
+    texels = np.ascontiguousarray(values)
+    return cl.create_image(gpu.context, copied, format_, shape, hostbuf=texels)

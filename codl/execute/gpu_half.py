@@ -1,0 +1,140 @@
+"""The GPU's half of a chain: kernels bound in order, with transforms where layouts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from codl.device.memory import GpuTensor
+from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.errors import CodlError, DeviceError
+from codl.kernels import registry, tuned
+from codl.kernels.base import GpuVariant, KernelPlan, Storage, TensorArg
+from codl.ops import Region
+from codl.ops.chain import Half, Part
+from codl.ops.plan import Chain
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A kernel variant that a device could not build or run, and what took its place."""
+
+    layer: str
+    variant: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layer!r} runs in {self.instead} and not in {self.variant}, which fails here: "
+            f"{self.reason}"
+        )
+
+
+class GpuHalf:
+    """Compiles and binds kernels over `tensors`, which live on; others are allocated here."""
+
+    def __init__(self, half: Half, chain: Chain, tensors: dict[str, GpuTensor],
+                 gpu: OpenClDevice) -> None:  # fmt: skip
+        self.kernels: list[BoundKernel] = []
+        self.fallbacks: list[Fallback] = []
+        self._gpu = gpu
+        self._tensors = dict(tensors)
+        #: Copies of tensors in other storages, valid inside this chain.
+        self._copies: dict[tuple[str, Storage], GpuTensor] = {}
+        for part in half.parts:
+            self._add(part, chain.variants[part.layer.name]["gpu"])
+
+    def _add(self, part: Part, name: str) -> None:
+        """Bind a part in the variant that is planned or, where the device fails, the next one.
+
+        Every kernel runs once here: some failures only show at the first launch.
+        """
+        failed: list[tuple[str, str]] = []
+        for variant, plan in _candidates(part, name, self._gpu):
+            tensors, copies = dict(self._tensors), dict(self._copies)
+            try:
+                kernels = self._bind(part, plan)
+                self._gpu.warm_up(kernels)
+            except DeviceError as error:
+                failed.append((variant.name, str(error)))
+                # What the failed attempt would have filled is no copy of anything.
+                self._tensors, self._copies = tensors, copies
+                continue
+            self.kernels += kernels
+            self.fallbacks += [Fallback(part.layer.name, v, r, variant.name) for v, r in failed]
+            return
+        reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
+        raise DeviceError(f"No kernel variant of {part.layer.name!r} works here. {reasons}")
+
+    def _bind(self, part: Part, plan: KernelPlan) -> list[BoundKernel]:
+        layer, gpu = part.layer, self._gpu
+        kernels: list[BoundKernel] = []
+        arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
+        for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True)):
+            argument = TensorArg("input", index)
+            arguments[argument] = (self._read(name, plan.storage(argument), kernels), need)
+        target, stored = self._target(part, plan.storage(TensorArg("output")))
+        arguments[TensorArg("output")] = (target, part.region)
+        weights = layer.op.restrict_weights(layer.weights, part.region)
+        kernels += gpu.bind(plan, arguments, weights=weights, label=layer.name)
+        if stored is not target:
+            kernels += gpu.transform(target, stored, part.region, f"transform {layer.output}")
+        self._tensors[layer.output] = stored
+        return kernels
+
+    def _read(self, name: str, storage: Storage, kernels: list[BoundKernel]) -> GpuTensor:
+        """The tensor in a storage; what copies it there is added to `kernels`."""
+        tensor = self._tensors[name]
+        if tensor.storage == storage:
+            return tensor
+        if (name, storage) not in self._copies:
+            copy = self._gpu.tensor(tensor.shape, tensor.region, storage)
+            kernels += self._gpu.transform(tensor, copy, tensor.region, f"transform {name}")
+            self._copies[name, storage] = copy
+        return self._copies[name, storage]
+
+    def _target(self, part: Part, storage: Storage) -> tuple[GpuTensor, GpuTensor]:
+        """Where a part's kernels write, and where its output is then kept."""
+        shape, region = part.layer.op.output, part.region
+        kept = self._tensors.get(part.layer.output)
+        if kept is not None and kept.storage == storage:
+            return kept, kept
+        own = self._gpu.tensor(shape, region, storage)
+        return own, kept or own
+
+
+def _candidates(
+    part: Part, name: str, gpu: OpenClDevice
+) -> Iterator[tuple[GpuVariant, KernelPlan]]:
+    """The planned variant, then every other one that accepts the op.
+
+    Each in its tuned choice first, where it has one, and then in its default.
+    """
+    planned: Any = registry.find(part.op, name)
+    refusal = planned.refusal(part.op, gpu.soc)
+    if refusal is not None:
+        raise CodlError(f"{name} cannot run {part.layer.name!r}: {refusal}.")
+    others: list[Any] = [
+        v for v in registry.variants(part.op, "gpu", gpu.soc) if v.name != planned.name
+    ]
+    for variant in (planned, *others):
+        yield variant, tuned.plan(variant, part.op, gpu.soc)
+        if tuned.choice(variant, part.op, gpu.soc) is not None:
+            yield variant, variant.plan(part.op, gpu.soc)
+
+
+def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
+    """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
+
+    `parts` come in order, each with the name of its variant.
+    """
+    storages: dict[str, Storage] = {}
+    for part, name in parts:
+        variant: Any = registry.find(part.op, name)
+        plan = tuned.plan(variant, part.op, gpu.soc)
+        for index, tensor in enumerate(part.layer.inputs):
+            storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
+        storages[part.layer.output] = plan.storage(TensorArg("output"))
+    return storages

@@ -1,0 +1,43 @@
+"""Element-wise operators on the CPU: ncnn's layers for one or two inputs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import Processor
+from codl.kernels.ncnn import NcnnLayer, one_image
+from codl.ops.eltwise import Eltwise
+from codl.soc import Soc
+
+#: ncnn's codes of BinaryOp.
+CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}
+
+
+class CpuDirect:
+    """Inputs of one shape; ncnn has rules of its own for stretching others."""
+
+    name: ClassVar[str] = "cpu_direct"
+    op_kind: ClassVar[str] = "eltwise"
+    processor: ClassVar[Processor] = "cpu"
+
+    def refusal(self, op: Eltwise, soc: Soc) -> str | None:
+        if op.input.n != 1:
+            return one_image(op)
+        if len(set(op.inputs)) > 1:
+            return f"the inputs must have one shape, got {op.inputs[0]} and {op.inputs[1]}"
+        if op.mode not in CODES and op.mode != "identity":
+            return f"ncnn has no layer for {op.mode}"
+        return None
+
+    def plan(self, op: Eltwise, soc: Soc) -> NcnnLayer:
+        if op.mode == "identity":
+            # Not the activation alone: ncnn would run it in place, in a tensor of somebody else.
+            return NcnnLayer("BinaryOp", {0: CODES["add"], 1: 1, 2: 0.0}, after=op.activation)
+        return NcnnLayer("BinaryOp", {0: CODES[op.mode]}, after=op.activation, copies_input=True)
+
+    def features(self, op: Eltwise, soc: Soc) -> dict[str, float]:
+        return {
+            "input_bytes": float(sum(shape.bytes for shape in op.inputs)),
+            "output_bytes": float(op.output.bytes),
+            "activations": float(op.output.elements) if op.activation.kind != "none" else 0.0,
+        }

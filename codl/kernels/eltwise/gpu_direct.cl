@@ -1,0 +1,86 @@
+// Element-wise operators: one output pixel x one block of channels at a time, `strip` pixels in a
+// work-item.
+//
+// MODE           0 add, 1 sub, 2 mul, 3 div, 4 max, 5 min, 6 pow, 7 prelu, 8 identity
+// UNARY          defined where there is one input; the second one's arguments repeat the first's
+// STRETCHED_i    defined where rows or columns of input i are stretched to the output's
+// ONE_LANE_i     defined where input i has one channel, and all lanes take that
+// channels       of the output
+// block_i, row_i, column_i   how far input i moves on for each of the output's: 0 where it stays
+
+#if MODE == 0
+#define COMBINE(a, b) ((a) + (b))
+#elif MODE == 1
+#define COMBINE(a, b) ((a) - (b))
+#elif MODE == 2
+#define COMBINE(a, b) ((a) * (b))
+#elif MODE == 3
+#define COMBINE(a, b) ((a) / (b))
+#elif MODE == 4
+#define COMBINE(a, b) max((a), (b))
+#elif MODE == 5
+#define COMBINE(a, b) min((a), (b))
+#elif MODE == 6
+#define COMBINE(a, b) pow((a), (b))
+#elif MODE == 7
+#define COMBINE(a, b) (max((a), 0.0f) + (b) * min((a), 0.0f))
+#else
+#define COMBINE(a, b) (a)
+#endif
+
+#ifdef STRETCHED_0
+#define AT_0 (y * row_0 + x * column_0)
+#else
+#define AT_0 pixel
+#endif
+#ifdef STRETCHED_1
+#define AT_1 (y * row_1 + x * column_1)
+#else
+#define AT_1 pixel
+#endif
+#ifdef ONE_LANE_0
+#define TAKE_0(p) (VEC)(GET((p), 0))
+#else
+#define TAKE_0(p) LOAD(p)
+#endif
+#ifdef ONE_LANE_1
+#define TAKE_1(p) (VEC)(GET((p), 0))
+#else
+#define TAKE_1(p) LOAD(p)
+#endif
+
+KERNEL void eltwise_direct(
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global const ELEMENT *other, int other_offset, int other_stride,
+    __global ELEMENT *output, int output_offset, int output_stride, int strip,
+    int channels, int pixels, int width,
+    int block_0, int row_0, int column_0, int block_1, int row_1, int column_1)
+{
+    __global const ELEMENT *a = BLOCK(input, input_offset, input_stride, BLOCK_ID * block_0);
+    __global const ELEMENT *b = BLOCK(other, other_offset, other_stride, BLOCK_ID * block_1);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
+    const int stop = min((int)(STRIP_ID + 1) * strip, pixels);
+    for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
+#if defined(STRETCHED_0) || defined(STRETCHED_1)
+        const int y = pixel / width, x = pixel - y * width;
+#endif
+        const VEC left = TAKE_0(a + AT_0 * V);
+#ifdef UNARY
+        const VEC right = left;
+#else
+        const VEC right = TAKE_1(b + AT_1 * V);
+#endif
+        const VEC value = ACTIVATE(COMBINE(left, right));
+#if MODE == 3 || MODE == 6
+        // Zeros over zeros and the like must not get into lanes beyond the last channel.
+        if ((BLOCK_ID + 1) * V > channels) {
+            float lanes[V];
+            CAT(vstore, V)(value, 0, lanes);
+            const int high = channels - (int)BLOCK_ID * V;
+            for (int i = 0; i < V; i++) SET(i < high ? lanes[i] : 0.0f, out, pixel * V + i);
+            continue;
+        }
+#endif
+        STORE(value, out + pixel * V);
+    }
+}

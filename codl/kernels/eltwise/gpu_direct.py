@@ -1,0 +1,107 @@
+"""Element-wise operators on the GPU, in blocks of channels, with any axis stretched."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
+from codl.ops.eltwise import MODES, UNARY, Eltwise
+from codl.ops.region import Shape
+from codl.soc import Soc
+
+#: Pixels of one work-item of a CPU at most: about 5 us.
+LONGEST_STRIP = 2048
+CODES = {mode: code for code, mode in enumerate(MODES)}
+
+
+class GpuDirect:
+    """Any mode; an input of one channel, one row or one column is stretched while it is read."""
+
+    op_kind: ClassVar[str] = "eltwise"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
+
+    def refusal(self, op: Eltwise, soc: Soc) -> str | None:
+        return None
+
+    def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        blocks, pixels = soc.gpu.blocks(op.output.c), op.output.h * op.output.w
+        items = ceil_div(pixels, _strip(op, soc)) * blocks
+        size = self.storage.element_bytes
+        channels = round_up(op.output.c, soc.gpu.vector_width)
+        return {
+            "output_blocks": float(pixels * blocks),
+            "stretched": float(sum(_stretched(op, i) for i in range(len(op.inputs)))),
+            "activations": float(pixels * blocks) if op.activation.kind != "none" else 0.0,
+            "work_items": float(items),
+            "waves": waves(items, soc),
+            "input_bytes": float(size * sum(shape.elements for shape in op.inputs)),
+            "output_bytes": float(size * channels * pixels),
+        }
+
+    def plan(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        blocks, pixels = soc.gpu.blocks(op.output.c), op.output.h * op.output.w
+        length = _strip(op, soc)
+        global_size, local_size = item_grid(ceil_div(pixels, length), blocks, soc)
+        count = len(op.inputs)
+        tensors = [TensorArg("input", index % count) for index in (0, 1)]
+        steps = [_steps(op, index % count) for index in (0, 1)]
+        defines = {f"STRETCHED_{i}": 1 for i in range(count) if _stretched(op, i)}
+        lanes = {f"ONE_LANE_{i}": 1 for i in range(count) if op.inputs[i].c < op.output.c}
+        return KernelPlan(
+            source="eltwise/gpu_direct.cl",
+            launches=(
+                Launch(
+                    kernel="eltwise_direct",
+                    global_size=global_size,
+                    local_size=local_size,
+                    args=(
+                        *tensors,
+                        TensorArg("output"),
+                        length,
+                        op.output.c,
+                        pixels,
+                        op.output.w,
+                        *steps[0],
+                        *steps[1],
+                    ),
+                ),
+            ),
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                "MODE": CODES[op.mode],
+                **({"UNARY": 1} if op.mode in UNARY else {}),
+                **defines,
+                **lanes,
+            },
+        ).stored_as(self.storage, count)
+
+
+def _strip(op: Eltwise, soc: Soc) -> int:
+    """Pixels of one work-item."""
+    pixels = op.output.h * op.output.w
+    return strip(pixels, soc.gpu.blocks(op.output.c), LONGEST_STRIP, soc)
+
+
+def _stretched(op: Eltwise, index: int) -> bool:
+    """Whether pixels of the output and of an input differ."""
+    shape = op.inputs[index]
+    return (shape.h, shape.w) != (op.output.h, op.output.w)
+
+
+def _steps(op: Eltwise, index: int) -> tuple[int, int, int]:
+    """How far an input moves on, in pixels or blocks, for a block, a row and a column."""
+    shape: Shape = op.inputs[index]
+    return (
+        int(shape.c == op.output.c),
+        shape.w * int(shape.h == op.output.h),
+        int(shape.w == op.output.w),
+    )

@@ -1,0 +1,30 @@
+"""Reshape on the CPU: ncnn's, on tensors as they lie."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import Processor
+from codl.kernels.ncnn import NcnnLayer
+from codl.ops.reshape import Reshape
+from codl.soc import Soc
+
+
+class CpuCopy:
+    """One image, to one image."""
+
+    name: ClassVar[str] = "cpu_copy"
+    op_kind: ClassVar[str] = "reshape"
+    processor: ClassVar[Processor] = "cpu"
+
+    def refusal(self, op: Reshape, soc: Soc) -> str | None:
+        if op.input.n != 1 or op.output.n != 1:
+            return f"the batch must be 1, got {op.input.n} and {op.output.n}"
+        return None
+
+    def plan(self, op: Reshape, soc: Soc) -> NcnnLayer:
+        sizes = {0: op.output.w, 1: op.output.h, 2: op.output.c}
+        return NcnnLayer("Reshape", sizes, after=op.activation, copies_input=True)
+
+    def features(self, op: Reshape, soc: Soc) -> dict[str, float]:
+        return {"output_bytes": float(op.output.bytes)}

@@ -1,0 +1,56 @@
+"""Reshape on the GPU: a copy from one planar tensor to another of as many elements."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.ops.reshape import Reshape
+from codl.soc import Soc
+
+#: Chunks of V elements of one work-item of a CPU at most.
+LONGEST_STRIP = 1024
+
+
+class GpuCopy:
+    """Any number of axes."""
+
+    name: ClassVar[str] = "gpu_copy"
+    op_kind: ClassVar[str] = "reshape"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: Reshape, soc: Soc) -> str | None:
+        return None
+
+    def choices(self, op: Reshape, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Reshape, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        items = self._grid(op, soc)[1]
+        return {
+            "output_bytes": float(op.output.bytes),
+            "work_items": float(items),
+            "waves": waves(items, soc),
+        }
+
+    def plan(self, op: Reshape, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        length, items = self._grid(op, soc)
+        global_size, local_size = item_grid(items, 1, soc)
+        tensors = (TensorArg("input"), TensorArg("output"))
+        args = (*tensors, length, op.output.elements)
+        return KernelPlan(
+            source="layout/transform.cl",
+            launches=(Launch("copy_planar", global_size, args, local_size),),
+            defines=base_defines(op.activation, soc),
+            storages=dict.fromkeys(tensors, PLANAR),
+            whole_batch=True,
+        )
+
+    def _grid(self, op: Reshape, soc: Soc) -> tuple[int, int]:
+        """Chunks of a work-item, and work-items."""
+        chunks = ceil_div(op.output.elements, soc.gpu.vector_width)
+        length = strip(chunks, 1, LONGEST_STRIP, soc)
+        return length, ceil_div(chunks, length)

@@ -1,0 +1,47 @@
+"""MobileNetV2 1.0 at 224x224 (Sandler et al. 2018)."""
+
+from __future__ import annotations
+
+import onnx
+
+from codl.models.builder import ModelBuilder
+
+#: Expansion, output channels, repeats and first stride of each sequence of blocks.
+BLOCKS = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+def build() -> onnx.ModelProto:
+    b = ModelBuilder("mobilenet_v2")
+    x = _conv(b, b.input("image", (1, 3, 224, 224)), 32, 3, stride=2)
+    channels = 32
+    for expansion, out, repeats, first in BLOCKS:
+        for index in range(repeats):
+            x = _block(b, x, channels, expansion, out, stride=1 if index else first)
+            channels = out
+    x = b.global_average_pool(_conv(b, x, 1280, 1))
+    b.output(b.fully_connected(b.flatten(x, 1280), 1000))
+    return b.build()
+
+
+def _block(b: ModelBuilder, x: str, channels: int, expansion: int, out: int, *,
+           stride: int) -> str:  # fmt: skip
+    inner = channels * expansion
+    y = _conv(b, x, inner, 1) if expansion > 1 else x
+    y = _conv(b, y, inner, 3, stride=stride, groups=inner)
+    y = b.batch_norm(b.conv(y, out, 1, pad=0, bias=False))
+    return b.add(y, x) if stride == 1 and channels == out else y
+
+
+def _conv(b: ModelBuilder, x: str, oc: int, kernel: int, *, stride: int = 1,
+          groups: int = 1) -> str:  # fmt: skip
+    """Convolution, batch norm and ReLU6."""
+    x = b.conv(x, oc, kernel, pad=kernel // 2, stride=stride, bias=False, groups=groups)
+    return b.clip(b.batch_norm(x), 0.0, 6.0)

@@ -1,0 +1,53 @@
+"""Ops on tensors of any rank: they see them as dense arrays and run whole on one side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from codl.ops.base import Dim, Op
+from codl.ops.region import Region, Shape, as_nchw
+
+#: The sizes of a tensor's axes, outermost first.
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NdOp(Op):
+    """`shapes` are the inputs as the model has them; `inputs` the same elements as nchw.
+
+    A subclass gives `out_sizes` and the rest; `reference` gets and returns nchw arrays, and
+    reshapes them.
+    """
+
+    shapes: tuple[Sizes, ...]
+    inputs: tuple[Shape, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(as_nchw(sizes) for sizes in self.shapes))
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return ()
+
+    @property
+    def out_sizes(self) -> Sizes:
+        """The sizes of the output's axes."""
+        raise NotImplementedError
+
+    @property
+    def output(self) -> Shape:
+        return as_nchw(self.out_sizes)
+
+    @property
+    def flops(self) -> int:
+        """One for each output element; an op that does more says so."""
+        return prod(self.out_sizes)
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        return Region.whole(self.inputs[index])
+
+    def restrict(self, part: Region) -> Op:
+        if part != Region.whole(self.output):
+            raise ValueError(f"a {self.kind} is never split, got {part} of {self.output}")
+        return self
