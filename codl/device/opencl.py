@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.device import drivers, threads
+from codl.device import drivers, launch, threads
 from codl.device.failures import explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
@@ -51,18 +52,27 @@ kernel void busy(global float *out) {
 class BoundKernel:
     """A kernel with its arguments set, ready to be enqueued at once."""
 
-    __slots__ = ("_buffers", "_global", "_local", "kernel", "name")
+    __slots__ = ("_arguments", "_buffers", "_global", "_local", "kernel", "name")
 
-    def __init__(self, name: str, kernel: cl.Kernel, launch: Launch, values: Sequence[Any]) -> None:
+    def __init__(self, name: str, kernel: cl.Kernel, shape: Launch, values: Sequence[Any]) -> None:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
-        self._global, self._local = launch.global_size, launch.local_size
+        self._global, self._local = shape.global_size, shape.local_size
+        self._arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
+
+    def submit(self, queue: cl.CommandQueue) -> None:
+        """Enqueue without an event, which is cheaper."""
+        function = launch.enqueue()
+        if function is None:
+            self.enqueue(queue)
+        elif code := function(ctypes.c_void_p(queue.int_ptr), *self._arguments):
+            raise DeviceError(f"Enqueueing the kernel {self.name!r} failed with code {code}.")
 
     def check(self, device: cl.Device) -> None:
         """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
@@ -254,12 +264,13 @@ class OpenClDevice:
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
-        event = None
-        for kernel in kernels:
-            event = kernel.enqueue(self.queue)
+        if not kernels:
+            return
+        for kernel in kernels[:-1]:
+            kernel.submit(self.queue)
+        last = kernels[-1].enqueue(self.queue)
         self.queue.flush()
-        if event is not None:
-            self.wait(event)
+        self.wait(last)
 
     def wait(self, event: cl.Event) -> None:
         """Wait for one event of a flushed queue.

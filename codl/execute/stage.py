@@ -134,9 +134,10 @@ def _enqueue(
 ) -> None:
     queue = gpu.queue
     for kernel in kernels:
-        event = kernel.enqueue(queue)
-        if timeline is not None:
-            timeline.gpu(kind, kernel.name, event)
+        if timeline is None:
+            kernel.submit(queue)
+        else:
+            timeline.gpu(kind, kernel.name, kernel.enqueue(queue))
 
 
 def build_cpu_half(

@@ -9,13 +9,23 @@ from codl.kernels.base import BLOCKED_HALF, PLANAR, Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
-from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
+from codl.kernels.conv2d import (
+    gpu_depthwise,
+    gpu_depthwise_pixels,
+    gpu_direct,
+    gpu_gemm,
+    gpu_grouped,
+    gpu_winograd,
+    gpu_winograd_gemm,
+)
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
+from codl.kernels.fc import gpu_rows as fc_gpu_rows
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
+from codl.kernels.pooling import gpu_global as pooling_gpu_global
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
 from codl.ops.base import Op
@@ -26,6 +36,9 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuWinograd(),
     conv2d_cpu.CpuGemm(),
     conv2d_cpu.CpuDirect(),
+    gpu_winograd_gemm.GpuWinogradGemm(),
+    gpu_depthwise_pixels.GpuDepthwisePixels(),
+    gpu_gemm.GpuGemm(),
     gpu_winograd.GpuWinograd(),
     gpu_depthwise.GpuDepthwise(),
     gpu_direct.GpuDirect(),
@@ -35,9 +48,11 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_grouped.GpuGrouped(BLOCKED_HALF),
     pooling_cpu.CpuDirect(),
+    pooling_gpu_global.GpuGlobal(),
     pooling_gpu.GpuDirect(),
     pooling_gpu.GpuDirect(BLOCKED_HALF),
     fc_cpu.CpuGemv(),
+    fc_gpu_rows.GpuRows(),
     fc_gpu.GpuDirect(),
     fc_gpu.GpuDirect(BLOCKED_HALF),
     concat_cpu.CpuCopy(),

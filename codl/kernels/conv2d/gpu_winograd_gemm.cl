@@ -1,21 +1,15 @@
 // Winograd convolution F(TILE x TILE, 3x3) in three kernels: every tile's input to POINTS x POINTS
 // points, a matrix product for each point (conv2d_gemm of gpu_gemm.cl), and the sums to outputs.
-// For GPUs; V is 4.
+// For GPUs; V is 4. A work-item of the transforms has one channel of one tile, so that small maps
+// still fill the device; neighbours have the four channels of a block.
 //
 // TILE       rows and columns of a tile of outputs: 2, 4 or 6
-// LANES      channels of a work-item, 1, 2 or 4: few where there are few tiles
 // points     [point][in block][tile][4], the input of the products
 // sums       [split][point][out block][tile][4], what the products leave
 
+#include "conv2d/gpu_gemm.cl"
+
 #define POINTS (TILE + 2)
-#define PARTS (4 / LANES)
-#if LANES == 1
-#define FLOATS float
-#else
-#define FLOATS CAT(float, LANES)
-#endif
-#define LANES_LOAD(p) (*(const __global FLOATS *)(p))
-#define LANES_STORE(value, p) (*(__global FLOATS *)(p) = (value))
 
 // Of POINTS inputs x(i), which lie in a row or column, their values at the points: p(i).
 // Of the sums m(i) at the points, TILE outputs: r(i).
@@ -31,8 +25,8 @@
 #elif TILE == 4  // 0, 1, -1, 2, -2, infinity
 #define TO_POINTS(p, x)                                                                            \
     {                                                                                              \
-        const FLOATS even1 = x(4) - 4.0f * x(2), odd1 = x(3) - 4.0f * x(1);                        \
-        const FLOATS even2 = x(4) - x(2), odd2 = 2.0f * (x(3) - x(1));                             \
+        const float even1 = x(4) - 4.0f * x(2), odd1 = x(3) - 4.0f * x(1);                        \
+        const float even2 = x(4) - x(2), odd2 = 2.0f * (x(3) - x(1));                             \
         p(0) = 4.0f * x(0) - 5.0f * x(2) + x(4);                                                   \
         p(1) = even1 + odd1;                                                                       \
         p(2) = even1 - odd1;                                                                       \
@@ -42,8 +36,8 @@
     }
 #define TO_OUTPUTS(r, m)                                                                           \
     {                                                                                              \
-        const FLOATS even1 = m(1) + m(2), odd1 = m(1) - m(2);                                      \
-        const FLOATS even2 = m(3) + m(4), odd2 = m(3) - m(4);                                      \
+        const float even1 = m(1) + m(2), odd1 = m(1) - m(2);                                      \
+        const float even2 = m(3) + m(4), odd2 = m(3) - m(4);                                      \
         r(0) = m(0) + even1 + even2;                                                               \
         r(1) = odd1 + 2.0f * odd2;                                                                 \
         r(2) = even1 + 4.0f * even2;                                                               \
@@ -52,11 +46,11 @@
 #else  // 0, 1, -1, 2, -2, 1/2, -1/2, infinity
 #define TO_POINTS(p, x)                                                                            \
     {                                                                                              \
-        const FLOATS even1 = x(2) - 4.25f * x(4) + x(6), odd1 = x(1) - 4.25f * x(3) + x(5);        \
-        const FLOATS even2 = 0.25f * x(2) - 1.25f * x(4) + x(6);                                   \
-        const FLOATS odd2 = 0.5f * x(1) - 2.5f * x(3) + 2.0f * x(5);                               \
-        const FLOATS even3 = 4.0f * x(2) - 5.0f * x(4) + x(6);                                     \
-        const FLOATS odd3 = 2.0f * x(1) - 2.5f * x(3) + 0.5f * x(5);                               \
+        const float even1 = x(2) - 4.25f * x(4) + x(6), odd1 = x(1) - 4.25f * x(3) + x(5);        \
+        const float even2 = 0.25f * x(2) - 1.25f * x(4) + x(6);                                   \
+        const float odd2 = 0.5f * x(1) - 2.5f * x(3) + 2.0f * x(5);                               \
+        const float even3 = 4.0f * x(2) - 5.0f * x(4) + x(6);                                     \
+        const float odd3 = 2.0f * x(1) - 2.5f * x(3) + 0.5f * x(5);                               \
         p(0) = x(0) - x(6) + 5.25f * (x(4) - x(2));                                                \
         p(1) = even1 + odd1;                                                                       \
         p(2) = even1 - odd1;                                                                       \
@@ -68,9 +62,9 @@
     }
 #define TO_OUTPUTS(r, m)                                                                           \
     {                                                                                              \
-        const FLOATS even1 = m(1) + m(2), odd1 = m(1) - m(2);                                      \
-        const FLOATS even2 = m(3) + m(4), odd2 = m(3) - m(4);                                      \
-        const FLOATS even3 = m(5) + m(6), odd3 = m(5) - m(6);                                      \
+        const float even1 = m(1) + m(2), odd1 = m(1) - m(2);                                      \
+        const float even2 = m(3) + m(4), odd2 = m(3) - m(4);                                      \
+        const float even3 = m(5) + m(6), odd3 = m(5) - m(6);                                      \
         r(0) = m(0) + even1 + even2 + even3;                                                       \
         r(1) = odd1 + 2.0f * odd2 + 0.5f * odd3;                                                   \
         r(2) = even1 + 4.0f * even2 + 0.25f * even3;                                               \
@@ -85,34 +79,33 @@ __kernel void winograd_points(
     __global float *restrict points, int tiles, int tiles_w, int in_blocks, int in_h, int in_w,
     int pad_top, int pad_left)
 {
-    const int tile = get_global_id(0) / PARTS, part = get_global_id(0) % PARTS * LANES;
+    const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
     if (tile >= tiles) return;
     const int block = get_global_id(1), tile_y = tile / tiles_w;
     const int y0 = tile_y * TILE - pad_top, x0 = (tile - tile_y * tiles_w) * TILE - pad_left;
-    __global const float *in = BLOCK(input, input_offset, input_stride, block) + part;
+    __global const float *in = BLOCK(input, input_offset, input_stride, block) + lane;
 
-    FLOATS half_way[POINTS][POINTS];
+    float half_way[POINTS][POINTS];
     UNROLL for (int i = 0; i < POINTS; i++) {
         const int y = y0 + i;
-        FLOATS row[POINTS];
+        float row[POINTS];
         UNROLL for (int j = 0; j < POINTS; j++) {
             const int x = x0 + j;
             const int inside = y >= 0 && y < in_h && x >= 0 && x < in_w;
-            row[j] = inside ? LANES_LOAD(in + (size_t)(y * in_w + x) * 4) : (FLOATS)(0.0f);
+            row[j] = inside ? in[(size_t)(y * in_w + x) * 4] : 0.0f;
         }
 #define ROW(j) row[j]
 #define POINT(j) half_way[i][j]
         TO_POINTS(POINT, ROW)
     }
     const size_t apart = (size_t)in_blocks * tiles * 4;
-    __global float *to = points + ((size_t)block * tiles + tile) * 4 + part;
+    __global float *to = points + ((size_t)block * tiles + tile) * 4 + lane;
     UNROLL for (int j = 0; j < POINTS; j++) {
-        FLOATS column[POINTS];
+        float column[POINTS];
 #define HALF_WAY(i) half_way[i][j]
 #define COLUMN(i) column[i]
         TO_POINTS(COLUMN, HALF_WAY)
-        UNROLL for (int i = 0; i < POINTS; i++)
-            LANES_STORE(column[i], to + (i * POINTS + j) * apart);
+        UNROLL for (int i = 0; i < POINTS; i++) to[(i * POINTS + j) * apart] = column[i];
     }
 }
 
@@ -121,31 +114,29 @@ __kernel void winograd_outputs(
     int output_stride, __global const float *restrict bias, int splits, int tiles, int tiles_w,
     int out_blocks, int out_h, int out_w)
 {
-    const int tile = get_global_id(0) / PARTS, part = get_global_id(0) % PARTS * LANES;
+    const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
     if (tile >= tiles) return;
     const int block = get_global_id(1), tile_y = tile / tiles_w;
     const int y0 = tile_y * TILE, x0 = (tile - tile_y * tiles_w) * TILE;
     const size_t apart = (size_t)out_blocks * tiles * 4;
-    __global const float *from = sums + ((size_t)block * tiles + tile) * 4 + part;
+    __global const float *from = sums + ((size_t)block * tiles + tile) * 4 + lane;
 
-    FLOATS half_way[POINTS][TILE];
+    float half_way[POINTS][TILE];
     UNROLL for (int i = 0; i < POINTS; i++) {
-        FLOATS row[POINTS];
-        UNROLL for (int j = 0; j < POINTS; j++)
-            row[j] = LANES_LOAD(from + (i * POINTS + j) * apart);
+        float row[POINTS];
+        UNROLL for (int j = 0; j < POINTS; j++) row[j] = from[(i * POINTS + j) * apart];
         for (int split = 1; split < splits; split++)
             UNROLL for (int j = 0; j < POINTS; j++)
-                row[j] += LANES_LOAD(from + ((split * POINTS + i) * POINTS + j) * apart);
+                row[j] += from[((split * POINTS + i) * POINTS + j) * apart];
         TO_OUTPUTS(POINT, ROW)
     }
-    const FLOATS start = LANES_LOAD(bias + block * 4 + part);
-    __global float *out = BLOCK(output, output_offset, output_stride, block) + part;
+    const float start = bias[block * 4 + lane];
+    __global float *out = BLOCK(output, output_offset, output_stride, block) + lane;
     UNROLL for (int j = 0; j < TILE; j++) {
-        FLOATS column[TILE];
+        float column[TILE];
         TO_OUTPUTS(COLUMN, HALF_WAY)
         UNROLL for (int i = 0; i < TILE; i++)
             if (y0 + i < out_h && x0 + j < out_w)
-                LANES_STORE(ACTIVATE(column[i] + start),
-                            out + (size_t)((y0 + i) * out_w + x0 + j) * 4);
+                out[(size_t)((y0 + i) * out_w + x0 + j) * 4] = ACTIVATE(column[i] + start);
     }
 }

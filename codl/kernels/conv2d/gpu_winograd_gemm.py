@@ -8,12 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
+    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
     Processor,
     ScratchArg,
+    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
@@ -22,14 +24,14 @@ from codl.kernels.conv2d.gpu_winograd import FILTER_TRANSFORMS
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.ops.base import Array, Weights
 from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
+from codl.soc import GpuSide, Soc
 
 TRANSFORMS = {
     2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,
     **FILTER_TRANSFORMS,
 }
-#: Work-items that every compute unit should get; with fewer, each takes fewer channels.
-ITEMS_PER_UNIT = 512
+#: With fewer input channels the sums at the points take longer than the products that they save.
+FEWEST_INPUTS = 16
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,15 @@ class _Tiling:
     def product(self) -> Product:
         return Product(self.tiles, self.in_blocks, self.out_blocks, batches=self.points)
 
-    def lanes(self, soc: Soc) -> int:
-        """Channels of a work-item of the transforms."""
-        items = self.tiles * min(self.in_blocks, self.out_blocks)
-        return 4 if items >= ITEMS_PER_UNIT * soc.gpu.compute_units else 1
-
-    def grid(self, blocks: int, lanes: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    def grid(self, blocks: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Global and local size of a transform."""
-        return (round_up(self.tiles * 4 // lanes, GROUP), blocks), (GROUP, 1)
+        return (round_up(4 * self.tiles, GROUP), blocks), (GROUP, 1)
 
-    def cost(self, cut: Cut, soc: Soc) -> float:
+    def cost(self, cut: Cut, gpu: GpuSide) -> float:
         """A rough latency in cycles of a compute unit; see `Cut.cost`."""
-        moved = 16 * self.tiles * self.points * (self.in_blocks + cut.splits * self.out_blocks)
-        weights = 64 * self.points * self.in_blocks * self.out_blocks
-        return cut.cost(self.product, soc) + (moved + weights) / 1500 + 12000
+        blocks = self.in_blocks + cut.splits * self.out_blocks
+        moved = 16 * self.tiles * self.points * blocks
+        return cut.cost(self.product, gpu) + 10800 + 0.44 * moved / 1000
 
 
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_Tiling, Cut]]:
@@ -85,9 +82,9 @@ def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_Tiling, Cut]]:
     found = [
         (tiling, cut)
         for tiling in (_Tiling.of(op, tile) for tile in TRANSFORMS)
-        for cut in cuts(tiling.product, soc)
+        for cut in cuts(tiling.product, soc.gpu)
     ]
-    return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc))
+    return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
 
 
 def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_Tiling, Cut]:
@@ -98,21 +95,22 @@ def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_Tiling, Cut]:
 
 
 class GpuWinogradGemm:
-    """Convolutions with a 3x3 window and stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs."""
+    """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
     name: ClassVar[str] = "gpu_winograd_gemm"
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
             return (
                 "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
                 f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
             )
+        if op.input.c < FEWEST_INPUTS:
+            return f"there must be at least {FEWEST_INPUTS} input channels, got {op.input.c}"
         if reason := refuse_width(soc):
             return reason
         if not _tilings(op, soc):
@@ -144,7 +142,6 @@ class GpuWinogradGemm:
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         t, cut = _chosen(op, soc, choice)
-        lanes = t.lanes(soc)
 
         def pack(weights: Weights) -> dict[str, Array]:
             return {
@@ -154,15 +151,13 @@ class GpuWinogradGemm:
 
         return KernelPlan(
             source="conv2d/gpu_winograd_gemm.cl",
-            libraries=("conv2d/gpu_gemm.cl",),
-            launches=(_points(op, t, lanes), _products(t, cut), _outputs(op, t, cut, lanes)),
+            launches=(_points(op, t), _products(t, cut), _outputs(op, t, cut)),
             defines={
                 **base_defines(op.activation, soc),
                 **cut.defines,
                 "POINTWISE": 1,
                 "RAW": 1,
                 "TILE": t.tile,
-                "LANES": lanes,
             },
             pack=pack,
             scratch={
@@ -172,8 +167,8 @@ class GpuWinogradGemm:
         )
 
 
-def _points(op: Conv2d, t: _Tiling, lanes: int) -> Launch:
-    global_size, local_size = t.grid(t.in_blocks, lanes)
+def _points(op: Conv2d, t: _Tiling) -> Launch:
+    global_size, local_size = t.grid(t.in_blocks)
     sizes = (t.tiles, t.tiles_w, t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
     return Launch(
         kernel="winograd_points",
@@ -191,8 +186,8 @@ def _products(t: _Tiling, cut: Cut) -> Launch:
     return cut.launch(t.product, (*buffers, *constants), window)
 
 
-def _outputs(op: Conv2d, t: _Tiling, cut: Cut, lanes: int) -> Launch:
-    global_size, local_size = t.grid(t.out_blocks, lanes)
+def _outputs(op: Conv2d, t: _Tiling, cut: Cut) -> Launch:
+    global_size, local_size = t.grid(t.out_blocks)
     sizes = (cut.splits, t.tiles, t.tiles_w, t.out_blocks, op.output.h, op.output.w)
     return Launch(
         kernel="winograd_outputs",
@@ -209,5 +204,7 @@ def _transform(weight: Array, tile: int) -> Array:
     points = np.empty((both.shape[0], 1, ins, outs), np.float32)
     for first in range(0, outs, 64):
         rows = weight[first : first + 64].reshape(-1, 9).astype(np.float64) @ both.T
-        points[:, 0, :, first : first + 64] = rows.reshape(-1, ins, both.shape[0]).transpose(2, 1, 0)
+        points[:, 0, :, first : first + 64] = rows.reshape(-1, ins, both.shape[0]).transpose(
+            2, 1, 0
+        )
     return points

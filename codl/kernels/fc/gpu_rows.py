@@ -6,7 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.ops.base import Array, Weights
@@ -26,10 +35,9 @@ class GpuRows:
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if not self.choices(op, soc):
             return f"work-groups of 64 are needed, got at most {soc.gpu.max_work_group_size}"
         return None
@@ -51,7 +59,7 @@ class GpuRows:
             "work_groups": float(groups),
             "waves": float(ceil_div(groups, soc.gpu.compute_units)),
             "flops": float(op.flops),
-            "input_bytes": float(op.input.bytes),
+            "input_bytes": 4.0 * op.input.elements,
             "weight_bytes": 4.0 * steps * width * rows,
             "output_bytes": 4.0 * op.out_channels,
         }

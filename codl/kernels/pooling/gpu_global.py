@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Choice, KernelPlan, Launch, Processor, TensorArg
+from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
@@ -20,10 +20,9 @@ class GpuGlobal:
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return f"the batch must be 1, got {op.input.n}"
         if op.extent != (op.input.h, op.input.w) or op.dilation != (1, 1) or any(op.pad):
             return (
                 "the window must be the whole input, without padding, "
