@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,27 +51,19 @@ kernel void busy(global float *out) {
 class BoundKernel:
     """A kernel with its arguments set, ready to be enqueued at once."""
 
-    __slots__ = ("_arguments", "_buffers", "_global", "_local", "kernel", "name")
+    __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name")
 
     def __init__(self, name: str, kernel: cl.Kernel, shape: Launch, values: Sequence[Any]) -> None:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
         self._global, self._local = shape.global_size, shape.local_size
-        self._arguments = launch.arguments(kernel, self._global, self._local)
+        self.arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
-
-    def submit(self, queue: cl.CommandQueue) -> None:
-        """Enqueue without an event, which is cheaper."""
-        function = launch.enqueue()
-        if function is None:
-            self.enqueue(queue)
-        elif code := function(ctypes.c_void_p(queue.int_ptr), *self._arguments):
-            raise DeviceError(f"Enqueueing the kernel {self.name!r} failed with code {code}.")
 
     def check(self, device: cl.Device) -> None:
         """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
@@ -262,12 +253,20 @@ class OpenClDevice:
         finally:
             self.queue = usual
 
+    def submit(self, kernels: Sequence[BoundKernel]) -> None:
+        """Enqueue kernels without events, which is cheaper; does not flush."""
+        function, queue = launch.enqueue_function(), launch.pointer(self.queue)
+        for kernel in kernels:
+            if function is None:
+                kernel.enqueue(self.queue)
+            elif code := function(queue, *kernel.arguments):
+                raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed, code {code}.")
+
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
         if not kernels:
             return
-        for kernel in kernels[:-1]:
-            kernel.submit(self.queue)
+        self.submit(kernels[:-1])
         last = kernels[-1].enqueue(self.queue)
         self.queue.flush()
         self.wait(last)

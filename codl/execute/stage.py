@@ -132,12 +132,11 @@ def _enqueue(
     timeline: Timeline | None,
     kind: str,
 ) -> None:
-    queue = gpu.queue
+    if timeline is None:
+        gpu.submit(kernels)
+        return
     for kernel in kernels:
-        if timeline is None:
-            kernel.submit(queue)
-        else:
-            timeline.gpu(kind, kernel.name, kernel.enqueue(queue))
+        timeline.gpu(kind, kernel.name, kernel.enqueue(gpu.queue))
 
 
 def build_cpu_half(

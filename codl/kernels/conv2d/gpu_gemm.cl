@@ -1,15 +1,14 @@
 // Convolution as a matrix product, (pixels x taps and input channels) * (these x output channels),
 // without unfolding the input in memory. For GPUs with local memory; V is 4.
 //
-// A work-group has a tile of TILE_M = TM * ITEMS_M pixels x TILE_N = TN * ITEMS_N channels, of which
-// each work-item keeps TM x TN sums in registers. A step multiplies DEPTH blocks of four inputs of
-// both factors. They lie in local memory, where the next step's are stored meanwhile, which are on
-// their way from global memory while this one's are multiplied. TEAMS such teams of work-items share
-// the steps of one tile, and work-groups the `splits` of all of them.
+// A work-group has a tile of TILE_M = TM * ITEMS_M pixels x TILE_N = TN * ITEMS_N channels, of
+// which each work-item keeps TM x TN sums in registers. A step multiplies DEPTH blocks of four
+// inputs of both factors, out of local memory; those of the next are on their way there meanwhile.
+// TEAMS such teams of work-items share the steps of one tile, and work-groups the `splits` of all.
 //
 // local memory   [two steps][team]{ pixels [DEPTH][TILE_M], weights [DEPTH][4 lanes][TILE_N / 4] }
 //                of float4; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
-// a step         blocks of inputs, counted tap after tap: (tap y * kernel w + tap x) * blocks + block
+// a step         blocks of inputs, counted tap after tap: (ky * kernel_w + kx) * in_blocks + block
 // weight         [batch][tile of channels][step][DEPTH][4 lanes][TILE_N], zeros beyond the last
 // POINTWISE      defined for 1x1 windows without padding: every tap lies inside
 // RAW            defined where sums go to [split][batch][block][pixel] without bias and activation
@@ -122,9 +121,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
         input + ((size_t)batch * in_blocks * input_stride + input_offset) * 4;
     __global const float *weights = weight +
         (((size_t)batch * get_num_groups(1) + tile_n) * all_steps + first_step) * B_SIZE * 4;
+#ifndef POINTWISE
     // What DEPTH blocks on means in taps and blocks.
     const int step_tap = DEPTH / in_blocks, step_block = DEPTH - step_tap * in_blocks;
     const int step_ky = step_tap / kernel_w, step_kx = step_tap - step_ky * kernel_w;
+#endif
     Source sources[A_LOADS];
     UNROLL for (int i = 0; i < A_LOADS; i++) {
         const int at = min(item + i * ITEMS, A_SIZE - 1);

@@ -25,8 +25,8 @@
 #elif TILE == 4  // 0, 1, -1, 2, -2, infinity
 #define TO_POINTS(p, x)                                                                            \
     {                                                                                              \
-        const float even1 = x(4) - 4.0f * x(2), odd1 = x(3) - 4.0f * x(1);                        \
-        const float even2 = x(4) - x(2), odd2 = 2.0f * (x(3) - x(1));                             \
+        const float even1 = x(4) - 4.0f * x(2), odd1 = x(3) - 4.0f * x(1);                         \
+        const float even2 = x(4) - x(2), odd2 = 2.0f * (x(3) - x(1));                              \
         p(0) = 4.0f * x(0) - 5.0f * x(2) + x(4);                                                   \
         p(1) = even1 + odd1;                                                                       \
         p(2) = even1 - odd1;                                                                       \
@@ -36,8 +36,8 @@
     }
 #define TO_OUTPUTS(r, m)                                                                           \
     {                                                                                              \
-        const float even1 = m(1) + m(2), odd1 = m(1) - m(2);                                      \
-        const float even2 = m(3) + m(4), odd2 = m(3) - m(4);                                      \
+        const float even1 = m(1) + m(2), odd1 = m(1) - m(2);                                       \
+        const float even2 = m(3) + m(4), odd2 = m(3) - m(4);                                       \
         r(0) = m(0) + even1 + even2;                                                               \
         r(1) = odd1 + 2.0f * odd2;                                                                 \
         r(2) = even1 + 4.0f * even2;                                                               \
@@ -46,11 +46,11 @@
 #else  // 0, 1, -1, 2, -2, 1/2, -1/2, infinity
 #define TO_POINTS(p, x)                                                                            \
     {                                                                                              \
-        const float even1 = x(2) - 4.25f * x(4) + x(6), odd1 = x(1) - 4.25f * x(3) + x(5);        \
-        const float even2 = 0.25f * x(2) - 1.25f * x(4) + x(6);                                   \
-        const float odd2 = 0.5f * x(1) - 2.5f * x(3) + 2.0f * x(5);                               \
-        const float even3 = 4.0f * x(2) - 5.0f * x(4) + x(6);                                     \
-        const float odd3 = 2.0f * x(1) - 2.5f * x(3) + 0.5f * x(5);                               \
+        const float even1 = x(2) - 4.25f * x(4) + x(6), odd1 = x(1) - 4.25f * x(3) + x(5);         \
+        const float even2 = 0.25f * x(2) - 1.25f * x(4) + x(6);                                    \
+        const float odd2 = 0.5f * x(1) - 2.5f * x(3) + 2.0f * x(5);                                \
+        const float even3 = 4.0f * x(2) - 5.0f * x(4) + x(6);                                      \
+        const float odd3 = 2.0f * x(1) - 2.5f * x(3) + 0.5f * x(5);                                \
         p(0) = x(0) - x(6) + 5.25f * (x(4) - x(2));                                                \
         p(1) = even1 + odd1;                                                                       \
         p(2) = even1 - odd1;                                                                       \
@@ -62,9 +62,9 @@
     }
 #define TO_OUTPUTS(r, m)                                                                           \
     {                                                                                              \
-        const float even1 = m(1) + m(2), odd1 = m(1) - m(2);                                      \
-        const float even2 = m(3) + m(4), odd2 = m(3) - m(4);                                      \
-        const float even3 = m(5) + m(6), odd3 = m(5) - m(6);                                      \
+        const float even1 = m(1) + m(2), odd1 = m(1) - m(2);                                       \
+        const float even2 = m(3) + m(4), odd2 = m(3) - m(4);                                       \
+        const float even3 = m(5) + m(6), odd3 = m(5) - m(6);                                       \
         r(0) = m(0) + even1 + even2 + even3;                                                       \
         r(1) = odd1 + 2.0f * odd2 + 0.5f * odd3;                                                   \
         r(2) = even1 + 4.0f * even2 + 0.25f * even3;                                               \
@@ -121,14 +121,17 @@ __kernel void winograd_outputs(
     const size_t apart = (size_t)out_blocks * tiles * 4;
     __global const float *from = sums + ((size_t)block * tiles + tile) * 4 + lane;
 
-    float half_way[POINTS][TILE];
+    // All loads of a split at once: what takes long is waiting for them.
+    float sum[POINTS][POINTS], half_way[POINTS][TILE];
+    UNROLL for (int i = 0; i < POINTS * POINTS; i++) sum[i / POINTS][i % POINTS] = from[i * apart];
+    for (int split = 1; split < splits; split++) {
+        from += POINTS * POINTS * apart;
+        UNROLL for (int i = 0; i < POINTS * POINTS; i++)
+            sum[i / POINTS][i % POINTS] += from[i * apart];
+    }
     UNROLL for (int i = 0; i < POINTS; i++) {
-        float row[POINTS];
-        UNROLL for (int j = 0; j < POINTS; j++) row[j] = from[(i * POINTS + j) * apart];
-        for (int split = 1; split < splits; split++)
-            UNROLL for (int j = 0; j < POINTS; j++)
-                row[j] += from[((split * POINTS + i) * POINTS + j) * apart];
-        TO_OUTPUTS(POINT, ROW)
+#define SUM(j) sum[i][j]
+        TO_OUTPUTS(POINT, SUM)
     }
     const float start = bias[block * 4 + lane];
     __global float *out = BLOCK(output, output_offset, output_stride, block) + lane;

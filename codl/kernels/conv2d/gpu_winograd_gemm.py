@@ -74,7 +74,7 @@ class _Tiling:
         """A rough latency in cycles of a compute unit; see `Cut.cost`."""
         blocks = self.in_blocks + cut.splits * self.out_blocks
         moved = 16 * self.tiles * self.points * blocks
-        return cut.cost(self.product, gpu) + 10800 + 0.44 * moved / 1000
+        return cut.cost(self.product, gpu) + 10000 + 800 * cut.splits + 0.44 * moved / 1000
 
 
 def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_Tiling, Cut]]:
