@@ -36,6 +36,7 @@ class GpuCopy:
         most = (choice or self.choices(op, soc)[0])["strip"]
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
         copies = shifted = items = 0
+        size = self.storage.element_bytes
         for index in range(len(op.inputs)):
             blocks = _blocks(op, index, soc)
             items += ceil_div(pixels, strip(pixels, blocks, most, soc)) * blocks
@@ -49,9 +50,7 @@ class GpuCopy:
             "shifted_copies": float(shifted),
             "work_items": float(items),
             "waves": waves(items, soc),
-            "output_bytes": float(self.storage.element_bytes)
-            * round_up(op.output.c, width)
-            * pixels,
+            "output_bytes": float(size * round_up(op.output.c, width) * pixels),
         }
 
     def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -1,39 +1,13 @@
 // Blocked layout <-> planar layout for a region of a tensor.
 //
 // A work-item has `strip` chunks of V pixels of one block. A chunk is a V x V matrix that is
-// transposed in registers by log2(V) perfect shuffles. The last chunk begins early enough to be full
-// and does some pixels again. Sizes in pixels and channels:
+// transposed in registers. The last chunk begins early enough to be full and does some pixels
+// again. Sizes in pixels and channels:
 //
 // HALF, PLANAR_HALF   defined where the blocked, and the planar tensor is stored as half
 // lead           lanes of the first block that lie before the region
 // channels, pixels    of the region; its rows are contiguous in either layout
 // zero_to        lanes of the last block up to which zeros are stored (to_blocked)
-
-// a0 b0 a1 b1 ... of the lower or the upper halves; V rounds of both make a perfect shuffle. As
-// masks, because compilers make one instruction of these and several of `.even` and `.odd`.
-#if V == 4
-#define MASK(first) ((uint4)(0, 4, 1, 5) + (first))
-#elif V == 8
-#define MASK(first) ((uint8)(0, 8, 1, 9, 2, 10, 3, 11) + (first))
-#else
-#define MASK(first) ((uint16)(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) + (first))
-#endif
-#define SHUFFLE(FROM, TO)                                                                          \
-    UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
-        TO[2 * i] = shuffle2(FROM[i], FROM[i + V / 2], MASK(0));                                   \
-        TO[2 * i + 1] = shuffle2(FROM[i], FROM[i + V / 2], MASK(V / 2));                           \
-    }
-
-// Leaves the transpose of `m` in `m`; `t` is another V vectors.
-#if V == 4
-#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m)
-#elif V == 8
-#define TRANSPOSE                                                                                  \
-    SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t)                                                      \
-    UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
-#else
-#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
-#endif
 
 // Planar rows begin anywhere, so they are never assumed to be aligned.
 #ifdef PLANAR_HALF
