@@ -173,9 +173,7 @@ def row_launch(
     return Launch("copy_rows", global_size, args, local_size)
 
 
-def _tile_grid(
-    tiles: Tiles, soc: Soc
-) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]:
+def _tile_grid(tiles: Tiles, soc: Soc) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]:
     """Tiles of a work-item down and across, global and local size."""
     batches = tiles.inputs.size
     if not soc.gpu.is_cpu:
