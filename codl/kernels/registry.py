@@ -42,6 +42,7 @@ from codl.kernels.gather import gpu_rows as gather_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.pooling import gpu_image as pooling_image
+from codl.kernels.pooling import gpu_indices
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
 from codl.kernels.resize import cpu as resize_cpu
@@ -106,6 +107,7 @@ VARIANTS: tuple[Variant, ...] = (
     strided_gpu.WindowsCopy(),
     concat_nd_gpu.GpuRows(),
     gather_gpu.GpuRows(),
+    gpu_indices.GpuIndices(),
 )
 
 

@@ -8,7 +8,8 @@ from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.lower import lower
-from codl.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ops.max_indices import MaxIndices
+from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.pool2d import Pool2d
@@ -31,6 +32,7 @@ __all__ = [
     "FullyConnected",
     "Gather",
     "Layer",
+    "MaxIndices",
     "NdOp",
     "Network",
     "Op",
@@ -47,6 +49,7 @@ __all__ = [
     "Tile",
     "Transpose",
     "Weights",
+    "Windows",
     "lower",
     "parse",
     "split",

@@ -20,6 +20,7 @@ from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
+from codl.ops.max_indices import MaxIndices
 from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import Numbers, Sizes
 from codl.ops.pool2d import Pool2d
@@ -46,6 +47,7 @@ OP_TYPES: dict[str, type[Op]] = {
         ConcatNd,
         Gather,
         Resize,
+        MaxIndices,
     )
 }
 #: Fields come in this order; others, by their names, before the activation.
