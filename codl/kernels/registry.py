@@ -28,6 +28,7 @@ from codl.kernels.conv2d import (
     gpu_image_depthwise,
     gpu_image_grouped,
     gpu_image_winograd,
+    gpu_narrow,
     gpu_winograd,
 )
 from codl.kernels.conv_transpose2d import cpu as conv_transpose2d_cpu
@@ -39,14 +40,19 @@ from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.fc import gpu_image as fc_image
 from codl.kernels.gather import gpu_rows as gather_gpu
+from codl.kernels.matmul import gpu_direct as matmul_direct
+from codl.kernels.matmul import gpu_tiled as matmul_tiled
+from codl.kernels.norm import gpu_direct as norm_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.pooling import gpu_image as pooling_image
 from codl.kernels.pooling import gpu_indices
+from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
 from codl.kernels.resize import cpu as resize_cpu
 from codl.kernels.resize import gpu_direct as resize_gpu
+from codl.kernels.softmax import gpu_direct as softmax_gpu
 from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
@@ -58,10 +64,12 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuDirect(),
     gpu_winograd.GpuWinograd(),
     gpu_depthwise.GpuDepthwise(),
+    gpu_narrow.GpuNarrow(),
     gpu_direct.GpuDirect(),
     gpu_grouped.GpuGrouped(),
     gpu_winograd.GpuWinograd(BLOCKED_HALF),
     gpu_depthwise.GpuDepthwise(BLOCKED_HALF),
+    gpu_narrow.GpuNarrow(BLOCKED_HALF),
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_grouped.GpuGrouped(BLOCKED_HALF),
     gpu_image_winograd.GpuImageWinograd(IMAGE),
@@ -100,6 +108,11 @@ VARIANTS: tuple[Variant, ...] = (
     resize_cpu.CpuDirect(),
     resize_gpu.GpuDirect(),
     resize_gpu.GpuDirect(BLOCKED_HALF),
+    matmul_direct.GpuDirect(),
+    matmul_tiled.GpuTiled(),
+    softmax_gpu.GpuDirect(),
+    norm_gpu.GpuDirect(),
+    reduce_gpu.GpuDirect(),
     strided_gpu.TransposeCopy(),
     strided_gpu.SliceCopy(),
     strided_gpu.TileCopy(),
