@@ -51,6 +51,7 @@ from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.pooling import gpu_global as pooling_gpu_global
 from codl.kernels.pooling import gpu_image as pooling_image
+from codl.kernels.pooling import gpu_indices
 from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
@@ -129,6 +130,7 @@ VARIANTS: tuple[Variant, ...] = (
     strided_gpu.WindowsCopy(),
     concat_nd_gpu.GpuRows(),
     gather_gpu.GpuRows(),
+    gpu_indices.GpuIndices(),
 )
 
 
