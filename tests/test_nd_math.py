@@ -34,15 +34,15 @@ from codl.ops.reduce import REDUCTIONS
 from codl.soc import Soc
 
 SOME = settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
-#: Few, because each is a program of its own for a driver to build.
-ACTIVATIONS = st.sampled_from([Activation(), Activation("clip", -0.5, 2.0)])
+#: Only one, because each is a program of its own for a driver to build.
+ACTIVATIONS = st.just(Activation("leaky_relu", 0.5))
 
 
 @st.composite
