@@ -3,6 +3,7 @@
 from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
@@ -16,6 +17,7 @@ from codl.ops.pool2d import Pool2d
 from codl.ops.reduce import Reduce
 from codl.ops.region import Region, Shape, Span
 from codl.ops.reshape import Reshape
+from codl.ops.resize import Resize
 from codl.ops.softmax import Softmax
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
@@ -27,6 +29,7 @@ __all__ = [
     "Concat",
     "ConcatNd",
     "Conv2d",
+    "ConvTranspose2d",
     "Dim",
     "Eltwise",
     "FullyConnected",
@@ -43,6 +46,7 @@ __all__ = [
     "Reduce",
     "Region",
     "Reshape",
+    "Resize",
     "Shape",
     "Size2",
     "Slice",
