@@ -17,8 +17,8 @@ LOWERINGS: dict[str, Lowering] = {
     **windows.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
+    **resize.LOWERINGS,
     **matmul.LOWERINGS,
     **reductions.LOWERINGS,
     **norms.LOWERINGS,
-    **resize.LOWERINGS,
 }
