@@ -96,6 +96,7 @@ class CpuNet:
         # ncnn counts no references to NumPy's memory.
         self._homes = (*inputs.values(), *outputs.values())
         self._net = self._build(text, soc)
+        self._lanes = soc.cpu.simd_floats
         self._inputs = [
             (text.blob(name), home.mat(), name in text.copied) for name, home in inputs.items()
         ]
@@ -110,13 +111,23 @@ class CpuNet:
                 raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
             np.copyto(target, np.asarray(result).reshape(target.shape))
 
-    def compute(self) -> None:
-        """Compute the outputs and leave them in the net, in ncnn's own packed layout."""
+    def compute(self, *, planar: bool = False) -> None:
+        """Compute the outputs and leave them in the net, in ncnn's own packed layout or planar."""
         extractor = self._extractor()
         for name, _ in self._outputs:
-            code, _ = extractor.extract(name, 1)
+            code, _ = extractor.extract(name, 0 if planar else 1)
             if code:
                 raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
+
+    def pack_inputs(self) -> None:
+        """Keep what the inputs hold now in ncnn's own packed layout, as layers before would.
+
+        `compute` then reads that and not the input arrays any more.
+        """
+        self._inputs = [
+            (name, ncnn.convert_packing(mat, _packing(mat.c, self._lanes), self._net.opt), False)
+            for name, mat, _ in self._inputs
+        ]
 
     def _extractor(self) -> ncnn.Extractor:
         extractor = self._net.create_extractor()
@@ -231,6 +242,11 @@ class NetText:
         words = [kind, f"layer{len(self._lines)}", str(len(sources)), str(len(targets))]
         values = [_parameter(key, value) for key, value in parameters.items()]
         self._lines.append(" ".join([*words, *sources, *targets, *values]))
+
+
+def _packing(channels: int, lanes: int) -> int:
+    """Channels that ncnn packs together where its vectors have so many lanes."""
+    return next(size for size in (lanes, 8, 4, 1) if channels % size == 0)
 
 
 def _parameter(key: int, value: object) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
-from codl.graph.graph import Graph
+from codl.graph.graph import Graph, Node
+from codl.graph.patterns import fuse_activations
 
 #: Nodes that hand their first input on; Dropout is one at inference.
 ALIASES = ("Identity", "Dropout")
@@ -16,8 +18,8 @@ FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing."""
-    return drop_reshapes(drop_aliases(graph))
+    """Drop what computes nothing, and copies that a transpose can do with; fuse activations."""
+    return merge_reshapes(drop_reshapes(fuse_activations(drop_aliases(graph))))
 
 
 def drop_aliases(graph: Graph) -> Graph:
@@ -26,7 +28,7 @@ def drop_aliases(graph: Graph) -> Graph:
 
 
 def drop_reshapes(graph: Graph) -> Graph:
-    """Drop reshapes in front of fully connected layers and of the graph's outputs.
+    """Drop reshapes to one row in front of fully connected layers, and those of graph outputs.
 
     Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
     is put back by whoever hands the output out, from the shape that the graph declares for it.
@@ -34,10 +36,56 @@ def drop_reshapes(graph: Graph) -> Graph:
     gone = {}
     for node in graph.nodes:
         readers = graph.consumers(node.outputs[0])
-        flat = all(reader.type in FLAT_CONSUMERS for reader in readers)
+        flat = all(_reads_one_row(graph, reader, node.outputs[0]) for reader in readers)
         if node.type in RESHAPES and flat:
             gone[node.outputs[0]] = node.inputs[0]
     return _rename(graph, gone)
+
+
+def _reads_one_row(graph: Graph, reader: Node, tensor: str) -> bool:
+    """Whether a node multiplies `tensor`, as a single row, with a constant."""
+    return (
+        reader.type in FLAT_CONSUMERS
+        and reader.inputs[1] in graph.constants
+        and tensor not in reader.inputs[1:]
+        and not reader.attributes.get("transA", 0)
+        and prod(graph.shapes[tensor][:-1]) == 1
+        and len(graph.shapes[tensor]) > 1
+    )
+
+
+def merge_reshapes(graph: Graph) -> Graph:
+    """Let transposes do the reshapes beside them: channel shuffles, attention heads and the like.
+
+    Such a transpose sees its input under the sizes of its attribute `axes`, and its output may have
+    any sizes.
+    """
+    for node in [node for node in graph.nodes if node.type == "Transpose"]:
+        after = _only_reader(graph, node.outputs[0])
+        if after is not None and after.type in RESHAPES:
+            merged = replace(node, outputs=after.outputs)
+            graph = _replace(graph, {node.name: None, after.name: merged})
+            node = merged
+        before = next((n for n in graph.nodes if n.outputs[0] == node.inputs[0]), None)
+        if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
+            continue
+        if _only_reader(graph, before.outputs[0]) is node:
+            seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
+            merged = replace(node, inputs=before.inputs[:1], attributes=seen)
+            graph = _replace(graph, {before.name: None, node.name: merged})
+    return graph
+
+
+def _only_reader(graph: Graph, tensor: str) -> Node | None:
+    """The one node that reads a tensor which is no output of the graph."""
+    readers = graph.consumers(tensor)
+    return readers[0] if len(readers) == 1 and tensor not in graph.outputs else None
+
+
+def _replace(graph: Graph, changes: Mapping[str, Node | None]) -> Graph:
+    """Other nodes in the place of some, by name, or none."""
+    nodes = (changes.get(node.name, node) for node in graph.nodes)
+    return replace(graph, nodes=tuple(node for node in nodes if node is not None))
 
 
 def _rename(graph: Graph, gone: Mapping[str, str]) -> Graph:

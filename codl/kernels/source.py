@@ -1,4 +1,4 @@
-"""The text of a kernel source, as it is compiled.
+"""The text of a plan's kernels, as it is compiled.
 
 A source may `#include "conv2d/other.cl"`, by the path relative to this package. That is expanded
 here: drivers see no files, and a program's key in the cache is its whole text.
@@ -11,14 +11,25 @@ from functools import cache
 from importlib import resources
 
 from codl.cache import digest
+from codl.kernels.base import KernelPlan
 
+COMMON = "common.cl"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
+def source_text(plan: KernelPlan) -> str:
+    """The plan's `.cl` file after what all of them share."""
+    return _text((COMMON, plan.source))
+
+
+def source_digest(plan: KernelPlan) -> str:
+    """Changes whenever the text does."""
+    return _digest((COMMON, plan.source))
+
+
 @cache
-def source_text(name: str) -> str:
-    """A `.cl` file by its path relative to this package, after what all of them share."""
-    return _expanded("common.cl") + _expanded(name)
+def _text(names: tuple[str, ...]) -> str:
+    return "".join(_expanded(name) for name in names)
 
 
 def _expanded(name: str) -> str:
@@ -27,6 +38,5 @@ def _expanded(name: str) -> str:
 
 
 @cache
-def source_digest(name: str) -> str:
-    """Changes whenever the text does."""
-    return digest(source_text(name))[:16]
+def _digest(names: tuple[str, ...]) -> str:
+    return digest(_text(names))[:16]

@@ -20,7 +20,7 @@ from codl.kernels.base import (
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, Cut, Product, cuts, refuse_width
-from codl.kernels.conv2d.gpu_winograd import FILTER_TRANSFORMS
+from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.ops.base import Array, Weights
 from codl.ops.conv2d import Conv2d
@@ -28,7 +28,8 @@ from codl.soc import GpuSide, Soc
 
 TRANSFORMS = {
     2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,
-    **FILTER_TRANSFORMS,
+    4: filter_transform(6, 3),
+    6: filter_transform(8, 3),
 }
 #: With fewer input channels the sums at the points take longer than the products that they save.
 FEWEST_INPUTS = 16
