@@ -31,11 +31,21 @@
         }                                                                                          \
     }
 #else
+#if defined(HALF) && !defined(LANES)
+// Halves become floats a pixel at a time: lane by lane that takes longer than the products.
+#define FLOATS(SOURCE)                                                                             \
+    float floats[PIXELS][V];                                                                       \
+    UNROLL for (int p = 0; p < PIXELS; p++) CAT(vstore, V)(LOAD(SOURCE(p)), 0, floats[p]);
+#define LANE_AT(SOURCE, p) floats[p][lane]
+#else
+#define FLOATS(SOURCE)
+#define LANE_AT(SOURCE, p) GET(SOURCE(p), lane)
+#endif
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
         const VEC weights = WLOAD(w + lane * V);                                                   \
         UNROLL for (int p = 0; p < PIXELS; p++)                                                    \
-            acc[p] += GET(SOURCE(p), lane) * weights;                                              \
+            acc[p] += LANE_AT(SOURCE, p) * weights;                                               \
     }
 #ifdef LANES
 #define MULTIPLY(SOURCE)                                                                           \
@@ -43,6 +53,7 @@
 #else
 // A full block is straight code: the exit of a loop of V rounds is often mispredicted.
 #define MULTIPLY(SOURCE)                                                                           \
+    FLOATS(SOURCE)                                                                                 \
     if (lanes == V) {                                                                              \
         UNROLL for (int lane = 0; lane < V; lane++) LANE(SOURCE)                                   \
     } else {                                                                                       \
