@@ -18,6 +18,7 @@ from codl.kernels.base import (
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.concat import gpu_image as concat_image
+from codl.kernels.concat import gpu_rows as concat_nd_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
 from codl.kernels.conv2d import (
     gpu_depthwise,
@@ -29,17 +30,23 @@ from codl.kernels.conv2d import (
     gpu_image_winograd,
     gpu_winograd,
 )
+from codl.kernels.conv_transpose2d import cpu as conv_transpose2d_cpu
+from codl.kernels.conv_transpose2d import gpu_direct as conv_transpose2d_gpu
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.eltwise import gpu_image as eltwise_image
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.fc import gpu_image as fc_image
+from codl.kernels.gather import gpu_rows as gather_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.pooling import gpu_image as pooling_image
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
+from codl.kernels.resize import cpu as resize_cpu
+from codl.kernels.resize import gpu_direct as resize_gpu
+from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -64,6 +71,9 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_image_depthwise.GpuImageDepthwise(IMAGE_HALF),
     gpu_image.GpuImage(IMAGE_HALF),
     gpu_image_grouped.GpuImageGrouped(IMAGE_HALF),
+    conv_transpose2d_cpu.CpuDirect(),
+    conv_transpose2d_gpu.GpuDirect(),
+    conv_transpose2d_gpu.GpuDirect(BLOCKED_HALF),
     pooling_cpu.CpuDirect(),
     pooling_gpu.GpuDirect(),
     pooling_gpu.GpuDirect(BLOCKED_HALF),
@@ -86,6 +96,16 @@ VARIANTS: tuple[Variant, ...] = (
     eltwise_image.GpuImage(IMAGE_HALF),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
+    resize_cpu.CpuDirect(),
+    resize_gpu.GpuDirect(),
+    resize_gpu.GpuDirect(BLOCKED_HALF),
+    strided_gpu.TransposeCopy(),
+    strided_gpu.SliceCopy(),
+    strided_gpu.TileCopy(),
+    strided_gpu.PadCopy(),
+    strided_gpu.WindowsCopy(),
+    concat_nd_gpu.GpuRows(),
+    gather_gpu.GpuRows(),
 )
 
 
