@@ -207,7 +207,7 @@ def _blank(task: Task, run: str) -> OpRow | SharingRow:
     return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
 
 
-def _repeated(once: Callable[[], None]) -> Callable[[int], None]:
+def _repeated(once: Callable[[], object]) -> Callable[[int], None]:
     def work(repeats: int) -> None:
         for _ in range(repeats):
             once()

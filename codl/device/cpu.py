@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -78,11 +78,13 @@ class Home:
 
 
 class CpuNet:
-    """An ncnn net over NumPy arrays that live as long as it does.
+    """Layers over NumPy arrays that live as long as it does: one ncnn net, or several in turn.
 
     `inputs` and `outputs` name, for every tensor that enters or leaves, the array that holds it
     (float32, one image, contiguous), the region that the array covers, and the
-    region that the net reads or writes. Inputs are read in place, without a copy.
+    region that the net reads or writes. Inputs are read in place, without a copy; outputs are
+    unpacked straight to their arrays. Layers that want different options of ncnn run in nets of
+    their own; between those, tensors stay in ncnn's packed layout.
     """
 
     def __init__(
@@ -92,75 +94,127 @@ class CpuNet:
         outputs: Mapping[str, Home],
         soc: Soc,
     ) -> None:
-        text = NetText(layers, inputs, outputs, soc)
         # ncnn counts no references to NumPy's memory.
         self._homes = (*inputs.values(), *outputs.values())
-        self._net = self._build(text, soc)
-        self._inputs = [
-            (text.blob(name), home.mat(), name in text.copied) for name, home in inputs.items()
-        ]
-        self._outputs = [(text.results[name], home.view()) for name, home in outputs.items()]
+        self._inputs = {name: home.mat() for name, home in inputs.items()}
+        self._outputs = [(name, home.view(), home.mat()) for name, home in outputs.items()]
+        self._unpacking = ncnn.Option()
+        self._unpacking.num_threads = soc.cpu.threads
+        self._parts: list[_Part] = []
+        whole = {name: _Tensor(home.used, home.array.shape[3]) for name, home in inputs.items()}
+        known = dict(whole)
+        groups = _by_options(layers, soc)
+        for index, (group, options) in enumerate(groups):
+            later = [name for rest, _ in groups[index + 1 :] for x in rest for name, _ in x.inputs]
+            made = {x.output: _Tensor(x.region, x.op.output.w) for x in group}
+            read = {name for x in group for name, _ in x.inputs if name not in made}
+            kept = {name: home.used for name, home in outputs.items() if name in made}
+            kept |= {name: made[name].region for name in later if name in made and name not in kept}
+            text = NetText(group, {n: t for n, t in known.items() if n in read}, kept, soc)
+            self._parts.append(_Part(text, options, soc, foreign=text.copied & whole.keys()))
+            known |= made
 
     def run(self) -> None:
         """Compute the outputs from what the input arrays hold now."""
-        extractor = self._extractor()
-        for name, target in self._outputs:
-            code, result = extractor.extract(name)
-            if code:
-                raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
-            np.copyto(target, np.asarray(result).reshape(target.shape))
+        results = self.compute()
+        for name, target, mat in self._outputs:
+            result = results[name]
+            if result.elempack > 1 and result.dims == 3:
+                ncnn.convert_packing(result, mat, 1, self._unpacking)
+            else:
+                flat = result if result.elempack == 1 else ncnn.convert_packing(result, 1)
+                np.copyto(target, np.asarray(flat).reshape(target.shape))
 
-    def compute(self) -> None:
-        """Compute the outputs and leave them in the net, in ncnn's own packed layout."""
-        extractor = self._extractor()
-        for name, _ in self._outputs:
-            code, _ = extractor.extract(name, 1)
-            if code:
-                raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
+    def compute(self) -> dict[str, ncnn.Mat]:
+        """Compute the outputs and leave them with ncnn, in its own packed layout."""
+        known = dict(self._inputs)
+        for part in self._parts:
+            known |= part.run(known)
+        return known
 
-    def _extractor(self) -> ncnn.Extractor:
-        extractor = self._net.create_extractor()
-        for name, mat, copied in self._inputs:
-            extractor.input(name, mat.clone() if copied else mat)
-        return extractor
 
-    def _build(self, text: NetText, soc: Soc) -> ncnn.Net:
-        net = ncnn.Net()
-        net.opt.num_threads = soc.cpu.threads
-        net.opt.use_vulkan_compute = False
-        net.opt.use_fp16_packed = net.opt.use_fp16_storage = False
-        net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
-        net.opt.blob_allocator = _allocator("blob")
-        net.opt.workspace_allocator = _allocator("workspace")
-        if net.load_param_mem(text.param):
+@dataclass(frozen=True)
+class _Tensor:
+    """What a net has of a tensor that enters it."""
+
+    region: Region
+    width: int
+
+
+class _Part:
+    """One ncnn net."""
+
+    def __init__(
+        self, text: NetText, options: Mapping[str, bool], soc: Soc, foreign: Set[str]
+    ) -> None:
+        self._inputs = [(text.blob(name), name, name in foreign) for name in text.inputs]
+        self._results = text.results
+        self._net = ncnn.Net()
+        option = self._net.opt
+        option.num_threads = soc.cpu.threads
+        option.use_vulkan_compute = False
+        option.use_fp16_packed = option.use_fp16_storage = False
+        option.use_fp16_arithmetic = option.use_bf16_storage = False
+        option.blob_allocator = _allocator("blob")
+        option.workspace_allocator = _allocator("workspace")
+        for name, value in options.items():
+            setattr(option, name, value)
+        if self._net.load_param_mem(text.param):
             raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{text.param}")
         with TemporaryDirectory(dir=_memory_folder(), prefix="codl-") as folder:
             path = Path(folder) / "weights.bin"
             with path.open("wb") as file:
                 for array in text.weights:
                     array.tofile(file)
-            if net.load_model(str(path)):
+            if self._net.load_model(str(path)):
                 raise DeviceError("ncnn cannot read the weights that codl wrote.")
-        return net
+
+    def run(self, known: Mapping[str, ncnn.Mat]) -> dict[str, ncnn.Mat]:
+        """The net's results, packed, from what enters it."""
+        extractor = self._net.create_extractor()
+        for blob, name, foreign in self._inputs:
+            extractor.input(blob, known[name].clone() if foreign else known[name])
+        results = {}
+        for name, blob in self._results.items():
+            code, results[name] = extractor.extract(blob, 1)
+            if code:
+                raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+        return results
+
+
+def _by_options(
+    layers: Sequence[CpuLayer], soc: Soc
+) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
+    """Runs of layers that can share a net, each with the options that its layers insist on."""
+    groups: list[tuple[list[CpuLayer], dict[str, bool]]] = []
+    for layer in layers:
+        wanted = layer.variant.plan(layer.op, soc).options
+        if not groups or any(groups[-1][1].get(k, v) != v for k, v in wanted.items()):
+            groups.append(([], {}))
+        groups[-1][0].append(layer)
+        groups[-1][1].update(wanted)
+    return groups
 
 
 class NetText:
     """ncnn's own text of a net, and its weights in order.
 
-    ncnn wants an explicit Split where a blob has several readers, and a Crop where a reader needs
-    less of a tensor than another one does.
+    `inputs` are the tensors that enter, `outputs` the regions that leave. ncnn wants an explicit
+    Split where a blob has several readers, and a Crop where a reader needs less of a tensor than
+    another one does.
     """
 
     def __init__(
         self,
         layers: Sequence[CpuLayer],
-        inputs: Mapping[str, Home],
-        outputs: Mapping[str, Home],
+        inputs: Mapping[str, _Tensor],
+        outputs: Mapping[str, Region],
         soc: Soc,
     ) -> None:
-        self._regions = {name: home.used for name, home in inputs.items()}
+        self.inputs = tuple(inputs)
+        self._regions = {name: tensor.region for name, tensor in inputs.items()}
         self._regions |= {layer.output: layer.region for layer in layers}
-        self._widths = {name: home.array.shape[3] for name, home in inputs.items()}
+        self._widths = {name: tensor.width for name, tensor in inputs.items()}
         self._widths |= {layer.output: layer.op.output.w for layer in layers}
         self._reads = Counter(name for layer in layers for name, _ in layer.inputs)
         self._reads.update(outputs.keys())
@@ -174,7 +228,7 @@ class NetText:
             self._write("Input", [], name, {})
         for layer in layers:
             self._add(layer, soc)
-        self.results = {name: self._read(name, home.used) for name, home in outputs.items()}
+        self.results = {name: self._read(name, region) for name, region in outputs.items()}
         blobs = sum(int(line.split()[3]) for line in self._lines)
         self.param = "\n".join([MAGIC, f"{len(self._lines)} {blobs}", *self._lines, ""])
 
@@ -236,7 +290,7 @@ class NetText:
 def _parameter(key: int, value: object) -> str:
     """ncnn's `key=value`; arrays have a key of -23300 - key, and their length in front."""
     if isinstance(value, tuple):
-        return f"{-23300 - key}={','.join([str(len(value)), *(repr(float(v)) for v in value)])}"
+        return f"{-23300 - key}={','.join([str(len(value)), *(repr(v) for v in value)])}"
     return f"{key}={value!r}"
 
 

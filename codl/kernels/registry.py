@@ -26,6 +26,10 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuWinograd(),
     conv2d_cpu.CpuGemm(),
     conv2d_cpu.CpuDirect(),
+    *(conv2d_cpu.CpuWinograd(tile=tile) for tile in conv2d_cpu.TILES),
+    *(conv2d_cpu.CpuWinograd(packed=False, tile=tile) for tile in conv2d_cpu.TILES),
+    conv2d_cpu.CpuGemm(packed=False),
+    conv2d_cpu.CpuDirect(packed=False),
     gpu_winograd.GpuWinograd(),
     gpu_depthwise.GpuDepthwise(),
     gpu_direct.GpuDirect(),
@@ -55,7 +59,7 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
     """The variants that accept `op` on a processor, the default first.
 
     `every` includes those that are right but not for this SoC: written for another type of device,
-    or with tensors in memory, or of an element type, that its file does not name.
+    or with tensors in memory, or of an element type, that its file does not name; or never best.
     """
     return [
         variant
@@ -69,7 +73,7 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
 
 def _suits(variant: Any, soc: Soc) -> bool:
     if variant.processor == "cpu":
-        return True
+        return bool(variant.usual)
     memory = "image2d" if variant.storage.layout == "image" else "buffer"
     # Planar variants have no half storage: whatever the rest of a network is, they are float32.
     elements = {soc.gpu.element, "float32"} if variant.storage == PLANAR else {soc.gpu.element}
