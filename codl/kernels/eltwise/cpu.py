@@ -31,7 +31,7 @@ class CpuDirect:
         return None
 
     def plan(self, op: Eltwise, soc: Soc) -> NcnnLayer:
-        # A layer of one input runs in place, and ncnn crashes where that is memory of somebody else.
+        # With one input it runs in place, and ncnn crashes where that is memory of somebody else.
         parameters = (
             {0: CODES["add"], 1: 1, 2: 0.0} if op.mode == "identity" else {0: CODES[op.mode]}
         )
