@@ -6,11 +6,12 @@ import ctypes
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import ncnn
 import numpy as np
@@ -77,6 +78,13 @@ class Home:
         return mat
 
 
+class Piece(NamedTuple):
+    """A region of a tensor."""
+
+    tensor: str
+    region: Region
+
+
 class CpuNet:
     """Layers over NumPy arrays that live as long as it does: one ncnn net, or several in turn.
 
@@ -96,58 +104,68 @@ class CpuNet:
     ) -> None:
         # ncnn counts no references to NumPy's memory.
         self._homes = (*inputs.values(), *outputs.values())
-        self._inputs = {name: home.mat() for name, home in inputs.items()}
-        self._outputs = [(name, home.view(), home.mat()) for name, home in outputs.items()]
-        self._unpacking = ncnn.Option()
-        self._unpacking.num_threads = soc.cpu.threads
+        self._inputs = {Piece(name, home.used): home.mat() for name, home in inputs.items()}
+        self._outputs = [
+            (Piece(name, home.used), home.view(), home.mat()) for name, home in outputs.items()
+        ]
+        self._lanes = soc.cpu.simd_floats
+        # With an allocator of its own ncnn would not write to memory that is there already.
+        self._options = ncnn.Option()
+        self._options.num_threads = soc.cpu.threads
         self._parts: list[_Part] = []
-        whole = {name: _Tensor(home.used, home.array.shape[3]) for name, home in inputs.items()}
-        known = dict(whole)
+        self._copied: set[Piece] = set()
+        known = {piece: mat.w for piece, mat in self._inputs.items()}
+        wanted = [piece for piece, _, _ in self._outputs]
         groups = _by_options(layers, soc)
         for index, (group, options) in enumerate(groups):
-            later = [name for rest, _ in groups[index + 1 :] for x in rest for name, _ in x.inputs]
-            made = {x.output: _Tensor(x.region, x.op.output.w) for x in group}
-            read = {name for x in group for name, _ in x.inputs if name not in made}
-            kept = {name: home.used for name, home in outputs.items() if name in made}
-            kept |= {name: made[name].region for name in later if name in made and name not in kept}
-            text = NetText(group, {n: t for n, t in known.items() if n in read}, kept, soc)
-            self._parts.append(_Part(text, options, soc, foreign=text.copied & whole.keys()))
+            made = {Piece(x.output, x.region): x.op.output.w for x in group}
+            later = {name for rest, _ in groups[index + 1 :] for x in rest for name, _ in x.inputs}
+            kept = dict.fromkeys(piece for piece in made if piece.tensor in later)
+            names = {x.output for x in group}
+            kept |= dict.fromkeys(piece for piece in wanted if piece.tensor in names)
+            read = {name for x in group for name, _ in x.inputs} - names
+            text = NetText(group, {p: w for p, w in known.items() if p.tensor in read}, kept, soc)
+            self._parts.append(_Part(text, options, soc))
+            self._copied |= text.copied & self._inputs.keys()
             known |= made
 
     def run(self) -> None:
         """Compute the outputs from what the input arrays hold now."""
         results = self.compute()
-        for name, target, mat in self._outputs:
-            result = results[name]
+        for piece, target, mat in self._outputs:
+            result = results[piece.tensor]
             if result.elempack > 1 and result.dims == 3:
-                ncnn.convert_packing(result, mat, 1, self._unpacking)
+                ncnn.convert_packing(result, mat, 1, self._options)
             else:
-                flat = result if result.elempack == 1 else ncnn.convert_packing(result, 1)
-                np.copyto(target, np.asarray(flat).reshape(target.shape))
+                np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
 
-    def compute(self) -> dict[str, ncnn.Mat]:
-        """Compute the outputs and leave them with ncnn, in its own packed layout."""
-        known = dict(self._inputs)
+    def compute(self, *, planar: bool = False) -> dict[str, ncnn.Mat]:
+        """Compute and leave the results with ncnn, in its own packed layout or planar."""
+        known = {p: mat.clone() if p in self._copied else mat for p, mat in self._inputs.items()}
         for part in self._parts:
             known |= part.run(known)
-        return known
+        results = {piece.tensor: known[piece] for piece, _, _ in self._outputs}
+        return {n: self._planar(mat) for n, mat in results.items()} if planar else results
 
+    def pack_inputs(self) -> None:
+        """Keep what the inputs hold now in ncnn's own packed layout, as layers before would.
 
-@dataclass(frozen=True)
-class _Tensor:
-    """What a net has of a tensor that enters it."""
+        `compute` then reads that and not the input arrays any more.
+        """
+        for piece, mat in self._inputs.items():
+            lanes = next(size for size in (self._lanes, 8, 4, 1) if mat.c % size == 0)
+            self._inputs[piece] = ncnn.convert_packing(mat, lanes, self._options)
+        self._copied.clear()
 
-    region: Region
-    width: int
+    def _planar(self, mat: ncnn.Mat) -> ncnn.Mat:
+        return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._options)
 
 
 class _Part:
     """One ncnn net."""
 
-    def __init__(
-        self, text: NetText, options: Mapping[str, bool], soc: Soc, foreign: Set[str]
-    ) -> None:
-        self._inputs = [(text.blob(name), name, name in foreign) for name in text.inputs]
+    def __init__(self, text: NetText, options: Mapping[str, bool], soc: Soc) -> None:
+        self._inputs = [(text.blob(piece.tensor), piece) for piece in text.inputs]
         self._results = text.results
         self._net = ncnn.Net()
         option = self._net.opt
@@ -169,14 +187,14 @@ class _Part:
             if self._net.load_model(str(path)):
                 raise DeviceError("ncnn cannot read the weights that codl wrote.")
 
-    def run(self, known: Mapping[str, ncnn.Mat]) -> dict[str, ncnn.Mat]:
+    def run(self, known: Mapping[Piece, ncnn.Mat]) -> dict[Piece, ncnn.Mat]:
         """The net's results, packed, from what enters it."""
         extractor = self._net.create_extractor()
-        for blob, name, foreign in self._inputs:
-            extractor.input(blob, known[name].clone() if foreign else known[name])
+        for blob, piece in self._inputs:
+            extractor.input(blob, known[piece])
         results = {}
-        for name, blob in self._results.items():
-            code, results[name] = extractor.extract(blob, 1)
+        for piece, blob in self._results.items():
+            code, results[piece] = extractor.extract(blob, 1)
             if code:
                 raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
         return results
@@ -199,36 +217,37 @@ def _by_options(
 class NetText:
     """ncnn's own text of a net, and its weights in order.
 
-    `inputs` are the tensors that enter, `outputs` the regions that leave. ncnn wants an explicit
-    Split where a blob has several readers, and a Crop where a reader needs less of a tensor than
-    another one does.
+    `inputs` are what enters, with the tensor's width, and `outputs` what leaves. ncnn wants an
+    explicit Split where a blob has several readers, and a Crop where a reader needs less of a
+    tensor than another one does.
     """
 
     def __init__(
         self,
         layers: Sequence[CpuLayer],
-        inputs: Mapping[str, _Tensor],
-        outputs: Mapping[str, Region],
+        inputs: Mapping[Piece, int],
+        outputs: Iterable[Piece],
         soc: Soc,
     ) -> None:
         self.inputs = tuple(inputs)
-        self._regions = {name: tensor.region for name, tensor in inputs.items()}
+        outputs = tuple(outputs)
+        self._regions = dict(self.inputs)
         self._regions |= {layer.output: layer.region for layer in layers}
-        self._widths = {name: tensor.width for name, tensor in inputs.items()}
+        self._widths = {piece.tensor: width for piece, width in inputs.items()}
         self._widths |= {layer.output: layer.op.output.w for layer in layers}
         self._reads = Counter(name for layer in layers for name, _ in layer.inputs)
-        self._reads.update(outputs.keys())
+        self._reads.update(piece.tensor for piece in outputs)
         self._taken: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
         self._lines: list[str] = []
         self.weights: list[Array] = []
         #: Inputs that a layer reads which cannot read them in place.
-        self.copied: set[str] = set()
-        for name in inputs:
+        self.copied: set[Piece] = set()
+        for name, _ in self.inputs:
             self._write("Input", [], name, {})
         for layer in layers:
             self._add(layer, soc)
-        self.results = {name: self._read(name, region) for name, region in outputs.items()}
+        self.results = {piece: self._read(*piece) for piece in outputs}
         blobs = sum(int(line.split()[3]) for line in self._lines)
         self.param = "\n".join([MAGIC, f"{len(self._lines)} {blobs}", *self._lines, ""])
 
@@ -240,7 +259,8 @@ class NetText:
         sources = [self._read(name, region) for name, region in layer.inputs]
         plan = layer.variant.plan(layer.op, soc)
         if plan.copies_input:
-            self.copied.update(name for name, _ in layer.inputs)
+            names = {name for name, _ in layer.inputs}
+            self.copied.update(piece for piece in self.inputs if piece.tensor in names)
         after = activation_layer(plan.after)
         if after is None:
             self._write(plan.type, sources, layer.output, plan.parameters)
