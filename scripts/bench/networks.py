@@ -6,7 +6,9 @@ Three engines of every model:
 - `ncnn`: all ops on the CPU side as one ncnn net, each in its fastest variant;
 - `ncnn auto`: the same net with the algorithms that ncnn would choose itself.
 
-An op's fastest variant is the one that was fastest when each was measured alone, right before.
+An op's fastest variant is the one that was fastest when each was measured alone, right before. On a
+device that is a CPU, time is what its threads, or ncnn's, have had on their core: neighbours on a
+shared machine then hardly count. On any other it is the clock's.
 """
 
 from __future__ import annotations
@@ -14,28 +16,34 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.collect.benchmarks import Bench
 from codl.collect.protocol import Protocol
 from codl.collect.tasks import OpTask, load_network
 from codl.device.detect import detect
+from codl.device.opencl import open_device
 from codl.execute.engine import Engine
 from codl.kernels import registry
 from codl.kernels.base import Processor
 from codl.ops import Network, Op
 from codl.plan.fixed import one_side
 from codl.provenance import provenance
+from codl.soc import Soc
 from codl.strategies.evaluation import random_inputs
+
+Clock: TypeAlias = Callable[[], float]
 
 MODELS = ("vgg16", "yolov2", "resnet50", "mobilenet_v2")
 #: Quick, because a variant that is nearly the best will do.
 QUICK = Protocol(warm_up=1, min_samples=5, min_time_s=0.01, max_time_s=0.06)
-#: Neighbours on a machine only ever add time, so that a low quantile says most about the work.
+#: Whatever disturbs only ever adds time, so that a low quantile says most about the work itself.
 QUANTILE = 0.25
 
 
@@ -63,7 +71,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
     args = parser.parse_args()
-    soc = detect("bench", device=args.device)
+    soc = one_core_each(detect("bench", device=args.device))
     bench, rows = Bench(soc, "bench", QUICK), []
     for model in args.models.split(","):
         rows.append(measure(load_network(model), bench, args.seconds))
@@ -86,7 +94,10 @@ def measure(network: Network, bench: Bench, seconds: float) -> Row:
     engines = {name: Engine(network, plan, bench.soc) for name, plan in plans.items()}
     for engine in engines.values():
         engine.feed(random_inputs(network))
-    samples = in_turns({name: engine.run for name, engine in engines.items()}, seconds)
+    clocks = dict.fromkeys(plans, thread_time) | {"opencl": device_clock(bench.soc)}
+    if not bench.soc.gpu.is_cpu:
+        clocks = dict.fromkeys(plans, perf_counter)
+    samples = in_turns(engines, clocks, seconds)
     for engine in engines.values():
         engine.close()
     ms = {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
@@ -119,20 +130,33 @@ def latency_ms(op: Op, variant: str, processor: Processor, bench: Bench) -> floa
 
 
 def in_turns(
-    runs: dict[str, Callable[[], None]], seconds: float
-) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """Milliseconds of every run in turns, round after round."""
-    for run in runs.values():
-        run()
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    order, begin = list(runs), perf_counter()
+    engines: dict[str, Engine], clocks: dict[str, Clock], seconds: float
+) -> dict[str, NDArray[np.float64]]:
+    """Milliseconds of every engine in turns, round after round."""
+    for engine in engines.values():
+        engine.run()
+    samples: dict[str, list[float]] = {name: [] for name in engines}
+    order, begin = list(engines), perf_counter()
     while perf_counter() - begin < seconds or len(samples[order[0]]) < 5:
         for name in order:
-            start = perf_counter()
-            runs[name]()
-            samples[name].append(1e3 * (perf_counter() - start))
+            start = clocks[name]()
+            engines[name].run()
+            samples[name].append(1e3 * (clocks[name]() - start))
         order.append(order.pop(0))  # nobody always follows the same neighbour
     return {name: np.array(times) for name, times in samples.items()}
+
+
+def one_core_each(soc: Soc) -> Soc:
+    """One core for ncnn and one for an OpenCL device that is a CPU; a GPU stays whole."""
+    cpu = replace(soc.cpu, cores=soc.cpu.cores[:1])
+    gpu = replace(soc.gpu, cores=soc.gpu.cores[:1], compute_units=1) if soc.gpu.is_cpu else soc.gpu
+    return replace(soc, cpu=cpu, gpu=gpu)
+
+
+def device_clock(soc: Soc) -> Clock:
+    """Seconds that the threads of an OpenCL device that is a CPU have worked so far."""
+    stats = [Path(f"/proc/self/task/{t}/schedstat") for t in open_device(soc).worker_threads]
+    return lambda: sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
 
 
 def line(row: Row) -> str:

@@ -79,11 +79,21 @@ class _CpuConv:
         if self.switched_off:
             parameters[31] = self.switched_off
         if op.groups > 1:
-            # ncnn cuts groups out of the input by its own channel step.
-            kind, cut = "ConvolutionDepthWise", not op.is_depthwise
+            # ncnn cuts groups out of the input by its own channel step, unless it packs channels.
+            packs = self.packed and op.is_depthwise and op.input.c % 4 == 0
+            kind, cut = "ConvolutionDepthWise", not packs
             parameters[7] = op.groups
         after = left_over(op.activation)
         return NcnnLayer(kind, parameters, WEIGHTS, after, cut, self.options)
+
+    def _cannot(self, op: Conv2d) -> str | None:
+        """What no algorithm does."""
+        if op.input.n != 1:
+            return one_image(op)
+        if not self.packed and op.dilation != (1, 1):
+            # It crashes where the output is smaller than the dilation.
+            return f"ncnn dilates only packed channels safely, got dilation={op.dilation}"
+        return None
 
     def _bytes(self, op: Conv2d) -> dict[str, float]:
         padded = (op.input.h + op.pad.top + op.pad.bottom) * (
@@ -104,8 +114,8 @@ class CpuDirect(_CpuConv):
     switched_off: ClassVar[int] = NO_GEMM | NO_WINOGRAD
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
+        if (reason := self._cannot(op)) is not None:
+            return reason
         if op.kernel == (1, 1) and op.groups == 1:
             return "ncnn runs every 1x1 convolution as a matrix product"
         return None
@@ -132,8 +142,8 @@ class CpuGemm(_CpuConv):
     switched_off: ClassVar[int] = NO_WINOGRAD
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
+        if (reason := self._cannot(op)) is not None:
+            return reason
         if op.groups > 1:
             return f"groups must be 1, got {op.groups}"
         small = op.input.c <= SMALL and op.out_channels <= SMALL
@@ -183,8 +193,8 @@ class CpuWinograd(_CpuConv):
         return {**super().options, **tiles}
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
+        if (reason := self._cannot(op)) is not None:
+            return reason
         if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
             return (
                 "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
