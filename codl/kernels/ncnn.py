@@ -39,12 +39,11 @@ class NcnnLayer:
 
 
 class CpuVariant(Variant, Protocol):
-    """A variant that is a layer of an ncnn net."""
+    """A variant that is a layer of an ncnn net.
 
-    @property
-    def usual(self) -> bool:
-        """Whether it is ever the best; one that is not runs only where it is asked for by name."""
-        ...
+    One that is hardly ever the best has an attribute `usual` that is false: it runs only where it
+    is asked for by name.
+    """
 
     def plan(self, op: Any, soc: Soc) -> NcnnLayer: ...
 

@@ -3,14 +3,18 @@
 from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.joining import ConcatNd, Gather
 from codl.ops.lower import lower
+from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Region, Shape, Span
 from codl.ops.reshape import Reshape
+from codl.ops.resize import Resize
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
@@ -19,21 +23,29 @@ __all__ = [
     "Activation",
     "Array",
     "Concat",
+    "ConcatNd",
     "Conv2d",
+    "ConvTranspose2d",
     "Dim",
     "Eltwise",
     "FullyConnected",
+    "Gather",
     "Layer",
     "NdOp",
     "Network",
     "Op",
     "Pad",
+    "PadNd",
     "Pool2d",
     "Region",
     "Reshape",
+    "Resize",
     "Shape",
     "Size2",
+    "Slice",
     "Span",
+    "Tile",
+    "Transpose",
     "Weights",
     "lower",
     "parse",

@@ -14,7 +14,6 @@ class CpuCopy:
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "cpu"
-    usual: ClassVar[bool] = True
 
     def refusal(self, op: Concat, soc: Soc) -> str | None:
         if op.input.n != 1:

@@ -19,7 +19,6 @@ class CpuDirect:
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "cpu"
-    usual: ClassVar[bool] = True
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
         if op.input.n != 1:

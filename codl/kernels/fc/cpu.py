@@ -14,7 +14,6 @@ class CpuGemv:
     name: ClassVar[str] = "cpu_gemv"
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "cpu"
-    usual: ClassVar[bool] = True
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
         if op.input.n != 1:

@@ -14,7 +14,6 @@ class CpuDirect:
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "cpu"
-    usual: ClassVar[bool] = True
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
         if op.input.n != 1:

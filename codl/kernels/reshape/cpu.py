@@ -16,7 +16,6 @@ class CpuCopy:
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "reshape"
     processor: ClassVar[Processor] = "cpu"
-    usual: ClassVar[bool] = True
 
     def refusal(self, op: Reshape, soc: Soc) -> str | None:
         if op.input.n != 1 or op.output.n != 1:

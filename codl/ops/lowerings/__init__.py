@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, vision
+from codl.ops.lowerings import elementwise, movement, resize, vision, windows
 from codl.ops.lowerings.base import Lowering
 
-LOWERINGS: dict[str, Lowering] = {**vision.LOWERINGS, **elementwise.LOWERINGS}
+LOWERINGS: dict[str, Lowering] = {
+    **vision.LOWERINGS,
+    **windows.LOWERINGS,
+    **elementwise.LOWERINGS,
+    **movement.LOWERINGS,
+    **resize.LOWERINGS,
+}
