@@ -55,6 +55,18 @@ OPS = (
     "eltwise in=1x6x5x3,1x6x1x1 mode=mul",
     "eltwise in=1x6x5x3 mode=identity act=sigmoid",
     "reshape in=1x6x5x4 to=1x1x24x5",
+    "conv_transpose2d in=1x6x5x4 oc=7 kernel=3x3 size=10x8 stride=2 crop=1x1",
+    "conv_transpose2d in=1x20x4x5 oc=20 kernel=2x2 size=8x10 stride=2 groups=20",
+    "resize in=1x6x5x4 size=9x7",
+    "resize in=1x19x5x4 size=8x9 mode=linear",
+    "transpose in=5x7x6 perm=2x0x1",
+    "transpose in=1x6x5x7 perm=0x2x3x1",
+    "slice in=9x10 starts=8x0 steps=-2x3 to=4x3",
+    "tile in=1x3x2x5 repeats=2x1x3x1",
+    "pad in=1x3x5x6 before=0x0x2x1 after=0x0x1x-2",
+    "windows in=2x3x9x1 count=4 kernel=3 stride=2",
+    "concat_nd in=5x3x1,5x3x2 axis=2",
+    "gather in=7x5,3x2 axis=0",
 )
 
 
@@ -150,19 +162,23 @@ def check(soc: Soc, log: Log, only: str, every_choice: bool) -> Iterator[Finding
 
 
 def parts(soc: Soc) -> Iterator[Op]:
-    """The ops, whole and as the GPU's halves of splits."""
-    for op in map(parse, OPS):
+    """The ops, each whole and as the GPU's half of one split, along one dimension or another."""
+    for index, op in enumerate(map(parse, OPS)):
         yield op
-        for dim in op.dims:
-            _, part = split(op, dim, 0.5, align=soc.gpu.vector_width)
-            if not part.is_empty and op.restrict(part) != op:
-                yield op.restrict(part)
+        if not op.dims:
+            continue
+        dim = op.dims[index % len(op.dims)]
+        _, part = split(op, dim, 0.5, align=soc.gpu.vector_width)
+        if not part.is_empty and op.restrict(part) != op:
+            yield op.restrict(part)
 
 
 def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any) -> str:
     """What went wrong, or ""."""
     described: GpuVariant = variant
     inputs, weights = operands(op)
+    if op.kind == "gather":
+        inputs[1] = np.rint(inputs[1])  # indices
     expected = op.reference([x.astype(np.float64) for x in inputs], weights)
     try:
         got = GpuWork(gpu, op, described.plan(op, gpu.soc, choice), weights, inputs).output()
