@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.device import drivers, threads
+from codl.device import drivers, launch, threads
 from codl.device.failures import explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
@@ -50,13 +50,14 @@ kernel void busy(global float *out) {
 class BoundKernel:
     """A kernel with its arguments set, ready to be enqueued at once."""
 
-    __slots__ = ("_buffers", "_global", "_local", "kernel", "name")
+    __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name")
 
-    def __init__(self, name: str, kernel: cl.Kernel, launch: Launch, values: Sequence[Any]) -> None:
+    def __init__(self, name: str, kernel: cl.Kernel, shape: Launch, values: Sequence[Any]) -> None:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
-        self._global, self._local = launch.global_size, launch.local_size
+        self._global, self._local = shape.global_size, shape.local_size
+        self.arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
@@ -251,14 +252,23 @@ class OpenClDevice:
         finally:
             self.queue = usual
 
+    def submit(self, kernels: Sequence[BoundKernel]) -> None:
+        """Enqueue kernels without events, which is cheaper; does not flush."""
+        function, queue = launch.enqueue_function(), launch.pointer(self.queue)
+        for kernel in kernels:
+            if function is None:
+                kernel.enqueue(self.queue)
+            elif code := function(queue, *kernel.arguments):
+                raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed, code {code}.")
+
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
-        event = None
-        for kernel in kernels:
-            event = kernel.enqueue(self.queue)
+        if not kernels:
+            return
+        self.submit(kernels[:-1])
+        last = kernels[-1].enqueue(self.queue)
         self.queue.flush()
-        if event is not None:
-            self.wait(event)
+        self.wait(last)
 
     def wait(self, event: cl.Event) -> None:
         """Wait for one event.

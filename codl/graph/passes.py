@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from codl.graph.graph import Graph, Node
+from codl.graph.patterns import fuse_activations
 
 #: Nodes that hand their first input on; Dropout is one at inference.
 ALIASES = ("Identity", "Dropout")
@@ -16,8 +18,8 @@ FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing, and copies that a transpose can do with."""
-    return merge_reshapes(drop_reshapes(drop_aliases(graph)))
+    """Drop what computes nothing, and copies that a transpose can do with; fuse activations."""
+    return merge_reshapes(drop_reshapes(fuse_activations(drop_aliases(graph))))
 
 
 def drop_aliases(graph: Graph) -> Graph:
@@ -26,7 +28,7 @@ def drop_aliases(graph: Graph) -> Graph:
 
 
 def drop_reshapes(graph: Graph) -> Graph:
-    """Drop reshapes in front of fully connected layers and of the graph's outputs.
+    """Drop reshapes to one row in front of fully connected layers, and those of graph outputs.
 
     Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
     is put back by whoever hands the output out, from the shape that the graph declares for it.
@@ -34,10 +36,22 @@ def drop_reshapes(graph: Graph) -> Graph:
     gone = {}
     for node in graph.nodes:
         readers = graph.consumers(node.outputs[0])
-        flat = all(reader.type in FLAT_CONSUMERS for reader in readers)
+        flat = all(_reads_one_row(graph, reader, node.outputs[0]) for reader in readers)
         if node.type in RESHAPES and flat:
             gone[node.outputs[0]] = node.inputs[0]
     return _rename(graph, gone)
+
+
+def _reads_one_row(graph: Graph, reader: Node, tensor: str) -> bool:
+    """Whether a node multiplies `tensor`, as a single row, with a constant."""
+    return (
+        reader.type in FLAT_CONSUMERS
+        and reader.inputs[1] in graph.constants
+        and tensor not in reader.inputs[1:]
+        and not reader.attributes.get("transA", 0)
+        and prod(graph.shapes[tensor][:-1]) == 1
+        and len(graph.shapes[tensor]) > 1
+    )
 
 
 def merge_reshapes(graph: Graph) -> Graph:

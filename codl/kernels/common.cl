@@ -63,14 +63,20 @@ __constant sampler_t TEXELS =
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
 
-// A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows, here one:
-// r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time.
+// A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows:
+// a0 b0 a1 b1 ... of the lower or the upper halves. As masks, because compilers make one instruction
+// of these and several of `.even` and `.odd`.
+#if V == 4
+#define MASK(first) ((uint4)(0, 4, 1, 5) + (first))
+#elif V == 8
+#define MASK(first) ((uint8)(0, 8, 1, 9, 2, 10, 3, 11) + (first))
+#else
+#define MASK(first) ((uint16)(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) + (first))
+#endif
 #define SHUFFLE(FROM, TO)                                                                          \
     UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
-        TO[2 * i].even = FROM[i].lo;                                                               \
-        TO[2 * i].odd = FROM[i + V / 2].lo;                                                        \
-        TO[2 * i + 1].even = FROM[i].hi;                                                           \
-        TO[2 * i + 1].odd = FROM[i + V / 2].hi;                                                    \
+        TO[2 * i] = shuffle2(FROM[i], FROM[i + V / 2], MASK(0));                                   \
+        TO[2 * i + 1] = shuffle2(FROM[i], FROM[i + V / 2], MASK(V / 2));                           \
     }
 
 // Leaves the transpose of `m` in `m`; `t` is another V vectors.
@@ -109,10 +115,10 @@ __constant sampler_t TEXELS =
 #define ACTIVATE(x) clamp(ACT_ALPHA * (x) + ACT_BETA, 0.0f, 1.0f)
 #elif ACTIVATION == 7  // hard_swish
 #define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
-#elif ACTIVATION == 8  // gelu: no exponential of its own, so that no large input overflows it
-#define ACTIVATE(x) (0.5f * (x) * (1.0f + erf((x) * 0.70710678f)))
-#elif ACTIVATION == 9  // gelu_tanh
-#define ACTIVATE(x) (0.5f * (x) * (1.0f + tanh(0.79788456f * ((x) + 0.044715f * (x) * (x) * (x)))))
+#elif ACTIVATION == 8  // gelu: with erfc, which is 0 where 1 + erf may still be a rounding error
+#define ACTIVATE(x) (0.5f * (x) * erfc((x) * -0.70710678f))
+#elif ACTIVATION == 9  // gelu_tanh: (1 + tanh(x)) / 2 is sigmoid(2 x), and 0 in time
+#define ACTIVATE(x) ((x) * SIGMOID(1.5957691f * ((x) + 0.044715f * (x) * (x) * (x))))
 #elif ACTIVATION == 10  // silu
 #define ACTIVATE(x) ((x) * SIGMOID(x))
 #elif ACTIVATION == 11  // elu
@@ -134,3 +140,39 @@ __constant sampler_t TEXELS =
 #define STRIP_ID get_global_id(0)
 #define BLOCK_ID get_global_id(1)
 #endif
+
+// One value of all lanes of a vector, by a function of two that the order does not matter to.
+#define FOLD2(F, v) F((v).s0, (v).s1)
+#define FOLD4(F, v) FOLD2(F, F((v).lo, (v).hi))
+#define FOLD8(F, v) FOLD4(F, F((v).lo, (v).hi))
+#define FOLD16(F, v) FOLD8(F, F((v).lo, (v).hi))
+#define FOLD(F, v) CAT(FOLD, V)(F, v)
+
+// Work-items that share a row: SHARERS of them, neighbours in the first dimension of a work-group,
+// which has GROUP work-items. SHARE leaves F of what every sharer has in `value`; each work-item of
+// the group must come to it, and PARTS be declared in the kernel.
+#if defined(SHARERS) && SHARERS > 1
+#define SHARER get_local_id(0)
+#define PARTS __local float parts[GROUP];
+#define SHARE(F, value)                                                                            \
+    {                                                                                              \
+        __local float *mine = parts + get_local_id(1) * SHARERS;                                   \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+        mine[SHARER] = (value);                                                                    \
+        for (int half_ = SHARERS / 2; half_ > 0; half_ /= 2) {                                     \
+            barrier(CLK_LOCAL_MEM_FENCE);                                                          \
+            if (SHARER < half_) mine[SHARER] = F(mine[SHARER], mine[SHARER + half_]);              \
+        }                                                                                          \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+        value = mine[0];                                                                           \
+    }
+#else
+#define SHARERS 1
+#define SHARER 0
+#define PARTS
+#define SHARE(F, value)
+#endif
+
+// Planar rows begin anywhere, so they are never assumed to be aligned.
+#define PLOAD(p) CAT(vload, V)(0, (p))
+#define PSTORE(value, p) CAT(vstore, V)((value), 0, (p))

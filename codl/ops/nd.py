@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
-from codl.ops.base import Dim, Op
+from codl.ops.base import Array, Dim, Op, Weights
 from codl.ops.region import Region, Shape, as_nchw
 
 #: The sizes of a tensor's axes, outermost first.
 Sizes = tuple[int, ...]
 #: Several parameters of one kind.
 Numbers = tuple[float, ...]
+
+
+class Rows(NamedTuple):
+    """A dense tensor around some adjacent axes: (outer, size, inner), `size` being theirs."""
+
+    outer: int
+    size: int
+    inner: int
+
+    @classmethod
+    def around(cls, sizes: Sizes, axes: Sizes) -> Rows:
+        """`axes` are adjacent and ascending, at least one."""
+        first, last = axes[0], axes[-1]
+        return cls(prod(sizes[:first]), prod(sizes[first : last + 1]), prod(sizes[last + 1 :]))
+
+    @property
+    def elements(self) -> int:
+        return self.outer * self.size * self.inner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +72,7 @@ class NdOp(Op):
         if part != Region.whole(self.output):
             raise ValueError(f"a {self.kind} is never split, got {part} of {self.output}")
         return self
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+        """All of them: no axis of theirs need be the output's channels."""
+        return dict(weights)

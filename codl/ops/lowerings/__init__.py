@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, movement, resize, vision, windows
+from codl.ops.lowerings import (
+    elementwise,
+    matmul,
+    movement,
+    norms,
+    reductions,
+    resize,
+    windows,
+)
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {
-    **vision.LOWERINGS,
     **windows.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
     **resize.LOWERINGS,
+    **matmul.LOWERINGS,
+    **reductions.LOWERINGS,
+    **norms.LOWERINGS,
 }
