@@ -67,6 +67,14 @@ OPS = (
     "windows in=2x3x9x1 count=4 kernel=3 stride=2",
     "concat_nd in=5x3x1,5x3x2 axis=2",
     "gather in=7x5,3x2 axis=0",
+    "matmul in=5x7,7x6",
+    "matmul in=2x9x19,2x19x18",
+    "matmul in=3x11 matrix=11x21",
+    "softmax in=3x5x7 axes=2",
+    "softmax in=2x6x5 axes=1",
+    "norm in=3x4x5,1x1x5,1x1x5 axis=2",
+    "reduce in=3x5x7 mode=mean axes=1x2",
+    "reduce in=4x6 mode=max axes=0",
 )
 
 
