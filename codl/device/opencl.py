@@ -283,12 +283,13 @@ class OpenClDevice:
         self.wait(last)
 
     def wait(self, event: cl.Event) -> None:
-        """Wait for one event of a flushed queue.
+        """Wait for one event.
 
         A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
         then returns only when the whole queue is empty: such a thread looks at the event instead.
         """
         if self.soc.gpu.is_cpu:
+            self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
             complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:
                 pass

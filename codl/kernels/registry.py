@@ -67,6 +67,10 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuWinograd(),
     conv2d_cpu.CpuGemm(),
     conv2d_cpu.CpuDirect(),
+    *(conv2d_cpu.CpuWinograd(tile=tile) for tile in conv2d_cpu.TILES),
+    *(conv2d_cpu.CpuWinograd(packed=False, tile=tile) for tile in conv2d_cpu.TILES),
+    conv2d_cpu.CpuGemm(packed=False),
+    conv2d_cpu.CpuDirect(packed=False),
     gpu_winograd_gemm.GpuWinogradGemm(),
     gpu_depthwise_pixels.GpuDepthwisePixels(),
     gpu_gemm.GpuGemm(),
@@ -147,11 +151,13 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
 
     Where the SoC's memory types have none (or an image would be too large), those of any other.
     `every` includes all that are right but not for this SoC: written for another type of device,
-    or with tensors in memory, or of an element type, that its file does not name.
+    or with tensors in memory, or of an element type, that its file does not name; or never best.
     """
     known: list[Any] = [v for v in VARIANTS if v.op_kind == op.kind and v.processor == processor]
-    if every or processor == "cpu":
+    if every:
         return _accepting(op, known, soc)
+    if processor == "cpu":
+        return _accepting(op, [v for v in known if getattr(v, "usual", True)], soc)
     meant = [v for v in known if soc.gpu.type in v.meant_for]
     # Planar variants have neither images nor half storage, whatever the rest of a network has.
     usual = [v for v in meant if v.storage in (PLANAR, *storages(soc))]
