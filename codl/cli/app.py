@@ -7,7 +7,7 @@ import sys
 import typer
 
 from codl import __version__
-from codl.cli import data, devices, models
+from codl.cli import conformance, data, devices, models
 from codl.cli.output import STDERR
 from codl.errors import CodlError
 
@@ -25,6 +25,7 @@ app.command("train")(data.train_predictors)
 app.command("search")(models.search_plan)
 app.command("run")(models.run_model)
 app.command("eval")(models.evaluate_strategies)
+app.command("conformance")(conformance.run_conformance)
 app.command("report")(models.write_report)
 
 

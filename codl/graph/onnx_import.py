@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from codl.errors import UnsupportedError
 from codl.graph.graph import Graph, Node
 
+ROUNDS = 3
+
 
 def import_onnx(proto: onnx.ModelProto, name: str) -> Graph:
     """Optimise and read an ONNX model.
 
-    A symbolic batch becomes 1. Raises `UnsupportedError` for any other size that is not fixed.
+    A symbolic batch becomes 1. A valid model that ONNX Runtime cannot load, for an op or opset that
+    it lacks, is read as it is. Raises `UnsupportedError` for a model that is not valid, and for any
+    other size that is not fixed.
     """
     model = onnx.shape_inference.infer_shapes(_optimise(_fix_batch(proto)))
     graph = model.graph
     constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
+    constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
     infos = [*graph.input, *graph.value_info, *graph.output]
     shapes = {info.name: _shape(info) for info in infos}
     shapes |= {key: tuple(value.shape) for key, value in constants.items()}
-    nodes = tuple(_node(node, index) for index, node in enumerate(graph.node))
+    kept = [node for node in graph.node if node.op_type != "Constant"]
+    nodes = tuple(_node(node, index) for index, node in enumerate(kept))
     inputs = tuple(info.name for info in graph.input if info.name not in constants)
     outputs = tuple(info.name for info in graph.output)
     return Graph(name, nodes, inputs, outputs, shapes, constants)
@@ -38,7 +47,20 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
 
 
 def _optimise(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and batch norms; the basic level stays inside standard ONNX."""
+    """Fold constants and batch norms; the basic level stays inside standard ONNX.
+
+    ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
+    """
+    model = proto
+    for _ in range(ROUNDS):
+        model = _optimise_once(model)
+        fixed = {item.name for item in model.graph.initializer}
+        if not any(node.input and fixed.issuperset(node.input) for node in model.graph.node):
+            break
+    return model
+
+
+def _optimise_once(proto: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="codl-") as folder:
         path = Path(folder) / "optimised.onnx"
         options = session_options()
@@ -47,8 +69,28 @@ def _optimise(proto: onnx.ModelProto) -> onnx.ModelProto:
         try:
             ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's exceptions share no base class
-            raise UnsupportedError(f"ONNX Runtime cannot load the model: {error}") from error
+            return _checked(proto, error)
         return onnx.load(path)
+
+
+def _checked(proto: onnx.ModelProto, problem: Exception) -> onnx.ModelProto:
+    """The model as it is, if ONNX itself finds it valid."""
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        raise UnsupportedError(f"ONNX Runtime cannot load the model: {problem}") from problem
+    return proto
+
+
+def _value(node: onnx.NodeProto) -> NDArray[Any]:
+    """What a Constant node holds."""
+    (attribute,) = node.attribute
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return np.asarray(numpy_helper.to_array(value))
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
+    return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
 def _fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -74,6 +116,8 @@ def _fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
+    if not info.type.tensor_type.HasField("shape"):
+        raise UnsupportedError(f"The shape of the tensor {info.name!r} is not known before a run.")
     dims = info.type.tensor_type.shape.dim
     sizes = tuple(dim.dim_value for dim in dims)
     if any(size < 1 for size in sizes):

@@ -72,10 +72,10 @@
 #define ACTIVATE(x) clamp(ACT_ALPHA * (x) + ACT_BETA, 0.0f, 1.0f)
 #elif ACTIVATION == 7  // hard_swish
 #define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
-#elif ACTIVATION == 8  // gelu: no exponential of its own, so that no large input overflows it
-#define ACTIVATE(x) (0.5f * (x) * (1.0f + erf((x) * 0.70710678f)))
-#elif ACTIVATION == 9  // gelu_tanh
-#define ACTIVATE(x) (0.5f * (x) * (1.0f + tanh(0.79788456f * ((x) + 0.044715f * (x) * (x) * (x)))))
+#elif ACTIVATION == 8  // gelu: with erfc, which is 0 where 1 + erf may still be a rounding error
+#define ACTIVATE(x) (0.5f * (x) * erfc((x) * -0.70710678f))
+#elif ACTIVATION == 9  // gelu_tanh: (1 + tanh(x)) / 2 is sigmoid(2 x), and 0 in time
+#define ACTIVATE(x) ((x) * SIGMOID(1.5957691f * ((x) + 0.044715f * (x) * (x) * (x))))
 #elif ACTIVATION == 10  // silu
 #define ACTIVATE(x) ((x) * SIGMOID(x))
 #elif ACTIVATION == 11  // elu

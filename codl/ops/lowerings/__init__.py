@@ -1,4 +1,8 @@
-"""What each ONNX node means: one module a family, each with its `LOWERINGS` by node type."""
+"""What each ONNX node means: one module a family, each with its `LOWERINGS` by node type.
+
+`PARAMETERS` has the positions of the inputs that a lowering wants as constants: not data, but
+weights, axes, sizes.
+"""
 
 from __future__ import annotations
 
@@ -6,3 +10,5 @@ from codl.ops.lowerings import elementwise, vision
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {**vision.LOWERINGS, **elementwise.LOWERINGS}
+
+PARAMETERS: dict[str, tuple[int, ...]] = {**vision.PARAMETERS, **elementwise.PARAMETERS}

@@ -117,3 +117,5 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Sub": _binary("sub"),
     "Sum": _binary("add"),
 }
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Clip": (1, 2)}

@@ -129,3 +129,5 @@ LOWERINGS: Mapping[str, Lowering] = {
     "MatMul": _gemm,
     "MaxPool": _pool("max"),
 }
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Conv": (1, 2), "Gemm": (1, 2), "MatMul": (1,)}
