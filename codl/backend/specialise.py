@@ -47,12 +47,12 @@ def specialise(model: onnx.ModelProto, values: Mapping[str, NDArray[Any]]) -> on
     kept = [info for info in graph.input if info.name not in parameters]
     for info in kept:
         if info.name in values:
-            shape = info.type.tensor_type.shape
-            shape.Clear()
-            # The message must be there even for a tensor without axes.
-            info.type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto())
-            for size in values[info.name].shape:
-                shape.dim.add().dim_value = size
+            dims = [{"dim_value": size} for size in values[info.name].shape]
+            info.type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
+    for info in (*graph.value_info, *graph.output):
+        # What is open is inferred again from the shapes of these inputs.
+        if any(not dim.HasField("dim_value") for dim in info.type.tensor_type.shape.dim):
+            info.type.tensor_type.ClearField("shape")
     del graph.input[:]
     graph.input.extend(kept)
     graph.initializer.extend(
