@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from hypothesis import strategies as st
 
 from codl.ops import (
     Activation,
     Concat,
+    ConcatNd,
     Conv2d,
     Eltwise,
     FullyConnected,
     Op,
     Pad,
+    PadNd,
     Pool2d,
     Shape,
     Size2,
+    Slice,
+    Tile,
+    Transpose,
     base,
 )
 
@@ -107,6 +114,57 @@ def elementwise(draw: st.DrawFn) -> Eltwise:
                  for _ in range(2))  # fmt: skip
     inputs = draw(st.sampled_from([(shape, shape), (shape, next(stretched)), tuple(stretched)]))
     return Eltwise(inputs=inputs, mode=mode, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def movements(draw: st.DrawFn) -> Op:
+    """Transposes, slices, pads, tilings and concatenations of tensors of any rank."""
+    sizes = tuple(draw(st.lists(st.integers(1, 24), min_size=1, max_size=5)))
+    while prod(sizes) > 20000:
+        sizes = sizes[1:]
+    rank, activation = len(sizes), draw(ACTIVATIONS)
+    kind = draw(st.sampled_from(["transpose", "slice", "tile", "pad", "concat"]))
+    if kind == "transpose":
+        perm = tuple(draw(st.permutations(range(rank))))
+        return Transpose(shapes=(sizes,), perm=perm, activation=activation)
+    if kind == "slice":
+        taken = [range(size)[draw(slices(size))] for size in sizes]
+        return Slice(
+            shapes=(sizes,),
+            starts=tuple(r.start for r in taken),
+            steps=tuple(r.step for r in taken),
+            to=tuple(len(r) for r in taken),
+            activation=activation,
+        )
+    if kind == "tile":
+        repeats = tuple(draw(st.integers(1, 3)) for _ in sizes)
+        return Tile(shapes=(sizes,), repeats=repeats, activation=activation)
+    if kind == "pad":
+        mode = draw(st.sampled_from(["constant", "edge", "reflect", "wrap"]))
+        least = [-(size - 1) // 2 for size in sizes]
+        most = [size - 1 if mode == "reflect" else 20 for size in sizes]
+        sides = [
+            tuple(draw(st.integers(low, high)) for low, high in zip(least, most, strict=True))
+            for _ in range(2)
+        ]
+        value = draw(st.sampled_from([0.0, -1.5]))
+        return PadNd(
+            shapes=(sizes,),
+            before=sides[0],
+            after=sides[1],
+            mode=mode,
+            value=value if mode == "constant" else 0.0,
+            activation=activation,
+        )
+    axis = draw(st.integers(0, rank - 1))
+    given = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
+    shapes = tuple((*sizes[:axis], size, *sizes[axis + 1 :]) for size in given)
+    return ConcatNd(shapes=shapes, axis=axis, activation=activation)
+
+
+def slices(size: int) -> st.SearchStrategy[slice]:
+    """Slices of an axis that take something."""
+    return st.slices(size).filter(lambda s: len(range(size)[s]) > 0)
 
 
 def ops() -> st.SearchStrategy[Op]:

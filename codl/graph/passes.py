@@ -20,8 +20,8 @@ FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing."""
-    return drop_reshapes(drop_aliases(graph))
+    """Drop what computes nothing, and copies that a transpose can do with."""
+    return merge_reshapes(drop_reshapes(drop_aliases(graph)))
 
 
 def drop_aliases(graph: Graph) -> Graph:
@@ -53,6 +53,40 @@ def drop_reshapes(graph: Graph) -> Graph:
         if node.type in RESHAPES and flat:
             gone[node.outputs[0]] = node.inputs[0]
     return _rename(graph, gone)
+
+
+def merge_reshapes(graph: Graph) -> Graph:
+    """Let transposes do the reshapes beside them: channel shuffles, attention heads and the like.
+
+    Such a transpose sees its input under the sizes of its attribute `axes`, and its output may have
+    any sizes.
+    """
+    for node in [node for node in graph.nodes if node.type == "Transpose"]:
+        after = _only_reader(graph, node.outputs[0])
+        if after is not None and after.type in RESHAPES:
+            merged = replace(node, outputs=after.outputs)
+            graph = _replace(graph, {node.name: None, after.name: merged})
+            node = merged
+        before = next((n for n in graph.nodes if n.outputs[0] == node.inputs[0]), None)
+        if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
+            continue
+        if _only_reader(graph, before.outputs[0]) is node:
+            seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
+            merged = replace(node, inputs=before.inputs[:1], attributes=seen)
+            graph = _replace(graph, {before.name: None, node.name: merged})
+    return graph
+
+
+def _only_reader(graph: Graph, tensor: str) -> Node | None:
+    """The one node that reads a tensor which is no output of the graph."""
+    readers = graph.consumers(tensor)
+    return readers[0] if len(readers) == 1 and tensor not in graph.outputs else None
+
+
+def _replace(graph: Graph, changes: Mapping[str, Node | None]) -> Graph:
+    """Other nodes in the place of some, by name, or none."""
+    nodes = (changes.get(node.name, node) for node in graph.nodes)
+    return replace(graph, nodes=tuple(node for node in nodes if node is not None))
 
 
 def _rename(graph: Graph, gone: Mapping[str, str]) -> Graph:

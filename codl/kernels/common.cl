@@ -47,6 +47,27 @@
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
 
+// A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows, here one:
+// r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time.
+#define SHUFFLE(FROM, TO)                                                                          \
+    UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
+        TO[2 * i].even = FROM[i].lo;                                                               \
+        TO[2 * i].odd = FROM[i + V / 2].lo;                                                        \
+        TO[2 * i + 1].even = FROM[i].hi;                                                           \
+        TO[2 * i + 1].odd = FROM[i + V / 2].hi;                                                    \
+    }
+
+// Leaves the transpose of `m` in `m`; `t` is another V vectors.
+#if V == 4
+#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m)
+#elif V == 8
+#define TRANSPOSE                                                                                  \
+    SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t)                                                      \
+    UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
+#else
+#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
+#endif
+
 #ifdef ONE_ITEM
 #define KERNEL __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 #else

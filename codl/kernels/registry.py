@@ -8,16 +8,19 @@ from codl.errors import UnknownNameError
 from codl.kernels.base import PLANAR, Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
+from codl.kernels.concat import gpu_rows as concat_nd_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
 from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
+from codl.kernels.gather import gpu_rows as gather_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
+from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -40,6 +43,12 @@ VARIANTS: tuple[Variant, ...] = (
     eltwise_gpu.GpuDirect(),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
+    strided_gpu.TransposeCopy(),
+    strided_gpu.SliceCopy(),
+    strided_gpu.TileCopy(),
+    strided_gpu.PadCopy(),
+    concat_nd_gpu.GpuRows(),
+    gather_gpu.GpuRows(),
 )
 
 

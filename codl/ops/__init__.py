@@ -5,7 +5,9 @@ from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.joining import ConcatNd, Gather
 from codl.ops.lower import lower
+from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.pool2d import Pool2d
@@ -19,21 +21,27 @@ __all__ = [
     "Activation",
     "Array",
     "Concat",
+    "ConcatNd",
     "Conv2d",
     "Dim",
     "Eltwise",
     "FullyConnected",
+    "Gather",
     "Layer",
     "NdOp",
     "Network",
     "Op",
     "Pad",
+    "PadNd",
     "Pool2d",
     "Region",
     "Reshape",
     "Shape",
     "Size2",
+    "Slice",
     "Span",
+    "Tile",
+    "Transpose",
     "Weights",
     "lower",
     "parse",

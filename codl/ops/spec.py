@@ -18,6 +18,8 @@ from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
+from codl.ops.joining import ConcatNd, Gather
+from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import Sizes
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Shape
@@ -25,7 +27,21 @@ from codl.ops.reshape import Reshape
 from codl.ops.window import Size2
 
 OP_TYPES: dict[str, type[Op]] = {
-    cls.kind: cls for cls in (Conv2d, Pool2d, FullyConnected, Concat, Eltwise, Reshape)
+    cls.kind: cls
+    for cls in (
+        Conv2d,
+        Pool2d,
+        FullyConnected,
+        Concat,
+        Eltwise,
+        Reshape,
+        Transpose,
+        Slice,
+        Tile,
+        PadNd,
+        ConcatNd,
+        Gather,
+    )
 }
 #: Fields come in this order; others, by their names, before the activation.
 ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad")

@@ -1,32 +1,12 @@
 // Blocked layout <-> planar layout for a region of a tensor.
 //
 // A work-item has `strip` chunks of V pixels of one block. A chunk is a V x V matrix that is
-// transposed in registers by log2(V) perfect shuffles. Sizes in pixels and channels:
+// transposed in registers. Sizes in pixels and channels:
 //
 // HALF, PLANAR_HALF   defined where the blocked, and the planar tensor is stored as half
 // lead           lanes of the first block that lie before the region
 // channels, pixels    of the region; its rows are contiguous in either layout
 // zero_to        lanes of the last block up to which zeros are stored (to_blocked)
-
-// r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time; V rounds' halves make a perfect shuffle.
-#define SHUFFLE(FROM, TO)                                                                          \
-    UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
-        TO[2 * i].even = FROM[i].lo;                                                               \
-        TO[2 * i].odd = FROM[i + V / 2].lo;                                                        \
-        TO[2 * i + 1].even = FROM[i].hi;                                                           \
-        TO[2 * i + 1].odd = FROM[i + V / 2].hi;                                                    \
-    }
-
-// Leaves the transpose of `m` in `m`; `t` is another V vectors.
-#if V == 4
-#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m)
-#elif V == 8
-#define TRANSPOSE                                                                                  \
-    SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t)                                                      \
-    UNROLL for (int i = 0; i < V; i++) m[i] = t[i];
-#else
-#define TRANSPOSE SHUFFLE(m, t) SHUFFLE(t, m) SHUFFLE(m, t) SHUFFLE(t, m)
-#endif
 
 // Planar rows begin anywhere, so they are never assumed to be aligned.
 #ifdef PLANAR_HALF

@@ -6,9 +6,17 @@ weights, axes, sizes.
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, vision
+from codl.ops.lowerings import elementwise, movement, vision
 from codl.ops.lowerings.base import Lowering
 
-LOWERINGS: dict[str, Lowering] = {**vision.LOWERINGS, **elementwise.LOWERINGS}
+LOWERINGS: dict[str, Lowering] = {
+    **vision.LOWERINGS,
+    **elementwise.LOWERINGS,
+    **movement.LOWERINGS,
+}
 
-PARAMETERS: dict[str, tuple[int, ...]] = {**vision.PARAMETERS, **elementwise.PARAMETERS}
+PARAMETERS: dict[str, tuple[int, ...]] = {
+    **vision.PARAMETERS,
+    **elementwise.PARAMETERS,
+    **movement.PARAMETERS,
+}

@@ -1,4 +1,4 @@
-"""Convolution, pooling, fully connected layers and concatenation along the channels."""
+"""Convolution, pooling and fully connected layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from codl.graph import Graph, Node
 from codl.ops.base import Pad
-from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.lowerings.base import Lowering, Step, input_shape, unsupported
@@ -85,15 +84,6 @@ def _gemm(graph: Graph, node: Node) -> list[Step]:
     return [Step(op, node.inputs[:1], node.outputs[0], weights)]
 
 
-def _concat(graph: Graph, node: Node) -> list[Step]:
-    shapes = tuple(as_nchw(graph.shapes[name]) for name in node.inputs)
-    axis = int(node.attributes["axis"])
-    rank = len(graph.shapes[node.inputs[0]])
-    if axis % rank != 1 or any(name in graph.constants for name in node.inputs):
-        raise unsupported(node, f"only tensors, and along the channels (axis 1), got axis {axis}.")
-    return [Step(Concat(inputs=shapes), node.inputs, node.outputs[0])]
-
-
 def _window(graph: Graph, node: Node, kernel: Size2) -> dict[str, Any]:
     """Kernel, stride, dilation and explicit padding of a convolution or pooling node."""
     stride = Size2(*node.attributes.get("strides", (1, 1)))
@@ -121,7 +111,6 @@ def _same_pads(
 
 LOWERINGS: Mapping[str, Lowering] = {
     "AveragePool": _pool("avg"),
-    "Concat": _concat,
     "Conv": _conv,
     "Gemm": _gemm,
     "GlobalAveragePool": _global_pool("avg"),

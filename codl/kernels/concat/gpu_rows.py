@@ -1,0 +1,65 @@
+"""Concatenation along any axis on the GPU: rows of every input into rows of the output."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Processor, Storage, TensorArg
+from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
+from codl.kernels.strided.order import RUN, Rows
+from codl.kernels.tiling import base_defines, waves
+from codl.ops.joining import ConcatNd
+from codl.soc import Soc
+
+
+class GpuRows:
+    """One launch an input."""
+
+    name: ClassVar[str] = "gpu_rows"
+    op_kind: ClassVar[str] = "concat_nd"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: ConcatNd, soc: Soc) -> str | None:
+        return None
+
+    def choices(self, op: ConcatNd, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: ConcatNd, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        pieces = [row_pieces(_rows(op, index), soc)[1] for index in range(len(op.inputs))]
+        return {
+            "launches": float(len(op.inputs)),
+            "pieces": float(sum(pieces)),
+            "waves": sum(waves(count, soc) for count in pieces),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: ConcatNd, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        rows = [_rows(op, index) for index in range(len(op.inputs))]
+        pitch = sum(row.size for row in rows)
+        launches, base = [], 0
+        for index, row in enumerate(rows):
+            names = (f"rows_{index}", f"rows_{index}")  # a run needs no table of elements
+            source = TensorArg("input", index)
+            launches.append(
+                row_launch(row, 0.0, soc, source=source, names=names, base=base, pitch=pitch)
+            )
+            base += row.size
+        tensors = [TensorArg("output"), *(TensorArg("input", i) for i in range(len(rows)))]
+        return KernelPlan(
+            source="strided/gpu_copy.cl",
+            launches=tuple(launches),
+            defines={**base_defines(op.activation, soc), "KIND": RUN},
+            pack=lambda weights: {f"rows_{i}": as_ints(row.starts) for i, row in enumerate(rows)},
+            storages=dict.fromkeys(tensors, PLANAR),
+            whole_batch=True,
+        )
+
+
+def _rows(op: ConcatNd, index: int) -> Rows:
+    size = op.row_size(index)
+    return Rows(np.arange(op.rows) * size, size, RUN, high=size)

@@ -1,0 +1,233 @@
+"""Ops that move elements, resize and transposed convolution: kernels and lowerings on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from strategies import ACTIVATIONS, movements
+from test_kernels import assert_close, operands, reference, run_gpu_whole
+
+from codl.device.opencl import OpenClDevice
+from codl.execute.engine import Engine
+from codl.graph import import_onnx, session_options, simplify
+from codl.kernels import registry
+from codl.ops import Array, Network, Op, lower, parse, to_text
+from codl.ops.plan import Chain, Plan
+from codl.soc import Soc
+
+SOME = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
+    """Every choice of every variant on the GPU against the reference."""
+    given_inputs, weights = operands(op)
+    inputs = inputs or given_inputs
+    expected = reference(op, inputs, weights)
+    found: list[Any] = registry.variants(op, "gpu", gpu.soc, every=True)
+    assert found, to_text(op)
+    assert parse(to_text(op)) == op
+    for variant in found:
+        for choice in variant.choices(op, gpu.soc):
+            features = variant.features(op, gpu.soc, choice)
+            assert all(np.isfinite(v) and v >= 0 for v in features.values())
+            got = run_gpu_whole(variant, op, inputs, weights, gpu, choice)
+            assert_close(variant, op, got, expected)
+
+
+@given(op=movements())
+@SOME
+def test_movements_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "transpose in=1x64x37x53 perm=0x2x3x1",
+        "transpose in=1x37x53x64 perm=0x3x1x2",
+        "transpose in=40x7x33 perm=2x1x0",
+        "transpose in=3x100x101 perm=1x2x0",
+        "transpose in=2x12x50x64 perm=0x2x1x3",
+        "transpose in=100x17 perm=1x0 act=relu",
+        "transpose in=1x3x200x211 perm=0x2x3x1",
+        "transpose in=- perm=-",
+        "slice in=100x100 starts=99x0 steps=-1x3 to=100x34",
+        "slice in=70001 starts=70000 steps=-2 to=35001",
+        "pad in=1x3x30x31 before=0x0x3x4 after=0x0x3x-4",
+        "pad in=5x20 before=-2x3 after=1x40 mode=wrap",
+        "tile in=1x3x1x40 repeats=2x1x50x1",
+        "concat_nd in=7x5x1,7x5x2,7x5x3 axis=2",
+    ],
+)
+def test_movements_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
+    check(parse(text), gpu)
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4))
+@SOME
+def test_gather_takes_slices_by_any_index(
+    data: st.DataObject, sizes: list[int], gpu: OpenClDevice
+) -> None:
+    axis = data.draw(st.integers(0, len(sizes) - 1))
+    shape = data.draw(st.sampled_from([(), (1,), (5,), (2, 3)]))
+    size = sizes[axis]
+    wanted = data.draw(
+        st.lists(st.integers(-size, size - 1), min_size=prod(shape), max_size=prod(shape))
+    )
+    written = "x".join(map(str, shape)) or "-"
+    op = parse(f"gather in={'x'.join(map(str, sizes))},{written} axis={axis}")
+    values = operands(op)[0][0]
+    check(op, gpu, [values, np.array(wanted, np.float32).reshape(op.inputs[1])])
+
+
+def model(
+    nodes: list[onnx.NodeProto], inputs: Mapping[str, Any], outputs: list[str],
+    constants: Mapping[str, Any] | None = None, opset: int = 18,
+) -> onnx.ModelProto:  # fmt: skip
+    infos = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v) for k, v in inputs.items()]
+    results = [helper.make_tensor_value_info(k, TensorProto.FLOAT, None) for k in outputs]
+    fixed = [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "test", infos, results, fixed)
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def network_of(proto: onnx.ModelProto) -> Network:
+    return lower(simplify(import_onnx(proto, "test")))
+
+
+def on_the_gpu(network: Network, soc: Soc) -> Plan:
+    chains = tuple(
+        Chain((layer.name,), "OC" if "OC" in layer.op.dims else "H", 1.0,
+              {layer.name: {"gpu": registry.variants(layer.op, "gpu", soc)[0].name}})
+        for layer in network.layers
+    )  # fmt: skip
+    return Plan(network.name, network.digest, soc.name, "t", "none", "missing", None, chains)
+
+
+def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -> Network:
+    """Run a model on the GPU alone and by ONNX Runtime."""
+    network = network_of(proto)
+    random = np.random.default_rng(0)
+    feeds = {
+        info.name: random.standard_normal(
+            [d.dim_value for d in info.type.tensor_type.shape.dim]
+        ).astype(np.float32)
+        for info in proto.graph.input
+    }
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = [output.name for output in proto.graph.output]
+    expected = dict(zip(names, session.run(names, feeds), strict=True))
+    with Engine(network, on_the_gpu(network, soc), soc) as engine:
+        got = engine(feeds)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4)
+    return network
+
+
+def one(kind: str, shape: tuple[int, ...], soc: Soc, constants: Mapping[str, Any] | None = None,
+        outputs: int = 1, opset: int = 18, **attributes: Any) -> Network:  # fmt: skip
+    """One node over `x` and constants, in order; a constant of None leaves an input out."""
+    names = [f"y{i}" for i in range(outputs)]
+    given = constants or {}
+    inputs = ["x", *(k if v is not None else "" for k, v in given.items())]
+    node = helper.make_node(kind, inputs, names, **attributes)
+    fixed = {k: v for k, v in given.items() if v is not None}
+    return same_as_onnx_runtime(model([node], {"x": shape}, names, fixed, opset), soc)
+
+
+def test_transposes_and_reshapes(soc: Soc) -> None:
+    one("Transpose", (2, 3, 4, 5), soc, perm=[3, 1, 0, 2])
+    one("Transpose", (2, 3, 4), soc)
+    one("DepthToSpace", (2, 12, 3, 5), soc, blocksize=2, mode="DCR")
+    one("DepthToSpace", (2, 12, 3, 5), soc, blocksize=2, mode="CRD")
+    one("SpaceToDepth", (2, 3, 6, 4), soc, blocksize=2)
+
+
+def test_slices(soc: Soc) -> None:
+    i64 = np.int64
+    one("Slice", (5, 6, 7), soc, {"starts": i64([1, -1]), "ends": i64([1000, -9]),
+                                  "axes": i64([0, -1]), "steps": i64([2, -3])})  # fmt: skip
+    one("Slice", (5, 6), soc, {"starts": i64([1]), "ends": i64([-1])})
+    one("Slice", (5, 6), soc, opset=9, starts=[1], ends=[3], axes=[1])
+
+
+def test_splits(soc: Soc) -> None:
+    one("Split", (2, 7), soc, outputs=2, opset=13, axis=-1, constants={"split": np.int64([3, 4])})
+    one("Split", (2, 7, 3), soc, outputs=3, axis=1, num_outputs=3)
+    one("Split", (2, 6), soc, outputs=3, opset=11, axis=1)
+
+
+def test_split_behind_a_reshape(soc: Soc) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "to"], ["r"]),
+        helper.make_node("Split", ["r", "sizes"], ["a", "b", "c"], axis=2),
+        helper.make_node("Transpose", ["b"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["a", "w"], ["m"]) if False else
+        helper.make_node("Relu", ["a"], ["m"]),
+    ]  # fmt: skip
+    constants = {"to": np.int64([2, 5, 12]), "sizes": np.int64([3, 4, 5])}
+    same_as_onnx_runtime(model(nodes, {"x": (2, 60)}, ["m", "t", "c"], constants), soc)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_pads(mode: str, soc: Soc) -> None:
+    opset = 19
+    pads = np.int64([0, 1, 2, 0, 0, 3])
+    one("Pad", (2, 3, 5), soc, {"pads": pads}, mode=mode, opset=opset)
+    some = {"pads": np.int64([2, 1]), "value": None, "axes": np.int64([-1])}
+    one("Pad", (2, 3, 5), soc, some, mode=mode, opset=opset)
+
+
+def test_constant_pads(soc: Soc) -> None:
+    one("Pad", (1, 3, 5, 4), soc, opset=10, pads=[0, 0, 1, 1, 0, 0, 2, 0], value=3.5)
+    value = {"pads": np.int64([0, -1, 2, 0, 0, -2]), "value": np.float32(-2)}
+    one("Pad", (2, 3, 5), soc, value)
+
+
+def test_stretching(soc: Soc) -> None:
+    one("Tile", (2, 3), soc, {"repeats": np.int64([2, 3])})
+    one("Expand", (3, 1), soc, {"to": np.int64([2, 1, 4])})
+    one("Expand", (3, 4), soc, {"to": np.int64([1, 1])})
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_concatenation_along_any_axis(axis: int, soc: Soc) -> None:
+    node = helper.make_node("Concat", ["x", "z", "c"], ["y"], axis=axis)
+    constants = {"c": np.ones((2, 3, 4), np.float32)}
+    proto = model([node], {"x": (2, 3, 4), "z": (2, 3, 4)}, ["y"], constants)
+    same_as_onnx_runtime(proto, soc)
+
+
+@pytest.mark.parametrize("indices", [np.int64(1), np.int64([2, -1]), np.int64([[0], [1]])])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_gather_with_constant_indices(indices: Any, axis: int, soc: Soc) -> None:
+    one("Gather", (3, 4, 5), soc, {"indices": indices}, axis=axis)
+
+
+def test_a_channel_shuffle_is_one_transpose(soc: Soc) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "apart"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3, 4]),
+        helper.make_node("Reshape", ["b", "together"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    sizes = {"apart": np.int64([1, 2, 6, 5, 7]), "together": np.int64([1, 12, 5, 7])}
+    network = same_as_onnx_runtime(model(nodes, {"x": (1, 12, 5, 7)}, ["y"], sizes), soc)
+    assert [layer.op.kind for layer in network.layers] == ["transpose"]
