@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ class CodlBackend(Backend):  # type: ignore[misc]
         if not cls.supports_device(device):
             raise UnsupportedError(f"The device must be 'CPU', got {device!r}.")
         super().prepare(model, device)  # checks the model
-        return CodlRep(model, soc or detect("here"), side)
+        return CodlRep(model, soc or _here(), side)
 
     @classmethod
     def run_model(
@@ -153,6 +154,11 @@ class CodlBackend(Backend):  # type: ignore[misc]
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, version)])
         inferred = onnx.shape_inference.infer_shapes(model)
         return cls.run_model(inferred, arrays, device, **kwargs)
+
+
+@cache
+def _here() -> Soc:
+    return detect("here")
 
 
 def _info(name: str, dtype: Any, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
