@@ -14,6 +14,10 @@ class CodlError(Exception):
     """Base of all errors that a user can cause or fix."""
 
 
+class CodlWarning(UserWarning):
+    """Something that a user should know, though codl got around it."""
+
+
 class UnknownNameError(CodlError):
     """A name that is in no registry; the message lists the known ones and the nearest match."""
 

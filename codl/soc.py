@@ -61,6 +61,9 @@ class GpuSide:
     #: `float16` (half storage, everything computed and accumulated in float32).
     memory_types: tuple[str, ...] = ("buffer",)
     element: str = "float32"
+    #: The largest `image2d` in texels; 0 where the device has none, or nobody has looked.
+    max_image_width: int = 0
+    max_image_height: int = 0
 
     @property
     def is_cpu(self) -> bool:

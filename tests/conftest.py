@@ -11,11 +11,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from codl import cache
 from codl.device import drivers, threads
 from codl.device.detect import describe
+from codl.device.loader import cl_module
 from codl.device.opencl import OpenClDevice, open_device
 from codl.device.probe import ProbedDevice, probe_all
 from codl.soc import Soc
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests keep compiled kernels for their next run, away from the user's."""
+    assert config.cache is not None
+    os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
+
 
 FOUND: list[ProbedDevice] = [device for result in probe_all() for device in result.devices]
 
@@ -24,9 +33,7 @@ def _load_all() -> None:
     wanted = [drivers.find_driver(name) for name in dict.fromkeys(d.icd for d in FOUND)]
     soc = describe("test", FOUND[0])
     with drivers.loaded(wanted, cores=soc.gpu.cores), threads.pinned(soc.gpu.cores):
-        import pyopencl
-
-        pyopencl.get_platforms()
+        cl_module().get_platforms()
 
 
 if FOUND:

@@ -110,9 +110,11 @@ def elementwise(draw: st.DrawFn) -> Eltwise:
     if mode == "identity":
         return Eltwise(inputs=(shape,), mode=mode, activation=draw(ALL_ACTIVATIONS))
     keep = st.tuples(*[st.booleans()] * 4)
-    stretched = (Shape(*(s if k else 1 for s, k in zip(shape, draw(keep), strict=True)))
-                 for _ in range(2))  # fmt: skip
-    inputs = draw(st.sampled_from([(shape, shape), (shape, next(stretched)), tuple(stretched)]))
+    first, second = (
+        Shape(*(size if kept else 1 for size, kept in zip(shape, draw(keep), strict=True)))
+        for _ in range(2)
+    )
+    inputs = draw(st.sampled_from([(shape, shape), (shape, first), (first, second)]))
     return Eltwise(inputs=inputs, mode=mode, activation=draw(ACTIVATIONS))
 
 

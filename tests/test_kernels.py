@@ -16,7 +16,7 @@ from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor, SharedBuffer
 from codl.device.opencl import OpenClDevice
 from codl.kernels import registry
-from codl.kernels.base import TensorArg, Variant
+from codl.kernels.base import Storage, TensorArg, Variant
 from codl.ops import Array, Op, Region, Shape, Span, parse, split, to_text
 from codl.soc import Soc
 
@@ -27,7 +27,14 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 RATIOS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
-TOLERANCE = {"cpu_winograd": 1e-3, "gpu_winograd": 1e-3}
+STORAGES = [Storage(layout, element) for layout in ("blocked", "planar", "image")
+            for element in ("float32", "float16")]  # fmt: skip
+
+
+def tolerance(variant: Variant) -> float:
+    if variant.name.endswith("_fp16"):
+        return 2e-2
+    return 1e-3 if "winograd" in variant.name else 1e-4
 
 
 def operands(op: Op, seed: int = 0) -> tuple[list[Array], dict[str, Array]]:
@@ -62,20 +69,21 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            gpu: OpenClDevice) -> tuple[Array, Array]:  # fmt: skip
+            gpu: OpenClDevice, choice: Any = None) -> tuple[Array, Array]:  # fmt: skip
     """The same on the GPU; returns the region, and the whole buffer around it."""
-    soc, arguments = gpu.soc, {}
+    plan, arguments = variant.plan(op.restrict(part), gpu.soc, choice), {}
     for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
-        tensor = gpu.tensor(shape, Region.whole(shape))
+        argument = TensorArg("input", i)
+        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
         gpu.upload(tensor, x)
-        arguments[TensorArg("input", i)] = (tensor, op.needs(part, i))
+        arguments[argument] = (tensor, op.needs(part, i))
     whole = Region.whole(op.output)
-    out = gpu.tensor(op.output, whole)
+    out = gpu.tensor(op.output, whole, plan.storage(TensorArg("output")))
     canary = np.full(op.output, 7.0, np.float32)
     gpu.upload(out, canary)
     arguments[TensorArg("output")] = (out, part)
     own = op.restrict_weights(weights, part)
-    gpu.run(gpu.bind(variant.plan(op.restrict(part), soc), arguments, weights=own))
+    gpu.run(gpu.bind(plan, arguments, weights=own))
     around = download(gpu, out)
     return cut(around, part), around
 
@@ -106,7 +114,7 @@ def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
 def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
     largest = max(float(np.abs(expected).max()), 1e-3)
     error = float(np.abs(got - expected).max()) / largest
-    assert error <= TOLERANCE.get(variant.name, 1e-4), f"{variant.name} of {to_text(op)}"
+    assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
 
 
 @given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
@@ -179,19 +187,39 @@ def test_transform_moves_a_region_and_nothing_else(
 ) -> None:
     shape = Shape(1, channels, height, width)
     region = Region(data.draw(spans(channels)), data.draw(spans(height)))
-    tensor = gpu.tensor(shape, Region.whole(shape))
-    before = np.random.default_rng(0).standard_normal(shape, np.float32)
-    gpu.upload(tensor, before)
     values = np.arange(region.shape(shape).elements, dtype=np.float32).reshape(region.shape(shape))
-    shared = SharedBuffer(gpu, shape, region)
-    gpu.wait(shared.map(write=True))
-    shared.array[:] = values
-    shared.unmap()
-    gpu.run(gpu.transform(shared.tensor, tensor, region))
-    after = download(gpu, tensor)
+    before = -1.0 - np.arange(shape.elements, dtype=np.float32).reshape(shape) % 1000
     expected = before.copy()
-    cut(expected, region)[:] = values[0]
-    np.testing.assert_array_equal(after, expected)
+    cut(expected, region)[:] = values[0] % 2000
+    for storage in STORAGES:
+        tensor = gpu.tensor(shape, Region.whole(shape), storage)
+        gpu.upload(tensor, before)
+        shared = SharedBuffer(gpu, shape, region)
+        gpu.wait(shared.map(write=True))
+        shared.array[:] = values % 2000
+        shared.unmap()
+        gpu.run(gpu.transform(shared.tensor, tensor, region))
+        np.testing.assert_array_equal(download(gpu, tensor), expected, str(storage))
+
+
+@given(channels=st.integers(1, 40), data=st.data())
+@FEW
+def test_transform_between_any_two_storages(
+    channels: int, data: st.DataObject, gpu: OpenClDevice
+) -> None:
+    shape = Shape(2, channels, 5, 3)
+    region = Region(data.draw(spans(channels)), data.draw(spans(5)))
+    first, second = (data.draw(st.sampled_from(STORAGES)) for _ in range(2))
+    source = gpu.tensor(shape, Region.whole(shape), first)
+    target = gpu.tensor(shape, Region.whole(shape), second)
+    values = np.arange(shape.elements, dtype=np.float32).reshape(shape)
+    gpu.upload(source, values)
+    gpu.upload(target, -values)
+    gpu.run(gpu.transform(source, target, region))
+    rows, columns = slice(*region.channels), slice(*region.rows)
+    expected = -values
+    expected[:, rows, columns] = values[:, rows, columns]
+    np.testing.assert_array_equal(download(gpu, target), expected, f"{first} to {second}")
 
 
 def spans(size: int) -> st.SearchStrategy[Span]:

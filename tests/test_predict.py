@@ -350,6 +350,8 @@ OPS = (
     "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
     "fc in=1x64x1x1 oc=64",
     "concat in=1x64x14x14,1x32x14x14",
+    "eltwise in=1x64x14x14,1x64x14x14",
+    "reshape in=1x64x14x14 to=1x12544",
 )
 
 

@@ -98,15 +98,16 @@ def known_ops() -> frozenset[str]:
 def select(*, everything: bool = False, only: str = "") -> list[Case]:
     """The cases of known ops, or all; `only` is searched in their names.
 
-    The expansion of an op that is not known is taken where it is made of known ones alone.
+    The expansion of an op, known or not, is taken where it is made of known ones alone.
     """
     known = known_ops()
     foldable = known.union(FOLDED)
 
     def wanted(case: Case) -> bool:
         nodes = {node.op_type for node in case.test.model.graph.node}
-        expansion = bool(EXPANDED.search(case.name)) and case.op not in FOLDED
-        return everything or case.op in known or (expansion and nodes <= foldable)
+        if EXPANDED.search(case.name):
+            return everything or (nodes <= foldable and case.op not in FOLDED)
+        return everything or case.op in known
 
     return [case for case in suite() if re.search(only, case.name) and wanted(case)]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import TextIO
 
 import typer
 
 from codl import __version__
 from codl.cli import conformance, data, devices, models
-from codl.cli.output import STDERR
-from codl.errors import CodlError
+from codl.cli.output import fail, warn
+from codl.errors import CodlError, CodlWarning
 
 app = typer.Typer(
     help="Run a neural network on the CPU and the GPU of a device at the same time.",
@@ -39,16 +41,27 @@ def top(
 
 
 def main() -> None:
-    """Entry point: a `CodlError` becomes a message and exit code 1."""
+    """Entry point: a `CodlError` becomes a message and exit code 1, a `CodlWarning` a message."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except CodlError as error:
-        STDERR.print(
-            f"[bold red]Error:[/bold red] {_plain(str(error))}", highlight=False, soft_wrap=True
-        )
+        fail(str(error))
         sys.exit(1)
 
 
-def _plain(text: str) -> str:
-    """Square brackets in messages are not markup."""
-    return text.replace("[", "\\[")
+_show_others = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, CodlWarning):
+        warn(str(message))
+    else:
+        _show_others(message, category, filename, lineno, file, line)

@@ -139,6 +139,7 @@ def run_model(
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
         latency = interleave({"run": engine.run}, effort)["run"]
         spans = engine.profile()
+        fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
@@ -150,6 +151,7 @@ def run_model(
         "predicted_ms": chosen.predicted_ms,
         "data_sharing_ms": sharing_ms(spans),
         "source": "measured",
+        "fallbacks": fallbacks,
         "spans": [asdict(span) for span in spans],
     }
 

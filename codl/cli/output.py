@@ -57,6 +57,22 @@ def note(text: str) -> None:
     STDERR.print(f"[dim]{text}[/dim]", highlight=False, soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    """Something that went wrong and was got around."""
+    _message("[bold yellow]Warning:[/bold yellow]", text)
+
+
+def fail(text: str) -> None:
+    """Why a command ends."""
+    _message("[bold red]Error:[/bold red]", text)
+
+
+def _message(kind: str, text: str) -> None:
+    # Square brackets in messages are not markup.
+    plain = text.replace("[", "\\[")
+    STDERR.print(f"{kind} {plain}", highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int, float], None]]:
     """A progress bar on stderr; yields a function of done, total and seconds left."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -11,16 +10,15 @@ import numpy as np
 
 from codl.collect.protocol import Latency, Protocol, measure
 from codl.collect.tasks import OpTask, SharingTask, Task
+from codl.collect.work import GpuWork, cpu_work, filler, one_op_net, repeated
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
-from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.cpu import Home
 from codl.device.memory import SharedBuffer
 from codl.device.opencl import open_device
 from codl.errors import DeviceError
-from codl.kernels import registry
-from codl.kernels.base import TensorArg
-from codl.kernels.ncnn import CpuVariant
-from codl.ops import Op, Pool2d, Region, Shape, Size2, Weights, to_text
+from codl.kernels import registry, tuned
+from codl.ops import Pool2d, Region, Shape, Size2, to_text
 from codl.soc import Soc
 
 
@@ -53,25 +51,13 @@ class Bench:
 
     def _cpu_op(self, task: OpTask) -> Any:
         """The op as a net of its own; leaving the net's result where it is (see `store`)."""
-        variant: CpuVariant = registry.find(task.part, task.variant)  # type: ignore[assignment]
-        return _repeated(one_op_net(task.part, variant, self.soc).compute)
+        return cpu_work(task.part, registry.find(task.part, task.variant), self.soc)
 
     def _gpu_op(self, task: OpTask) -> Any:
-        """The op's kernels, enqueued back to back, as in a chain."""
-        op, gpu = task.part, self._gpu
-        variant: Any = registry.find(op, task.variant)
-        arguments = {
-            TensorArg("input", i): (gpu.tensor(shape, Region.whole(shape)), Region.whole(shape))
-            for i, shape in enumerate(op.inputs)
-        }
-        whole = Region.whole(op.output)
-        arguments[TensorArg("output")] = (gpu.tensor(op.output, whole), whole)
-        kernels = gpu.bind(variant.plan(op, self.soc), arguments, weights=filler(op))
-
-        def work(repeats: int) -> None:
-            gpu.run(kernels * repeats)
-
-        return work
+        """The op's kernels in their tuned choice, enqueued back to back, as in a chain."""
+        variant: Any = registry.find(task.part, task.variant)
+        plan = tuned.plan(variant, task.part, self.soc)
+        return GpuWork(self._gpu, task.part, plan, filler(task.part))
 
     def _to_gpu(self, shape: Shape, blank: SharingRow) -> Row:
         """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
@@ -128,7 +114,7 @@ class Bench:
             with parts.time("store"):
                 net.run()
 
-        measure(_repeated(once), self.protocol)
+        measure(repeated(once), self.protocol)
         cost = Latency.of(list(np.subtract(parts.seconds("store"), parts.seconds("compute"))))
         if cost.median <= 0:
             raise DeviceError(f"lost in the noise: a median difference of {cost.median:.6f} ms")
@@ -136,7 +122,7 @@ class Bench:
 
     def _sharing(self, once: Any, parts: Parts, blank: SharingRow) -> SharingRow:
         """Measure a whole exchange and its parts, and what a wait for an idle queue costs."""
-        latency = measure(_repeated(once), self.protocol)
+        latency = measure(repeated(once), self.protocol)
         transform = parts.median_ms("transform")
         sync = min(self._sync_ms(), transform)
         return replace(
@@ -183,36 +169,12 @@ class _Part:
         self._seconds.append(perf_counter() - self._start)
 
 
-def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
-    """A net of one op over arrays of its own."""
-    inputs = {
-        f"input{i}": Home.allocate(shape, Region.whole(shape)) for i, shape in enumerate(op.inputs)
-    }
-    whole = Region.whole(op.output)
-    reads = tuple((name, home.held) for name, home in inputs.items())
-    layer = CpuLayer("op", op, variant, reads, "output", whole, filler(op))
-    return CpuNet([layer], inputs, {"output": Home.allocate(op.output, whole)}, soc)
-
-
-def filler(op: Op) -> Weights:
-    """Weights that are quick to make; their values do not matter to a latency."""
-    return {name: np.full(s, 0.01, np.float32) for name, s in op.weight_shapes.items()}
-
-
 def _blank(task: Task, run: str) -> OpRow | SharingRow:
     """The task's row, without numbers."""
     if isinstance(task, SharingTask):
         return SharingRow(direction=task.direction, shape=str(task.shape), run=run)
     op, part = to_text(task.op), to_text(task.part)
     return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
-
-
-def _repeated(once: Callable[[], None]) -> Callable[[int], None]:
-    def work(repeats: int) -> None:
-        for _ in range(repeats):
-            once()
-
-    return work
 
 
 def _filled(row: RowT, latency: Latency) -> RowT:

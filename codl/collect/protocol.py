@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -44,20 +44,46 @@ class Latency:
 def measure(work: Callable[[int], None], protocol: Protocol | None = None) -> Latency:
     """Measure `work(n)`, which does the same thing n times over and returns when it is done."""
     protocol = protocol or Protocol()
-    for _ in range(protocol.warm_up):
-        start = perf_counter()
-        work(1)
-        once = perf_counter() - start
-    repeats = max(1, round(protocol.sample_s / max(once, 1e-7)))
+    repeats = _repeats(work, protocol)
     samples: list[float] = []
     begin = perf_counter()
-    while True:
-        start = perf_counter()
-        work(repeats)
-        end = perf_counter()
-        samples.append((end - start) / repeats)
-        if _is_enough(samples, end - begin, protocol):
-            return Latency.of(samples)
+    while not _is_enough(samples, perf_counter() - begin, protocol):
+        samples.append(_sample(work, repeats))
+    return Latency.of(samples)
+
+
+def measure_together(
+    works: Sequence[Callable[[int], None]], protocol: Protocol | None = None
+) -> list[list[float]]:
+    """Measure several things in turns: whatever disturbs the machine disturbs all of them.
+
+    The samples of each, in seconds and one from every round. Each gets the time that `measure`
+    would give it, and the slowest decides when to stop.
+    """
+    protocol = protocol or Protocol()
+    repeats = [_repeats(work, protocol) for work in works]
+    samples: list[list[float]] = [[] for _ in works]
+    order, begin = list(range(len(works))), perf_counter()
+    while not all(
+        _is_enough(own, (perf_counter() - begin) / len(works), protocol) for own in samples
+    ):
+        for index in order:
+            samples[index].append(_sample(works[index], repeats[index]))
+        order.append(order.pop(0))  # nobody always follows the same neighbour
+    return samples
+
+
+def _repeats(work: Callable[[int], None], protocol: Protocol) -> int:
+    """Warm up, and see how many repeats make a sample long enough."""
+    for _ in range(protocol.warm_up):
+        once = _sample(work, 1)
+    return max(1, round(protocol.sample_s / max(once, 1e-7)))
+
+
+def _sample(work: Callable[[int], None], repeats: int) -> float:
+    start = perf_counter()
+    work(repeats)
+    return (perf_counter() - start) / repeats
 
 
 def _is_enough(samples: list[float], elapsed: float, protocol: Protocol) -> bool:

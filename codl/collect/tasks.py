@@ -98,9 +98,10 @@ def make_tasks(ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES) ->
 
 def _op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
     tasks = []
-    for dim in op.dims:
-        for share in shares:
-            if share == 1 and dim != op.dims[0]:
+    dims: tuple[Dim, ...] = op.dims or ("H",)
+    for dim in dims:
+        for share in shares if op.dims else (1.0,):
+            if share == 1 and dim != dims[0]:
                 continue  # the whole op is the same along either dimension
             part = part_of(op, processor, dim, share, soc)
             if part is None:

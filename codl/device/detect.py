@@ -187,4 +187,7 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         global_mem_cache_size=device.global_mem_cache_size,
         local_mem_bytes=device.local_mem_bytes,
         unified_memory=device.unified_memory,
+        memory_types=device.memory_types if device.type == "gpu" else ("buffer",),
+        max_image_width=device.max_image_width,
+        max_image_height=device.max_image_height,
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codl.device.failures import explained
 from codl.device.loader import cl_module
-from codl.kernels.base import PLANAR, Storage
-from codl.ops import Array, Region, Shape
+from codl.errors import DeviceError
+from codl.kernels.base import PLANAR, Constant, ImageSize, Storage
+from codl.kernels.image import image_refusal
+from codl.ops import Array, Region, Shape, Span
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -43,6 +46,11 @@ class GpuTensor:
         memory = _image(gpu, empty) if storage.layout == "image" else _buffer(gpu, empty)
         return cls(memory, shape, region, storage, block)
 
+    @staticmethod
+    def fits(gpu: OpenClDevice, shape: Shape, region: Region, storage: Storage) -> bool:
+        """Whether `allocate` can make this: images have a largest size."""
+        return storage.layout != "image" or not image_refusal(gpu.soc, [region.shape(shape)])
+
     @property
     def blocks(self) -> int:
         return -(-self.region.channels.size // self.block)
@@ -57,6 +65,20 @@ class GpuTensor:
         """Bytes of all images, with their last blocks whole."""
         elements = self.shape.n * self.blocks * self.block * self.pixels
         return self.storage.element_bytes * elements
+
+    def lead(self, part: Region) -> int:
+        """Channels of the first block of `part` that lie before it."""
+        return (part.channels.start - self.region.channels.start) % self.block
+
+    def blocks_around(self, part: Region, block: int | None = None) -> Region:
+        """The region of whole blocks (or of `block` channels) that `part` lies in."""
+        block, (first, last) = block or self.block, self.region.channels
+        begin = part.channels.start - (part.channels.start - first) % block
+        end = part.channels.stop + (first - part.channels.stop) % block
+        return Region(Span(begin, min(end, last)), part.rows)
+
+    def is_whole_blocks(self, part: Region, block: int | None = None) -> bool:
+        return self.blocks_around(part, block) == part
 
     def view(self, part: Region, image: int = 0) -> tuple[cl.MemoryObject, np.int32, np.int32]:
         """The three kernel arguments that name `part` of one image."""
@@ -87,7 +109,9 @@ class SharedBuffer:
     def __init__(self, gpu: OpenClDevice, shape: Shape, region: Region) -> None:
         flags = cl_module().mem_flags.READ_WRITE | cl_module().mem_flags.ALLOC_HOST_PTR
         self._shape = region.shape(shape)
-        self.buffer = cl_module().Buffer(gpu.context, flags, self._shape.bytes)
+        size = checked_size(gpu, self._shape.bytes)
+        with explained(f"Allocating {size} bytes that both processors see"):
+            self.buffer = cl_module().Buffer(gpu.context, flags, size)
         self.tensor = GpuTensor(self.buffer, shape, region, PLANAR, 1)
         self._gpu = gpu
         self._array: Array | None = None
@@ -115,18 +139,41 @@ class SharedBuffer:
         return event
 
 
+def checked_size(gpu: OpenClDevice, size: int) -> int:
+    """A buffer's size in bytes; raises `DeviceError` where the device allows none so large."""
+    most = gpu.device.max_mem_alloc_size
+    if size > most:
+        raise DeviceError(f"A buffer of {size} bytes is wanted, {gpu.device.name} allows {most}.")
+    return size
+
+
 def _buffer(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Buffer:
-    buffer = cl_module().Buffer(gpu.context, cl_module().mem_flags.READ_WRITE, tensor.bytes)
+    size, flags = checked_size(gpu, tensor.bytes), cl_module().mem_flags.READ_WRITE
+    buffer = cl_module().Buffer(gpu.context, flags, size)
     cl_module().enqueue_fill_buffer(gpu.queue, buffer, np.uint8(0), 0, tensor.bytes)
     return buffer
 
 
-def _image(gpu: OpenClDevice, tensor: GpuTensor) -> Any:
+def _image(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Image:
+    refusal = image_refusal(gpu.soc, [tensor.region.shape(tensor.shape)])
+    if refusal is not None:
+        raise DeviceError(f"{tensor.region} of {tensor.shape} cannot be an image: {refusal}.")
     cl = cl_module()
-    half = tensor.storage.element == "float16"
-    channel = cl.channel_type.HALF_FLOAT if half else cl.channel_type.FLOAT
     size = (tensor.blocks * tensor.shape.w, tensor.shape.n * tensor.region.rows.size)
-    format_ = cl.ImageFormat(cl.channel_order.RGBA, channel)
-    image = cl.Image(gpu.context, cl.mem_flags.READ_WRITE, format_, shape=size)
+    image = make_image(gpu, ImageSize(*size, tensor.storage.element))
     cl.enqueue_fill_image(gpu.queue, image, np.zeros(4, np.float32), (0, 0, 0), (*size, 1))
     return image
+
+
+def make_image(gpu: OpenClDevice, size: ImageSize, values: Constant | None = None) -> cl.Image:
+    """An image of RGBA texels, with `values` shaped (rows, columns, 4) where they are given."""
+    cl = cl_module()
+    half = size.element == "float16"
+    channel = cl.channel_type.HALF_FLOAT if half else cl.channel_type.FLOAT
+    format_ = cl.ImageFormat(cl.channel_order.RGBA, channel)
+    flags, shape = cl.mem_flags, (size.width, size.height)
+    if values is None:
+        return cl.create_image(gpu.context, flags.READ_WRITE, format_, shape)
+    copied = flags.READ_ONLY | flags.COPY_HOST_PTR
+    texels = np.ascontiguousarray(values)
+    return cl.create_image(gpu.context, copied, format_, shape, hostbuf=texels)

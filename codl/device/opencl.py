@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib import resources
+from math import prod
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codl.device import drivers, threads
+from codl.device.failures import explained
 from codl.device.loader import cl_module
-from codl.device.memory import GpuTensor, SharedBuffer
-from codl.errors import DeviceError
+from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
+from codl.device.programs import Programs
+from codl.errors import CodlWarning, DeviceError
 from codl.kernels.base import (
     BLOCKED,
     PLANAR,
     Arg,
+    Constant,
     ConstantArg,
+    Element,
+    ImageSize,
     KernelPlan,
     Launch,
     ScratchArg,
@@ -58,6 +64,39 @@ class BoundKernel:
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
 
+    def check(self, device: cl.Device) -> None:
+        """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
+
+        Only now that the kernel is built does the driver tell what it needs.
+        """
+        info, kernel = cl_module().kernel_work_group_info, self.kernel
+        used = kernel.get_work_group_info(info.LOCAL_MEM_SIZE, device)
+        if used > device.local_mem_size:
+            raise DeviceError(
+                f"The kernel {self.name!r} needs {used} bytes of local memory, {device.name} has "
+                f"{device.local_mem_size}."
+            )
+        if self._local is None:
+            return
+        allowed = kernel.get_work_group_info(info.WORK_GROUP_SIZE, device)
+        longest = device.max_work_item_sizes
+        if prod(self._local) > allowed or any(
+            wanted > most for wanted, most in zip(self._local, longest, strict=False)
+        ):
+            raise DeviceError(
+                f"The kernel {self.name!r} wants work-groups of {_sizes(self._local)}, "
+                f"{device.name} allows it {allowed} work-items, {_sizes(longest)} at most."
+            )
+        if any(n % size for n, size in zip(self._global, self._local, strict=True)):
+            raise DeviceError(
+                f"The kernel {self.name!r} wants work-groups of {_sizes(self._local)}, which do "
+                f"not divide its {_sizes(self._global)} work-items."
+            )
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return "x".join(str(size) for size in sizes)
+
 
 class OpenClDevice:
     """An open OpenCL device: context, in-order queue and compiled programs.
@@ -70,15 +109,21 @@ class OpenClDevice:
         with threads.pinned(soc.gpu.cores) as existing:
             with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
                 device = _find_device(soc)
+            self.device = device
             self.context = cl_module().Context([device])
             self.queue = cl_module().CommandQueue(self.context)
-            self.worker_threads = self._warm_up() | (threads.thread_ids() - existing)
+            self._check_driver()
+        self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
-        self._programs: dict[tuple[str, str], cl.Program] = {}
+        self.programs = Programs(self.context)
 
     def tensor(self, shape: Shape, region: Region, storage: Storage = BLOCKED) -> GpuTensor:
-        """Allocate a region of a tensor shaped `shape`, filled with zeros."""
-        return GpuTensor.allocate(self, shape, region, storage)
+        """Allocate a region of a tensor shaped `shape`, filled with zeros.
+
+        Raises `DeviceError` where the device has no room for it.
+        """
+        with explained(f"Allocating {region} of a {storage} tensor {shape} on {self.device.name}"):
+            return GpuTensor.allocate(self, shape, region, storage)
 
     def upload(self, tensor: GpuTensor, values: Array) -> None:
         """Fill a tensor's region with planar values, shaped (images, channels, rows, columns)."""
@@ -93,14 +138,19 @@ class OpenClDevice:
     ) -> list[BoundKernel]:
         """Kernels that copy `region` from one tensor to another of the same shape, in any storage.
 
-        Between two layouts other than the planar one they go through it.
+        Between two layouts other than the planar one they go through it where they must.
         """
-        if "planar" not in (source.storage.layout, target.storage.layout):
+        layouts = (source.storage.layout, target.storage.layout)
+        if layouts[1] == "image" and not target.is_whole_blocks(region):
+            return self._within_texels(source, target, region, label)
+        whole = source.is_whole_blocks(region, 4) and target.is_whole_blocks(region, 4)
+        if "planar" not in layouts and (layouts[0] == layouts[1] or not whole):
             between = self.tensor(source.shape, region, PLANAR)
             first = self.transform(source, between, region, label)
             return first + self.transform(between, target, region, label)
-        blocked = source if target.storage.layout == "planar" else target
-        lead = (region.channels.start - blocked.region.channels.start) % blocked.block
+        # Of two sides the one with the larger blocks says where the region lies in them.
+        blocked = max((source, target), key=lambda tensor: tensor.block)
+        lead = blocked.lead(region)
         plan = transform(
             source.storage,
             target.storage,
@@ -116,6 +166,21 @@ class OpenClDevice:
             label=label,
         )
 
+    def _within_texels(
+        self, source: GpuTensor, target: GpuTensor, region: Region, label: str
+    ) -> list[BoundKernel]:
+        """A transform to channels of an image that share texels with others.
+
+        A kernel cannot both read and write an image, so these others go out and in with them.
+        """
+        around = target.blocks_around(region)
+        between = self.tensor(target.shape, around, Storage("planar", target.storage.element))
+        return [
+            *self.transform(target, between, around, label),
+            *self.transform(source, between, region, label),
+            *self.transform(between, target, around, label),
+        ]
+
     def bind(
         self,
         plan: KernelPlan,
@@ -127,14 +192,16 @@ class OpenClDevice:
         """Compile a plan and set its arguments, for every image of the tensors.
 
         `tensors` gives every tensor argument its tensor and the region meant. Raises `DeviceError`
-        with the compiler's log and the macros where the source does not build.
+        with the compiler's log and the macros where the source does not build, and with what is
+        wanted and what is allowed where memory or a work-group is too large.
         """
         for argument, (tensor, _) in tensors.items():
             if tensor.storage != plan.storage(argument):
                 wanted = plan.storage(argument)
                 raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
-        program = self._program(plan)
-        constants = {k: self._constant(v) for k, v in plan.pack(weights or {}).items()}
+        program = self.programs.build(plan)
+        packed = plan.pack(weights or {})
+        constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
         scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
 
         def values(arg: Arg, image: int) -> list[Any]:
@@ -148,16 +215,29 @@ class OpenClDevice:
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
         images = max((tensor.shape.n for tensor, _ in tensors.values()), default=1)
-        return [
-            BoundKernel(
-                label or launch.kernel,
-                cl_module().Kernel(program, launch.kernel),
-                launch,
-                [value for arg in launch.args for value in values(arg, image)],
-            )
-            for image in range(1 if plan.whole_batch else images)
-            for launch in plan.launches
-        ]
+        with explained(f"Binding the kernels of {plan.source}"):
+            bound = [
+                BoundKernel(
+                    label or launch.kernel,
+                    cl_module().Kernel(program, launch.kernel),
+                    launch,
+                    [value for arg in launch.args for value in values(arg, image)],
+                )
+                for image in range(1 if plan.whole_batch else images)
+                for launch in plan.launches
+            ]
+        for kernel in bound[: len(plan.launches)]:
+            kernel.check(self.device)
+        return bound
+
+    def warm_up(self, kernels: Sequence[BoundKernel]) -> None:
+        """Run kernels once, each to its end: what a driver does or refuses at a first launch.
+
+        Raises `DeviceError` with the kernel's name.
+        """
+        for kernel in kernels:
+            with explained(f"Running the kernel {kernel.name!r} on {self.device.name}"):
+                self.run([kernel])
 
     @contextmanager
     def profiling(self) -> Iterator[None]:
@@ -196,26 +276,22 @@ class OpenClDevice:
         else:
             event.wait()
 
-    def _program(self, plan: KernelPlan) -> cl.Program:
-        options = [f"-D{key}={value}" for key, value in sorted(plan.defines.items())]
-        key = (plan.source, " ".join(options))
-        if key not in self._programs:
-            text = _source("common.cl") + _source(plan.source)
-            program = cl_module().Program(self.context, text)
-            try:
-                self._programs[key] = program.build(["-cl-std=CL1.2", *options])
-            except cl_module().RuntimeError as error:
-                raise DeviceError(
-                    f"{plan.source} does not build on {self.soc.gpu.name} with {key[1]}:\n{error}"
-                ) from error
-        return self._programs[key]
-
-    def _constant(self, value: Array) -> cl.Buffer:
+    def _constant(self, value: Constant, *, image: bool) -> cl.MemoryObject:
+        if image:
+            rows, columns, _ = value.shape
+            element: Element = "float16" if value.dtype == np.float16 else "float32"
+            return make_image(self, ImageSize(columns, rows, element), value)
         flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
-        return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
+        checked_size(self, value.nbytes)
+        with explained(f"Allocating {value.nbytes} bytes of weights on {self.device.name}"):
+            return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
-    def _scratch(self, size: int) -> cl.Buffer:
-        return cl_module().Buffer(self.context, cl_module().mem_flags.READ_WRITE, size)
+    def _scratch(self, size: int | ImageSize) -> cl.MemoryObject:
+        if isinstance(size, ImageSize):
+            return make_image(self, size)
+        flags = cl_module().mem_flags.READ_WRITE
+        with explained(f"Allocating {size} bytes of scratch on {self.device.name}"):
+            return cl_module().Buffer(self.context, flags, checked_size(self, size))
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
@@ -223,7 +299,7 @@ class OpenClDevice:
         size = 1024 * self.soc.gpu.compute_units
         return BoundKernel("busy", kernel, Launch("busy", (size,), ()), [self._scratch(4 * size)])
 
-    def _warm_up(self) -> set[int]:
+    def _start_workers(self) -> set[int]:
         """Run a kernel, so that the driver makes its threads now, on cores that they may use.
 
         Returns the threads that worked on it, the calling one aside.
@@ -232,6 +308,17 @@ class OpenClDevice:
         self.run([busy])
         observer.sample()
         return observer.threads
+
+    def _check_driver(self) -> None:
+        """What was measured and tuned is filed under the driver that the SoC file names."""
+        found, named = self.device.driver_version, self.soc.gpu.driver
+        if found != named:
+            warnings.warn(
+                f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
+                f"`codl soc detect --serial local --name {self.soc.name}` writes it anew.",
+                CodlWarning,
+                stacklevel=2,
+            )
 
 
 @cache
@@ -258,8 +345,3 @@ def _platforms() -> list[cl.Platform]:
         return list(cl_module().get_platforms())
     except cl_module().LogicError as error:
         raise DeviceError(f"The OpenCL driver does not load: {error}") from error
-
-
-@cache
-def _source(name: str) -> str:
-    return resources.files("codl.kernels").joinpath(name).read_text()

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from codl.device import drivers
+from codl.device.loader import cl_module
 
 TIMEOUT_S = 60
 SOURCE = "kernel void probe(global int *out) { out[get_global_id(0)] = get_global_id(0); }"
@@ -37,6 +38,8 @@ class ProbedDevice:
     unified_memory: bool
     memory_types: tuple[str, ...]
     extensions: tuple[str, ...]
+    max_image_width: int = 0
+    max_image_height: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ def _look(name: str) -> list[ProbedDevice]:
     """Run in the child: load the driver, run a kernel on each of its devices."""
     with drivers.loaded([drivers.find_driver(name)], cores=()):
         import numpy as np
-        import pyopencl as cl
 
+        cl = cl_module()
         platforms = cl.get_platforms()
     found = []
     for platform in platforms:
@@ -100,8 +103,7 @@ def _look(name: str) -> list[ProbedDevice]:
 
 
 def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice:
-    import pyopencl as cl
-
+    cl = cl_module()
     is_cpu = bool(device.type & cl.device_type.CPU)
     multiple = kernel.get_work_group_info(
         cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
@@ -123,6 +125,8 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
         unified_memory=bool(device.host_unified_memory),
         memory_types=("buffer", *(["image2d"] if device.image_support else [])),
         extensions=tuple(device.extensions.split()),
+        max_image_width=device.image2d_max_width if device.image_support else 0,
+        max_image_height=device.image2d_max_height if device.image_support else 0,
     )
 
 

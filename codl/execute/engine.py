@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
@@ -11,7 +12,7 @@ from codl.device import threads
 from codl.device.cpu import Home
 from codl.device.memory import GpuTensor
 from codl.device.opencl import OpenClDevice, open_device
-from codl.errors import CodlError
+from codl.errors import CodlError, CodlWarning
 from codl.execute.gpu_half import Fallback, GpuHalf, kept_storages
 from codl.execute.program import Program, Segment, Transfer, build_program
 from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, build_cpu_half
@@ -28,10 +29,12 @@ ExchangeT = TypeVar("ExchangeT", bound=Exchange)
 class Engine:
     """A network on a CPU and an OpenCL device, as its plan says.
 
-    Everything is compiled, allocated and arranged here; a run only copies, enqueues and waits. The
-    calling thread becomes a thread of the CPU side: it is pinned to the SoC's CPU cores.
+    Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
+    copies, enqueues and waits. The calling thread becomes a thread of the CPU side: it is pinned to
+    the SoC's CPU cores.
 
-    `fallbacks` lists the kernel variants that the device failed on, and what runs instead.
+    `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
+    also a `CodlWarning`.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
@@ -48,6 +51,8 @@ class Engine:
         self._stages = [builder.stage(segment) for segment in program.segments]
         self._last = builder.exchange(program.final)
         self.fallbacks = tuple(builder.fallbacks)
+        for fallback in self.fallbacks:
+            warnings.warn(str(fallback), CodlWarning, stacklevel=2)
         self._inputs = {name: builder.homes[name].array for name in network.inputs}
         self._outputs = {
             name: builder.homes[holder].array.reshape(shape)

@@ -9,8 +9,8 @@ from typing import Any
 from codl.device.memory import GpuTensor
 from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.errors import CodlError, DeviceError
-from codl.kernels import registry
-from codl.kernels.base import KernelPlan, Storage, TensorArg
+from codl.kernels import registry, tuned
+from codl.kernels.base import GpuVariant, KernelPlan, Storage, TensorArg
 from codl.ops import Region
 from codl.ops.chain import Half, Part
 from codl.ops.plan import Chain
@@ -24,6 +24,12 @@ class Fallback:
     variant: str
     reason: str
     instead: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layer!r} runs in {self.instead} and not in {self.variant}, which fails here: "
+            f"{self.reason}"
+        )
 
 
 class GpuHalf:
@@ -41,13 +47,20 @@ class GpuHalf:
             self._add(part, chain.variants[part.layer.name]["gpu"])
 
     def _add(self, part: Part, name: str) -> None:
-        """Bind a part in the variant that is planned or, where the device fails, the next one."""
+        """Bind a part in the variant that is planned or, where the device fails, the next one.
+
+        Every kernel runs once here: some failures only show at the first launch.
+        """
         failed: list[tuple[str, str]] = []
-        for variant in _candidates(part, name, self._gpu):
+        for variant, plan in _candidates(part, name, self._gpu):
+            tensors, copies = dict(self._tensors), dict(self._copies)
             try:
-                kernels = self._bind(part, variant)
+                kernels = self._bind(part, plan)
+                self._gpu.warm_up(kernels)
             except DeviceError as error:
                 failed.append((variant.name, str(error)))
+                # What the failed attempt would have filled is no copy of anything.
+                self._tensors, self._copies = tensors, copies
                 continue
             self.kernels += kernels
             self.fallbacks += [Fallback(part.layer.name, v, r, variant.name) for v, r in failed]
@@ -55,9 +68,8 @@ class GpuHalf:
         reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
         raise DeviceError(f"No kernel variant of {part.layer.name!r} works here. {reasons}")
 
-    def _bind(self, part: Part, variant: Any) -> list[BoundKernel]:
+    def _bind(self, part: Part, plan: KernelPlan) -> list[BoundKernel]:
         layer, gpu = part.layer, self._gpu
-        plan: KernelPlan = variant.plan(part.op, gpu.soc)
         kernels: list[BoundKernel] = []
         arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
         for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True)):
@@ -93,16 +105,24 @@ class GpuHalf:
         return own, kept or own
 
 
-def _candidates(part: Part, name: str, gpu: OpenClDevice) -> Iterator[Any]:
-    """The planned variant, then every other one that accepts the op."""
+def _candidates(
+    part: Part, name: str, gpu: OpenClDevice
+) -> Iterator[tuple[GpuVariant, KernelPlan]]:
+    """The planned variant, then every other one that accepts the op.
+
+    Each in its tuned choice first, where it has one, and then in its default.
+    """
     planned: Any = registry.find(part.op, name)
     refusal = planned.refusal(part.op, gpu.soc)
     if refusal is not None:
         raise CodlError(f"{name} cannot run {part.layer.name!r}: {refusal}.")
-    yield planned
-    for variant in registry.variants(part.op, "gpu", gpu.soc):
-        if variant.name != name:
-            yield variant
+    others: list[Any] = [
+        v for v in registry.variants(part.op, "gpu", gpu.soc) if v.name != planned.name
+    ]
+    for variant in (planned, *others):
+        yield variant, tuned.plan(variant, part.op, gpu.soc)
+        if tuned.choice(variant, part.op, gpu.soc) is not None:
+            yield variant, variant.plan(part.op, gpu.soc)
 
 
 def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
@@ -113,7 +133,7 @@ def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str,
     storages: dict[str, Storage] = {}
     for part, name in parts:
         variant: Any = registry.find(part.op, name)
-        plan: KernelPlan = variant.plan(part.op, gpu.soc)
+        plan = tuned.plan(variant, part.op, gpu.soc)
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))

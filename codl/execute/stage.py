@@ -42,6 +42,7 @@ class Exchange:
         ends = (tensor, self._shared.tensor)
         source, target = ends if move.direction == "to_cpu" else reversed(ends)
         self._kernels = gpu.transform(source, target, move.region, f"transform {move.tensor}")
+        gpu.warm_up(self._kernels)
 
 
 class ToCpu(Exchange):

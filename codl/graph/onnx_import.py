@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from codl.errors import UnsupportedError
 from codl.graph.graph import Graph, Node
 
 ROUNDS = 3
+#: A model of a newer opset than this one is also tried under older opsets, down to this one.
+OLDEST_TRIED = 26
 
 
 def import_onnx(proto: onnx.ModelProto, name: str) -> Graph:
@@ -47,39 +50,50 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
 
 
 def _optimise(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and batch norms; the basic level stays inside standard ONNX.
-
-    ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
-    """
-    model = proto
-    for _ in range(ROUNDS):
-        model = _optimise_once(model)
-        fixed = {item.name for item in model.graph.initializer}
-        if not any(node.input and fixed.issuperset(node.input) for node in model.graph.node):
-            break
-    return model
-
-
-def _optimise_once(proto: onnx.ModelProto) -> onnx.ModelProto:
-    with tempfile.TemporaryDirectory(prefix="codl-") as folder:
-        path = Path(folder) / "optimised.onnx"
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(path)
+    """Fold constants and batch norms; what ONNX Runtime does not know stays as it is."""
+    problem: Exception | None = None
+    for model in _generations(proto):
         try:
-            ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+            return _fold(model)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
-            return _checked(proto, error)
-        return onnx.load(path)
-
-
-def _checked(proto: onnx.ModelProto, problem: Exception) -> onnx.ModelProto:
-    """The model as it is, if ONNX itself finds it valid."""
+            problem = problem or error
     try:
         onnx.checker.check_model(proto, full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         raise UnsupportedError(f"ONNX Runtime cannot load the model: {problem}") from problem
     return proto
+
+
+def _generations(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """The model, and the same under some older opsets: ONNX Runtime lags behind ONNX."""
+    yield proto
+    version = next((item.version for item in proto.opset_import if not item.domain), 0)
+    for older in range(version - 1, OLDEST_TRIED - 1, -1):
+        try:
+            model = onnx.version_converter.convert_version(proto, older)
+        except RuntimeError:  # a node needs what the older opset does not have
+            return
+        model.ir_version = helper.find_min_ir_version_for(model.opset_import)
+        yield model
+
+
+def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The basic level stays inside standard ONNX.
+
+    ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
+    """
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="codl-") as folder:
+            path = Path(folder) / "optimised.onnx"
+            options.optimized_model_filepath = str(path)
+            ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            model = onnx.load(path)
+        fixed = {item.name for item in model.graph.initializer}
+        if not any(node.input and fixed.issuperset(node.input) for node in model.graph.node):
+            break
+    return model
 
 
 def _value(node: onnx.NodeProto) -> NDArray[Any]:

@@ -14,6 +14,10 @@ elements. Whatever that type, kernels compute and accumulate in float32. The lay
 - `image`: an `image2d_t` of RGBA texels, `W * ceil(C / 4)` wide and `N * H` high, as MACE has it.
   Channels 4 b ... 4 b + 3 of pixel (y, x) are the texel (`column` + b * W + x, `row` + y).
 
+Constants and scratch memory may be images too, in the layouts that MACE has for filters and for
+Winograd; the variants that use them say which texel is where. Reading outside an image through a
+clamping sampler gives zeros. A kernel either reads an image or writes it, never both.
+
 Offsets and strides come as kernel arguments, in pixels or elements, so a kernel works in place on
 any rows and any blocks of a larger tensor. Channels beyond the last are stored as zeros up to a
 full block, and kernels keep them finite. A plan is made for one image; a batch runs it once for
@@ -26,7 +30,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
-from codl.ops.base import Array, Weights
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.base import Weights
 from codl.soc import Soc
 
 Processor: TypeAlias = Literal["cpu", "gpu"]
@@ -34,6 +41,7 @@ Processor: TypeAlias = Literal["cpu", "gpu"]
 
 Layout: TypeAlias = Literal["blocked", "planar", "image"]
 Element: TypeAlias = Literal["float32", "float16"]
+Constant: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,10 @@ class Storage:
 
 
 BLOCKED = Storage()
+BLOCKED_HALF = Storage("blocked", "float16")
 PLANAR = Storage("planar")
+IMAGE = Storage("image")
+IMAGE_HALF = Storage("image", "float16")
 
 
 @dataclass(frozen=True)
@@ -76,19 +87,31 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class ConstantArg:
-    """A packed weight by its name in the result of `KernelPlan.pack`: `__global const float *`."""
+    """A packed weight by its name in the result of `KernelPlan.pack`.
+
+    `__global const float *` or `half *`, as it is packed; `image2d_t` where the plan says so.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class ScratchArg:
-    """A scratch buffer by its name in `KernelPlan.scratch`: `__global float *`."""
+    """Scratch memory by its name in `KernelPlan.scratch`: `__global float *` or `image2d_t`."""
 
     name: str
 
 
 Arg: TypeAlias = TensorArg | ConstantArg | ScratchArg | int | float
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """An image of RGBA texels: its size in texels, and the type of their elements."""
+
+    width: int
+    height: int
+    element: Element = "float32"
 
 
 @dataclass(frozen=True)
@@ -101,7 +124,7 @@ class Launch:
     local_size: tuple[int, ...] | None = None
 
 
-def no_constants(weights: Weights) -> dict[str, Array]:
+def no_constants(weights: Weights) -> Mapping[str, Constant]:
     return {}
 
 
@@ -111,16 +134,18 @@ class KernelPlan:
 
     `source` is a `.cl` file's path relative to this package; `defines` its macros; `pack` arranges
     the op's weights once, at compile time (arrays of float32 or float16); `scratch` names buffers
-    by size in bytes. Equal source and defines are compiled once, so sizes that vary with a split
-    belong in `args`, not in `defines`. `storages` says how tensors lie that are not blocked
-    float32; `whole_batch` that the launches compute all images and not only one.
+    by size in bytes, and images by their size. `images` are the constants that become images:
+    packed as (rows, columns, 4). Equal source and defines are compiled once, so sizes that vary
+    with a split belong in `args`, not in `defines`. `storages` says how tensors lie that are not
+    blocked float32; `whole_batch` that the launches compute all images and not only one.
     """
 
     source: str
     launches: tuple[Launch, ...]
     defines: Mapping[str, int | float | str] = field(default_factory=dict)
-    pack: Callable[[Weights], dict[str, Array]] = no_constants
-    scratch: Mapping[str, int] = field(default_factory=dict)
+    pack: Callable[[Weights], Mapping[str, Constant]] = no_constants
+    scratch: Mapping[str, int | ImageSize] = field(default_factory=dict)
+    images: frozenset[str] = frozenset()
     storages: Mapping[TensorArg, Storage] = field(default_factory=dict)
     whole_batch: bool = False
 
@@ -128,9 +153,19 @@ class KernelPlan:
         return self.storages.get(tensor, BLOCKED)
 
     def stored_as(self, storage: Storage, inputs: int = 1) -> KernelPlan:
-        """The same plan with its output and so many inputs in another storage."""
+        """The same plan with its output and so many inputs in another storage.
+
+        Constants are packed to its type of element, but for the bias, which costs next to nothing.
+        """
         tensors = [TensorArg("output"), *(TensorArg("input", i) for i in range(inputs))]
-        return replace(self, storages=dict.fromkeys(tensors, storage))
+        plan = replace(self, storages=dict.fromkeys(tensors, storage))
+        if storage.element == "float32":
+            return plan
+        return replace(plan, pack=lambda weights: _halved(self.pack(weights)))
+
+
+def _halved(constants: Mapping[str, Constant]) -> Mapping[str, Constant]:
+    return {k: v if k == "bias" else v.astype(np.float16) for k, v in constants.items()}
 
 
 class Variant(Protocol):
@@ -179,6 +214,13 @@ class GpuVariant(Variant, Protocol):
         """Every choice of tuning parameters worth trying; the first is what holds untuned."""
         ...
 
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        """As of any variant, with the first of `choices` where none is given."""
+        ...
+
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        """The kernels for `op`, with the first of `choices` where none is given."""
+        """The kernels for `op`, with the first of `choices` where none is given.
+
+        This and `features` are asked through `codl.kernels.tuned`, which knows the best choice.
+        """
         ...

@@ -7,7 +7,9 @@
 // HALF           defined where tensors and weights are stored as half; all is computed, and summed,
 //                as float
 //
-// A tensor is three arguments: data, offset and block stride, both in pixels of V elements.
+// A tensor is three arguments: data, offset and block stride, both in pixels of V elements. A tensor
+// in an image is three too: the image, and the column and the row of its first texel. Images convert
+// halves themselves, so their kernels are the same for either type.
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
@@ -43,6 +45,18 @@
 #endif
 #define WLOAD(p) LOAD(p)
 #define WGET(p, i) GET(p, i)
+
+// Images. What lies outside of one reads as zeros; OUTSIDE is a column so far out that it stays so
+// whatever is added to it.
+#ifdef __IMAGE_SUPPORT__
+__constant sampler_t TEXELS =
+    CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_CLAMP | CLK_FILTER_NEAREST;
+#endif
+#define IMAGE_IN __read_only image2d_t
+#define IMAGE_OUT __write_only image2d_t
+#define TEXEL(image, x, y) read_imagef((image), TEXELS, (int2)((x), (y)))
+#define TEXEL_SET(image, x, y, value) write_imagef((image), (int2)((x), (y)), (value))
+#define OUTSIDE (-(1 << 24))
 
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")

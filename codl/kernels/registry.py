@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codl.errors import UnknownNameError
-from codl.kernels.base import PLANAR, Processor, Variant
+from codl.kernels.base import BLOCKED_HALF, PLANAR, Processor, Variant
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.concat import gpu_rows as concat_nd_gpu
@@ -33,14 +33,22 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_depthwise.GpuDepthwise(),
     gpu_direct.GpuDirect(),
     gpu_grouped.GpuGrouped(),
+    gpu_winograd.GpuWinograd(BLOCKED_HALF),
+    gpu_depthwise.GpuDepthwise(BLOCKED_HALF),
+    gpu_direct.GpuDirect(BLOCKED_HALF),
+    gpu_grouped.GpuGrouped(BLOCKED_HALF),
     pooling_cpu.CpuDirect(),
     pooling_gpu.GpuDirect(),
+    pooling_gpu.GpuDirect(BLOCKED_HALF),
     fc_cpu.CpuGemv(),
     fc_gpu.GpuDirect(),
+    fc_gpu.GpuDirect(BLOCKED_HALF),
     concat_cpu.CpuCopy(),
     concat_gpu.GpuCopy(),
+    concat_gpu.GpuCopy(BLOCKED_HALF),
     eltwise_cpu.CpuDirect(),
     eltwise_gpu.GpuDirect(),
+    eltwise_gpu.GpuDirect(BLOCKED_HALF),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
     strided_gpu.TransposeCopy(),

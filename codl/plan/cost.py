@@ -60,10 +60,11 @@ class CostModel:
             self._choices[op, processor] = None
             for rank, variant in enumerate(registry.variants(op, processor, self.soc)):
                 name = registry.target(variant, op)
-                if self.by_op and op.kind != "concat":
+                of_kind = f"mulayer_{op.kind}_{processor}"
+                if self.by_op and of_kind in self.predictors.targets:
                     if rank:
                         break
-                    name = f"mulayer_{op.kind}_{processor}"
+                    name = of_kind
                 if name in self.predictors.targets:
                     asked.setdefault(name, []).append((op, variant.name))
         for name, pairs in asked.items():

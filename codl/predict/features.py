@@ -8,7 +8,7 @@ computes a feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.errors import CodlError, MismatchError, UnknownNameError
-from codl.kernels import registry
+from codl.kernels import registry, tuned
 from codl.kernels.base import Processor, Variant
 from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
 from codl.soc import Soc
@@ -128,13 +128,13 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
 
 
 def _by_variant(target: str, items: Sequence[Item], soc: Soc) -> list[dict[str, float]]:
-    extract: dict[tuple[str, str], Callable[[Op, Soc], dict[str, float]]] = {}
+    variants: dict[tuple[str, str], Variant] = {}
     rows = []
     for op in _ops(target, items):
         what = (op.kind, op.flavor)
-        if what not in extract:
-            extract[what] = variant_of(target, op).features
-        rows.append(extract[what](op, soc))
+        if what not in variants:
+            variants[what] = variant_of(target, op)
+        rows.append(tuned.features(variants[what], op, soc))
     return rows
 
 

@@ -15,6 +15,7 @@ from codl import graph, models
 from codl.collect.protocol import Latency
 from codl.errors import CodlError
 from codl.execute.engine import Engine
+from codl.execute.gpu_half import Fallback
 from codl.execute.timeline import Span
 from codl.ops import Array, Network, lower
 from codl.strategies import ideal
@@ -38,7 +39,8 @@ class Result:
     """One strategy on one model.
 
     `latency_ms` is None where it failed, and `reason` says why. `speedup` is over the better single
-    processor of the same run, `of_ideal` the ideal latency over this one.
+    processor of the same run, `of_ideal` the ideal latency over this one. `fallbacks` are kernel
+    variants that failed and were got around.
     """
 
     model: str
@@ -52,6 +54,7 @@ class Result:
     of_ideal: float | None = None
     status: str = "ok"
     reason: str = ""
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ def _result(
         max_rel_err=errors[1],
         speedup=min(singles) / latency.median if singles else None,
         of_ideal=bound.median / latency.median if bound else None,
+        fallbacks=engine.fallbacks,
     )
 
 

@@ -46,7 +46,9 @@ class GpuCopy:
             "lane_copies": float(by_lanes),
             "work_items": float(items),
             "waves": waves(items, soc),
-            "output_bytes": 4.0 * round_up(op.output.c, width) * pixels,
+            "output_bytes": float(self.storage.element_bytes)
+            * round_up(op.output.c, width)
+            * pixels,
         }
 
     def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:

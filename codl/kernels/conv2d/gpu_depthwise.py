@@ -63,7 +63,7 @@ class GpuDepthwise:
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -17,6 +17,7 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
+from codl.kernels.image import TEXEL
 from codl.kernels.tiling import (
     base_defines,
     ceil_div,
@@ -111,7 +112,7 @@ class GpuDirect:
             "waves": waves(tiling.strips * tiling.out_blocks, soc),
             "wave_macs": waves(tiles, soc) * tiling.pixels * loop * width,
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -170,14 +171,15 @@ def _few_lanes(op: Conv2d, soc: Soc) -> dict[str, int]:
     return {"LANES": op.input.c} if few else {}
 
 
-def byte_features(op: Conv2d, soc: Soc) -> dict[str, float]:
+def byte_features(op: Conv2d, soc: Soc, storage: Storage = BLOCKED) -> dict[str, float]:
     """Bytes touched once: whole blocks of the input and output, and the weights as packed."""
-    width = soc.gpu.vector_width
+    width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
+    size = float(storage.element_bytes)
     per_channel = op.input.c // op.groups * op.kernel.h * op.kernel.w
     return {
-        "input_bytes": 4.0 * round_up(op.input.c, width) * op.input.h * op.input.w,
-        "weight_bytes": 4.0 * round_up(op.out_channels, width) * per_channel,
-        "output_bytes": 4.0 * round_up(op.out_channels, width) * op.output.h * op.output.w,
+        "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
+        "weight_bytes": size * round_up(op.out_channels, width) * per_channel,
+        "output_bytes": size * round_up(op.out_channels, width) * op.output.h * op.output.w,
     }
 
 

@@ -46,7 +46,7 @@ class GpuGrouped:
             "rows_of_taps": float(op.output.elements * op.input.c // op.groups * op.kernel.h),
             "work_items": float(items),
             "waves": waves(items, soc),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -166,7 +166,7 @@ class GpuWinograd:
                 f"input_transforms_f{tile}": here * t.points * t.tiles * t.in_blocks * t.parts,
                 f"output_transforms_f{tile}": here * t.points * t.tiles * t.out_blocks,
             }
-        streamed = 4.0 * t.points * in_channels * out_channels
+        streamed = float(self.storage.element_bytes) * t.points * in_channels * out_channels
         return {
             **values,
             "weights_streamed": streamed * t.blocks,
@@ -174,7 +174,7 @@ class GpuWinograd:
             "block_tiles": float(t.most),
             "waves": float(ceil_div(t.blocks, t.workers)),
             "flops": float(op.flops),
-            **byte_features(op, soc),
+            **byte_features(op, soc, self.storage),
             "weight_bytes": streamed,
         }
 

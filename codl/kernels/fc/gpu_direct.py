@@ -47,15 +47,16 @@ class GpuDirect:
         blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
         steps = _steps(op.input, width)
         items = blocks * _shape(soc)[1]
+        size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(steps * blocks * width),
             "loop_length": float(steps),
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            "input_bytes": float(op.input.bytes),
-            "weight_bytes": 4.0 * steps * blocks * width,
-            "output_bytes": 4.0 * blocks * width,
+            "input_bytes": size * op.input.elements,
+            "weight_bytes": size * steps * blocks * width,
+            "output_bytes": size * blocks * width,
         }
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -1,11 +1,13 @@
 """Between the GPU's layouts: what data sharing, and ops of different layouts, copy through.
 
-Every layout is reached from the planar one and left for it.
+Every layout is reached from the planar one and left for it, whatever region moves; blocks and
+texels also become each other, where whole ones do.
 """
 
 from __future__ import annotations
 
 from codl.kernels.base import Arg, KernelPlan, Launch, Storage, TensorArg
+from codl.kernels.image import texels
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.base import Activation
 from codl.ops.region import Shape
@@ -14,30 +16,40 @@ from codl.soc import Soc
 #: V x V chunks of one work-item of a CPU at most.
 LONGEST_STRIP = 64
 
+#: The kernel from one layout to another, its source, and the sides that HALF and PLANAR_HALF are
+#: about (0 the source, 1 the target).
+KERNELS = {
+    ("planar", "planar"): ("copy_planar", "transform", 0, 1),
+    ("blocked", "planar"): ("to_planar", "transform", 0, 1),
+    ("planar", "blocked"): ("to_blocked", "transform", 1, 0),
+    ("image", "planar"): ("image_to_planar", "image", 0, 1),
+    ("planar", "image"): ("planar_to_image", "image", 1, 0),
+    ("blocked", "image"): ("blocked_to_image", "image", 0, 1),
+    ("image", "blocked"): ("image_to_blocked", "image", 1, 0),
+}
+
 
 def transform(
     source: Storage, target: Storage, part: Shape, soc: Soc, *, lead: int = 0, ends: bool = True
 ) -> KernelPlan:
-    """Copy a region of the shape `part` of one image, one side of it in the planar layout.
+    """Copy a region of the shape `part` of one image.
 
-    `lead`: channels of the blocked side's first block that lie before the region. `ends`: whether
-    the region ends at the last channel of the blocked side, whose lanes beyond are then cleared;
-    otherwise lanes outside the region keep what they hold.
+    `lead`: channels of the first block (or texel, between planar and image) that lie before the
+    region. `ends`: whether the region ends at the last channel of the blocked side, whose lanes
+    beyond are then cleared; otherwise lanes outside the region keep what they hold. An image is
+    only written by whole texels: without `lead`, and to its last channel or a multiple of 4.
     """
-    kernel, blocked, planar = _direction(source, target)
-    width, pixels = soc.gpu.vector_width, part.h * part.w
-    chunks = ceil_div(pixels, width)
-    others = part.c if kernel == "copy_planar" else ceil_div(lead + part.c, width)
-    length = strip(chunks, others, LONGEST_STRIP, soc)
-    global_size, local_size = item_grid(ceil_div(chunks, length), others, soc)
-    sizes: tuple[Arg, ...] = (length, lead, part.c, pixels)
-    if kernel == "to_blocked":
-        sizes += (width if ends else 0,)
-    if kernel == "copy_planar":
-        sizes = (length, pixels)
-    halves = {"HALF": blocked.element == "float16", "PLANAR_HALF": planar.element == "float16"}
+    if (source.layout, target.layout) not in KERNELS:
+        raise ValueError(f"no kernel copies {source} to {target}")
+    kernel, file, half, planar_half = KERNELS[source.layout, target.layout]
+    sides = (source, target)
+    halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
+    if file == "transform":
+        sizes, global_size, local_size = _by_blocks(kernel, part, soc, lead, ends)
+    else:
+        sizes, global_size, local_size = _by_texels(kernel, part, soc, lead)
     return KernelPlan(
-        source="layout/transform.cl",
+        source=f"layout/{file}.cl",
         launches=(
             Launch(
                 kernel=kernel,
@@ -48,19 +60,34 @@ def transform(
         ),
         defines={
             **base_defines(Activation(), soc),
-            **{name: 1 for name, defined in halves.items() if defined},
+            **{name: 1 for name, side in halves.items() if side.element == "float16"},
         },
         storages={TensorArg("input"): source, TensorArg("output"): target},
     )
 
 
-def _direction(source: Storage, target: Storage) -> tuple[str, Storage, Storage]:
-    """The kernel, and which storage its macros HALF and PLANAR_HALF are about."""
-    layouts = (source.layout, target.layout)
-    if layouts == ("planar", "planar"):
-        return "copy_planar", source, target
-    if layouts == ("blocked", "planar"):
-        return "to_planar", source, target
-    if layouts == ("planar", "blocked"):
-        return "to_blocked", target, source
-    raise ValueError(f"no kernel copies {source} to {target}")
+Grid = tuple[tuple[Arg, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _by_blocks(kernel: str, part: Shape, soc: Soc, lead: int, ends: bool) -> Grid:
+    width, pixels = soc.gpu.vector_width, part.h * part.w
+    chunks = ceil_div(pixels, width)
+    others = part.c if kernel == "copy_planar" else ceil_div(lead + part.c, width)
+    length = strip(chunks, others, LONGEST_STRIP, soc)
+    sizes: tuple[Arg, ...] = (length, lead, part.c, pixels)
+    if kernel == "to_blocked":
+        sizes += (width if ends else 0,)
+    if kernel == "copy_planar":
+        sizes = (length, pixels)
+    return sizes, *item_grid(ceil_div(chunks, length), others, soc)
+
+
+def _by_texels(kernel: str, part: Shape, soc: Soc, lead: int) -> Grid:
+    pixels = part.h * part.w
+    others = texels(part.c if "blocked" in kernel else lead + part.c)
+    length = strip(pixels, others, LONGEST_STRIP * soc.gpu.vector_width, soc)
+    sizes: tuple[Arg, ...] = {
+        "image_to_planar": (lead, part.c, pixels),
+        "planar_to_image": (part.c, pixels),
+    }.get(kernel, (lead, pixels))
+    return (length, part.w, *sizes), *item_grid(ceil_div(pixels, length), others, soc)

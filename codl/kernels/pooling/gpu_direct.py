@@ -36,6 +36,7 @@ class GpuDirect:
         blocks, width = soc.gpu.blocks(op.input.c), soc.gpu.vector_width
         pixels, window = op.output.h * op.output.w, op.kernel.h * op.kernel.w
         items = ceil_div(pixels, _strip(op, soc)) * blocks
+        size = float(self.storage.element_bytes)
         return {
             "window_steps": float(pixels * blocks * window),
             "output_blocks": float(pixels * blocks),
@@ -43,8 +44,8 @@ class GpuDirect:
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
-            "input_bytes": 4.0 * round_up(op.input.c, width) * op.input.h * op.input.w,
-            "output_bytes": 4.0 * round_up(op.input.c, width) * pixels,
+            "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
+            "output_bytes": size * round_up(op.input.c, width) * pixels,
         }
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

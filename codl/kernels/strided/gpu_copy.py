@@ -187,4 +187,3 @@ def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> Launch:
     tables = (ConstantArg("inputs"), ConstantArg("outputs"))
     args = (*TENSORS, *tables, float(fill), *sizes)
     return Launch("transpose_tiles", global_size, args, local_size)
-

@@ -1,0 +1,155 @@
+"""Files that can always be made again: compiled kernels, tuning results, builds that failed.
+
+They lie in the user's cache folder, or where the variable CODL_CACHE says, under the version of
+their format. Nothing there is believed without a look: a file that is cut short, changed, of
+another version or of another key counts as missing, and whoever makes its content anew overwrites
+it. Files are written beside their place and moved there, so that a kill, or another process that
+writes the same file, leaves a whole one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_dir
+
+VARIABLE = "CODL_CACHE"
+#: Of all formats below; files of another version lie in another folder.
+VERSION = 1
+LIMIT_BYTES = 256 << 20
+MAX_AGE_S = 60 * 86400
+#: A write takes no time: what is older was left by a process that died.
+PARTIAL_AGE_S = 3600
+PARTIAL = ".partial"
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is in the cache, and what a pruning took out of it."""
+
+    folder: str
+    files: int
+    bytes: int
+    pruned_files: int = 0
+    pruned_bytes: int = 0
+
+
+def folder() -> Path:
+    """Where the files lie; they may not exist yet."""
+    return Path(os.environ.get(VARIABLE) or user_cache_dir("codl")) / f"codl-v{VERSION}"
+
+
+def digest(content: str | bytes | Mapping[str, Any]) -> str:
+    """A name for some content that no other content has; the order of a mapping does not matter."""
+    if isinstance(content, Mapping):
+        content = json.dumps(content, sort_keys=True)
+    return sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put a whole file in its place at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=PARTIAL)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from reading a file, changing it and writing it back meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one binary blob, found by a key that says everything it was made from.
+
+    The file is a line of JSON, with the key and a checksum, and then the blob.
+    """
+
+    kind: str
+    key: Mapping[str, str]
+
+    @property
+    def path(self) -> Path:
+        return folder() / self.kind / digest(self.key)
+
+    def load(self) -> bytes | None:
+        """The blob; None where there is none, or one that must not be believed."""
+        try:
+            head, _, blob = self.path.read_bytes().partition(b"\n")
+            found = json.loads(head)
+        except (OSError, ValueError):
+            return None
+        return blob if found == self._header(blob) else None
+
+    def store(self, blob: bytes) -> None:
+        """Write the blob, and keep the cache within its limits; no room for it is no error."""
+        with suppress(OSError):
+            write(self.path, json.dumps(self._header(blob)).encode() + b"\n" + blob)
+            prune()
+
+    def touch(self) -> None:
+        """Note a use: what was used last is pruned last."""
+        with suppress(OSError):
+            os.utime(self.path)
+
+    def drop(self) -> None:
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _header(self, blob: bytes) -> dict[str, Any]:
+        return {"version": VERSION, "key": dict(self.key), "sha256": sha256(blob).hexdigest()}
+
+
+def prune(*, limit_bytes: int = LIMIT_BYTES, max_age_s: float = MAX_AGE_S) -> Usage:
+    """Delete what was not used for long, then what was used least recently, down to the limit.
+
+    Also what dead processes left half-written.
+    """
+    now, kept, removed, freed = time.time(), 0, 0, 0
+    files = sorted(_files(), key=lambda item: -item[1].st_mtime)
+    room = limit_bytes
+    for path, status in files:
+        age, partial = now - status.st_mtime, path.suffix == PARTIAL
+        old = age > (min(PARTIAL_AGE_S, max_age_s) if partial else max_age_s)
+        if old or (not partial and status.st_size > room):
+            with suppress(OSError):
+                path.unlink()
+                removed, freed = removed + 1, freed + status.st_size
+        else:
+            room, kept = room - status.st_size, kept + 1
+    return Usage(str(folder()), kept, limit_bytes - room, removed, freed)
+
+
+def clear() -> Usage:
+    """Delete everything."""
+    return prune(limit_bytes=-1, max_age_s=-1)
+
+
+def _files() -> Iterator[tuple[Path, os.stat_result]]:
+    """Every file of the cache, of any version, but no locks: somebody may hold them."""
+    for path in folder().parent.glob("codl-v*/**/*"):
+        with suppress(OSError):  # another process may be pruning too
+            status = path.stat()
+            if path.is_file() and path.suffix != LOCK:
+                yield path, status

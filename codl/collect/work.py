@@ -1,0 +1,97 @@
+"""One op in one kernel variant, alone on its processor, ready to be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.opencl import OpenClDevice
+from codl.kernels.base import KernelPlan, TensorArg
+from codl.ops import Array, Op, Region, Weights
+from codl.soc import Soc
+
+SEED = 3
+#: So many random numbers are made, and repeated: a prime, so that no size of a tensor divides it.
+RANDOM = 65537
+
+
+class GpuWork:
+    """An op's kernels over tensors of their own, enqueued back to back, as in a chain.
+
+    Binding runs each kernel once: raises `DeviceError` where the device cannot.
+    """
+
+    def __init__(
+        self,
+        gpu: OpenClDevice,
+        op: Op,
+        plan: KernelPlan,
+        weights: Weights,
+        inputs: Sequence[Array] | None = None,
+    ) -> None:
+        self._gpu = gpu
+        arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
+        for index, shape in enumerate(op.inputs):
+            argument, whole = TensorArg("input", index), Region.whole(shape)
+            tensor = gpu.tensor(shape, whole, plan.storage(argument))
+            if inputs is not None:
+                gpu.upload(tensor, inputs[index])
+            arguments[argument] = (tensor, whole)
+        result, whole = TensorArg("output"), Region.whole(op.output)
+        self._result = gpu.tensor(op.output, whole, plan.storage(result))
+        arguments[result] = (self._result, whole)
+        self._kernels = gpu.bind(plan, arguments, weights=weights)
+        gpu.warm_up(self._kernels)
+
+    def __call__(self, repeats: int) -> None:
+        self._gpu.run(self._kernels * repeats)
+
+    def output(self) -> Array:
+        """What the last run computed, shaped (images, channels, rows, columns)."""
+        gpu, tensor = self._gpu, self._result
+        shared = SharedBuffer(gpu, tensor.shape, tensor.region)
+        gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))
+        gpu.wait(shared.map(write=False))
+        values: Array = shared.array.copy()
+        gpu.wait(shared.unmap())
+        return values
+
+
+def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
+    """The op as a net of its own; leaving the net's result where it is."""
+    return repeated(one_op_net(op, variant, soc).compute)
+
+
+def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
+    """A net of one op over arrays of its own."""
+    inputs = {
+        f"input{i}": Home.allocate(shape, Region.whole(shape)) for i, shape in enumerate(op.inputs)
+    }
+    whole = Region.whole(op.output)
+    reads = tuple((name, home.held) for name, home in inputs.items())
+    layer = CpuLayer("op", op, variant, reads, "output", whole, filler(op))
+    return CpuNet([layer], inputs, {"output": Home.allocate(op.output, whole)}, soc)
+
+
+def filler(op: Op) -> Weights:
+    """Weights that are quick to make; their values do not matter to a latency."""
+    return {name: np.full(s, 0.01, np.float32) for name, s in op.weight_shapes.items()}
+
+
+def operands(op: Op) -> tuple[list[Array], Weights]:
+    """Inputs and weights that show a wrong result; random, and quick to make."""
+    table = np.random.default_rng(SEED).standard_normal(RANDOM, np.float32)
+    weights = {name: np.resize(table, shape) for name, shape in op.weight_shapes.items()}
+    return [np.resize(table[index:], shape) for index, shape in enumerate(op.inputs)], weights
+
+
+def repeated(once: Callable[[], None]) -> Callable[[int], None]:
+    def work(repeats: int) -> None:
+        for _ in range(repeats):
+            once()
+
+    return work

@@ -1,0 +1,60 @@
+"""What the variants over images have in common: sizes that fit, macros, filters as texels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from codl.kernels.base import Storage
+from codl.kernels.tiling import base_defines, ceil_div, round_up
+from codl.ops.base import Activation, Array
+from codl.ops.region import Shape
+from codl.soc import Soc
+
+#: Channels of a texel.
+TEXEL = 4
+
+
+def texels(channels: int) -> int:
+    return ceil_div(channels, TEXEL)
+
+
+def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
+    """Why not all tensors of these shapes can be images, or None where they can."""
+    most = (soc.gpu.max_image_width, soc.gpu.max_image_height)
+    if not all(most):
+        return "the device must have images, got max_image_width=0"
+    for shape in shapes:
+        size = (shape.w * texels(shape.c), shape.n * shape.h)
+        if not fits(soc, *size):
+            return (
+                f"images must be at most {most[0]}x{most[1]} texels, "
+                f"got {size[0]}x{size[1]} for {shape}"
+            )
+    return None
+
+
+def fits(soc: Soc, width: int, height: int) -> bool:
+    """Whether an image of so many texels can be made."""
+    return width <= soc.gpu.max_image_width and height <= soc.gpu.max_image_height
+
+
+def image_defines(
+    activation: Activation, soc: Soc, storage: Storage
+) -> dict[str, int | float | str]:
+    """The macros of `common.cl` where a block of channels is a texel."""
+    return {**base_defines(activation, soc, storage), "V": TEXEL}
+
+
+def pack_filter(weight: Array) -> Array:
+    """(oc, ic, kh, kw) -> (rows: oc block, kh, kw; columns: ic; 4 of oc), both padded to texels.
+
+    MACE's image of filters: I wide and ceil(O / 4) * H * W high.
+    """
+    oc, ic = weight.shape[:2]
+    window = weight.shape[2] * weight.shape[3]
+    packed = np.zeros((round_up(oc, TEXEL), round_up(ic, TEXEL), window), np.float32)
+    packed[:oc, :ic] = weight.reshape(oc, ic, window)
+    blocked = packed.reshape(-1, TEXEL, packed.shape[1], window)
+    return np.ascontiguousarray(blocked.transpose(0, 3, 2, 1)).reshape(-1, packed.shape[1], TEXEL)

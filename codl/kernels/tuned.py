@@ -1,0 +1,209 @@
+"""Tuned choices: what `codl tune` found on a device, and the one way to ask a variant for a plan.
+
+Whoever plans or featurises a GPU variant does it by `plan` and `features` here, so that measuring,
+training, planning and running never differ in the choice they mean. There is a file a device,
+driver and host, of JSON that a person can read. A result counts only for the kernel source that it
+was measured with, and only while its choice is still among the variant's; otherwise the variant's
+first choice holds, as it does where nothing was tuned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from codl import cache
+from codl.errors import CodlError, CodlWarning
+from codl.kernels.base import Choice, GpuVariant, KernelPlan
+from codl.kernels.source import source_digest
+from codl.ops.base import Op
+from codl.ops.spec import to_text
+from codl.soc import Soc
+
+FOLDER = "tuning"
+#: What of a SoC's GPU side does not matter to how fast a choice is.
+_ELSEWHERE = {"icd", "cores", "memory_types", "element"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice that was measured; `latency_ms` is None where it failed, and `reason` says why."""
+
+    choice: Choice
+    latency_ms: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best choice of a variant for an op, and everything that was tried for it.
+
+    `default_ms` and `best_ms` were measured against each other in one run; `default_ms` is None
+    where the first of the variant's choices fails. `complete`: the search was not cut short.
+    """
+
+    op: str
+    variant: str
+    source: str
+    choice: Choice
+    default_ms: float | None
+    best_ms: float
+    complete: bool
+    trials: tuple[Trial, ...]
+    measured: str
+    codl: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.op, self.variant
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The results of one device, as they were when they were read."""
+
+    path: Path
+    device: Mapping[str, Any]
+    results: Mapping[tuple[str, str], Tuned]
+
+    @classmethod
+    def read(cls, path: Path, device: Mapping[str, Any]) -> Tuning:
+        """Read a file; one that is missing or must not be believed has no results."""
+        try:
+            results = _parse(path.read_text(), device)
+            with suppress(OSError):
+                os.utime(path)  # what is used is pruned last
+        except FileNotFoundError:
+            results = []
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            text = f"{path} is not used: {error}. `codl tune` makes it anew."
+            warnings.warn(text, CodlWarning, stacklevel=2)
+            results = []
+        return cls(path, device, {result.key: result for result in results})
+
+    @cached_property
+    def variants(self) -> frozenset[str]:
+        """The variants with any result: others need no look at the op."""
+        return frozenset(variant for _, variant in self.results)
+
+    def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
+        """The result for an op, if it was measured with the source and choices of now."""
+        if _name(variant) not in self.variants:
+            return None
+        found = self.results.get((to_text(op), _name(variant)))
+        if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
+            return None
+        source = source_digest(variant.plan(op, soc, found.choice).source)
+        return found if source == found.source else None
+
+
+def path_of(soc: Soc) -> Path:
+    """The file of a SoC's device."""
+    return cache.folder() / FOLDER / _file_name(soc)
+
+
+@lru_cache(maxsize=64)
+def _file_name(soc: Soc) -> str:
+    device = device_of(soc)
+    name = re.sub(r"\W+", "-", f"{device['platform']} {device['name']}".lower()).strip("-")
+    return f"{name}-{cache.digest(device)[:12]}.json"
+
+
+def device_of(soc: Soc) -> dict[str, Any]:
+    """All that a result depends on but the op and the variant."""
+    gpu = {k: v for k, v in asdict(soc.gpu).items() if k not in _ELSEWHERE}
+    # Drivers for CPUs give models the same name, and kernels are cut for the SoC's cache.
+    return gpu | {"host": soc.cpu.name, "l2_cache_bytes": soc.cpu.l2_cache_bytes}
+
+
+def tuning(soc: Soc) -> Tuning:
+    """The results for a SoC; read once, so that a process never changes its mind."""
+    return _read(path_of(soc), soc)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, soc: Soc) -> Tuning:
+    return Tuning.read(path, device_of(soc))
+
+
+def save(soc: Soc, results: Iterable[Tuned]) -> Tuning:
+    """Add results to the file, beside what other processes wrote; raises `CodlError`."""
+    path, device = path_of(soc), device_of(soc)
+    try:
+        with cache.locked(path):
+            merged = {**Tuning.read(path, device).results, **{r.key: r for r in results}}
+            cache.write(path, _format(list(merged.values()), device).encode())
+    except OSError as error:
+        raise CodlError(
+            f"The tuning results cannot be written: {error}. Set {cache.VARIABLE} to a folder "
+            "that can."
+        ) from error
+    _read.cache_clear()
+    return tuning(soc)
+
+
+def choice(variant: GpuVariant, op: Op, soc: Soc) -> Choice | None:
+    """The tuned choice; None where the variant's first holds."""
+    found = tuning(soc).find(variant, op, soc)
+    return None if found is None else found.choice
+
+
+def plan(variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
+    """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
+    chosen = choice(variant, op, soc)
+    return variant.plan(op, soc) if chosen is None else variant.plan(op, soc, chosen)
+
+
+def features(variant: Any, op: Op, soc: Soc) -> dict[str, float]:
+    """The features of a variant of either processor, in its tuned choice where there is one."""
+    chosen = None if variant.processor == "cpu" else choice(variant, op, soc)
+    found: dict[str, float] = (
+        variant.features(op, soc) if chosen is None else variant.features(op, soc, chosen)
+    )
+    return found
+
+
+def _name(variant: GpuVariant) -> str:
+    """Unique among the variants of all kinds."""
+    return f"{variant.op_kind}_{variant.name}"
+
+
+def _format(results: list[Tuned], device: Mapping[str, Any]) -> str:
+    """The file's text: a line for every trial."""
+    rows = [asdict(result) for result in sorted(results, key=lambda result: result.key)]
+    head = {"version": cache.VERSION, "device": device, "sha256": _checksum(device, rows)}
+    body = ",\n".join(_format_row(row) for row in rows)
+    return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + body + "\n]}\n"
+
+
+def _format_row(row: Mapping[str, Any]) -> str:
+    lines = ",\n".join(f"   {json.dumps(trial)}" for trial in row["trials"])
+    head = json.dumps({k: v for k, v in row.items() if k != "trials"})
+    return f"  {head[:-1]}, " + f'"trials": [\n{lines}]}}'
+
+
+def _parse(text: str, device: Mapping[str, Any]) -> list[Tuned]:
+    """The results in a file's text; raises `ValueError`, `TypeError` or `KeyError`."""
+    content = json.loads(text)
+    if content["version"] != cache.VERSION:
+        raise ValueError(f"its version is {content['version']}, expected {cache.VERSION}")
+    if content["device"] != json.loads(json.dumps(device)):
+        raise ValueError("it is of another device")
+    if content["sha256"] != _checksum(device, content["results"]):
+        raise ValueError("its checksum is wrong")
+    return [
+        Tuned(**{**row, "trials": tuple(Trial(**trial) for trial in row["trials"])})
+        for row in content["results"]
+    ]
+
+
+def _checksum(device: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
+    return cache.digest({"device": device, "results": rows})
