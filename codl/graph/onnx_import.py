@@ -136,6 +136,11 @@ def _shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
     sizes = tuple(dim.dim_value for dim in dims)
     if any(size < 1 for size in sizes):
         given = "x".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
+        if all(dim.HasField("dim_value") for dim in dims):
+            raise UnsupportedError(
+                f"The tensor {info.name!r} is empty ({given.replace('?', '0')}); codl has no empty "
+                "tensors."
+            )
         raise UnsupportedError(
             f"The tensor {info.name!r} has the shape {given}; every size but the batch must be "
             "fixed. Export the model with a fixed input size."
