@@ -11,18 +11,21 @@ from codl.ops import (
     Concat,
     ConcatNd,
     Conv2d,
+    ConvTranspose2d,
     Eltwise,
     FullyConnected,
     Op,
     Pad,
     PadNd,
     Pool2d,
+    Resize,
     Shape,
     Size2,
     Slice,
     Tile,
     Transpose,
     base,
+    resize,
 )
 
 ACTIVATIONS = st.sampled_from(
@@ -65,6 +68,37 @@ def convolutions(draw: st.DrawFn) -> Conv2d:
         stride=stride,
         dilation=dilation,
         pad=pad,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn) -> ConvTranspose2d:
+    groups, per_in, per_out = draw(
+        st.one_of(
+            st.tuples(st.just(1), CHANNELS, CHANNELS),
+            st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
+            st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
+        )
+    )
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    kernel, stride = Size2(*draw(pair)), Size2(*draw(pair))
+    dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 3)])))
+    shape = Shape(1, groups * per_in, draw(st.integers(1, 7)), draw(st.integers(1, 12)))
+    whole = [(n - 1) * s + (k - 1) * d + 1 + draw(st.integers(0, s - 1))
+             for n, s, k, d in zip(shape[2:], stride, kernel, dilation, strict=True)]  # fmt: skip
+    crop = Size2(*(draw(st.integers(0, min(2, n - 1))) for n in whole))
+    size = Size2(*(n - c - draw(st.integers(0, min(2, n - c - 1)))
+                   for n, c in zip(whole, crop, strict=True)))  # fmt: skip
+    return ConvTranspose2d(
+        inputs=(shape,),
+        out_channels=groups * per_out,
+        groups=groups,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        crop=crop,
+        size=size,
         activation=draw(ACTIVATIONS),
     )
 
@@ -116,6 +150,25 @@ def elementwise(draw: st.DrawFn) -> Eltwise:
     )
     inputs = draw(st.sampled_from([(shape, shape), (shape, first), (first, second)]))
     return Eltwise(inputs=inputs, mode=mode, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def resizes(draw: st.DrawFn) -> Resize:
+    shape = Shape(1, draw(CHANNELS), draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    size = Size2(draw(st.integers(1, 20)), draw(st.integers(1, 20)))
+    coords = draw(st.sampled_from(sorted(resize.COORDS)))
+    crops = coords == "tf_crop_and_resize"
+    return Resize(
+        inputs=(shape,),
+        size=size,
+        mode=draw(st.sampled_from(["nearest", "linear", "cubic"])),
+        coords=coords,
+        rounding=draw(st.sampled_from(sorted(resize.ROUNDING))),
+        exclude_outside=draw(st.booleans()) and coords == "half_pixel",
+        roi=(-0.25, 0.25, 1.0, 1.25) if crops else (),
+        outside=1.5 if crops else 0.0,
+        activation=draw(ACTIVATIONS),
+    )
 
 
 @st.composite
@@ -171,5 +224,12 @@ def slices(size: int) -> st.SearchStrategy[slice]:
 
 def ops() -> st.SearchStrategy[Op]:
     return st.one_of(
-        convolutions(), convolutions(), poolings(), fully_connected(), concats(), elementwise()
+        convolutions(),
+        convolutions(),
+        poolings(),
+        fully_connected(),
+        concats(),
+        elementwise(),
+        transposed_convolutions(),
+        resizes(),
     )

@@ -88,22 +88,6 @@ def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     return cut(around, part), around
 
 
-def run_gpu_whole(variant: Any, op: Op, inputs: Sequence[Array], weights: Any,
-                  gpu: OpenClDevice, choice: Any = None) -> Array:  # fmt: skip
-    """Compute all of an op's output on the GPU, in whatever storages a variant wants."""
-    plan, arguments = variant.plan(op, gpu.soc, choice), {}
-    for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
-        argument = TensorArg("input", i)
-        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
-        gpu.upload(tensor, x)
-        arguments[argument] = (tensor, tensor.region)
-    output = TensorArg("output")
-    out = gpu.tensor(op.output, Region.whole(op.output), plan.storage(output))
-    gpu.upload(out, np.full(op.output, 7.0, np.float32))
-    gpu.run(gpu.bind(plan, {**arguments, output: (out, out.region)}, weights=weights))
-    return download(gpu, out)
-
-
 def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
     shared = SharedBuffer(gpu, tensor.shape, tensor.region)
     gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from strategies import ACTIVATIONS, movements
-from test_kernels import assert_close, operands, reference, run_gpu_whole
+from strategies import movements, resizes, transposed_convolutions
+from test_kernels import assert_close, operands, reference, run_gpu
 
 from codl.device.opencl import OpenClDevice
 from codl.execute.engine import Engine
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
-from codl.ops import Array, Network, Op, lower, parse, to_text
+from codl.ops import Array, Network, Op, Region, lower, parse, to_text
 from codl.ops.plan import Chain, Plan
+from codl.ops.resize import COORDS, ROUNDING
 from codl.soc import Soc
 
 SOME = settings(
@@ -44,7 +45,8 @@ def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
         for choice in variant.choices(op, gpu.soc):
             features = variant.features(op, gpu.soc, choice)
             assert all(np.isfinite(v) and v >= 0 for v in features.values())
-            got = run_gpu_whole(variant, op, inputs, weights, gpu, choice)
+            whole = Region.whole(op.output)
+            _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
             assert_close(variant, op, got, expected)
 
 
@@ -112,7 +114,7 @@ def network_of(proto: onnx.ModelProto) -> Network:
 
 def on_the_gpu(network: Network, soc: Soc) -> Plan:
     chains = tuple(
-        Chain((layer.name,), "OC" if "OC" in layer.op.dims else "H", 1.0,
+        Chain((layer.name,), "H", 1.0,
               {layer.name: {"gpu": registry.variants(layer.op, "gpu", soc)[0].name}})
         for layer in network.layers
     )  # fmt: skip
@@ -231,3 +233,65 @@ def test_a_channel_shuffle_is_one_transpose(soc: Soc) -> None:
     sizes = {"apart": np.int64([1, 2, 6, 5, 7]), "together": np.int64([1, 12, 5, 7])}
     network = same_as_onnx_runtime(model(nodes, {"x": (1, 12, 5, 7)}, ["y"], sizes), soc)
     assert [layer.op.kind for layer in network.layers] == ["transpose"]
+
+
+@given(op=transposed_convolutions())
+@SOME
+def test_transposed_convolutions_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+
+
+@given(op=resizes())
+@SOME
+def test_resizes_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+
+
+RESIZES: list[dict[str, Any]] = [
+    {"mode": mode, "coordinate_transformation_mode": coords, **more}
+    for coords in sorted(set(COORDS) - {"tf_half_pixel_for_nn", "tf_crop_and_resize"})
+    for mode, more in [
+        *(("nearest", {"nearest_mode": r}) for r in sorted(set(ROUNDING) - {"simple"})),
+        ("linear", {}),
+        ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}),
+    ]
+]
+
+
+@pytest.mark.parametrize("attributes", RESIZES, ids=lambda a: "-".join(map(str, a.values())))
+def test_the_reference_of_resize_agrees_with_onnx_runtime(attributes: dict[str, Any]) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 4)).astype(np.float32)
+    attributes = dict(attributes)
+    if (
+        attributes["mode"] == "cubic"
+        and attributes["coordinate_transformation_mode"] != "half_pixel"
+    ):
+        attributes["exclude_outside"] = 0
+    for how in ({"scales": np.float32([1, 1, 0.65, 2.3])}, {"sizes": np.int64([1, 2, 11, 3])}):
+        given = {"roi": None, "scales": None, **how}
+        names = ["x", *(k if v is not None else "" for k, v in given.items())]
+        node = helper.make_node("Resize", names, ["y"], **attributes)
+        proto = model([node], {"x": x.shape}, ["y"], how, opset=19)
+        session = ort.InferenceSession(
+            proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+        )
+        (expected,) = session.run(None, {"x": x})
+        (layer,) = network_of(proto).layers
+        got = layer.op.reference([x.astype(np.float64)], {})
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_resize_of_any_axes(soc: Soc) -> None:
+    def given(**how: Any) -> dict[str, Any]:
+        return {"roi": None, "scales": None, **how}
+
+    one("Resize", (2, 3, 4, 5), soc, given(scales=np.float32([1, 1, 2, 2])), mode="linear")
+    one("Resize", (2, 3, 4), soc, given(sizes=np.int64([2, 3, 9])))
+    one("Resize", (1, 2, 3, 4, 5), soc, given(sizes=np.int64([1, 2, 6, 5, 3])))
+    one("Resize", (1, 4, 5, 3), soc, given(scales=np.float32([2, 1.5])), axes=[1, 2], mode="linear")
+    crop = {"roi": np.float32([0, 0, 0.4, 0.6, 1, 1, 1.2, 1.7]), "scales": None,
+            "sizes": np.int64([1, 1, 3, 3])}  # fmt: skip
+    one("Resize", (1, 1, 4, 4), soc, crop, mode="linear", extrapolation_value=10.0,
+        coordinate_transformation_mode="tf_crop_and_resize")  # fmt: skip
+    one("Resize", (1, 1, 4, 4), soc, {"scales": np.float32([1, 1, 0.6, 1.5])}, opset=10)
+    one("Upsample", (1, 1, 4, 4), soc, {"scales": np.float32([1, 1, 2, 3])}, opset=9)

@@ -11,6 +11,8 @@ from codl.kernels.concat import gpu_copy as concat_gpu
 from codl.kernels.concat import gpu_rows as concat_nd_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
 from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
+from codl.kernels.conv_transpose2d import cpu as conv_transpose2d_cpu
+from codl.kernels.conv_transpose2d import gpu_direct as conv_transpose2d_gpu
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
@@ -20,6 +22,8 @@ from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
+from codl.kernels.resize import cpu as resize_cpu
+from codl.kernels.resize import gpu_direct as resize_gpu
 from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
@@ -37,6 +41,9 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_depthwise.GpuDepthwise(BLOCKED_HALF),
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_grouped.GpuGrouped(BLOCKED_HALF),
+    conv_transpose2d_cpu.CpuDirect(),
+    conv_transpose2d_gpu.GpuDirect(),
+    conv_transpose2d_gpu.GpuDirect(BLOCKED_HALF),
     pooling_cpu.CpuDirect(),
     pooling_gpu.GpuDirect(),
     pooling_gpu.GpuDirect(BLOCKED_HALF),
@@ -51,6 +58,9 @@ VARIANTS: tuple[Variant, ...] = (
     eltwise_gpu.GpuDirect(BLOCKED_HALF),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
+    resize_cpu.CpuDirect(),
+    resize_gpu.GpuDirect(),
+    resize_gpu.GpuDirect(BLOCKED_HALF),
     strided_gpu.TransposeCopy(),
     strided_gpu.SliceCopy(),
     strided_gpu.TileCopy(),

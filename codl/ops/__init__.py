@@ -3,6 +3,7 @@
 from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
@@ -13,6 +14,7 @@ from codl.ops.network import Layer, Network
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Region, Shape, Span
 from codl.ops.reshape import Reshape
+from codl.ops.resize import Resize
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
@@ -23,6 +25,7 @@ __all__ = [
     "Concat",
     "ConcatNd",
     "Conv2d",
+    "ConvTranspose2d",
     "Dim",
     "Eltwise",
     "FullyConnected",
@@ -36,6 +39,7 @@ __all__ = [
     "Pool2d",
     "Region",
     "Reshape",
+    "Resize",
     "Shape",
     "Size2",
     "Slice",

@@ -88,7 +88,7 @@ class Transpose(Movement):
         return tuple(tables[axis] for axis in self.perm)
 
     def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return x.reshape(self.seen).transpose(self.perm)
+        return np.transpose(x.reshape(self.seen), self.perm)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ from codl.ops.region import Region, Shape, as_nchw
 
 #: The sizes of a tensor's axes, outermost first.
 Sizes = tuple[int, ...]
+#: Several parameters of one kind.
+Numbers = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

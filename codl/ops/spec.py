@@ -16,20 +16,23 @@ from codl.errors import CodlError, UnknownNameError
 from codl.ops.base import ACTIVATIONS, Activation, Op, Pad
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
+from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.movement import PadNd, Slice, Tile, Transpose
-from codl.ops.nd import Sizes
+from codl.ops.nd import Numbers, Sizes
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import Shape
 from codl.ops.reshape import Reshape
+from codl.ops.resize import Resize
 from codl.ops.window import Size2
 
 OP_TYPES: dict[str, type[Op]] = {
     cls.kind: cls
     for cls in (
         Conv2d,
+        ConvTranspose2d,
         Pool2d,
         FullyConnected,
         Concat,
@@ -41,6 +44,7 @@ OP_TYPES: dict[str, type[Op]] = {
         PadNd,
         ConcatNd,
         Gather,
+        Resize,
     )
 }
 #: Fields come in this order; others, by their names, before the activation.
@@ -91,7 +95,9 @@ def _check(op: Op, text: str) -> None:
     """Refuse ops whose numbers do not fit together."""
     if any(size < 1 for shape in op.inputs for size in shape) or any(s < 1 for s in op.output):
         raise CodlError(f"The op {text!r} has an empty input or output ({op.output}).")
-    if isinstance(op, Conv2d) and (op.input.c % op.groups or op.out_channels % op.groups):
+    if isinstance(op, Conv2d | ConvTranspose2d) and (
+        op.input.c % op.groups or op.out_channels % op.groups
+    ):
         raise CodlError(
             f"The op {text!r}: groups={op.groups} must divide the {op.input.c} input and "
             f"{op.out_channels} output channels."
@@ -111,7 +117,7 @@ def _write(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _sizes(value: tuple[int, ...]) -> str:
+def _sizes(value: tuple[float, ...]) -> str:
     """Numbers joined by x; a tuple of none is a dash."""
     return "x".join(str(item) for item in value) or "-"
 
@@ -141,6 +147,8 @@ def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
             return tuple(_read_sizes(sizes) for sizes in text.split(","))
         if kind == Sizes:
             return _read_sizes(text)
+        if kind == Numbers:
+            return tuple(float(number) for number in text.split("x"))
         if kind is bool:
             return bool(int(text))
         return kind(text) if kind in (int, float) else text

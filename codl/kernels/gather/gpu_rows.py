@@ -33,7 +33,7 @@ class GpuRows:
         return ({},)
 
     def features(self, op: Gather, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        length, pieces, each = _pieces(op, soc)
+        _, pieces, each = _pieces(op, soc)
         items = ceil_div(pieces, each)
         return {
             "pieces": float(pieces),

@@ -6,13 +6,14 @@ weights, axes, sizes.
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, movement, vision
+from codl.ops.lowerings import elementwise, movement, resize, vision
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {
     **vision.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
+    **resize.LOWERINGS,
 }
 
 PARAMETERS: dict[str, tuple[int, ...]] = {
