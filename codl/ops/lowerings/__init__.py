@@ -20,4 +20,5 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     **vision.PARAMETERS,
     **elementwise.PARAMETERS,
     **movement.PARAMETERS,
+    **resize.PARAMETERS,
 }
