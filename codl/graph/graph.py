@@ -26,6 +26,7 @@ class Graph:
     """Nodes in topological order; `shapes` knows every tensor, `constants` the fixed ones.
 
     `aliases` maps tensors that passes removed, such as a flattened output, to what holds them.
+    `opset` is the version of ONNX's own operators.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, NDArray[Any]]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    opset: int = 17
 
     def consumers(self, tensor: str) -> list[Node]:
         return [node for node in self.nodes if tensor in node.inputs]

@@ -39,7 +39,8 @@ def import_onnx(proto: onnx.ModelProto, name: str) -> Graph:
     nodes = tuple(_node(node, index) for index, node in enumerate(kept))
     inputs = tuple(info.name for info in graph.input if info.name not in constants)
     outputs = tuple(info.name for info in graph.output)
-    return Graph(name, nodes, inputs, outputs, shapes, constants)
+    opset = max((item.version for item in model.opset_import if not item.domain), default=1)
+    return Graph(name, nodes, inputs, outputs, shapes, constants, opset=opset)
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from onnx import TensorProto
@@ -41,7 +42,7 @@ def is_alias(graph: Graph, node: Node) -> bool:
 
 
 def drop_reshapes(graph: Graph) -> Graph:
-    """Drop reshapes in front of fully connected layers and of the graph's outputs.
+    """Drop reshapes to one row in front of fully connected layers, and those of graph outputs.
 
     Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
     is put back by whoever hands the output out, from the shape that the graph declares for it.
@@ -49,10 +50,22 @@ def drop_reshapes(graph: Graph) -> Graph:
     gone = {}
     for node in graph.nodes:
         readers = graph.consumers(node.outputs[0])
-        flat = all(reader.type in FLAT_CONSUMERS for reader in readers)
+        flat = all(_reads_one_row(graph, reader, node.outputs[0]) for reader in readers)
         if node.type in RESHAPES and flat:
             gone[node.outputs[0]] = node.inputs[0]
     return _rename(graph, gone)
+
+
+def _reads_one_row(graph: Graph, reader: Node, tensor: str) -> bool:
+    """Whether a node multiplies `tensor`, as a single row, with a constant."""
+    return (
+        reader.type in FLAT_CONSUMERS
+        and reader.inputs[1] in graph.constants
+        and tensor not in reader.inputs[1:]
+        and not reader.attributes.get("transA", 0)
+        and prod(graph.shapes[tensor][:-1]) == 1
+        and len(graph.shapes[tensor]) > 1
+    )
 
 
 def merge_reshapes(graph: Graph) -> Graph:

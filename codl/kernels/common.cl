@@ -132,3 +132,39 @@ __constant sampler_t TEXELS =
 #define STRIP_ID get_global_id(0)
 #define BLOCK_ID get_global_id(1)
 #endif
+
+// One value of all lanes of a vector, by a function of two that the order does not matter to.
+#define FOLD2(F, v) F((v).s0, (v).s1)
+#define FOLD4(F, v) FOLD2(F, F((v).lo, (v).hi))
+#define FOLD8(F, v) FOLD4(F, F((v).lo, (v).hi))
+#define FOLD16(F, v) FOLD8(F, F((v).lo, (v).hi))
+#define FOLD(F, v) CAT(FOLD, V)(F, v)
+
+// Work-items that share a row: SHARERS of them, neighbours in the first dimension of a work-group,
+// which has GROUP work-items. SHARE leaves F of what every sharer has in `value`; each work-item of
+// the group must come to it, and PARTS be declared in the kernel.
+#if defined(SHARERS) && SHARERS > 1
+#define SHARER get_local_id(0)
+#define PARTS __local float parts[GROUP];
+#define SHARE(F, value)                                                                            \
+    {                                                                                              \
+        __local float *mine = parts + get_local_id(1) * SHARERS;                                   \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+        mine[SHARER] = (value);                                                                    \
+        for (int half_ = SHARERS / 2; half_ > 0; half_ /= 2) {                                     \
+            barrier(CLK_LOCAL_MEM_FENCE);                                                          \
+            if (SHARER < half_) mine[SHARER] = F(mine[SHARER], mine[SHARER + half_]);              \
+        }                                                                                          \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+        value = mine[0];                                                                           \
+    }
+#else
+#define SHARERS 1
+#define SHARER 0
+#define PARTS
+#define SHARE(F, value)
+#endif
+
+// Planar rows begin anywhere, so they are never assumed to be aligned.
+#define PLOAD(p) CAT(vload, V)(0, (p))
+#define PSTORE(value, p) CAT(vstore, V)((value), 0, (p))

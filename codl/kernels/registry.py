@@ -18,12 +18,16 @@ from codl.kernels.eltwise import gpu_direct as eltwise_gpu
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
 from codl.kernels.gather import gpu_rows as gather_gpu
+from codl.kernels.matmul import gpu_direct as matmul_direct
+from codl.kernels.norm import gpu_direct as norm_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
+from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
 from codl.kernels.resize import cpu as resize_cpu
 from codl.kernels.resize import gpu_direct as resize_gpu
+from codl.kernels.softmax import gpu_direct as softmax_gpu
 from codl.kernels.strided import gpu_copy as strided_gpu
 from codl.ops.base import Op
 from codl.soc import Soc
@@ -61,6 +65,10 @@ VARIANTS: tuple[Variant, ...] = (
     resize_cpu.CpuDirect(),
     resize_gpu.GpuDirect(),
     resize_gpu.GpuDirect(BLOCKED_HALF),
+    matmul_direct.GpuDirect(),
+    softmax_gpu.GpuDirect(),
+    norm_gpu.GpuDirect(),
+    reduce_gpu.GpuDirect(),
     strided_gpu.TransposeCopy(),
     strided_gpu.SliceCopy(),
     strided_gpu.TileCopy(),

@@ -8,13 +8,17 @@ from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.lower import lower
+from codl.ops.matmul import MatMul
 from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
+from codl.ops.norm import Norm
 from codl.ops.pool2d import Pool2d
+from codl.ops.reduce import Reduce
 from codl.ops.region import Region, Shape, Span
 from codl.ops.reshape import Reshape
 from codl.ops.resize import Resize
+from codl.ops.softmax import Softmax
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
@@ -31,18 +35,22 @@ __all__ = [
     "FullyConnected",
     "Gather",
     "Layer",
+    "MatMul",
     "NdOp",
     "Network",
+    "Norm",
     "Op",
     "Pad",
     "PadNd",
     "Pool2d",
+    "Reduce",
     "Region",
     "Reshape",
     "Resize",
     "Shape",
     "Size2",
     "Slice",
+    "Softmax",
     "Span",
     "Tile",
     "Transpose",

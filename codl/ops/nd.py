@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from codl.ops.base import Dim, Op
 from codl.ops.region import Region, Shape, as_nchw
@@ -12,6 +13,24 @@ from codl.ops.region import Region, Shape, as_nchw
 Sizes = tuple[int, ...]
 #: Several parameters of one kind.
 Numbers = tuple[float, ...]
+
+
+class Rows(NamedTuple):
+    """A dense tensor around some adjacent axes: (outer, size, inner), `size` being theirs."""
+
+    outer: int
+    size: int
+    inner: int
+
+    @classmethod
+    def around(cls, sizes: Sizes, axes: Sizes) -> Rows:
+        """`axes` are adjacent and ascending, at least one."""
+        first, last = axes[0], axes[-1]
+        return cls(prod(sizes[:first]), prod(sizes[first : last + 1]), prod(sizes[last + 1 :]))
+
+    @property
+    def elements(self) -> int:
+        return self.outer * self.size * self.inner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,16 @@ from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
+from codl.ops.matmul import MatMul
 from codl.ops.movement import PadNd, Slice, Tile, Transpose
 from codl.ops.nd import Numbers, Sizes
+from codl.ops.norm import Norm
 from codl.ops.pool2d import Pool2d
+from codl.ops.reduce import Reduce
 from codl.ops.region import Shape
 from codl.ops.reshape import Reshape
 from codl.ops.resize import Resize
+from codl.ops.softmax import Softmax
 from codl.ops.window import Size2
 
 OP_TYPES: dict[str, type[Op]] = {
@@ -38,6 +42,10 @@ OP_TYPES: dict[str, type[Op]] = {
         Concat,
         Eltwise,
         Reshape,
+        MatMul,
+        Softmax,
+        Norm,
+        Reduce,
         Transpose,
         Slice,
         Tile,

@@ -1,10 +1,12 @@
 // Element-wise operators: one output pixel x one block of channels at a time, `strip` pixels in a
 // work-item.
 //
-// MODE           0 add, 1 sub, 2 mul, 3 div, 4 max, 5 min, 6 pow, 7 prelu, 8 identity
+// MODE           the function's code, below; its parameters are MODE_ALPHA and MODE_BETA
 // UNARY          defined where there is one input; the second one's arguments repeat the first's
 // STRETCHED_i    defined where rows or columns of input i are stretched to the output's
 // ONE_LANE_i     defined where input i has one channel, and all lanes take that
+// CLEAR_BEYOND   defined where the function makes of zeros what may not get into lanes beyond the
+//                last channel
 // channels       of the output
 // block_i, row_i, column_i   how far input i moves on for each of the output's: 0 where it stays
 
@@ -24,9 +26,67 @@
 #define COMBINE(a, b) pow((a), (b))
 #elif MODE == 7
 #define COMBINE(a, b) (max((a), 0.0f) + (b) * min((a), 0.0f))
-#else
+#elif MODE == 8
 #define COMBINE(a, b) (a)
+#elif MODE == 9
+#define COMBINE(a, b) fabs(a)
+#elif MODE == 10
+#define COMBINE(a, b) (-(a))
+#elif MODE == 11
+#define COMBINE(a, b) exp(a)
+#elif MODE == 12
+#define COMBINE(a, b) log(a)
+#elif MODE == 13
+#define COMBINE(a, b) sqrt(a)
+#elif MODE == 14
+#define COMBINE(a, b) (1.0f / (a))
+#elif MODE == 15
+#define COMBINE(a, b) floor(a)
+#elif MODE == 16
+#define COMBINE(a, b) ceil(a)
+#elif MODE == 17
+#define COMBINE(a, b) rint(a)
+#elif MODE == 18
+#define COMBINE(a, b) sign(a)
+#elif MODE == 19
+#define COMBINE(a, b) SOFTPLUS(a)
+#elif MODE == 20
+#define COMBINE(a, b) ((a) / (1.0f + fabs(a)))
+#elif MODE == 21
+#define COMBINE(a, b) ((a) * tanh(SOFTPLUS(a)))
+#elif MODE == 22
+#define COMBINE(a, b) sin(a)
+#elif MODE == 23
+#define COMBINE(a, b) cos(a)
+#elif MODE == 24
+#define COMBINE(a, b) tan(a)
+#elif MODE == 25
+#define COMBINE(a, b) asin(a)
+#elif MODE == 26
+#define COMBINE(a, b) acos(a)
+#elif MODE == 27
+#define COMBINE(a, b) atan(a)
+#elif MODE == 28
+#define COMBINE(a, b) sinh(a)
+#elif MODE == 29
+#define COMBINE(a, b) cosh(a)
+#elif MODE == 30
+#define COMBINE(a, b) asinh(a)
+#elif MODE == 31
+#define COMBINE(a, b) acosh(a)
+#elif MODE == 32
+#define COMBINE(a, b) atanh(a)
+#elif MODE == 33  // selu
+#define COMBINE(a, b) (MODE_BETA * (max((a), 0.0f) + MODE_ALPHA * expm1(min((a), 0.0f))))
+#elif MODE == 34  // celu
+#define COMBINE(a, b) (max((a), 0.0f) + MODE_ALPHA * expm1(min((a), 0.0f) * (1.0f / MODE_ALPHA)))
+#elif MODE == 35  // thresholded_relu
+#define COMBINE(a, b) ((a) > (VEC)(MODE_ALPHA) ? (a) : (VEC)(0.0f))
+#else  // shrink
+#define COMBINE(a, b) (fabs(a) > (VEC)(MODE_BETA) ? (a) - MODE_ALPHA * sign(a) : (VEC)(0.0f))
 #endif
+// No exponential of a large number: it would be infinite.
+#define SOFTPLUS(x) (max((x), 0.0f) + log1p(exp(-fabs(x))))
 
 #ifdef STRETCHED_0
 #define AT_0 (y * row_0 + x * column_0)
@@ -71,8 +131,7 @@ KERNEL void eltwise_direct(
         const VEC right = TAKE_1(b + AT_1 * V);
 #endif
         const VEC value = ACTIVATE(COMBINE(left, right));
-#if MODE == 3 || MODE == 6
-        // Zeros over zeros and the like must not get into lanes beyond the last channel.
+#ifdef CLEAR_BEYOND
         if ((BLOCK_ID + 1) * V > channels) {
             float lanes[V];
             CAT(vstore, V)(value, 0, lanes);

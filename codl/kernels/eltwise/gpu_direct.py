@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.kernels.activation import float_literal
 from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.ops.eltwise import MODES, UNARY, Eltwise
@@ -13,6 +14,8 @@ from codl.soc import Soc
 #: Pixels of one work-item of a CPU at most: about 5 us.
 LONGEST_STRIP = 2048
 CODES = {mode: code for code, mode in enumerate(MODES)}
+#: Modes that make of zeros what is not finite, or grows where one follows another.
+CLEARED = ("div", "pow", "log", "reciprocal", "exp", "cosh", "acosh")
 
 
 class GpuDirect:
@@ -77,12 +80,22 @@ class GpuDirect:
             ),
             defines={
                 **base_defines(op.activation, soc, self.storage),
-                "MODE": CODES[op.mode],
-                **({"UNARY": 1} if op.mode in UNARY else {}),
+                **mode_defines(op),
                 **defines,
                 **lanes,
             },
         ).stored_as(self.storage, count)
+
+
+def mode_defines(op: Eltwise) -> dict[str, int | float | str]:
+    """The macros of what is computed, and of its parameters."""
+    values = zip(("MODE_ALPHA", "MODE_BETA"), op.parameters, strict=False)
+    defined = {"UNARY": op.mode in UNARY, "CLEAR_BEYOND": op.mode in CLEARED}
+    return {
+        "MODE": CODES[op.mode],
+        **{name: float_literal(value) for name, value in values},
+        **{name: 1 for name, on in defined.items() if on},
+    }
 
 
 def _strip(op: Eltwise, soc: Soc) -> int:

@@ -6,7 +6,15 @@ weights, axes, sizes.
 
 from __future__ import annotations
 
-from codl.ops.lowerings import elementwise, movement, resize, vision
+from codl.ops.lowerings import (
+    elementwise,
+    matmul,
+    movement,
+    norms,
+    reductions,
+    resize,
+    vision,
+)
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {
@@ -14,6 +22,9 @@ LOWERINGS: dict[str, Lowering] = {
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
     **resize.LOWERINGS,
+    **matmul.LOWERINGS,
+    **reductions.LOWERINGS,
+    **norms.LOWERINGS,
 }
 
 PARAMETERS: dict[str, tuple[int, ...]] = {
@@ -21,4 +32,7 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     **elementwise.PARAMETERS,
     **movement.PARAMETERS,
     **resize.PARAMETERS,
+    **matmul.PARAMETERS,
+    **reductions.PARAMETERS,
+    **norms.PARAMETERS,
 }

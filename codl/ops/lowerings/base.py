@@ -57,5 +57,17 @@ def attribute(node: Node, name: str, default: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def number(value: Any) -> float:
+    """A float attribute without the digits that float32 does not have."""
+    return float(f"{float(value):.7g}")
+
+
+def parameter_ints(graph: Graph, node: Node, name: str, index: int) -> tuple[int, ...] | None:
+    """Integers that are an input of newer opsets and an attribute of older ones; None for none."""
+    given = constant_input(graph, node, index) if has_input(node, index) else None
+    values = attribute(node, name, None) if given is None else given
+    return None if values is None else tuple(int(v) for v in np.asarray(values).reshape(-1))
+
+
 def unsupported(node: Node, reason: str) -> UnsupportedError:
     return UnsupportedError(f"The node {node.name!r} ({node.type}): {reason}")

@@ -7,21 +7,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from codl.graph import Graph, Node
-from codl.ops.base import Activation, Array
+from codl.ops.base import Activation
 from codl.ops.eltwise import Eltwise
 from codl.ops.lowerings.base import (
     Lowering,
     Step,
     attribute,
     constant_input,
-    unsupported,
+    number,
 )
-from codl.ops.region import Shape, as_nchw
-
-
-def _parameter(node: Node, name: str, default: float) -> float:
-    """A float attribute, without the digits that float32 does not have."""
-    return round(float(attribute(node, name, default)), 7)
+from codl.ops.lowerings.operands import Operand, combine, function
+from codl.ops.region import as_nchw
 
 
 def _clip(graph: Graph, node: Node) -> Activation:
@@ -44,16 +40,19 @@ def _plain(kind: str) -> Callable[[Graph, Node], Activation]:
 #: Nodes that are a function of every element alone, with no parameter but constants.
 ACTIVATIONS: Mapping[str, Callable[[Graph, Node], Activation]] = {
     "Clip": _clip,
-    "Elu": lambda graph, node: Activation("elu", _parameter(node, "alpha", 1.0)),
+    "Elu": lambda graph, node: Activation("elu", number(attribute(node, "alpha", 1.0))),
     "Erf": _plain("erf"),
     "Gelu": _gelu,
     "HardSigmoid": lambda graph, node: Activation(
-        "hard_sigmoid", _parameter(node, "alpha", 0.2), _parameter(node, "beta", 0.5)
+        "hard_sigmoid", number(attribute(node, "alpha", 0.2)), number(attribute(node, "beta", 0.5))
     ),
     "HardSwish": _plain("hard_swish"),
-    "LeakyRelu": lambda graph, node: Activation("leaky_relu", _parameter(node, "alpha", 0.01)),
+    "LeakyRelu": lambda graph, node: Activation(
+        "leaky_relu", number(attribute(node, "alpha", 0.01))
+    ),
     "Relu": _plain("relu"),
     "Sigmoid": _plain("sigmoid"),
+    "Silu": _plain("silu"),
     "Tanh": _plain("tanh"),
 }
 
@@ -69,53 +68,69 @@ def activation_alone(graph: Graph, node: Node) -> list[Step]:
 
 
 def _binary(mode: str) -> Lowering:
+    """From left to right where there are more than two inputs."""
+
     def lowering(graph: Graph, node: Node) -> list[Step]:
-        if len(node.inputs) == 1:
-            shape = as_nchw(graph.shapes[node.inputs[0]])
-            op = Eltwise(inputs=(shape,), mode="identity")
-            return [Step(op, node.inputs, node.outputs[0])]
-        left = node.inputs[0]
-        steps: list[Step] = []
-        for index, right in enumerate(node.inputs[1:]):
-            last = index == len(node.inputs) - 2
-            output = node.outputs[0] if last else f"{node.name}.{index}"
-            rank = len(graph.shapes[node.outputs[0]])
-            shapes = tuple(_aligned(graph, node, name, rank) for name in (left, right))
-            if left not in graph.shapes:
-                shapes = (steps[-1].op.output, shapes[1])
-            constants = {
-                name: np.asarray(graph.constants[name], np.float32).reshape(shape)
-                for name, shape in zip((left, right), shapes, strict=True)
-                if name in graph.constants
-            }
-            renamed = {name: f"{node.name}.{name}" for name in constants}
-            given: dict[str, Array] = {renamed[k]: v for k, v in constants.items()}
-            names = tuple(renamed.get(name, name) for name in (left, right))
-            steps.append(Step(Eltwise(inputs=shapes, mode=mode), names, output, constants=given))
-            left = output
+        first, *others = (Operand.of(graph, name) for name in node.inputs)
+        steps = [] if others else [function("identity", first, node.outputs[0])]
+        for index, other in enumerate(others):
+            last = index == len(others) - 1
+            output = node.outputs[0] if last else f"{node.name}.sum{index}"
+            steps.append(combine(node, mode, (first, other), output))
+            first = Operand(output, np.broadcast_shapes(first.sizes, other.sizes))
         return steps
 
     return lowering
 
 
-def _aligned(graph: Graph, node: Node, name: str, rank: int) -> Shape:
-    """A shape as nchw of an output with `rank` axes: ones in front, as broadcasting has them."""
-    sizes = graph.shapes.get(name, ())
-    if rank > 4 and sizes != graph.shapes[node.outputs[0]]:
-        raise unsupported(node, f"more than 4 axes are broadcast: {sizes}.")
-    return as_nchw((1,) * (rank - len(sizes)) + tuple(sizes))
+def _unary(mode: str, *parameters: tuple[str, float]) -> Lowering:
+    """A function of every element, with attributes and their defaults as parameters."""
+
+    def lowering(graph: Graph, node: Node) -> list[Step]:
+        values = [number(attribute(node, name, default)) for name, default in parameters]
+        return [function(mode, Operand.of(graph, node.inputs[0]), node.outputs[0], *values)]
+
+    return lowering
 
 
 LOWERINGS: Mapping[str, Lowering] = {
+    "Abs": _unary("abs"),
+    "Acos": _unary("acos"),
+    "Acosh": _unary("acosh"),
     "Add": _binary("add"),
+    "Asin": _unary("asin"),
+    "Asinh": _unary("asinh"),
+    "Atan": _unary("atan"),
+    "Atanh": _unary("atanh"),
+    "Ceil": _unary("ceil"),
+    "Celu": _unary("celu", ("alpha", 1.0)),
+    "Cos": _unary("cos"),
+    "Cosh": _unary("cosh"),
     "Div": _binary("div"),
+    "Exp": _unary("exp"),
+    "Floor": _unary("floor"),
+    "Log": _unary("log"),
     "Max": _binary("max"),
     "Min": _binary("min"),
+    "Mish": _unary("mish"),
     "Mul": _binary("mul"),
+    "Neg": _unary("neg"),
     "PRelu": _binary("prelu"),
     "Pow": _binary("pow"),
+    "Reciprocal": _unary("reciprocal"),
+    "Round": _unary("round"),
+    "Selu": _unary("selu", ("alpha", 1.6732632), ("gamma", 1.0507010)),
+    "Shrink": _unary("shrink", ("bias", 0.0), ("lambd", 0.5)),
+    "Sign": _unary("sign"),
+    "Sin": _unary("sin"),
+    "Sinh": _unary("sinh"),
+    "Softplus": _unary("softplus"),
+    "Softsign": _unary("softsign"),
+    "Sqrt": _unary("sqrt"),
     "Sub": _binary("sub"),
     "Sum": _binary("add"),
+    "Tan": _unary("tan"),
+    "ThresholdedRelu": _unary("thresholded_relu", ("alpha", 1.0)),
 }
 
 PARAMETERS: Mapping[str, tuple[int, ...]] = {"Clip": (1, 2)}

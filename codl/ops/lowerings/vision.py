@@ -1,4 +1,4 @@
-"""Convolution, pooling and fully connected layers."""
+"""Convolution and pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from codl.graph import Graph, Node
 from codl.ops.base import Pad
 from codl.ops.conv2d import Conv2d
-from codl.ops.fully_connected import FullyConnected
 from codl.ops.lowerings.base import Lowering, Step, input_shape, unsupported
 from codl.ops.pool2d import Pool2d
 from codl.ops.region import as_nchw
@@ -65,25 +64,6 @@ def _global_pool(mode: str) -> Lowering:
     return lowering
 
 
-def _gemm(graph: Graph, node: Node) -> list[Step]:
-    wanted = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-    for key, value in wanted.items():
-        if node.attributes.get(key, value) != value:
-            raise unsupported(node, f"{key} must be {value:g}, got {node.attributes[key]}.")
-    if node.inputs[1] not in graph.constants:
-        raise unsupported(node, "the second matrix must be a constant.")
-    matrix = graph.constant(node.inputs[1])
-    weight = matrix if node.attributes.get("transB", 0) else matrix.T
-    oc = weight.shape[0]
-    bias = graph.constant(node.inputs[2]) if len(node.inputs) > 2 else np.zeros(oc, np.float32)
-    weights = {
-        "weight": np.ascontiguousarray(weight),
-        "bias": np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (oc,))),
-    }
-    op = FullyConnected(inputs=(input_shape(graph, node),), out_channels=oc)
-    return [Step(op, node.inputs[:1], node.outputs[0], weights)]
-
-
 def _window(graph: Graph, node: Node, kernel: Size2) -> dict[str, Any]:
     """Kernel, stride, dilation and explicit padding of a convolution or pooling node."""
     stride = Size2(*node.attributes.get("strides", (1, 1)))
@@ -112,11 +92,9 @@ def _same_pads(
 LOWERINGS: Mapping[str, Lowering] = {
     "AveragePool": _pool("avg"),
     "Conv": _conv,
-    "Gemm": _gemm,
     "GlobalAveragePool": _global_pool("avg"),
     "GlobalMaxPool": _global_pool("max"),
-    "MatMul": _gemm,
     "MaxPool": _pool("max"),
 }
 
-PARAMETERS: Mapping[str, tuple[int, ...]] = {"Conv": (1, 2), "Gemm": (1, 2), "MatMul": (1,)}
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Conv": (1, 2)}

@@ -1,0 +1,205 @@
+"""Products of matrices on CPU runtimes: register tiles over panels of packed columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import (
+    PLANAR,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    ScratchArg,
+    Storage,
+    TensorArg,
+    no_constants,
+)
+from codl.kernels.matmul.problem import Problem, refusal
+from codl.kernels.tiling import base_defines, ceil_div, round_up, strip, waves
+from codl.ops.base import Array, Weights
+from codl.ops.matmul import MatMul
+from codl.soc import Soc
+
+#: Share of the second-level cache that a strip's rows may take; panels and output share the rest.
+CACHE_SHARE = 0.4
+#: Rows of b up to this length, in elements, are as fast to read where they lie as packed.
+NEAR = 512
+#: Rows that a tile may have, by the vector width. Two vectors of each must fit in the registers,
+#: and lines of as many in the ways of a cache where rows are a multiple of its size apart.
+ROWS = {16: (8, 6, 4, 2, 1), 8: (6, 4, 2, 1), 4: (8, 6, 4, 2, 1)}
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How one product is cut; all that the plan and the features have in common."""
+
+    problem: Problem
+    rows: int
+    columns: int
+    packed: bool
+    panel: int
+    panels: int
+    strip: int
+    strips: int
+
+    @classmethod
+    def of(cls, op: MatMul, soc: Soc, choice: Choice) -> _Tiling:
+        problem = Problem.of(op)
+        rows, panel = choice["rows"], choice["columns"] * soc.gpu.vector_width
+        panels, tiles = ceil_div(problem.n, panel), ceil_div(problem.m, rows)
+        most = max(1, int(CACHE_SHARE * soc.cpu.l2_cache_bytes / (4 * rows * problem.k)))
+        length = strip(tiles, panels * problem.batches, most, soc)
+        return cls(
+            problem=problem,
+            rows=rows,
+            columns=choice["columns"],
+            packed=bool(choice["packed"]),
+            panel=panel,
+            panels=panels,
+            strip=length,
+            strips=ceil_div(tiles, length),
+        )
+
+    @property
+    def items(self) -> int:
+        return self.strips * self.panels * self.problem.batches
+
+    @property
+    def matrix(self) -> int:
+        """Elements from one matrix of b, as the kernel reads it, to the next."""
+        return self.problem.k * (self.panels * self.panel if self.packed else self.problem.n)
+
+
+class GpuDirect:
+    """Any batches, transposed operands or not; a constant b is packed once, a tensor each time."""
+
+    name: ClassVar[str] = "gpu_direct"
+    op_kind: ClassVar[str] = "matmul"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: MatMul, soc: Soc) -> str | None:
+        return refusal(op)
+
+    def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
+        """Tiles of a size that wastes few rows; b packed before or not."""
+        problem, width = Problem.of(op), soc.gpu.vector_width
+        found: list[Choice] = []
+        for rows in _rows(problem.m, ROWS[width]):
+            columns = 4 if rows <= 2 else 2
+            may_lie = not op.trans_b and not op.matrix and problem.n >= columns * width
+            near = problem.n <= NEAR or problem.m <= 4 * rows
+            ways = ((0, 1) if near else (1, 0)) if may_lie else (1,)
+            found += [{"rows": rows, "columns": columns, "packed": way} for way in ways]
+        return tuple(found)
+
+    def features(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        problem = tiling.problem
+        tiles = ceil_div(problem.m, tiling.rows) * tiling.panels * problem.batches
+        packs = tiling.packed and not op.matrix
+        return {
+            "padded_macs": float(tiles * tiling.rows * tiling.panel * problem.k),
+            "tiles": float(tiles),
+            "loop_length": float(problem.k),
+            "packed_bytes": 4.0 * tiling.matrix * _matrices(op) if packs else 0.0,
+            "work_items": float(tiling.items),
+            "waves": waves(tiling.items, soc),
+            "flops": float(op.flops),
+            "input_bytes": float(op.bytes - op.output.bytes),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        problem = tiling.problem
+        a, b, out = TensorArg("input"), TensorArg("input", 1), TensorArg("output")
+        packs = tiling.packed and not op.matrix
+        constants = (ConstantArg("panels"), ConstantArg("bias"))
+        right = constants if op.matrix else (ScratchArg("panels") if packs else b,)
+        sizes = (
+            tiling.strip,
+            problem.m,
+            problem.n,
+            problem.k,
+            problem.m if op.trans_a else problem.k,
+            tiling.panel if tiling.packed else problem.n,
+            *problem.inner,
+            *problem.steps(problem.m * problem.k, tiling.matrix),
+            float(op.alpha),
+        )
+        multiply = Launch(
+            kernel="matmul_direct",
+            global_size=(tiling.panels, tiling.strips, problem.batches),
+            local_size=(1, 1, 1),
+            args=(a, out, *right, *sizes),
+        )
+
+        def pack(weights: Weights) -> dict[str, Array]:
+            beyond = tiling.panels * tiling.panel - problem.n
+            return {
+                "panels": pack_panels(weights["weight"], tiling.panel, trans=op.trans_b),
+                "bias": np.pad(weights["bias"], (0, beyond)),
+            }
+
+        defined = {
+            "TRANS_A": op.trans_a,
+            "TRANS_B": op.trans_b and packs,
+            "BIAS": bool(op.matrix),
+            "DIRECT": not tiling.packed,
+        }
+        return KernelPlan(
+            source="matmul/gpu_direct.cl",
+            launches=(_pack_launch(op, tiling, soc), multiply) if packs else (multiply,),
+            defines={
+                **base_defines(op.activation, soc),
+                "ROWS": tiling.rows,
+                "COLUMNS": tiling.columns,
+                **{name: 1 for name, on in defined.items() if on},
+            },
+            pack=pack if op.matrix else no_constants,
+            scratch={"panels": 4 * _matrices(op) * tiling.matrix} if packs else {},
+            storages=dict.fromkeys((a, out) if op.matrix else (a, b, out), PLANAR),
+            whole_batch=True,
+        )
+
+
+def _pack_launch(op: MatMul, tiling: _Tiling, soc: Soc) -> Launch:
+    """The launch that arranges a tensor b in panels."""
+    n, k = tiling.problem.n, tiling.problem.k
+    return Launch(
+        kernel="matmul_pack",
+        global_size=(ceil_div(k, soc.gpu.vector_width), tiling.panels, _matrices(op)),
+        local_size=(1, 1, 1),
+        args=(TensorArg("input", 1), ScratchArg("panels"), n, k, k if op.trans_b else n),
+    )
+
+
+def _matrices(op: MatMul) -> int:
+    """Matrices of b."""
+    return prod(op.sizes[1][:-2])
+
+
+def _rows(m: int, known: tuple[int, ...]) -> list[int]:
+    """Rows of a tile: the smallest for all of m; or the two largest, what wastes least first."""
+    if m <= known[0]:
+        return [min(rows for rows in known if rows >= m)]
+    return sorted(known[:2], key=lambda rows: (round_up(m, rows), -rows))
+
+
+def pack_panels(matrix: Array, panel: int, *, trans: bool = False) -> Array:
+    """(k, n), or (n, k) where `trans` -> [panel of columns][k][panel], flat; zeros beyond n."""
+    rows = matrix.T if trans else matrix
+    k, n = rows.shape
+    packed = np.zeros((ceil_div(n, panel), k, panel), np.float32)
+    for index, target in enumerate(packed):
+        part = rows[:, index * panel : (index + 1) * panel]
+        target[:, : part.shape[1]] = part
+    return packed.reshape(-1)

@@ -1,0 +1,76 @@
+"""Normalization on the GPU: along runs of elements that work-items share."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.rows import RowGrid, sharer_choices
+from codl.kernels.tiling import base_defines, waves
+from codl.ops.norm import Channels, Norm
+from codl.soc import Soc
+
+
+class GpuDirect:
+    """Any run; scale and bias for each element of one, or for pieces of equal length."""
+
+    name: ClassVar[str] = "gpu_direct"
+    op_kind: ClassVar[str] = "norm"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: Norm, soc: Soc) -> str | None:
+        if op.affine and op.channels is None:
+            return f"scale and bias must have no 1 between their axes, got {op.shapes[1]}"
+        return None
+
+    def choices(self, op: Norm, soc: Soc) -> tuple[Choice, ...]:
+        return sharer_choices(op.run, soc)
+
+    def features(self, op: Norm, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        grid = RowGrid.of(op.runs, op.run, choice or self.choices(op, soc)[0], soc)
+        return {
+            "runs": float(op.runs),
+            "loop_length": float(op.run),
+            "segments": float(op.runs * op.run // _segment(op)),
+            "work_items": float(grid.items),
+            "waves": waves(grid.items, soc),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: Norm, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        grid = RowGrid.of(op.runs, op.run, choice or self.choices(op, soc)[0], soc)
+        inputs = (TensorArg("input", index) for index in range(len(op.shapes)))
+        tensors = (*inputs, TensorArg("output"))
+        channels = op.channels or Channels(1, 1)
+        sizes = (
+            grid.strip,
+            op.runs,
+            op.run,
+            _segment(op),
+            channels.run,
+            channels.total,
+            1.0 / op.run,
+            float(op.epsilon),
+        )
+        defined = {"CENTER": op.center, "AFFINE": op.affine, "IN_RUNS": channels.run > 1}
+        return KernelPlan(
+            source="norm/gpu_direct.cl",
+            launches=(Launch("normalize", grid.global_size, (*tensors, *sizes), grid.local_size),),
+            defines={
+                **base_defines(op.activation, soc),
+                **grid.defines,
+                **{name: 1 for name, on in defined.items() if on},
+            },
+            storages=dict.fromkeys(tensors, PLANAR),
+            whole_batch=True,
+        )
+
+
+def _segment(op: Norm) -> int:
+    """Elements of a run that have one channel, or a channel each of the next ones."""
+    channels = op.channels
+    if channels is None:
+        return op.run
+    return min(op.run, channels.run if channels.run > 1 else channels.total)

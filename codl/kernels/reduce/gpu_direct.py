@@ -1,0 +1,63 @@
+"""Reductions on the GPU: along rows that work-items share, or some vectors of columns at a time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.rows import RowGrid, column_grid, row_choices
+from codl.kernels.tiling import base_defines, waves
+from codl.ops.reduce import REDUCTIONS, Reduce
+from codl.soc import Soc
+
+CODES = {mode: code for code, mode in enumerate(REDUCTIONS)}
+
+
+class GpuDirect:
+    """Any adjacent axes."""
+
+    name: ClassVar[str] = "gpu_direct"
+    op_kind: ClassVar[str] = "reduce"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: Reduce, soc: Soc) -> str | None:
+        return None
+
+    def choices(self, op: Reduce, soc: Soc) -> tuple[Choice, ...]:
+        return row_choices(op.rows, soc)
+
+    def features(self, op: Reduce, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        x, y, *_ = self.plan(op, soc, choice).launches[0].global_size
+        return {
+            "rows": float(op.rows.outer * op.rows.inner),
+            "loop_length": float(op.rows.size),
+            "in_columns": float(op.rows.inner > 1),
+            "work_items": float(x * y),
+            "waves": waves(x * y, soc),
+            "input_bytes": float(op.input.bytes),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: Reduce, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        tensors = (TensorArg("input"), TensorArg("output"))
+        choice = choice or self.choices(op, soc)[0]
+        rows, each = op.rows, 1.0 / op.rows.size
+        defines = {**base_defines(op.activation, soc), "MODE": CODES[op.mode], "WIDE": 1}
+        if rows.inner == 1:
+            grid = RowGrid.of(rows.outer, rows.size, choice, soc)
+            args = (*tensors, grid.strip, rows.outer, rows.size, each)
+            launch = Launch("reduce_rows", grid.global_size, args, grid.local_size)
+            defines |= grid.defines
+        else:
+            size, local = column_grid(rows, choice["wide"], soc)
+            launch = Launch("reduce_columns", size, (*tensors, rows.size, rows.inner, each), local)
+            defines["WIDE"] = choice["wide"]
+        return KernelPlan(
+            source="reduce/gpu_direct.cl",
+            launches=(launch,),
+            defines=defines,
+            storages=dict.fromkeys(tensors, PLANAR),
+            whole_batch=True,
+        )

@@ -1,0 +1,106 @@
+// Softmax along the middle axis of (outer, size, inner).
+//
+// softmax_rows      inner is 1: work-items share a row, and have `strip` of them one after the other
+// softmax_columns   a work-item has WIDE * V neighbours in the inner axis, or what is left of them
+// LOG               defined where the logarithm is wanted
+// An input of -infinity counts as nothing; a row of nothing else is NaN.
+
+#define ADD(a, b) ((a) + (b))
+// KEEP is what the output holds until the sum is known: exponentials, so that each is taken once.
+#ifdef LOG
+#define REST(total) log(total)
+#define KEEP(STORE_, x, power, p) STORE_(x, p)
+#define RESULT(kept, rest) ((kept) - (rest))
+#else
+#define REST(total) (1.0f / (total))
+#define KEEP(STORE_, x, power, p) STORE_(power, p)
+#define RESULT(kept, rest) ((kept) * (rest))
+#endif
+#define READ_ONE(p) (*(p))
+#define WRITE_ONE(value, p) (*(p) = (value))
+
+KERNEL void softmax_rows(
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride, int strip, int rows, int size)
+{
+    PARTS
+    const int whole = size / V * V;
+    for (int i = 0; i < strip; i++) {
+        const int row = get_global_id(1) * strip + i;
+        if (SHARERS == 1 && row >= rows) break;
+        // Every work-item of a group comes to every barrier; those without a row repeat the last.
+        const size_t at = (size_t)min(row, rows - 1) * size;
+        __global const float *in = input + input_offset + at;
+        __global float *out = output + output_offset + at;
+
+        VEC high = (VEC)(-INFINITY);
+        for (int j = SHARER * V; j < whole; j += SHARERS * V) high = max(high, PLOAD(in + j));
+        float largest = FOLD(max, high);
+        for (int j = whole + SHARER; j < size; j += SHARERS) largest = max(largest, in[j]);
+        SHARE(max, largest)
+
+        VEC sums = (VEC)(0.0f);
+        float total = 0.0f;
+        if (row < rows) {
+            for (int j = SHARER * V; j < whole; j += SHARERS * V) {
+                const VEC x = PLOAD(in + j) - largest, power = exp(x);
+                sums += power;
+                KEEP(PSTORE, x, power, out + j);
+            }
+            for (int j = whole + SHARER; j < size; j += SHARERS) {
+                const float x = in[j] - largest, power = exp(x);
+                total += power;
+                KEEP(WRITE_ONE, x, power, out + j);
+            }
+        }
+        total += FOLD(ADD, sums);
+        SHARE(ADD, total)
+
+        // Every work-item goes on with what it wrote itself.
+        const float rest = REST(total);
+        if (row < rows) {
+            for (int j = SHARER * V; j < whole; j += SHARERS * V)
+                PSTORE(ACTIVATE(RESULT(PLOAD(out + j), rest)), out + j);
+            for (int j = whole + SHARER; j < size; j += SHARERS)
+                out[j] = ACTIVATE(RESULT(out[j], rest));
+        }
+    }
+}
+
+#define EACH(COUNT) UNROLL for (int w = 0; w < COUNT; w++)
+#define DOWN for (size_t j = 0; j < (size_t)size * inner; j += inner)
+
+// A softmax in each of COUNT values of type T, STEP elements apart, of all rows.
+#define COLUMNS(T, LOAD_, STORE_, COUNT, STEP)                                                     \
+    {                                                                                              \
+        T largest[COUNT], rest[COUNT];                                                             \
+        EACH(COUNT) largest[w] = (T)(-INFINITY), rest[w] = (T)(0.0f);                              \
+        DOWN EACH(COUNT) largest[w] = max(largest[w], LOAD_(in + j + w * STEP));                   \
+        DOWN EACH(COUNT) {                                                                         \
+            const T x = LOAD_(in + j + w * STEP) - largest[w], power = exp(x);                     \
+            rest[w] += power;                                                                      \
+            KEEP(STORE_, x, power, out + j + w * STEP);                                            \
+        }                                                                                          \
+        EACH(COUNT) rest[w] = REST(rest[w]);                                                       \
+        DOWN EACH(COUNT) {                                                                         \
+            const T kept = LOAD_(out + j + w * STEP);                                              \
+            STORE_(ACTIVATE(RESULT(kept, rest[w])), out + j + w * STEP);                           \
+        }                                                                                          \
+    }
+
+KERNEL void softmax_columns(
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride, int size, int inner)
+{
+    int column = get_global_id(0) * WIDE * V;
+    const int stop = min(column + WIDE * V, inner);
+    const size_t at = (size_t)get_global_id(1) * size * inner + column;
+    __global const float *in = input + input_offset + at;
+    __global float *out = output + output_offset + at;
+    if (column + WIDE * V <= inner) {
+        COLUMNS(VEC, PLOAD, PSTORE, WIDE, V)
+        return;
+    }
+    for (; column + V <= stop; column += V, in += V, out += V) COLUMNS(VEC, PLOAD, PSTORE, 1, V)
+    for (; column < stop; column++, in++, out++) COLUMNS(float, READ_ONE, WRITE_ONE, 1, 1)
+}

@@ -1,0 +1,60 @@
+"""Softmax on the GPU: along rows that work-items share, or V columns at a time."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.rows import RowGrid, column_grid, row_choices
+from codl.kernels.tiling import base_defines, waves
+from codl.ops.softmax import Softmax
+from codl.soc import Soc
+
+
+class GpuDirect:
+    """Any adjacent axes."""
+
+    name: ClassVar[str] = "gpu_direct"
+    op_kind: ClassVar[str] = "softmax"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: Softmax, soc: Soc) -> str | None:
+        return None
+
+    def choices(self, op: Softmax, soc: Soc) -> tuple[Choice, ...]:
+        return row_choices(op.rows, soc)
+
+    def features(self, op: Softmax, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        plan = self.plan(op, soc, choice)
+        x, y, *_ = plan.launches[0].global_size
+        return {
+            "rows": float(op.rows.outer * op.rows.inner),
+            "loop_length": float(op.rows.size),
+            "in_columns": float(op.rows.inner > 1),
+            "work_items": float(x * y),
+            "waves": waves(x * y, soc),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: Softmax, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        tensors = (TensorArg("input"), TensorArg("output"))
+        rows, choice = op.rows, choice or self.choices(op, soc)[0]
+        defines = {**base_defines(op.activation, soc), "WIDE": 1, **({"LOG": 1} if op.log else {})}
+        if rows.inner == 1:
+            grid = RowGrid.of(rows.outer, rows.size, choice, soc)
+            sizes: tuple[int, ...] = (grid.strip, rows.outer, rows.size)
+            launch = Launch("softmax_rows", grid.global_size, (*tensors, *sizes), grid.local_size)
+            defines |= grid.defines
+        else:
+            size, local = column_grid(rows, choice["wide"], soc)
+            launch = Launch("softmax_columns", size, (*tensors, rows.size, rows.inner), local)
+            defines["WIDE"] = choice["wide"]
+        return KernelPlan(
+            source="softmax/gpu_direct.cl",
+            launches=(launch,),
+            defines=defines,
+            storages=dict.fromkeys(tensors, PLANAR),
+            whole_batch=True,
+        )

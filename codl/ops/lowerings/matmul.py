@@ -1,0 +1,81 @@
+"""Products of matrices: fully connected layers, and products of any batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from codl.graph import Graph, Node
+from codl.ops.base import Array
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.lowerings.base import Lowering, Step, attribute, has_input, number
+from codl.ops.lowerings.operands import Operand, combine
+from codl.ops.matmul import MatMul
+from codl.ops.nd import Sizes
+from codl.ops.region import Shape, as_nchw
+
+
+def _matmul(graph: Graph, node: Node) -> list[Step]:
+    """An operand of one axis is a row, or a column."""
+    a, b = (tuple(graph.shapes[name]) for name in node.inputs)
+    b = (*b, 1) if len(b) == 1 else b
+    if node.inputs[1] in graph.constants and len(b) == 2:
+        matrix = graph.constant(node.inputs[1]).reshape(b)
+        return [_with_constant(node, a, matrix, np.zeros(b[1], np.float32), node.outputs[0])]
+    a = (1, *a) if len(a) == 1 else a
+    return [Step(MatMul(shapes=(a, b)), node.inputs, node.outputs[0])]
+
+
+def _gemm(graph: Graph, node: Node) -> list[Step]:
+    """alpha * a @ b + beta * c; constants take the factors in."""
+    alpha, beta = (number(attribute(node, name, 1.0)) for name in ("alpha", "beta"))
+    trans_a, trans_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
+    a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
+    n = b[0 if trans_b else 1]
+    added = Operand.of(graph, node.inputs[2]) if has_input(node, 2) and beta else None
+    product = node.outputs[0] if added is None else f"{node.outputs[0]}.product"
+    if node.inputs[1] in graph.constants:
+        bias = np.zeros(n, np.float32)
+        if added is not None and added.value is not None and prod(added.sizes[:-1]) == 1:
+            bias = np.array(np.broadcast_to(beta * added.value.reshape(-1), n), np.float32)
+            added, product = None, node.outputs[0]
+        matrix = graph.constant(node.inputs[1])
+        matrix = np.float32(alpha) * (matrix.T if trans_b else matrix)
+        steps = [_with_constant(node, a, matrix, bias, product, trans_a=trans_a)]
+    else:
+        op = MatMul(shapes=(a, b), trans_a=trans_a, trans_b=trans_b, alpha=alpha)
+        steps = [Step(op, node.inputs[:2], product)]
+    if added is None:
+        return steps
+    to = (a[1 if trans_a else 0], n)
+    if beta != 1:
+        scaled = f"{node.outputs[0]}.scaled"
+        steps.append(combine(node, "mul", (added, Operand.number(beta)), scaled))
+        added = Operand(scaled, added.sizes)
+    return [*steps, combine(node, "add", (Operand(product, to), added), node.outputs[0])]
+
+
+def _with_constant(
+    node: Node, a: Sizes, matrix: Array, bias: Array, output: str, *, trans_a: bool = False
+) -> Step:
+    """The product with a constant (k, n): a fully connected layer where there is one row.
+
+    That row may still have the axes of an image; see `drop_reshapes`.
+    """
+    k, n = matrix.shape
+    if prod(a) == k:
+        shape = as_nchw(a) if a[0] == 1 else Shape(1, k, 1, 1)
+        weights = {"weight": np.ascontiguousarray(matrix.T), "bias": bias}
+        return Step(
+            FullyConnected(inputs=(shape,), out_channels=n), node.inputs[:1], output, weights
+        )
+    op = MatMul(shapes=(a,), matrix=(k, n), trans_a=trans_a)
+    weights = {"weight": np.ascontiguousarray(matrix), "bias": bias}
+    return Step(op, node.inputs[:1], output, weights)
+
+
+LOWERINGS: Mapping[str, Lowering] = {"Gemm": _gemm, "MatMul": _matmul}
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {}
