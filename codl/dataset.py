@@ -20,8 +20,9 @@ from codl.errors import InvalidFileError
 
 FOLDER = Path("lat_datasets")
 Status = Literal["ok", "failed"]
-#: Data sharing from the CPU to the GPU, back, and from the CPU's net to where others can read.
-Direction = Literal["to_gpu", "to_cpu", "store"]
+#: Data sharing from the CPU to the GPU, back, and from the CPU's net to where others can read; and
+#: a copy on the GPU from its usual layout to another.
+Direction = Literal["to_gpu", "to_cpu", "store", "relayout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class Row:
     run: str = ""
 
     key_fields: ClassVar[tuple[str, ...]] = ()
+    #: Columns that older files lack: their defaults hold there.
+    later_fields: ClassVar[tuple[str, ...]] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -70,20 +73,23 @@ class SharingRow(Row):
     """Making a region of a tensor visible to the other processor, its parts apart.
 
     `direction` is to_gpu, to_cpu, or store (unpacking what the CPU's net computed and copying it to
-    where others can read it); `shape` is the region's, as text. Parts in milliseconds:
+    where others can read it), or relayout (from the GPU's usual layout to another on the GPU);
+    `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
     `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
     for a queue that has nothing else to do. `latency_ms` is the median of the whole.
     """
 
     direction: str
     shape: str
+    layout: str = "blocked float32"
     transform_ms: float = 0.0
     map_ms: float = 0.0
     sync_ms: float = 0.0
     unmap_ms: float = 0.0
     copy_ms: float = 0.0
 
-    key_fields: ClassVar[tuple[str, ...]] = ("direction", "shape")
+    key_fields: ClassVar[tuple[str, ...]] = ("direction", "shape", "layout")
+    later_fields: ClassVar[tuple[str, ...]] = ("layout",)
 
 
 RowT = TypeVar("RowT", bound=Row)
@@ -113,15 +119,24 @@ class Table(Generic[RowT]):
             os.fsync(file.fileno())
 
     def repair(self) -> bool:
-        """Drop a last line that a killed process left unfinished; True if there was one."""
+        """Drop a last line that a killed process left unfinished, add columns that came later.
+
+        True if there was anything to do.
+        """
         if not self.path.exists():
             return False
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) == len(content):
+        older = whole and whole.split(b"\n", 1)[0].decode().strip().split(",") != self.columns
+        if len(whole) == len(content) and not older:
             return False
         partial = self.path.with_suffix(".tmp")
         partial.write_bytes(whole)
+        if older:
+            rows = Table(partial, self.row_type).read()
+            partial.unlink()
+            for row in rows:
+                Table(partial, self.row_type).append(row)
         partial.replace(self.path)
         return True
 
@@ -129,7 +144,8 @@ class Table(Generic[RowT]):
         types = get_type_hints(self.row_type)
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            if reader.fieldnames != self.columns:
+            found, later = reader.fieldnames or [], self.row_type.later_fields
+            if found not in (self.columns, [c for c in self.columns if c not in later]):
                 raise InvalidFileError(
                     self.path,
                     f"the columns are {reader.fieldnames}, expected {self.columns}.",
@@ -138,9 +154,7 @@ class Table(Generic[RowT]):
             for record in reader:
                 where = f"line {reader.line_num}"
                 if None in record or None in record.values():
-                    raise InvalidFileError(
-                        self.path, f"expected {len(self.columns)} values.", where=where
-                    )
+                    raise InvalidFileError(self.path, f"expected {len(found)} values.", where=where)
                 yield self._parse(record, types, where)
 
     def _parse(self, record: dict[str, str], types: dict[str, Any], where: str) -> RowT:

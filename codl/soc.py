@@ -16,6 +16,9 @@ import yaml
 from codl.errors import InvalidFileError, UnknownNameError
 
 FOLDER = Path("socs")
+#: What a GPU side's tensors may lie in, and the types that their elements may be stored as.
+MEMORY_TYPES = ("buffer", "image2d")
+ELEMENTS = ("float32", "float16")
 T = TypeVar("T")
 
 
@@ -124,7 +127,16 @@ def load(name: str | Path) -> Soc:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise InvalidFileError(path, f"not YAML: {error}") from error
-    return _build(Soc, content, path, "")
+    soc = _build(Soc, content, path, "")
+    for key, values, known in (
+        ("memory_types", soc.gpu.memory_types, MEMORY_TYPES),
+        ("element", (soc.gpu.element,), ELEMENTS),
+    ):
+        for value in values:
+            if value not in known:
+                reason = f"must be of {', '.join(known)}, got {value!r}."
+                raise InvalidFileError(path, reason, where=f"gpu.{key}")
+    return soc
 
 
 def _build(cls: type[T], content: Any, path: Path, where: str) -> T:

@@ -86,6 +86,7 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
     planned = answer(workplace, "run", "small.onnx", *by_plan)
     assert planned["latency_ms"]["runs"] == 3
     assert planned["data_sharing_ms"] >= 0
+    assert planned["fallbacks"] == []
     run(workplace, "run", "small.onnx", *common, "--strategy", "cpu", "--output", "b.npz")
     with np.load(workplace / "a.npz") as a, np.load(workplace / "b.npz") as b:
         np.testing.assert_allclose(a["fc1"], b["fc1"], rtol=1e-3, atol=1e-4)
@@ -102,12 +103,51 @@ def test_eval_and_report(workplace: Path) -> None:
         assert row["source"] == ("computed" if name == "ideal" else "measured")
         if name != "ideal":
             assert row["cosine"] >= 0.99999
+            assert row["fallbacks"] == []
             assert row["max_rel_err"] <= 1e-3
             assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
     run(workplace, "report", "eval.json", "-o", "report.html")
     page = (workplace / "report.html").read_text()
     assert "codl-paper" in page
     assert "<svg" in page
+
+
+def test_tune_keeps_what_it_found(workplace: Path) -> None:
+    command = ["tune", "--soc", "test", "--serial", "local", "--models", "small.onnx"]
+    first = answer(workplace, *command, "--budget", "1m", "-o", "tune.json")
+    assert first["measured"] == len(first["rows"]) > 0
+    keys = {"op", "variant", "default_ms", "best_ms", "speedup", "choice", "tried", "failed"}
+    assert all(keys <= row.keys() for row in first["rows"])
+    assert all(row["best_ms"] <= row["default_ms"] for row in first["rows"])
+    again = answer(workplace, *command)
+    assert (again["measured"], again["cached"]) == (0, len(first["rows"]))
+    one = ["--ops", "fc in=1x32x5x5 oc=40", "--variants", "gpu_direct"]
+    (row,) = answer(workplace, "tune", "--soc", "test", *one)["rows"]
+    assert (row["op"], row["variant"]) == ("fc in=1x32x5x5 oc=40", "gpu_direct")
+
+
+def test_the_cache_is_pruned_and_cleared(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODL_CACHE", str(tmp_path))
+    op = ["--op", "fc in=1x32x5x5 oc=40"]
+    run(workplace, "bench", "--soc", "test", *op)
+    kept = answer(workplace, "tune", "--prune")
+    assert kept["rows"] == []
+    assert kept["cache"]["files"] > 0
+    assert answer(workplace, "tune", "--clear")["cache"]["files"] == 0
+
+
+def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
+    text = "conv2d in=1x16x12x12 oc=32 kernel=3x3 stride=1 pad=1 groups=1"
+    result = answer(workplace, "bench", "--soc", "test", "--op", text)
+    keys = {"op", "variant", "processor", "latency_ms", "gflops"}
+    assert all(keys <= row.keys() for row in result["ops"])
+    assert {row["processor"] for row in result["ops"]} == {"cpu", "gpu"}
+    assert {"gpu_grouped", "gpu_depthwise"} <= {row["variant"] for row in result["refused"]}
+    assert all(row["reason"] for row in result["refused"])
+    both = answer(workplace, "bench", "small.onnx", "--soc", "test")
+    assert len({row["op"] for row in both["ops"]}) == 5
 
 
 @pytest.mark.parametrize(
@@ -126,6 +166,13 @@ def test_eval_and_report(workplace: Path) -> None:
         (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such plan"),
         (["run", "small.onnx", "--soc", "test", "--input", "small.onnx"], "expected an .npz file"),
         (["report", "none.json"], "none.json"),
+        (["tune"], "Name the SoC to tune for by --soc"),
+        (["tune", "--soc", "test", "--ops", "conv3d in=1x1x1x1"], "Did you mean 'conv2d'?"),
+        (
+            ["tune", "--soc", "test", "--models", "small.onnx", "--variants", "gpu_drect"],
+            "Unknown GPU kernel variant of these ops 'gpu_drect'. Did you mean 'gpu_direct'?",
+        ),
+        (["bench", "--soc", "test"], "Name a model, or an op by --op"),
         (["dataset", "info", "--soc", "made"], "there is no dataset here"),
     ],
 )
@@ -158,6 +205,8 @@ COMMANDS = [
     "soc",
     "soc detect",
     "collect",
+    "tune",
+    "bench",
     "dataset info",
     "train",
     "search",

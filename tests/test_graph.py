@@ -85,9 +85,9 @@ def test_a_flattened_output_keeps_its_declared_shape() -> None:
 
 
 def test_an_unknown_operator_is_named_with_its_node() -> None:
-    node = helper.make_node("Softmax", ["x"], ["y"], name="head", axis=1)
+    node = helper.make_node("Hardmax", ["x"], ["y"], name="head", axis=1)
     with pytest.raises(
-        UnsupportedError, match=r"The node 'head' \(Softmax\): codl has no operator"
+        UnsupportedError, match=r"The node 'head' \(Hardmax\): codl has no operator"
     ):
         network_of(one_node(node, [1, 8, 4, 4]))
 

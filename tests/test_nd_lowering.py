@@ -197,7 +197,7 @@ def test_layer_norm(axis: int, bias: bool, outputs: tuple[str, ...]) -> None:
         ("LpNormalization", {}),
         ("GlobalLpPool", {}),
         ("GlobalAveragePool", {}),
-        ("MeanVarianceNormalization", {}),
+        ("MeanVarianceNormalization", {"axes": [0, 2, 3]}),
         ("MeanVarianceNormalization", {"axes": [1, 2]}),
     ],
 )
@@ -234,3 +234,35 @@ def test_stretching_five_axes(shape: tuple[int, ...], constant: bool) -> None:
 def test_sums_of_many() -> None:
     given = {"x": random(2, 3), "z": random(3), "w": random(2, 1)}
     check(model([helper.make_node("Sum", list(given), ["y"])], given, {}), given)
+
+
+def kinds(network: Network) -> list[str]:
+    """The layers, by kind or activation."""
+    return [layer.op.activation.kind for layer in network.layers]
+
+
+def test_silu_is_recognised() -> None:
+    given = {"x": random(2, 3, 4) * 3}
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["gate"]),
+        helper.make_node("Mul", ["gate", "x"], ["y"]),
+    ]
+    assert kinds(check(model(nodes, given, {}), given)) == ["silu"]
+
+
+@pytest.mark.parametrize("first", ["half", "x"])
+@pytest.mark.parametrize("divides", [True, False])
+def test_gelu_is_recognised(first: str, divides: bool) -> None:
+    given = {"x": random(2, 3, 4) * 3}
+    root = np.float32(2**0.5 if divides else 0.5**0.5)
+    constants = {"root": root, "half": np.float32(0.5), "one": np.float32(1)}
+    other = "x" if first == "half" else "half"
+    nodes = [
+        helper.make_node("Div" if divides else "Mul", ["x", "root"], ["scaled"]),
+        helper.make_node("Erf", ["scaled"], ["erf"]),
+        helper.make_node("Add", ["erf", "one"], ["sum"]),
+        helper.make_node("Mul", [first, "sum"], ["product"]),
+        helper.make_node("Mul", ["product", other], ["y"]),
+    ]
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    assert kinds(check(model(nodes, given, constants), given)) == ["gelu"]

@@ -57,6 +57,8 @@ def test_a_split_covers_the_output_once(op: Op, dim: str, ratio: float, align: i
     whole = Region.whole(op.output)
     assert cpu.meet(gpu).is_empty
     assert cpu.join(gpu) == whole
+    if ratio in (0, 1):
+        assert (gpu if ratio == 0 else cpu).is_empty
     if dim == "OC" and not cpu.is_empty:
         assert gpu.channels.stop % align == 0
         assert gpu.channels.stop % op.channel_step == 0

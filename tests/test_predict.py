@@ -43,6 +43,8 @@ SOC = Soc(
         global_mem_cache_size=1 << 17,
         local_mem_bytes=1 << 15,
         unified_memory=True,
+        max_image_width=16384,
+        max_image_height=16384,
     ),
 )
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))

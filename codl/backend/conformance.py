@@ -6,8 +6,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -64,6 +65,7 @@ class Outcome:
     reason: str = ""
     converted: bool = False
     gpu_ops: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ def select(*, everything: bool = False, only: str = "") -> list[Case]:
 def run(cases: Iterable[Case], soc: Soc) -> Iterator[Outcome]:
     """Run cases on the GPU side, one after the other."""
     for case in cases:
-        yield run_case(case, soc)
+        start = perf_counter()
+        outcome = run_case(case, soc)
+        yield replace(outcome, seconds=round(perf_counter() - start, 3))
 
 
 def run_case(case: Case, soc: Soc) -> Outcome:

@@ -17,7 +17,7 @@ from codl.device import threads
 from codl.device.detect import choose, cpu_name, describe, detect, observe_cores
 from codl.device.probe import ProbeResult, probe_all
 from codl.errors import DeviceError, UnknownNameError
-from codl.soc import Soc
+from codl.soc import ELEMENTS, MEMORY_TYPES, Soc
 
 SERIALS = ("local",)
 SerialOption = Annotated[
@@ -131,6 +131,16 @@ def detect_soc(
         str | None,
         typer.Option(help="The OpenCL device: a driver or device name of `codl devices`."),
     ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What tensors lie in, of {', '.join(MEMORY_TYPES)}; may be repeated. "
+            "By default all that a GPU has, on a CPU buffers."
+        ),
+    ] = None,
+    element: Annotated[
+        str, typer.Option(help=f"What tensors are stored as: {' or '.join(ELEMENTS)}.")
+    ] = ELEMENTS[0],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file; socs/NAME.yaml by default.")
     ] = None,
@@ -141,10 +151,15 @@ def detect_soc(
     On a machine without a GPU the cores are divided: one half for the CPU side, the other for an
     OpenCL runtime that works on a CPU.
 
+    Where there are several memory types, `codl collect` measures kernels over each of them, and the
+    planner takes the faster for every op. With float16 the GPU stores halves, and computes and
+    accumulates in float32.
+
     [dim]Example:[/dim] codl soc detect --serial local --name host
     """
     check_serial(serial)
-    soc = detect(name, device=device)
+    chosen = [part for text in memory or () for part in text.split(",")]
+    soc = detect(name, device=device, memory_types=chosen, element=element)
     path = soc.save(output or socs.FOLDER / f"{name}.yaml")
     note(f"Wrote {path}")
     emit("soc detect", {**asdict(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)

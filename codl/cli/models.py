@@ -140,6 +140,7 @@ def run_model(
         latency = interleave({"run": engine.run}, effort)["run"]
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
+        gpu_storage, precision = list(map(str, engine.storages)), engine.precision
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
@@ -152,6 +153,8 @@ def run_model(
         "data_sharing_ms": sharing_ms(spans),
         "source": "measured",
         "fallbacks": fallbacks,
+        "gpu_storage": gpu_storage,
+        "precision": precision,
         "spans": [asdict(span) for span in spans],
     }
 

@@ -18,6 +18,7 @@ from codl.device.memory import SharedBuffer
 from codl.device.opencl import open_device
 from codl.errors import DeviceError
 from codl.kernels import registry, tuned
+from codl.kernels.base import Storage
 from codl.ops import Pool2d, Region, Shape, Size2, to_text
 from codl.soc import Soc
 
@@ -46,8 +47,12 @@ class Bench:
             return replace(blank, status="failed", reason=reason)
 
     def _exchange(self, task: SharingTask, blank: SharingRow) -> Row:
-        exchanges = {"to_gpu": self._to_gpu, "to_cpu": self._to_cpu, "store": self._store}
-        return exchanges[task.direction](task.shape, blank)
+        if task.direction == "store":
+            return self._store(task.shape, blank)
+        if task.direction == "relayout":
+            return self._relayout(task, blank)
+        exchange = self._to_gpu if task.direction == "to_gpu" else self._to_cpu
+        return exchange(task.shape, task.storage, blank)
 
     def _cpu_op(self, task: OpTask) -> Any:
         """The op as a net of its own; leaving the net's result where it is (see `store`)."""
@@ -59,10 +64,19 @@ class Bench:
         plan = tuned.plan(variant, task.part, self.soc)
         return GpuWork(self._gpu, task.part, plan, filler(task.part))
 
-    def _to_gpu(self, shape: Shape, blank: SharingRow) -> Row:
+    def _relayout(self, task: SharingTask, blank: SharingRow) -> Row:
+        """The transform kernels alone, enqueued back to back, as in a chain."""
+        gpu, whole = self._gpu, Region.whole(task.shape)
+        source = gpu.tensor(task.shape, whole, registry.storages(self.soc)[0])
+        target = gpu.tensor(task.shape, whole, task.storage)
+        kernels = gpu.transform(source, target, whole)
+        latency = measure(lambda repeats: gpu.run(kernels * repeats), self.protocol)
+        return replace(_filled(blank, latency), transform_ms=latency.median)
+
+    def _to_gpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> Row:
         """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
         gpu, whole = self._gpu, Region.whole(shape)
-        target, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
+        target, home = gpu.tensor(shape, whole, storage), Home.allocate(shape, whole)
         shared = SharedBuffer(gpu, shape, whole)
         kernels = gpu.transform(shared.tensor, target, whole)
         parts = Parts()
@@ -80,9 +94,9 @@ class Bench:
 
         return self._sharing(once, parts, blank)
 
-    def _to_cpu(self, shape: Shape, blank: SharingRow) -> Row:
+    def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> Row:
         gpu, whole = self._gpu, Region.whole(shape)
-        source, home = gpu.tensor(shape, whole), Home.allocate(shape, whole)
+        source, home = gpu.tensor(shape, whole, storage), Home.allocate(shape, whole)
         shared = SharedBuffer(gpu, shape, whole)
         kernels = gpu.transform(source, shared.tensor, whole)
         parts = Parts()
@@ -172,7 +186,9 @@ class _Part:
 def _blank(task: Task, run: str) -> OpRow | SharingRow:
     """The task's row, without numbers."""
     if isinstance(task, SharingTask):
-        return SharingRow(direction=task.direction, shape=str(task.shape), run=run)
+        return SharingRow(
+            direction=task.direction, shape=str(task.shape), layout=str(task.storage), run=run
+        )
     op, part = to_text(task.op), to_text(task.part)
     return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
 

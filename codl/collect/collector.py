@@ -13,6 +13,7 @@ from codl.collect.protocol import Protocol
 from codl.collect.tasks import Task
 from codl.dataset import Dataset, Row
 from codl.errors import CodlError, MismatchError
+from codl.kernels import tuned
 from codl.provenance import now, provenance
 from codl.soc import Soc
 
@@ -117,6 +118,7 @@ def _begin(soc: Soc, dataset: Dataset, protocol: Protocol, resume: bool) -> str:
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": _clock_mhz(soc),
         "protocol": asdict(protocol),
+        "tuning": tuned.fingerprint(soc),
     }
     dataset.write_manifest(manifest)
     return run

@@ -75,8 +75,7 @@ def measure_together(
 
 def _repeats(work: Callable[[int], None], protocol: Protocol) -> int:
     """Warm up, and see how many repeats make a sample long enough."""
-    for _ in range(protocol.warm_up):
-        once = _sample(work, 1)
+    once = min(_sample(work, 1) for _ in range(protocol.warm_up))
     return max(1, round(protocol.sample_s / max(once, 1e-7)))
 
 

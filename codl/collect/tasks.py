@@ -13,7 +13,7 @@ from codl import graph, models
 from codl.dataset import Direction
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels import registry
-from codl.kernels.base import Processor
+from codl.kernels.base import BLOCKED, Processor, Storage
 from codl.ops import Dim, Network, Op, Pad, Region, Shape, Size2, lower, parse, split, to_text
 from codl.ops.conv2d import Conv2d
 from codl.ops.fully_connected import FullyConnected
@@ -46,10 +46,13 @@ class OpTask:
 
 @dataclass(frozen=True)
 class SharingTask:
-    """Moving a tensor of one shape: to the GPU, to the CPU, or out of the CPU's net (`store`)."""
+    """Moving a tensor of one shape: to the GPU, to the CPU, out of the CPU's net (`store`), or on
+    the GPU to another layout; `storage` is how the GPU stores it.
+    """
 
     direction: Direction
     shape: Shape
+    storage: Storage = BLOCKED
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -57,7 +60,7 @@ class SharingTask:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.direction, str(self.shape))
+        return (self.direction, str(self.shape), str(self.storage))
 
 
 Task = OpTask | SharingTask
@@ -91,7 +94,7 @@ def make_tasks(ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES) ->
         for processor in get_args(Processor):
             tasks += _op_tasks(op, processor, soc, shares)
         shapes.update(dict.fromkeys((*op.inputs, op.output)))
-    tasks += _sharing_tasks(shapes)
+    tasks += _sharing_tasks(shapes, soc)
     random.Random(SEED).shuffle(tasks)
     return tasks
 
@@ -125,12 +128,17 @@ def part_of(op: Op, processor: Processor, dim: Dim, share: float, soc: Soc) -> O
     return op.restrict(region)
 
 
-def _sharing_tasks(shapes: Iterable[Shape]) -> list[SharingTask]:
+def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
+    usual, *others = registry.storages(soc)
+    kinds: list[tuple[Direction, Storage]] = []
+    for storage in (usual, *others):
+        kinds += [("to_gpu", storage), ("to_cpu", storage)]
+    kinds += [("store", BLOCKED), *(("relayout", storage) for storage in others)]
     parts: dict[Shape, None] = {}
     for shape in shapes:
         rows = {max(1, round(share * shape.h)) for share in SHARED}
         parts.update(dict.fromkeys(shape._replace(h=h) for h in sorted(rows)))
-    return [SharingTask(direction, shape) for shape in parts for direction in get_args(Direction)]
+    return [SharingTask(way, shape, storage) for shape in parts for way, storage in kinds]
 
 
 def read_csv(path: Path) -> list[Op]:

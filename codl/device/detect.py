@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread, get_native_id
 
@@ -19,7 +20,7 @@ from codl.errors import DeviceError, UnknownNameError
 from codl.kernels import registry
 from codl.kernels.ncnn import CpuVariant
 from codl.ops import Region, parse
-from codl.soc import CpuSide, GpuSide, Soc
+from codl.soc import ELEMENTS, MEMORY_TYPES, CpuSide, GpuSide, Soc
 
 SYSTEM_CPU = Path("/sys/devices/system/cpu")
 OBSERVE_S = 0.5
@@ -27,17 +28,41 @@ OBSERVE_S = 0.5
 PREFERRED = ("intel-opencl-rt", "pocl-binary-distribution", "pocl")
 
 
-def detect(name: str, *, device: str | None = None) -> Soc:
+def detect(
+    name: str,
+    *,
+    device: str | None = None,
+    memory_types: Sequence[str] = (),
+    element: str = ELEMENTS[0],
+) -> Soc:
     """Describe this machine.
 
     `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
-    a CPU. Raises `DeviceError` where there is no OpenCL device or only one core for two sides.
+    a CPU. `memory_types` and `element` are as in `GpuSide`; by default all that the device is good
+    at, and float32. Raises `DeviceError` where there is no OpenCL device or only one core for two
+    sides, or where the device has no such memory.
     """
-    return describe(name, choose(probe_all(), device))
+    chosen = choose(probe_all(), device)
+    return describe(name, chosen, memory_types=memory_types, element=element)
 
 
-def describe(name: str, device: ProbedDevice) -> Soc:
+def describe(
+    name: str,
+    device: ProbedDevice,
+    *,
+    memory_types: Sequence[str] = (),
+    element: str = ELEMENTS[0],
+) -> Soc:
     """This machine with `device` as its GPU side; a device that is a CPU gets half of the cores."""
+    if element not in ELEMENTS:
+        raise UnknownNameError("element type", element, ELEMENTS)
+    memory_types = memory_types or _memory_types(device)
+    for memory in memory_types:
+        if memory not in MEMORY_TYPES:
+            raise UnknownNameError("memory type", memory, MEMORY_TYPES)
+        if memory not in device.memory_types:
+            known = ", ".join(device.memory_types)
+            raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {known}.")
     cores = physical_cores()
     cpu_cores: tuple[int, ...]
     gpu_cores: tuple[int, ...]
@@ -55,7 +80,9 @@ def describe(name: str, device: ProbedDevice) -> Soc:
         name=name,
         description=_description(device),
         cpu=CpuSide(cpu_name(), cpu_cores, simd_floats(), l2_cache_bytes()),
-        gpu=_gpu_side(device, gpu_cores),
+        gpu=replace(
+            _gpu_side(device, gpu_cores), memory_types=tuple(memory_types), element=element
+        ),
     )
 
 
@@ -172,6 +199,11 @@ def _description(device: ProbedDevice) -> str:
     return f"two halves of one CPU: ncnn on some cores, {device.platform} on the others"
 
 
+def _memory_types(device: ProbedDevice) -> tuple[str, ...]:
+    """What tensors lie in unless somebody says otherwise: a CPU only emulates images, slowly."""
+    return device.memory_types if device.type == "gpu" else MEMORY_TYPES[:1]
+
+
 def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
     return GpuSide(
         icd=device.icd,
@@ -187,7 +219,7 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         global_mem_cache_size=device.global_mem_cache_size,
         local_mem_bytes=device.local_mem_bytes,
         unified_memory=device.unified_memory,
-        memory_types=device.memory_types if device.type == "gpu" else ("buffer",),
+        memory_types=_memory_types(device),
         max_image_width=device.max_image_width,
         max_image_height=device.max_image_height,
     )

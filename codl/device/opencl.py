@@ -24,7 +24,6 @@ from codl.kernels.base import (
     Arg,
     Constant,
     ConstantArg,
-    Element,
     ImageSize,
     KernelPlan,
     Launch,
@@ -277,20 +276,18 @@ class OpenClDevice:
             event.wait()
 
     def _constant(self, value: Constant, *, image: bool) -> cl.MemoryObject:
-        if image:
-            rows, columns, _ = value.shape
-            element: Element = "float16" if value.dtype == np.float16 else "float32"
-            return make_image(self, ImageSize(columns, rows, element), value)
         flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
-        checked_size(self, value.nbytes)
         with explained(f"Allocating {value.nbytes} bytes of weights on {self.device.name}"):
+            if image:
+                return make_image(self, ImageSize.of(value), value)
+            checked_size(self, value.nbytes)
             return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
     def _scratch(self, size: int | ImageSize) -> cl.MemoryObject:
-        if isinstance(size, ImageSize):
-            return make_image(self, size)
         flags = cl_module().mem_flags.READ_WRITE
-        with explained(f"Allocating {size} bytes of scratch on {self.device.name}"):
+        with explained(f"Allocating scratch of {size} on {self.device.name}"):
+            if isinstance(size, ImageSize):
+                return make_image(self, size)
             return cl_module().Buffer(self.context, flags, checked_size(self, size))
 
     def busy_kernel(self) -> BoundKernel:

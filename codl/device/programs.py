@@ -3,30 +3,51 @@
 The driver's binaries lie in codl's cache, each under a key of all that it depends on: device,
 driver, host, source and options. Drivers may crash on a binary that is damaged, so only what passes
 the cache's checksum reaches them; where one refuses it all the same, the source is built anew. A
-build that failed is remembered under the same key, with its log, and not tried again.
+build that failed is remembered under the same key, with its log, and not tried again; nor is one
+that took processes down.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from codl.cache import Slot, digest
 from codl.device.failures import code_name
 from codl.device.loader import cl_module
 from codl.errors import DeviceError
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import source_text
+from codl.kernels.source import source_digest, source_text
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
+Kind: TypeAlias = Literal["binaries", "failures", "attempts"]
+
 STANDARD = "-cl-std=CL1.2"
+#: So many deaths of a process while the driver compiles a program are the driver's doing.
+DEATHS = 2
 CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Something to compile; `name` is for messages."""
+
+    name: str
+    text: str
+    digest: str
+    options: str
+
+    @classmethod
+    def of(cls, plan: KernelPlan) -> _Job:
+        return cls(plan.source, source_text(plan), source_digest(plan), options_of(plan.defines))
 
 
 class Programs:
@@ -37,7 +58,7 @@ class Programs:
         self._context = context
         self._device = context.devices[0]
         self._identity = _identity(self._device)
-        self._built: dict[tuple[str, str], cl.Program] = {}
+        self._built: dict[_Job, cl.Program] = {}
         self._keeping = True
 
     def build(self, plan: KernelPlan) -> cl.Program:
@@ -45,14 +66,13 @@ class Programs:
 
         Raises `DeviceError` with the compiler's log and the macros where it does not build.
         """
-        options = options_of(plan.defines)
-        key = (plan.source, options)
-        if key not in self._built:
-            program = self._find(plan.source, options)
+        job = _Job.of(plan)
+        if job not in self._built:
+            program = self._find(job)
             if not self._keeping:
                 return program
-            self._built[key] = program
-        return self._built[key]
+            self._built[job] = program
+        return self._built[job]
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -63,50 +83,70 @@ class Programs:
         finally:
             self._keeping = before
 
-    def _find(self, source: str, options: str) -> cl.Program:
-        key = {
-            **self._identity,
-            "name": source,
-            "source": digest(source_text(source)),
-            "options": options,
-        }
-        binary, failure = Slot("binaries", key), Slot("failures", key)
-        return self._load(binary, options) or self._compile(source, options, binary, failure)
+    def slot(self, kind: Kind, plan: KernelPlan) -> Slot:
+        """Where the cache has a plan's binary, the log of its failed build, or who tries one."""
+        return self._slot(kind, _Job.of(plan))
 
-    def _load(self, slot: Slot, options: str) -> cl.Program | None:
+    def _slot(self, kind: Kind, job: _Job) -> Slot:
+        made_from = {"name": job.name, "source": job.digest, "options": job.options}
+        return Slot(kind, self._identity | made_from)
+
+    def _find(self, job: _Job) -> cl.Program:
+        return self._load(job) or self._compile(job)
+
+    def _load(self, job: _Job) -> cl.Program | None:
         """The program of a binary on disk; None where there is none that the driver takes."""
+        slot = self._slot("binaries", job)
         blob = slot.load()
         if blob is None:
             return None
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
-            program.build(options)
+            program.build(job.options)
         except cl_module().Error:
             slot.drop()
             return None
         slot.touch()
         return program
 
-    def _compile(self, source: str, options: str, binary: Slot, failure: Slot) -> cl.Program:
+    def _compile(self, job: _Job) -> cl.Program:
+        failure = self._slot("failures", job)
         log = failure.load()
         if log is not None:
-            raise self._error(source, options, f"{log.decode()}\n(remembered from an earlier try)")
-        program = cl_module().Program(self._context, source_text(source))
-        try:
-            self.compiled += 1
-            program.build(options)
-        except cl_module().Error as error:
-            if code_name(error) == "BUILD_PROGRAM_FAILURE":
-                failure.store(str(error).encode())
-            raise self._error(source, options, str(error)) from error
-        if self._keeping:
-            (blob,) = program.get_info(cl_module().program_info.BINARIES)
-            binary.store(blob)
+            raise self._error(job, f"{log.decode()}\n(remembered from an earlier try)")
+        program = cl_module().Program(self._context, job.text)
+        with self._survived(job):
+            try:
+                self.compiled += 1
+                program.build(job.options)
+            except cl_module().Error as error:
+                if code_name(error) == "BUILD_PROGRAM_FAILURE":
+                    failure.store(str(error).encode())
+                raise self._error(job, str(error)) from error
+            if self._keeping:
+                (blob,) = program.get_info(cl_module().program_info.BINARIES)
+                self._slot("binaries", job).store(blob)
         return program
 
-    def _error(self, source: str, options: str, log: str) -> DeviceError:
+    @contextmanager
+    def _survived(self, job: _Job) -> Iterator[None]:
+        """Leave a trace while the driver compiles, which a process that it takes down cannot drop.
+
+        One death may have been a kill from outside; after a second one the driver is not asked.
+        """
+        trace = self._slot("attempts", job)
+        died = [pid for pid in (trace.load() or b"").decode().split() if not _is_alive(int(pid))]
+        if len(died) >= DEATHS:
+            raise self._error(job, f"{len(died)} processes died while the driver compiled this.")
+        trace.store(" ".join([*died, str(os.getpid())]).encode())
+        try:
+            yield
+        finally:
+            trace.drop()
+
+    def _error(self, job: _Job, log: str) -> DeviceError:
         name = self._device.name.strip()
-        return DeviceError(f"{source} does not build on {name} with {options}:\n{log}")
+        return DeviceError(f"{job.name} does not build on {name} with {job.options}:\n{log}")
 
 
 def options_of(defines: Mapping[str, int | float | str]) -> str:
@@ -123,6 +163,16 @@ def _identity(device: cl.Device) -> dict[str, str]:
         # Drivers for CPUs compile for this very one, which their names may leave open.
         "host": _host() if device.type & cl_module().device_type.CPU else "",
     }
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 @cache

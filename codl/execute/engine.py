@@ -17,10 +17,10 @@ from codl.execute.gpu_half import Fallback, GpuHalf, kept_storages
 from codl.execute.program import Program, Segment, Transfer, build_program
 from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, build_cpu_half
 from codl.execute.timeline import Span, Timeline
-from codl.kernels.base import BLOCKED
+from codl.kernels.base import BLOCKED, Storage
 from codl.ops import Array, Network
 from codl.ops.plan import Plan
-from codl.ops.region import as_nchw
+from codl.ops.region import Region, as_nchw
 from codl.soc import Soc
 
 ExchangeT = TypeVar("ExchangeT", bound=Exchange)
@@ -34,7 +34,7 @@ class Engine:
     the SoC's CPU cores.
 
     `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
-    also a `CodlWarning`.
+    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
@@ -51,6 +51,7 @@ class Engine:
         self._stages = [builder.stage(segment) for segment in program.segments]
         self._last = builder.exchange(program.final)
         self.fallbacks = tuple(builder.fallbacks)
+        self.storages = tuple(sorted(builder.storages, key=str))
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
         self._inputs = {name: builder.homes[name].array for name in network.inputs}
@@ -102,6 +103,13 @@ class Engine:
         self._last.run()
 
     @property
+    def precision(self) -> dict[str, str]:
+        """The narrowest type that the GPU stores tensors as, and what everything is computed in."""
+        halves = any(storage.element == "float16" for storage in self.storages)
+        stored = "float16" if halves else "float32"
+        return {"stored": stored, "computed": "float32", "accumulated": "float32"}
+
+    @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
         return self._outputs
@@ -147,8 +155,9 @@ class _Builder:
             for part in segment.gpu.parts
         ]
         storages = kept_storages(planned, gpu)
+        self.storages: set[Storage] = set()
         self._tensors: dict[str, GpuTensor] = {
-            name: gpu.tensor(shapes[name], held, storages.get(name, BLOCKED))
+            name: self._allocate(name, held, storages.get(name, BLOCKED))
             for name, held in program.held["gpu"].items()
         }
         for name, value in network.constants.items():
@@ -156,10 +165,17 @@ class _Builder:
             if name in storages:
                 gpu.upload(self._tensors[name], value)
 
+    def _allocate(self, name: str, held: Region, storage: Storage) -> GpuTensor:
+        """What is held may be more than any one part, and then too large for an image."""
+        fits = GpuTensor.fits(self._gpu, self._shapes[name], held, storage)
+        kept = storage if fits else Storage(element=storage.element)
+        return self._gpu.tensor(self._shapes[name], held, kept)
+
     def stage(self, segment: Segment) -> Stage:
         chain = segment.chain
         gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu)
         self.fallbacks += gpu.fallbacks
+        self.storages |= gpu.storages
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
         return self._stage(chain.label, segment.transfers, tuple(gpu.kernels), net)

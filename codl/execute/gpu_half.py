@@ -39,6 +39,8 @@ class GpuHalf:
                  gpu: OpenClDevice) -> None:  # fmt: skip
         self.kernels: list[BoundKernel] = []
         self.fallbacks: list[Fallback] = []
+        #: How the outputs of all parts are stored while they are computed.
+        self.storages: set[Storage] = set()
         self._gpu = gpu
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
@@ -63,6 +65,7 @@ class GpuHalf:
                 self._tensors, self._copies = tensors, copies
                 continue
             self.kernels += kernels
+            self.storages.add(plan.storage(TensorArg("output")))
             self.fallbacks += [Fallback(part.layer.name, v, r, variant.name) for v, r in failed]
             return
         reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
@@ -128,7 +131,8 @@ def _candidates(
 def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
     """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
 
-    `parts` come in order, each with the name of its variant.
+    `parts` come in order, each with the name of its variant. What must lie in an image is checked
+    by whoever knows how much of it is kept.
     """
     storages: dict[str, Storage] = {}
     for part, name in parts:

@@ -10,6 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from codl.graph.graph import Graph, Node
+from codl.graph.patterns import fuse_activations
 
 #: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
 ALIASES = ("Identity", "Dropout", "Cast")
@@ -21,8 +22,8 @@ FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
 def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing, and copies that a transpose can do with."""
-    return merge_reshapes(drop_reshapes(drop_aliases(graph)))
+    """Drop what computes nothing, and copies that a transpose can do with; fuse activations."""
+    return merge_reshapes(drop_reshapes(fuse_activations(drop_aliases(graph))))
 
 
 def drop_aliases(graph: Graph) -> Graph:

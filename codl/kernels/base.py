@@ -113,6 +113,15 @@ class ImageSize:
     height: int
     element: Element = "float32"
 
+    @classmethod
+    def of(cls, values: Constant) -> ImageSize:
+        """The image that holds `values`, shaped (rows, columns, 4)."""
+        rows, columns, _ = values.shape
+        return cls(columns, rows, "float16" if values.dtype == np.float16 else "float32")
+
+    def __str__(self) -> str:
+        return f"an image of {self.width}x{self.height} {self.element} texels"
+
 
 @dataclass(frozen=True)
 class Launch:

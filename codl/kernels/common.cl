@@ -57,6 +57,8 @@ __constant sampler_t TEXELS =
 #define TEXEL(image, x, y) read_imagef((image), TEXELS, (int2)((x), (y)))
 #define TEXEL_SET(image, x, y, value) write_imagef((image), (int2)((x), (y)), (value))
 #define OUTSIDE (-(1 << 24))
+#define LANE_OF(texel, i)                                                                          \
+    ((i) == 0 ? (texel).s0 : (i) == 1 ? (texel).s1 : (i) == 2 ? (texel).s2 : (texel).s3)
 
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")

@@ -5,23 +5,46 @@ from __future__ import annotations
 from typing import Any
 
 from codl.errors import UnknownNameError
-from codl.kernels.base import BLOCKED_HALF, PLANAR, Processor, Variant
+from codl.kernels.base import (
+    BLOCKED_HALF,
+    IMAGE,
+    IMAGE_HALF,
+    PLANAR,
+    Layout,
+    Processor,
+    Storage,
+    Variant,
+)
 from codl.kernels.concat import cpu as concat_cpu
 from codl.kernels.concat import gpu_copy as concat_gpu
+from codl.kernels.concat import gpu_image as concat_image
 from codl.kernels.concat import gpu_rows as concat_nd_gpu
 from codl.kernels.conv2d import cpu as conv2d_cpu
-from codl.kernels.conv2d import gpu_depthwise, gpu_direct, gpu_grouped, gpu_winograd
+from codl.kernels.conv2d import (
+    gpu_depthwise,
+    gpu_direct,
+    gpu_grouped,
+    gpu_image,
+    gpu_image_depthwise,
+    gpu_image_grouped,
+    gpu_image_winograd,
+    gpu_winograd,
+)
 from codl.kernels.conv_transpose2d import cpu as conv_transpose2d_cpu
 from codl.kernels.conv_transpose2d import gpu_direct as conv_transpose2d_gpu
 from codl.kernels.eltwise import cpu as eltwise_cpu
 from codl.kernels.eltwise import gpu_direct as eltwise_gpu
+from codl.kernels.eltwise import gpu_image as eltwise_image
 from codl.kernels.fc import cpu as fc_cpu
 from codl.kernels.fc import gpu_direct as fc_gpu
+from codl.kernels.fc import gpu_image as fc_image
 from codl.kernels.gather import gpu_rows as gather_gpu
 from codl.kernels.matmul import gpu_direct as matmul_direct
+from codl.kernels.matmul import gpu_tiled as matmul_tiled
 from codl.kernels.norm import gpu_direct as norm_gpu
 from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
+from codl.kernels.pooling import gpu_image as pooling_image
 from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
@@ -45,34 +68,52 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_depthwise.GpuDepthwise(BLOCKED_HALF),
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_grouped.GpuGrouped(BLOCKED_HALF),
+    gpu_image_winograd.GpuImageWinograd(IMAGE),
+    gpu_image_depthwise.GpuImageDepthwise(IMAGE),
+    gpu_image.GpuImage(IMAGE),
+    gpu_image_grouped.GpuImageGrouped(IMAGE),
+    gpu_image_winograd.GpuImageWinograd(IMAGE_HALF),
+    gpu_image_depthwise.GpuImageDepthwise(IMAGE_HALF),
+    gpu_image.GpuImage(IMAGE_HALF),
+    gpu_image_grouped.GpuImageGrouped(IMAGE_HALF),
     conv_transpose2d_cpu.CpuDirect(),
     conv_transpose2d_gpu.GpuDirect(),
     conv_transpose2d_gpu.GpuDirect(BLOCKED_HALF),
     pooling_cpu.CpuDirect(),
     pooling_gpu.GpuDirect(),
     pooling_gpu.GpuDirect(BLOCKED_HALF),
+    pooling_image.GpuImage(IMAGE),
+    pooling_image.GpuImage(IMAGE_HALF),
     fc_cpu.CpuGemv(),
     fc_gpu.GpuDirect(),
     fc_gpu.GpuDirect(BLOCKED_HALF),
+    fc_image.GpuImage(IMAGE),
+    fc_image.GpuImage(IMAGE_HALF),
     concat_cpu.CpuCopy(),
     concat_gpu.GpuCopy(),
     concat_gpu.GpuCopy(BLOCKED_HALF),
+    concat_image.GpuImage(IMAGE),
+    concat_image.GpuImage(IMAGE_HALF),
     eltwise_cpu.CpuDirect(),
     eltwise_gpu.GpuDirect(),
     eltwise_gpu.GpuDirect(BLOCKED_HALF),
+    eltwise_image.GpuImage(IMAGE),
+    eltwise_image.GpuImage(IMAGE_HALF),
     reshape_cpu.CpuCopy(),
     reshape_gpu.GpuCopy(),
-    resize_cpu.CpuDirect(),
-    resize_gpu.GpuDirect(),
-    resize_gpu.GpuDirect(BLOCKED_HALF),
     matmul_direct.GpuDirect(),
+    matmul_tiled.GpuTiled(),
     softmax_gpu.GpuDirect(),
     norm_gpu.GpuDirect(),
     reduce_gpu.GpuDirect(),
+    resize_cpu.CpuDirect(),
+    resize_gpu.GpuDirect(),
+    resize_gpu.GpuDirect(BLOCKED_HALF),
     strided_gpu.TransposeCopy(),
     strided_gpu.SliceCopy(),
     strided_gpu.TileCopy(),
     strided_gpu.PadCopy(),
+    strided_gpu.WindowsCopy(),
     concat_nd_gpu.GpuRows(),
     gather_gpu.GpuRows(),
 )
@@ -105,14 +146,17 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
 def _suits(variant: Any, soc: Soc) -> bool:
     if variant.processor == "cpu":
         return True
-    memory = "image2d" if variant.storage.layout == "image" else "buffer"
-    # Planar variants have no half storage: whatever the rest of a network is, they are float32.
-    elements = {soc.gpu.element, "float32"} if variant.storage == PLANAR else {soc.gpu.element}
-    return (
-        soc.gpu.type in variant.meant_for
-        and memory in soc.gpu.memory_types
-        and variant.storage.element in elements
-    )
+    if soc.gpu.type not in variant.meant_for:
+        return False
+    # Planar variants have neither images nor half storage, whatever the rest of a network has.
+    return variant.storage == PLANAR or variant.storage in storages(soc)
+
+
+def storages(soc: Soc) -> tuple[Storage, ...]:
+    """What the SoC's tensors may be stored as, its usual storage first."""
+    layouts: dict[str, Layout] = {"buffer": "blocked", "image2d": "image"}
+    element: Any = soc.gpu.element
+    return tuple(Storage(layouts[memory], element) for memory in soc.gpu.memory_types)
 
 
 def find(op: Op, name: str) -> Variant:

@@ -1,4 +1,4 @@
-"""The text of a kernel source, as it is compiled."""
+"""The text of a plan's kernels, as it is compiled."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ from functools import cache
 from importlib import resources
 
 from codl.cache import digest
+from codl.kernels.base import KernelPlan
+
+COMMON = "common.cl"
 
 
-@cache
-def source_text(name: str) -> str:
-    """A `.cl` file by its path relative to this package, after what all of them share."""
-    folder = resources.files("codl.kernels")
-    return "".join(folder.joinpath(part).read_text() for part in ("common.cl", name))
+def source_text(plan: KernelPlan) -> str:
+    """The plan's `.cl` file after what all of them share."""
+    return _text((COMMON, plan.source))
 
 
-@cache
-def source_digest(name: str) -> str:
+def source_digest(plan: KernelPlan) -> str:
     """Changes whenever the text does."""
-    return digest(source_text(name))[:16]
+    return _digest((COMMON, plan.source))
+
+
+@cache
+def _text(names: tuple[str, ...]) -> str:
+    folder = resources.files("codl.kernels")
+    return "".join(folder.joinpath(name).read_text() for name in names)
+
+
+@cache
+def _digest(names: tuple[str, ...]) -> str:
+    return digest(_text(names))[:16]

@@ -91,17 +91,17 @@ class Tuning:
 
     @cached_property
     def variants(self) -> frozenset[str]:
-        """The variants with any result: others need no look at the op."""
+        """The names of variants with any result: others need no look at the op."""
         return frozenset(variant for _, variant in self.results)
 
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
         """The result for an op, if it was measured with the source and choices of now."""
-        if _name(variant) not in self.variants:
+        if variant.name not in self.variants:
             return None
-        found = self.results.get((to_text(op), _name(variant)))
+        found = self.results.get((to_text(op), variant.name))
         if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
             return None
-        source = source_digest(variant.plan(op, soc, found.choice).source)
+        source = source_digest(variant.plan(op, soc, found.choice))
         return found if source == found.source else None
 
 
@@ -156,6 +156,16 @@ def choice(variant: GpuVariant, op: Op, soc: Soc) -> Choice | None:
     return None if found is None else found.choice
 
 
+def fingerprint(soc: Soc) -> str:
+    """Says which choices hold on a SoC beside the defaults; what was measured under another is old.
+
+    "" where there are none.
+    """
+    gained = [r for r in tuning(soc).results.values() if r.best_ms != r.default_ms]
+    chosen = {f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in gained}
+    return cache.digest(chosen)[:12] if chosen else ""
+
+
 def plan(variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
     """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
     chosen = choice(variant, op, soc)
@@ -169,11 +179,6 @@ def features(variant: Any, op: Op, soc: Soc) -> dict[str, float]:
         variant.features(op, soc) if chosen is None else variant.features(op, soc, chosen)
     )
     return found
-
-
-def _name(variant: GpuVariant) -> str:
-    """Unique among the variants of all kinds."""
-    return f"{variant.op_kind}_{variant.name}"
 
 
 def _format(results: list[Tuned], device: Mapping[str, Any]) -> str:

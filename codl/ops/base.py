@@ -153,7 +153,7 @@ def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region
     whole = Region.whole(op.output)
     size = whole.channels.size if dim == "OC" else whole.rows.size
     step = lcm(align, op.channel_step) if dim == "OC" else 1
-    cut = min(round(gpu_ratio * size / step) * step, size)
+    cut = size if gpu_ratio == 1 else min(round(gpu_ratio * size / step) * step, size)
     if 0 < gpu_ratio < 1 and cut in (0, size) and size > step:
         cut = step if cut == 0 else (size - 1) // step * step
     first, rest = Span(0, cut), Span(cut, size)

@@ -182,3 +182,37 @@ class PadNd(Movement):
         given: dict[str, Any] = {"constant_values": self.value} if self.mode == "constant" else {}
         wide = [(max(before, 0), max(after, 0)) for before, after in sides]
         return np.pad(kept, wide, self.mode, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows(Movement):
+    """All windows along the third of four axes, as (image, window, channel, tap, inner).
+
+    There are `count` of them; windows and taps are seen as images and channels by whoever reads.
+    """
+
+    count: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+
+    kind: ClassVar[str] = "windows"
+
+    @property
+    def out_sizes(self) -> Sizes:
+        n, c, _, inner = self.shapes[0]
+        return (n * self.count, c * self.kernel, inner, 1)
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        images, channels, rows, inner = axis_offsets(self.shapes[0])
+        first = np.arange(self.count) * self.stride
+        taps = np.arange(self.kernel) * self.dilation
+        return (images, rows[first], channels, rows[taps], inner)
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        taps = [
+            x[:, :, w * self.stride : w * self.stride + (self.kernel - 1) * self.dilation + 1]
+            for w in range(self.count)
+        ]
+        return np.stack([tap[:, :, :: self.dilation] for tap in taps], 1)

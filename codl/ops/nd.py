@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from codl.ops.base import Dim, Op
+from codl.ops.base import Array, Dim, Op, Weights
 from codl.ops.region import Region, Shape, as_nchw
 
 #: The sizes of a tensor's axes, outermost first.
@@ -72,3 +72,7 @@ class NdOp(Op):
         if part != Region.whole(self.output):
             raise ValueError(f"a {self.kind} is never split, got {part} of {self.output}")
         return self
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+        """All of them: no axis of theirs need be the output's channels."""
+        return dict(weights)

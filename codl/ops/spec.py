@@ -21,7 +21,7 @@ from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.matmul import MatMul
-from codl.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import Numbers, Sizes
 from codl.ops.norm import Norm
 from codl.ops.pool2d import Pool2d
@@ -50,6 +50,7 @@ OP_TYPES: dict[str, type[Op]] = {
         Slice,
         Tile,
         PadNd,
+        Windows,
         ConcatNd,
         Gather,
         Resize,

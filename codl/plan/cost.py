@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,10 @@ from codl.dataset import Direction
 from codl.errors import UnsupportedError
 from codl.execute.program import Program, Transfer
 from codl.kernels import registry
-from codl.kernels.base import Processor
+from codl.kernels.base import Processor, Storage
 from codl.ops import Network, Op, Shape, to_text
-from codl.ops.chain import Half
+from codl.ops.chain import Half, Part
+from codl.predict.features import sharing_target
 from codl.soc import Soc
 
 
@@ -35,10 +37,14 @@ class LatencyPredictors(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest variant of an op on a processor, and its latency in milliseconds."""
+    """The fastest variant of an op on a processor, and its latency in milliseconds.
+
+    `storage` is how its tensors lie; None on the CPU.
+    """
 
     variant: str
     latency_ms: float
+    storage: Storage | None = None
 
 
 @dataclass
@@ -49,15 +55,16 @@ class CostModel:
     predictors: LatencyPredictors
     #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
     by_op: bool = False
-    _choices: dict[tuple[Op, Processor], Choice | None] = field(default_factory=dict)
+    #: The fastest variant for each storage.
+    _choices: dict[tuple[Op, Processor], dict[Storage | None, Choice]] = field(default_factory=dict)
     _shared: dict[tuple[Direction, Shape], float] = field(default_factory=dict)
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
         """Predict many ops in one batch for each kernel variant."""
         new = [op for op in dict.fromkeys(ops) if (op, processor) not in self._choices]
-        asked: dict[str, list[tuple[Op, str]]] = {}
+        asked: dict[str, list[tuple[Op, Any]]] = {}
         for op in new:
-            self._choices[op, processor] = None
+            self._choices[op, processor] = {}
             for rank, variant in enumerate(registry.variants(op, processor, self.soc)):
                 name = registry.target(variant, op)
                 of_kind = f"mulayer_{op.kind}_{processor}"
@@ -66,28 +73,66 @@ class CostModel:
                         break
                     name = of_kind
                 if name in self.predictors.targets:
-                    asked.setdefault(name, []).append((op, variant.name))
+                    asked.setdefault(name, []).append((op, variant))
         for name, pairs in asked.items():
             latencies = self.predictors.latency_ms(name, [op for op, _ in pairs])
-            for (op, variant_name), latency in zip(pairs, latencies, strict=True):
-                best = self._choices[op, processor]
+            for (op, variant), latency in zip(pairs, latencies, strict=True):
+                storage = variant.storage if processor == "gpu" else None
+                best = self._choices[op, processor].get(storage)
                 if best is None or latency < best.latency_ms:
-                    self._choices[op, processor] = Choice(variant_name, float(latency))
+                    choice = Choice(variant.name, float(latency), storage)
+                    self._choices[op, processor][storage] = choice
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""
+        found = self._options(op, processor)
+        return min(found, key=lambda choice: choice.latency_ms, default=None)
+
+    def _options(self, op: Op, processor: Processor) -> Collection[Choice]:
         self.prefetch([op], processor)
-        return self._choices[op, processor]
+        return self._choices[op, processor].values()
 
     def half_ms(self, half: Half, processor: Processor) -> float:
         """A processor's half of a chain; infinite where it has no variant for a part."""
-        total = 0.0
+        return sum(latency for _, latency in self._chosen(half, processor))
+
+    def _chosen(self, half: Half, processor: Processor) -> list[tuple[Choice | None, float]]:
+        """For every part the variant that is fastest after the ones before, and its latency.
+
+        That includes the copies of inputs that the half itself has computed in another storage.
+        """
+        stored: dict[str, Storage | None] = {}
+        chosen: list[tuple[Choice | None, float]] = []
         for part in half.parts:
-            choice = self.choice(part.op, processor)
-            if choice is None:
-                return float("inf")
-            total += choice.latency_ms
-        return total
+            latencies = {
+                choice: choice.latency_ms + self._relayouts_ms(part, choice, stored)
+                for choice in self._options(part.op, processor)
+            }
+            best = min(latencies, key=lambda choice: latencies[choice], default=None)
+            chosen.append((best, float("inf") if best is None else latencies[best]))
+            stored[part.layer.output] = None if best is None else best.storage
+        return chosen
+
+    def _relayouts_ms(
+        self, part: Part, choice: Choice, stored: Mapping[str, Storage | None]
+    ) -> float:
+        """Copies of the inputs that lie otherwise; between the SoC's storages, as measured."""
+        if choice.storage not in self._storages:
+            return 0.0
+        return sum(
+            self.sharing_ms("relayout", need.shape(shape))
+            for name, need, shape in zip(
+                part.layer.inputs, part.needs, part.layer.op.inputs, strict=True
+            )
+            if stored.get(name, choice.storage) != choice.storage and stored[name] in self._storages
+        )
+
+    @cached_property
+    def _storages(self) -> tuple[Storage, ...]:
+        """The SoC's storages, where it is known what a copy from one to another costs."""
+        found = registry.storages(self.soc)
+        known = sharing_target("relayout", found[-1]) in self.predictors.targets
+        return found if known else ()
 
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         key = (direction, shape)
@@ -135,8 +180,8 @@ class CostModel:
         chosen: dict[str, dict[str, str]] = {}
         sides: tuple[tuple[Processor, Half], ...] = (("cpu", cpu), ("gpu", gpu))
         for processor, half in sides:
-            for part in half.parts:
-                choice = self.choice(part.op, processor)
+            choices = self._chosen(half, processor)
+            for part, (choice, _) in zip(half.parts, choices, strict=True):
                 if choice is None:
                     raise UnsupportedError(
                         f"The {processor} has no kernel variant with a predictor for "

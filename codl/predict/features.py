@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from codl.dataset import Direction
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.kernels import registry, tuned
-from codl.kernels.base import Processor, Variant
+from codl.kernels.base import (
+    BLOCKED,
+    BLOCKED_HALF,
+    IMAGE,
+    IMAGE_HALF,
+    Processor,
+    Storage,
+    Variant,
+)
+from codl.kernels.image import TEXEL
 from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
 from codl.soc import Soc
 
@@ -28,7 +37,9 @@ FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: What a latency is predicted for: a part of an op, or the shape of a region to share.
 Item: TypeAlias = Op | Shape
 
-DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "store")
+DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "store", "relayout")
+#: How the GPU may store what is shared, by the text in a dataset.
+STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
@@ -46,8 +57,13 @@ def mulayer_target(kind: str, processor: Processor) -> str:
     return f"{_MULAYER}{kind}_{processor}"
 
 
-def sharing_target(direction: Direction) -> str:
-    return f"{_SHARING}{direction}"
+def sharing_target(direction: Direction, storage: Storage = BLOCKED) -> str:
+    """What sharing costs where the GPU stores tensors so."""
+    return f"{_SHARING}{direction}{storage.suffix}"
+
+
+def _sharing_targets() -> dict[str, Storage]:
+    return {sharing_target(way, s): s for way in DIRECTIONS for s in STORAGES.values()}
 
 
 def is_mulayer(target: str) -> bool:
@@ -79,7 +95,7 @@ def read(target: str, text: str) -> Item:
 def targets_of(item: Item) -> tuple[str, ...]:
     """Every target that an item can have."""
     if isinstance(item, Shape):
-        return tuple(sharing_target(direction) for direction in DIRECTIONS)
+        return tuple(_sharing_targets())
     own = [registry.target(v, item) for v in registry.VARIANTS if v.op_kind == item.kind]
     return (*own, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
 
@@ -102,7 +118,8 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     variant gives two items different features, or a feature that is not finite.
     """
     if is_sharing(target):
-        rows = [_sharing(feature_set, item, soc) for item in _shapes(target, items)]
+        shapes = _shapes(target, items)
+        rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
     elif feature_set == "flops":
         rows = [_flops(op) for op in _checked(target, items)]
     else:
@@ -179,14 +196,15 @@ def _flops(op: Op) -> dict[str, float]:
     return {"flops": float(op.flops), **sizes} if isinstance(op, Conv2d) else sizes
 
 
-def _sharing(feature_set: FeatureSet, shape: Shape, soc: Soc) -> dict[str, float]:
+def _sharing(feature_set: FeatureSet, shape: Shape, soc: Soc, storage: Storage) -> dict[str, float]:
     """What sharing a region moves: its bytes, also padded to whole blocks, and its pieces."""
     if feature_set == "flops":
         return {"bytes": float(shape.bytes)}
-    blocks = shape.n * soc.gpu.blocks(shape.c)
+    width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
+    blocks = shape.n * -(-shape.c // width)
     return {
         "bytes": float(shape.bytes),
-        "padded_bytes": 4.0 * blocks * soc.gpu.vector_width * shape.h * shape.w,
+        "padded_bytes": float(storage.element_bytes * blocks * width * shape.h * shape.w),
         "channels": float(shape.n * shape.c),
         "rows": float(shape.n * shape.h),
         "blocks": float(blocks),

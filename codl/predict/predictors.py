@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.errors import InvalidFileError, UnknownNameError
+from codl.kernels import registry
+from codl.kernels.base import BLOCKED
 from codl.ops import Op, Shape
 from codl.predict import features, store
 from codl.predict.estimators import ESTIMATORS
@@ -50,7 +52,13 @@ class Predictors:
 
         Raises `UnknownNameError` where there is no predictor for the direction.
         """
-        return self._predict(features.sharing_target(direction), shapes)
+        return self._predict(self.sharing_target(direction), shapes)
+
+    def sharing_target(self, direction: Direction) -> str:
+        """The target for the SoC's usual storage; to relayout is to copy to its last one."""
+        usual, *others = registry.storages(self.soc)
+        stored = {"store": BLOCKED, "relayout": [usual, *others][-1]}.get(direction, usual)
+        return features.sharing_target(direction, stored)
 
     def _predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target not in self.stored:

@@ -118,9 +118,12 @@ def _sharing(table: Table[SharingRow]) -> list[Samples]:
         if row.direction not in features.DIRECTIONS:
             reason = str(UnknownNameError("direction", row.direction, features.DIRECTIONS))
             raise InvalidFileError(table.path, reason, where=f"{row.key}")
-    for direction in features.DIRECTIONS:
-        target = features.sharing_target(direction)
-        own = [row for row in rows if row.direction == direction]
+        if row.layout not in features.STORAGES:
+            reason = str(UnknownNameError("layout", row.layout, features.STORAGES))
+            raise InvalidFileError(table.path, reason, where=f"{row.key}")
+    for direction, layout in dict.fromkeys((row.direction, row.layout) for row in rows):
+        target = features.sharing_target(direction, features.STORAGES[layout])  # type: ignore[arg-type]
+        own = [row for row in rows if (row.direction, row.layout) == (direction, layout)]
         ok = [row for row in own if row.status == "ok"]
         samples = []
         for row in ok:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from codl.dataset import Dataset
 from codl.errors import UnknownNameError
+from codl.kernels import tuned
 from codl.predict import features, samples, store
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import FeatureTable
@@ -104,6 +105,7 @@ def train(
             raise UnknownNameError("predictor", name, ESTIMATORS)
     found, notes = samples.read(dataset)
     notes += [_empty(own, soc) for own in found if not own.samples]
+    notes += _tuned_since(soc, dataset)
     usable = [own for own in found if own.samples]
     steps = [
         (own, ESTIMATORS[name])
@@ -128,6 +130,18 @@ def train(
         notes=tuple(notes),
         files=tuple(files),
     )
+
+
+def _tuned_since(soc: Soc, dataset: Dataset) -> list[str]:
+    """A note where features of the choices of now would stand beside latencies of others."""
+    runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
+    old = [name for name, run in runs.items() if run.get("tuning", "") != tuned.fingerprint(soc)]
+    if not old:
+        return []
+    return [
+        f"Kernels were tuned after {', '.join(old)} of {dataset.folder} had measured them: collect "
+        "anew, or predictions are of the kernels of then."
+    ]
 
 
 def _empty(own: Samples, soc: Soc) -> str:

@@ -40,7 +40,8 @@ class Result:
 
     `latency_ms` is None where it failed, and `reason` says why. `speedup` is over the better single
     processor of the same run, `of_ideal` the ideal latency over this one. `fallbacks` are kernel
-    variants that failed and were got around.
+    variants that failed and were got around. `gpu_storage` is how the GPU's tensors lie;
+    `precision` what its tensors are stored, computed and accumulated in.
     """
 
     model: str
@@ -55,6 +56,8 @@ class Result:
     status: str = "ok"
     reason: str = ""
     fallbacks: tuple[Fallback, ...] = ()
+    gpu_storage: tuple[str, ...] = ()
+    precision: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,8 @@ def _result(
         speedup=min(singles) / latency.median if singles else None,
         of_ideal=bound.median / latency.median if bound else None,
         fallbacks=engine.fallbacks,
+        gpu_storage=tuple(map(str, engine.storages)),
+        precision=engine.precision,
     )
 
 

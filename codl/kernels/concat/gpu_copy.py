@@ -33,6 +33,7 @@ class GpuCopy:
     def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
         by_blocks = by_lanes = items = 0
+        size = self.storage.element_bytes
         for index in range(len(op.inputs)):
             others = _others(op, index, soc)
             items += ceil_div(pixels, strip(pixels, others, LONGEST_STRIP, soc)) * others
@@ -46,9 +47,7 @@ class GpuCopy:
             "lane_copies": float(by_lanes),
             "work_items": float(items),
             "waves": waves(items, soc),
-            "output_bytes": float(self.storage.element_bytes)
-            * round_up(op.output.c, width)
-            * pixels,
+            "output_bytes": float(size * round_up(op.output.c, width) * pixels),
         }
 
     def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:

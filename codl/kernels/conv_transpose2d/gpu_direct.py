@@ -67,7 +67,7 @@ class GpuDirect:
     def choices(self, op: ConvTranspose2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile: as many as registers hold, but no more than a phase of a row has."""
         columns = ceil_div(op.size.w, op.stride.w)
-        sizes = (8, 6, 4) if soc.gpu.is_cpu else (4, 2, 8)
+        sizes = (8, 4) if soc.gpu.is_cpu else (4, 2)
         best = min(sizes, key=lambda size: (ceil_div(columns, size) * (size + 2), -size))
         return tuple({"pixels": size} for size in (best, *(s for s in sizes if s != best)))
 

@@ -1,5 +1,5 @@
 // Element-wise operators: one output pixel x one block of channels at a time, `strip` pixels in a
-// work-item.
+// work-item; over images (IMAGE is defined) one texel of four channels at a time.
 //
 // MODE           the function's code, below; its parameters are MODE_ALPHA and MODE_BETA
 // UNARY          defined where there is one input; the second one's arguments repeat the first's
@@ -88,6 +88,8 @@
 // No exponential of a large number: it would be infinite.
 #define SOFTPLUS(x) (max((x), 0.0f) + log1p(exp(-fabs(x))))
 
+#ifndef IMAGE
+
 #ifdef STRETCHED_0
 #define AT_0 (y * row_0 + x * column_0)
 #else
@@ -143,3 +145,44 @@ KERNEL void eltwise_direct(
         STORE(value, out + pixel * V);
     }
 }
+
+#else
+
+#ifdef ONE_LANE_0
+#define TAKE_0(texel) (float4)((texel).s0)
+#else
+#define TAKE_0(texel) (texel)
+#endif
+#ifdef ONE_LANE_1
+#define TAKE_1(texel) (float4)((texel).s0)
+#else
+#define TAKE_1(texel) (texel)
+#endif
+
+KERNEL void eltwise_image(
+    IMAGE_IN input, int input_column, int input_row, IMAGE_IN other, int other_column,
+    int other_row, IMAGE_OUT output, int output_column, int output_row, int strip, int channels,
+    int pixels, int width,
+    int block_0, int row_0, int column_0, int block_1, int row_1, int column_1)
+{
+    const int from_0 = input_column + BLOCK_ID * block_0, to = output_column + BLOCK_ID * width;
+    const int stop = min((int)(STRIP_ID + 1) * strip, pixels);
+    for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
+        const int y = pixel / width, x = pixel - y * width;
+        const float4 left = TAKE_0(TEXEL(input, from_0 + x * column_0, input_row + y * row_0));
+#ifdef UNARY
+        const float4 right = left;
+#else
+        const int from_1 = other_column + BLOCK_ID * block_1;
+        const float4 right = TAKE_1(TEXEL(other, from_1 + x * column_1, other_row + y * row_1));
+#endif
+        float4 value = ACTIVATE(COMBINE(left, right));
+#ifdef CLEAR_BEYOND
+        const int high = channels - (int)BLOCK_ID * 4;
+        value = select((float4)(0.0f), value, (int4)(0, 1, 2, 3) < (int4)(high));
+#endif
+        TEXEL_SET(output, to + x, output_row + y, value);
+    }
+}
+
+#endif

@@ -19,7 +19,7 @@
         int output_offset, int output_stride
 #endif
 
-KERNEL void normalize(TENSORS, int strip, int runs, int size, int segment, int channel_run,
+KERNEL void norm_runs(TENSORS, int strip, int runs, int size, int segment, int channel_run,
                       int channels, float per_element, float epsilon)
 {
     PARTS

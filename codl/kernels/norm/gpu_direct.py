@@ -57,7 +57,7 @@ class GpuDirect:
         defined = {"CENTER": op.center, "AFFINE": op.affine, "IN_RUNS": channels.run > 1}
         return KernelPlan(
             source="norm/gpu_direct.cl",
-            launches=(Launch("normalize", grid.global_size, (*tensors, *sizes), grid.local_size),),
+            launches=(Launch("norm_runs", grid.global_size, (*tensors, *sizes), grid.local_size),),
             defines={
                 **base_defines(op.activation, soc),
                 **grid.defines,

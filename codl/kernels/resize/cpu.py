@@ -29,6 +29,8 @@ class CpuDirect:
             return one_image(op)
         if op.mode not in CODES:
             return f"ncnn's cubic resize has other weights, got mode={op.mode}"
+        if op.size == (op.input.h, op.input.w):
+            return "ncnn hands out its input where sizes stay as they are"
         if op.mode == "linear" and min(op.input.h, op.input.w) < 2:
             return f"ncnn's linear resize needs 2 rows and columns, got {op.input}"
         if _coords(op) is None:

@@ -4,7 +4,9 @@
 //                   is copied in pieces of `length` elements; a work-item has `strip` pieces.
 // transpose_tiles   matrices of `rows` x `columns` in the output whose columns are dense in the
 //                   input; `inputs` and `outputs` say where each matrix begins. On a CPU a work-item
-//                   has a strip of V x V tiles, otherwise a work-group one TILE x TILE tile.
+//                   has a strip of V x V tiles, `down` or `across` the matrix: along whichever side
+//                   has its lines farther apart, so that few lines are read and written at a time.
+//                   Otherwise a work-group has one TILE x TILE tile.
 //
 // KIND    how element x of a row is found: 0 at first + x where low <= x < high, and nowhere else;
 //         1 at first + x * step; 2 at inner[x], where that is not negative
@@ -56,15 +58,15 @@ KERNEL void copy_rows(
 KERNEL void transpose_tiles(
     __global const float *input, int input_offset, int input_stride,
     __global float *output, int output_offset, int output_stride,
-    __global const int *inputs, __global const int *outputs, float fill, int strip,
+    __global const int *inputs, __global const int *outputs, float fill, int down, int across,
     int rows, int columns, int in_step, int out_step)
 {
     const int at = inputs[get_global_id(2)];
     __global const float *in = input + ((size_t)input_offset + at);
     __global float *out = output + ((size_t)output_offset + outputs[get_global_id(2)]);
-    const int row = get_global_id(0) * V, column = get_global_id(1) * strip * V;
-    const int stop_row = get_global_id(0) + 1 == get_global_size(0) ? rows : row + V;
-    const int stop = get_global_id(1) + 1 == get_global_size(1) ? columns : column + strip * V;
+    const int row = get_global_id(0) * down * V, column = get_global_id(1) * across * V;
+    const int stop_row = get_global_id(0) + 1 == get_global_size(0) ? rows : row + down * V;
+    const int stop = get_global_id(1) + 1 == get_global_size(1) ? columns : column + across * V;
     for (int r = row; r < stop_row; r += V) {
         r = min(r, stop_row - V);
         for (int c = column; c < stop; c += V) {
@@ -87,7 +89,7 @@ KERNEL void transpose_tiles(
 __kernel void transpose_tiles(
     __global const float *input, int input_offset, int input_stride,
     __global float *output, int output_offset, int output_stride,
-    __global const int *inputs, __global const int *outputs, float fill, int strip,
+    __global const int *inputs, __global const int *outputs, float fill, int down, int across,
     int rows, int columns, int in_step, int out_step)
 {
     __local float tile[TILE][TILE + 1];

@@ -115,6 +115,10 @@ class PadCopy(_GpuCopy):
     op_kind: ClassVar[str] = "pad"
 
 
+class WindowsCopy(_GpuCopy):
+    op_kind: ClassVar[str] = "windows"
+
+
 def as_ints(table: Offsets) -> Array:
     """A table of 32-bit integers, as the constant that a kernel reads it from."""
     return table.astype(np.int32).view(np.float32)
@@ -169,21 +173,25 @@ def row_launch(
     return Launch("copy_rows", global_size, args, local_size)
 
 
-def _tile_grid(tiles: Tiles, soc: Soc) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Tiles of a work-item, global and local size."""
+def _tile_grid(tiles: Tiles, soc: Soc) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]:
+    """Tiles of a work-item down and across, global and local size."""
     batches = tiles.inputs.size
     if not soc.gpu.is_cpu:
         side = (ceil_div(tiles.columns, TILE) * TILE, ceil_div(tiles.rows, TILE) * TILE_ITEMS)
-        return 1, (*side, batches), (TILE, TILE_ITEMS, 1)
+        return (1, 1), (*side, batches), (TILE, TILE_ITEMS, 1)
     width = soc.gpu.vector_width
     down, across = tiles.rows // width, tiles.columns // width
-    each = strip(across, down * batches, ceil_div(LONGEST_STRIP, width * width), soc)
-    return each, (down, ceil_div(across, each), batches), (1, 1, 1)
+    most = ceil_div(LONGEST_STRIP, width * width)
+    if tiles.in_step > tiles.out_step:
+        each = strip(down, across * batches, most, soc)
+        return (each, 1), (ceil_div(down, each), across, batches), (1, 1, 1)
+    each = strip(across, down * batches, most, soc)
+    return (1, each), (down, ceil_div(across, each), batches), (1, 1, 1)
 
 
 def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> Launch:
     each, global_size, local_size = _tile_grid(tiles, soc)
-    sizes = (each, tiles.rows, tiles.columns, tiles.in_step, tiles.out_step)
+    sizes = (*each, tiles.rows, tiles.columns, tiles.in_step, tiles.out_step)
     tables = (ConstantArg("inputs"), ConstantArg("outputs"))
     args = (*TENSORS, *tables, float(fill), *sizes)
     return Launch("transpose_tiles", global_size, args, local_size)

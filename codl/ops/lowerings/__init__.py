@@ -13,26 +13,26 @@ from codl.ops.lowerings import (
     norms,
     reductions,
     resize,
-    vision,
+    windows,
 )
 from codl.ops.lowerings.base import Lowering
 
 LOWERINGS: dict[str, Lowering] = {
-    **vision.LOWERINGS,
+    **windows.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
-    **resize.LOWERINGS,
     **matmul.LOWERINGS,
     **reductions.LOWERINGS,
     **norms.LOWERINGS,
+    **resize.LOWERINGS,
 }
 
 PARAMETERS: dict[str, tuple[int, ...]] = {
-    **vision.PARAMETERS,
+    **windows.PARAMETERS,
     **elementwise.PARAMETERS,
     **movement.PARAMETERS,
-    **resize.PARAMETERS,
     **matmul.PARAMETERS,
     **reductions.PARAMETERS,
     **norms.PARAMETERS,
+    **resize.PARAMETERS,
 }

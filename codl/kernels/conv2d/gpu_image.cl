@@ -1,0 +1,81 @@
+// Direct convolution over images: a work-item has PIXELS output pixels of one row x one texel of
+// four output channels, `strip` times. Its pixels lie `tiles_w` apart, so that neighbours read
+// neighbouring texels.
+//
+// PIXELS         pixels of a work-item's tile
+// STRIDE_W       horizontal stride of the window
+// ONE_BY_ONE     defined where the window is one pixel and there is no padding
+// FILTER_IMAGE   defined where the filter is an image and not a buffer
+// weight     (rows: out texel, kernel h, kernel w; columns: in channel of the group, a multiple
+//            of 4; 4 output channels): I wide and ceil(O / 4) * H * W high where it is an image
+// bias       [out texel][4]
+// in_blocks, out_blocks   texels of a pixel of one group; other sizes in pixels
+
+#ifdef FILTER_IMAGE
+#define FILTER_ARG IMAGE_IN
+#define FILTER(channel, at) TEXEL(weight, channel, at)
+#else
+#define FILTER_ARG __global const WEIGHT *
+#define FILTER(channel, at) WLOAD(weight + ((size_t)(at) * in_blocks * 4 + (channel)) * 4)
+#endif
+
+#ifdef ONE_BY_ONE
+#define KERNEL_H 1
+#define KERNEL_W 1
+// Pixels beyond the row read what lies there; they are not stored.
+#define INSIDE(x) 1
+#else
+#define KERNEL_H kernel_h
+#define KERNEL_W kernel_w
+#define INSIDE(x) ((x) >= 0 && (x) < in_w)
+#endif
+
+KERNEL void conv2d_image(
+    IMAGE_IN input, int input_column, int input_row,
+    IMAGE_OUT output, int output_column, int output_row,
+    FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
+    int in_blocks, int in_h, int in_w, int out_blocks, int out_w, int kernel_h, int kernel_w,
+    int stride_h, int pad_top, int pad_left, int dilation_h, int dilation_w)
+{
+    const int out_block = BLOCK_ID;
+    const int first = input_column + out_block / out_blocks * in_blocks * in_w;
+    const float4 start = vload4(out_block, bias);
+
+    const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
+    for (int tile = STRIP_ID * strip; tile < stop; tile++) {
+        const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
+        float4 acc[PIXELS];
+        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+
+        for (int ky = 0; ky < KERNEL_H; ky++) {
+            const int y = out_y * stride_h - pad_top + ky * dilation_h;
+            if (y < 0 || y >= in_h) continue;
+            for (int kx = 0; kx < KERNEL_W; kx++) {
+                const int at = (out_block * KERNEL_H + ky) * KERNEL_W + kx;
+                int columns[PIXELS];
+                UNROLL for (int p = 0; p < PIXELS; p++) {
+                    const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
+                    columns[p] = INSIDE(x) ? first + x : OUTSIDE;
+                }
+                for (int b = 0; b < in_blocks; b++) {
+                    const float4 w0 = FILTER(b * 4, at), w1 = FILTER(b * 4 + 1, at);
+                    const float4 w2 = FILTER(b * 4 + 2, at), w3 = FILTER(b * 4 + 3, at);
+                    UNROLL for (int p = 0; p < PIXELS; p++) {
+                        const float4 x = TEXEL(input, columns[p] + b * in_w, input_row + y);
+                        acc[p] += x.s0 * w0;
+                        acc[p] += x.s1 * w1;
+                        acc[p] += x.s2 * w2;
+                        acc[p] += x.s3 * w3;
+                    }
+                }
+            }
+        }
+
+        UNROLL for (int p = 0; p < PIXELS; p++) {
+            const int x = out_x + p * tiles_w;
+            if (x < out_w)
+                TEXEL_SET(output, output_column + out_block * out_w + x, output_row + out_y,
+                          ACTIVATE(acc[p]));
+        }
+    }
+}

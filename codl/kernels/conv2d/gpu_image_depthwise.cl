@@ -1,0 +1,55 @@
+// Depthwise convolution over images: a work-item has PIXELS output pixels of one row x one texel of
+// four channels, `strip` times. Its pixels lie `tiles_w` apart, so that neighbours read
+// neighbouring texels.
+//
+// PIXELS         pixels of a work-item's tile
+// STRIDE_W       horizontal stride of the window
+// FILTER_IMAGE   defined where the filter is an image and not a buffer
+// weight     (rows: texel of channels; columns: kernel h, kernel w; 4 channels)
+// bias       [texel][4]; other sizes in pixels
+
+#ifdef FILTER_IMAGE
+#define FILTER_ARG IMAGE_IN
+#define FILTER(tap) TEXEL(weight, tap, block)
+#else
+#define FILTER_ARG __global const WEIGHT *
+#define FILTER(tap) WLOAD(weight + (block * kernel_h * kernel_w + (tap)) * 4)
+#endif
+
+KERNEL void conv2d_image_depthwise(
+    IMAGE_IN input, int input_column, int input_row,
+    IMAGE_OUT output, int output_column, int output_row,
+    FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
+    int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int pad_top,
+    int pad_left, int dilation_h, int dilation_w)
+{
+    const int block = BLOCK_ID, first = input_column + block * in_w;
+    const float4 start = vload4(block, bias);
+
+    const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
+    for (int tile = STRIP_ID * strip; tile < stop; tile++) {
+        const int out_y = tile / tiles_w, out_x = tile - out_y * tiles_w;
+        float4 acc[PIXELS];
+        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+
+        for (int ky = 0; ky < kernel_h; ky++) {
+            const int y = out_y * stride_h - pad_top + ky * dilation_h;
+            if (y < 0 || y >= in_h) continue;
+            for (int kx = 0; kx < kernel_w; kx++) {
+                const float4 w = FILTER(ky * kernel_w + kx);
+                UNROLL for (int p = 0; p < PIXELS; p++) {
+                    const int x = (out_x + p * tiles_w) * STRIDE_W - pad_left + kx * dilation_w;
+                    const int column = x >= 0 && x < in_w ? first + x : OUTSIDE;
+                    acc[p] += TEXEL(input, column, input_row + y) * w;
+                }
+            }
+        }
+
+        UNROLL for (int p = 0; p < PIXELS; p++) {
+            const int x = out_x + p * tiles_w;
+            if (x < out_w)
+                TEXEL_SET(output, output_column + block * out_w + x, output_row + out_y,
+                          ACTIVATE(acc[p]));
+        }
+    }
+}

@@ -1,0 +1,41 @@
+// Grouped convolution over images whose groups do not fill texels: one output pixel x one texel of
+// four output channels, each with its own group. Slow, and there only so that any op runs.
+//
+// weight     [out channel][in channel of the group][kernel h][kernel w], as given
+// bias       [out texel][4]
+// group_in, group_out   input and output channels of a group; other sizes in pixels
+
+KERNEL void conv2d_image_grouped(
+    IMAGE_IN input, int input_column, int input_row,
+    IMAGE_OUT output, int output_column, int output_row,
+    __global const WEIGHT *weight, __global const float *bias, int group_in, int group_out,
+    int out_channels, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
+    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
+{
+    const int pixel = STRIP_ID, block = BLOCK_ID;
+    if (pixel >= out_pixels) return;
+    const int out_y = pixel / out_w, out_x = pixel - out_y * out_w;
+    const int y0 = out_y * stride_h - pad_top, x0 = out_x * stride_w - pad_left;
+
+    float sums[4];
+    for (int lane = 0; lane < 4; lane++) {
+        const int channel = block * 4 + lane;
+        sums[lane] = bias[channel];
+        if (channel >= out_channels) continue;
+        __global const WEIGHT *w = weight + (size_t)channel * group_in * kernel_h * kernel_w;
+        const int first = channel / group_out * group_in;
+        for (int c = first; c < first + group_in; c++) {
+            for (int ky = 0; ky < kernel_h; ky++) {
+                for (int kx = 0; kx < kernel_w; kx++, w++) {
+                    const int y = y0 + ky * dilation_h, x = x0 + kx * dilation_w;
+                    if (y < 0 || y >= in_h || x < 0 || x >= in_w) continue;
+                    const float4 texel =
+                        TEXEL(input, input_column + c / 4 * in_w + x, input_row + y);
+                    sums[lane] += LANE_OF(texel, c % 4) * WGET(w, 0);
+                }
+            }
+        }
+    }
+    const float4 value = (float4)(sums[0], sums[1], sums[2], sums[3]);
+    TEXEL_SET(output, output_column + block * out_w + out_x, output_row + out_y, ACTIVATE(value));
+}

@@ -1,0 +1,86 @@
+"""Element-wise operators over images, a texel of four channels at a time, any axis stretched."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.eltwise.gpu_direct import mode_defines
+from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
+from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.ops.eltwise import Eltwise
+from codl.soc import Soc
+
+#: Pixels of one work-item of a CPU, where images are emulated, at most.
+LONGEST_STRIP = 1024
+
+
+class GpuImage:
+    """Any mode; an input of one channel, one row or one column is stretched while it is read."""
+
+    op_kind: ClassVar[str] = "eltwise"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = IMAGE) -> None:
+        self.storage = storage
+        self.name = f"gpu_direct{storage.suffix}"
+
+    def refusal(self, op: Eltwise, soc: Soc) -> str | None:
+        return image_refusal(soc, (*op.inputs, op.output))
+
+    def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        blocks, pixels = texels(op.output.c), op.output.h * op.output.w
+        items = ceil_div(pixels, _strip(op, soc)) * blocks
+        size = self.storage.element_bytes
+        return {
+            "output_texels": float(pixels * blocks),
+            "activations": float(pixels * blocks) if op.activation.kind != "none" else 0.0,
+            "work_items": float(items),
+            "waves": waves(items, soc),
+            "input_bytes": float(size * sum(shape.elements for shape in op.inputs)),
+            "output_bytes": float(size * TEXEL * blocks * pixels),
+        }
+
+    def plan(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        blocks, pixels = texels(op.output.c), op.output.h * op.output.w
+        length, count = _strip(op, soc), len(op.inputs)
+        global_size, local_size = item_grid(ceil_div(pixels, length), blocks, soc)
+        tensors = [TensorArg("input", index % count) for index in (0, 1)]
+        steps = [_steps(op, index % count) for index in (0, 1)]
+        sizes = (length, op.output.c, pixels, op.output.w, *steps[0], *steps[1])
+        return KernelPlan(
+            source="eltwise/gpu_direct.cl",
+            launches=(
+                Launch(
+                    kernel="eltwise_image",
+                    global_size=global_size,
+                    local_size=local_size,
+                    args=(*tensors, TensorArg("output"), *sizes),
+                ),
+            ),
+            defines={
+                **image_defines(op.activation, soc, self.storage),
+                "IMAGE": 1,
+                **mode_defines(op),
+                **{f"ONE_LANE_{i}": 1 for i in range(count) if op.inputs[i].c < op.output.c},
+            },
+        ).stored_as(self.storage, count)
+
+
+def _strip(op: Eltwise, soc: Soc) -> int:
+    """Pixels of one work-item."""
+    return strip(op.output.h * op.output.w, texels(op.output.c), LONGEST_STRIP, soc)
+
+
+def _steps(op: Eltwise, index: int) -> tuple[int, int, int]:
+    """How far an input moves on, in texels, for a texel of channels, a row and a column."""
+    shape = op.inputs[index]
+    return (
+        shape.w * int(shape.c == op.output.c),
+        int(shape.h == op.output.h),
+        int(shape.w == op.output.w),
+    )

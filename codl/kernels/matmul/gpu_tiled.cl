@@ -1,0 +1,98 @@
+// Matrix products through local memory: a work-group has a tile of TILE x TILE of the output, each
+// of its work-items 4 x 4 of that; the loop over k goes through slices of DEPTH that all copy.
+//
+// Work-items of a group are (TILE / 4) x (TILE / 4), the first along the columns.
+//
+// TRANS_A, TRANS_B   defined where a is stored as (k, m), b as (n, k)
+// BIAS               defined where there is one for each column
+// Batches as in gpu_direct.cl.
+
+#define SIDE (TILE / 4)
+#define PER_ITEM (TILE * DEPTH / (SIDE * SIDE))
+#define BATCH_STEP(i, s0, s1, s2)                                                                  \
+    ((size_t)((i) / inner2) * (s0) + (size_t)((i) % inner2 / inner1) * (s1) +                      \
+     (size_t)((i) % inner1) * (s2))
+
+// Which of a slice's TILE x DEPTH elements the work-item copies at turn `turn`, so that neighbours
+// read neighbours: along k where rows are stored along k, along the tile otherwise.
+#define ALONG_K(turn) const int at = turn * SIDE * SIDE + item, d = at % DEPTH, t = at / DEPTH
+#define ALONG_TILE(turn) const int at = turn * SIDE * SIDE + item, t = at % TILE, d = at / TILE
+
+__kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
+    __global const float *a, int a_offset, int a_stride,
+    __global float *output, int output_offset, int output_stride,
+    __global const float *b,
+#ifdef BIAS
+    __global const float *bias,
+#else
+    int b_offset, int b_stride,
+#endif
+    int m, int n, int k, int inner2, int inner1,
+    int a_step0, int a_step1, int a_step2, int b_step0, int b_step1, int b_step2, float alpha)
+{
+    // One column more, so that work-items of a row write to different banks.
+    __local float rows[DEPTH][TILE + 4], columns[DEPTH][TILE + 4];
+    const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
+    const int batch = get_global_id(2);
+    const int row0 = get_group_id(1) * TILE, column0 = get_group_id(0) * TILE;
+    __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
+    __global const float *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
+#ifndef BIAS
+    right += b_offset;
+#endif
+
+    float4 acc[4];
+    UNROLL for (int r = 0; r < 4; r++) acc[r] = (float4)(0.0f);
+    for (int first = 0; first < k; first += DEPTH) {
+        UNROLL for (int turn = 0; turn < PER_ITEM; turn++) {
+            {
+#ifdef TRANS_A
+                ALONG_TILE(turn);
+#define AT_A(r, i) left[(size_t)(i) * m + (r)]
+#else
+                ALONG_K(turn);
+#define AT_A(r, i) left[(size_t)(r) * k + (i)]
+#endif
+                rows[d][t] = row0 + t < m && first + d < k ? AT_A(row0 + t, first + d) : 0.0f;
+            }
+            {
+#ifdef TRANS_B
+                ALONG_K(turn);
+#define AT_B(i, c) right[(size_t)(c) * k + (i)]
+#else
+                ALONG_TILE(turn);
+#define AT_B(i, c) right[(size_t)(i) * n + (c)]
+#endif
+                columns[d][t] =
+                    column0 + t < n && first + d < k ? AT_B(first + d, column0 + t) : 0.0f;
+            }
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        UNROLL for (int d = 0; d < DEPTH; d++) {
+            const float4 values = vload4(x, columns[d]);
+            const float4 factors = vload4(y, rows[d]);
+            acc[0] += factors.s0 * values;
+            acc[1] += factors.s1 * values;
+            acc[2] += factors.s2 * values;
+            acc[3] += factors.s3 * values;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+
+    __global float *out = output + output_offset + (size_t)batch * m * n;
+    for (int r = 0; r < 4; r++) {
+        const int row = row0 + 4 * y + r;
+        if (row >= m) break;
+        float lanes[4];
+        vstore4(alpha * acc[r], 0, lanes);
+        for (int c = 0; c < 4; c++) {
+            const int column = column0 + 4 * x + c;
+            if (column >= n) break;
+            float value = lanes[c];
+#ifdef BIAS
+            value += bias[column];
+#endif
+            out[(size_t)row * n + column] = ACTIVATE(value);
+        }
+    }
+}

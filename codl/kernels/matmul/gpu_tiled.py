@@ -1,0 +1,101 @@
+"""Products of matrices on GPUs: tiles in local memory."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import (
+    PLANAR,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+    no_constants,
+)
+from codl.kernels.matmul.problem import Problem, refusal
+from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
+from codl.ops.base import Array, Weights
+from codl.ops.matmul import MatMul
+from codl.soc import Soc
+
+#: Rows and columns of the output that a work-item has.
+PER_ITEM = 4
+
+
+class GpuTiled:
+    """Any batches, transposed operands or not, read as they lie."""
+
+    name: ClassVar[str] = "gpu_tiled"
+    op_kind: ClassVar[str] = "matmul"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: MatMul, soc: Soc) -> str | None:
+        least = (32 // PER_ITEM) ** 2
+        if soc.gpu.max_work_group_size < least:
+            return f"work-groups must hold {least} work-items, not {soc.gpu.max_work_group_size}"
+        return refusal(op)
+
+    def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
+        """Large tiles where there are enough of them for every compute unit."""
+        problem = Problem.of(op)
+        large = ceil_div(problem.m, 64) * ceil_div(problem.n, 64) * problem.batches
+        fits = soc.gpu.max_work_group_size >= (64 // PER_ITEM) ** 2
+        tiles = (64, 32) if large >= 2 * soc.gpu.compute_units else (32, 64)
+        return tuple({"tile": tile, "depth": 16} for tile in tiles if tile == 32 or fits)
+
+    def features(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        choice = choice or self.choices(op, soc)[0]
+        problem, tile = Problem.of(op), choice["tile"]
+        groups = ceil_div(problem.m, tile) * ceil_div(problem.n, tile) * problem.batches
+        depth = round_up(problem.k, choice["depth"])
+        items = groups * (tile // PER_ITEM) ** 2
+        return {
+            "padded_macs": float(groups * tile * tile * depth),
+            "tiles": float(groups),
+            "loop_length": float(depth),
+            "copied_bytes": 8.0 * groups * tile * depth,
+            "work_items": float(items),
+            "waves": waves(items, soc),
+            "flops": float(op.flops),
+            "input_bytes": float(op.bytes - op.output.bytes),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        choice = choice or self.choices(op, soc)[0]
+        problem, tile = Problem.of(op), choice["tile"]
+        m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
+        a, b, out = TensorArg("input"), TensorArg("input", 1), TensorArg("output")
+        right = (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (b,)
+        sizes = (m, n, k, *problem.inner, *problem.steps(m * k, k * n), float(op.alpha))
+        launch = Launch(
+            kernel="matmul_tiled",
+            global_size=(ceil_div(n, tile) * side, ceil_div(m, tile) * side, problem.batches),
+            local_size=(side, side, 1),
+            args=(a, out, *right, *sizes),
+        )
+        defined = {"TRANS_A": op.trans_a, "TRANS_B": op.trans_b, "BIAS": bool(op.matrix)}
+        return KernelPlan(
+            source="matmul/gpu_tiled.cl",
+            launches=(launch,),
+            defines={
+                **base_defines(op.activation, soc),
+                "TILE": tile,
+                "DEPTH": choice["depth"],
+                **{name: 1 for name, on in defined.items() if on},
+            },
+            pack=_as_it_is if op.matrix else no_constants,
+            storages=dict.fromkeys((a, out) if op.matrix else (a, b, out), PLANAR),
+            whole_batch=True,
+        )
+
+
+def _as_it_is(weights: Weights) -> dict[str, Array]:
+    return {name: np.ascontiguousarray(value) for name, value in weights.items()}

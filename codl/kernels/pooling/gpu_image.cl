@@ -1,0 +1,48 @@
+// Pooling over images: one output pixel x one texel of four channels at a time, `strip` pixels in a
+// work-item.
+//
+// MODE_MAX       maximum; otherwise the average over what lies inside the input, or over the whole
+//                window where COUNT_PAD is defined
+// Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
+
+#ifdef MODE_MAX
+#define EMPTY (-INFINITY)
+#define COLLECT(a, b) max((a), (b))
+#else
+#define EMPTY 0.0f
+#define COLLECT(a, b) ((a) + (b))
+#endif
+
+// First and one past the last tap of a window that begins at `at` and may leave 0 ... size.
+#define FIRST_TAP(at, step) ((at) < 0 ? (-(at) + (step) - 1) / (step) : 0)
+#define STOP_TAP(at, step, size, taps) min((taps), max(((size) - (at) + (step) - 1) / (step), 0))
+
+KERNEL void pool2d_image(
+    IMAGE_IN input, int input_column, int input_row,
+    IMAGE_OUT output, int output_column, int output_row,
+    int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
+    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
+{
+    const int from = input_column + BLOCK_ID * in_w, to = output_column + BLOCK_ID * out_w;
+    const int stop = min((int)(STRIP_ID + 1) * strip, out_pixels);
+    for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
+        const int out_y = pixel / out_w, out_x = pixel - out_y * out_w;
+        const int y0 = out_y * stride_h - pad_top, x0 = out_x * stride_w - pad_left;
+        const int top = FIRST_TAP(y0, dilation_h), left = FIRST_TAP(x0, dilation_w);
+        const int bottom = STOP_TAP(y0, dilation_h, in_h, kernel_h);
+        const int right = STOP_TAP(x0, dilation_w, in_w, kernel_w);
+        float4 value = (float4)(EMPTY);
+        for (int ky = top; ky < bottom; ky++)
+            for (int kx = left; kx < right; kx++)
+                value = COLLECT(value, TEXEL(input, from + x0 + kx * dilation_w,
+                                             input_row + y0 + ky * dilation_h));
+#ifndef MODE_MAX
+#ifdef COUNT_PAD
+        value /= (float)(kernel_h * kernel_w);
+#else
+        value /= (float)(max(bottom - top, 0) * max(right - left, 0));
+#endif
+#endif
+        TEXEL_SET(output, to + out_x, output_row + out_y, ACTIVATE(value));
+    }
+}
