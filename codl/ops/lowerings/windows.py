@@ -297,3 +297,5 @@ LOWERINGS: Mapping[str, Lowering] = {
     "GlobalMaxPool": _global_pool("max"),
     "MaxPool": _pool("max"),
 }
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Conv": (1, 2), "ConvTranspose": (1, 2)}
