@@ -105,7 +105,7 @@ def _pack(weight: Array, shape: Shape, width: int, rows: int) -> Array:
     for first in range(0, weight.shape[0], 256):
         part = weight[first : first + 256].reshape(-1, shape.c, pixels)
         to = packed[first : first + part.shape[0]]
-        whole = part[:, : full * width].reshape(-1, full, width, pixels)
+        whole = part[:, : full * width].reshape(part.shape[0], full, width, pixels)
         to[:, :full] = whole.swapaxes(2, 3)
         if full < blocks:
             to[:, full, :, : shape.c - full * width] = part[:, full * width :].swapaxes(1, 2)

@@ -132,3 +132,5 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Tan": _unary("tan"),
     "ThresholdedRelu": _unary("thresholded_relu", ("alpha", 1.0)),
 }
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Clip": (1, 2)}
