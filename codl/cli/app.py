@@ -9,7 +9,7 @@ from typing import TextIO
 import typer
 
 from codl import __version__
-from codl.cli import data, devices, kernels, models
+from codl.cli import conformance, data, devices, kernels, models
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
 
@@ -29,6 +29,7 @@ app.command("train")(data.train_predictors)
 app.command("search")(models.search_plan)
 app.command("run")(models.run_model)
 app.command("eval")(models.evaluate_strategies)
+app.command("conformance")(conformance.run_conformance)
 app.command("report")(models.write_report)
 
 

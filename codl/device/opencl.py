@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codl.device import drivers, launch, threads
-from codl.device.failures import explained
+from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
 from codl.device.programs import Programs
@@ -112,10 +112,22 @@ class OpenClDevice:
             self.device = device
             self.context = cl_module().Context([device])
             self.queue = cl_module().CommandQueue(self.context)
-            self._check_driver()
+        if self.mismatch:
+            warnings.warn(self.mismatch, CodlWarning, stacklevel=2)
         self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
         self.programs = Programs(self.context)
+
+    @property
+    def mismatch(self) -> str:
+        """How the driver differs from the SoC file's, under whose name all results are filed."""
+        found, named = self.device.driver_version, self.soc.gpu.driver
+        if found == named:
+            return ""
+        return (
+            f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
+            f"`codl soc detect --serial local --name {self.soc.name}` writes it anew."
+        )
 
     def tensor(self, shape: Shape, region: Region, storage: Storage = BLOCKED) -> GpuTensor:
         """Allocate a region of a tensor shaped `shape`, filled with zeros.
@@ -271,17 +283,19 @@ class OpenClDevice:
         self.wait(last)
 
     def wait(self, event: cl.Event) -> None:
-        """Wait for one event of a flushed queue.
+        """Wait for one event.
 
         A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
         then returns only when the whole queue is empty: such a thread looks at the event instead.
         """
         if self.soc.gpu.is_cpu:
+            self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
             complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:
                 pass
             if status < complete:
-                raise DeviceError(f"A command failed on {self.soc.gpu.name} with code {status}.")
+                reason = describe(status)
+                raise DeviceError(f"A command failed on {self.soc.gpu.name} ({reason}).")
         else:
             event.wait()
 
@@ -315,17 +329,6 @@ class OpenClDevice:
         self.run([busy])
         observer.sample()
         return observer.threads
-
-    def _check_driver(self) -> None:
-        """What was measured and tuned is filed under the driver that the SoC file names."""
-        found, named = self.device.driver_version, self.soc.gpu.driver
-        if found != named:
-            warnings.warn(
-                f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
-                f"`codl soc detect --serial local --name {self.soc.name}` writes it anew.",
-                CodlWarning,
-                stacklevel=2,
-            )
 
 
 @cache

@@ -41,5 +41,9 @@ class Graph:
     def consumers(self, tensor: str) -> list[Node]:
         return [node for node in self.nodes if tensor in node.inputs]
 
+    def is_read(self, tensor: str) -> bool:
+        """Whether a node or the caller wants a tensor; an output left out is called ""."""
+        return bool(tensor) and (tensor in self.outputs or bool(self.consumers(tensor)))
+
     def constant(self, tensor: str) -> NDArray[np.float32]:
         return np.asarray(self.constants[tensor], np.float32)

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from codl.errors import UnsupportedError
 from codl.graph.graph import Graph, Node
 
+ROUNDS = 3
+#: A model of a newer opset than this one is also tried under older opsets, down to this one.
+OLDEST_TRIED = 26
+
 
 def import_onnx(proto: onnx.ModelProto, name: str) -> Graph:
     """Optimise and read an ONNX model.
 
-    A symbolic batch becomes 1. Raises `UnsupportedError` for any other size that is not fixed.
+    A symbolic batch becomes 1. A valid model that ONNX Runtime cannot load, for an op or opset that
+    it lacks, is read as it is. Raises `UnsupportedError` for a model that is not valid, and for any
+    other size that is not fixed.
     """
     model = onnx.shape_inference.infer_shapes(_optimise(_fix_batch(proto)))
     graph = model.graph
     constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
+    constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
     infos = [*graph.input, *graph.value_info, *graph.output]
     shapes = {info.name: _shape(info) for info in infos}
     shapes |= {key: tuple(value.shape) for key, value in constants.items()}
-    nodes = tuple(_node(node, index) for index, node in enumerate(graph.node))
+    kept = [node for node in graph.node if node.op_type != "Constant"]
+    nodes = tuple(_node(node, index) for index, node in enumerate(kept))
     inputs = tuple(info.name for info in graph.input if info.name not in constants)
     outputs = tuple(info.name for info in graph.output)
     opset = max((item.version for item in model.opset_import if not item.domain), default=1)
@@ -39,17 +51,61 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
 
 
 def _optimise(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and batch norms; the basic level stays inside standard ONNX."""
-    with tempfile.TemporaryDirectory(prefix="codl-") as folder:
-        path = Path(folder) / "optimised.onnx"
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(path)
+    """Fold constants and batch norms; what ONNX Runtime does not know stays as it is."""
+    problem: Exception | None = None
+    for model in _generations(proto):
         try:
-            ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+            return _fold(model)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
-            raise UnsupportedError(f"ONNX Runtime cannot load the model: {error}") from error
-        return onnx.load(path)
+            problem = problem or error
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        raise UnsupportedError(f"ONNX Runtime cannot load the model: {problem}") from problem
+    return proto
+
+
+def _generations(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """The model, and the same under some older opsets: ONNX Runtime lags behind ONNX."""
+    yield proto
+    version = next((item.version for item in proto.opset_import if not item.domain), 0)
+    for older in range(version - 1, OLDEST_TRIED - 1, -1):
+        try:
+            model = onnx.version_converter.convert_version(proto, older)
+        except RuntimeError:  # a node needs what the older opset does not have
+            return
+        model.ir_version = helper.find_min_ir_version_for(model.opset_import)
+        yield model
+
+
+def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The basic level stays inside standard ONNX.
+
+    ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
+    """
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="codl-") as folder:
+            path = Path(folder) / "optimised.onnx"
+            options.optimized_model_filepath = str(path)
+            ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            model = onnx.load(path)
+        fixed = {item.name for item in model.graph.initializer}
+        if not any(node.input and fixed.issuperset(node.input) for node in model.graph.node):
+            break
+    return model
+
+
+def _value(node: onnx.NodeProto) -> NDArray[Any]:
+    """What a Constant node holds."""
+    (attribute,) = node.attribute
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return np.asarray(numpy_helper.to_array(value))
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
+    return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
 def _fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -75,10 +131,17 @@ def _fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
+    if not info.type.tensor_type.HasField("shape"):
+        raise UnsupportedError(f"The shape of the tensor {info.name!r} is not known before a run.")
     dims = info.type.tensor_type.shape.dim
     sizes = tuple(dim.dim_value for dim in dims)
     if any(size < 1 for size in sizes):
         given = "x".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
+        if all(dim.HasField("dim_value") for dim in dims):
+            raise UnsupportedError(
+                f"The tensor {info.name!r} is empty ({given.replace('?', '0')}); codl has no empty "
+                "tensors."
+            )
         raise UnsupportedError(
             f"The tensor {info.name!r} has the shape {given}; every size but the batch must be "
             "fixed. Export the model with a fixed input size."

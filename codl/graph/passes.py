@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+from onnx import TensorProto
+
 from codl.graph.graph import Graph, Node
 from codl.graph.patterns import fuse_activations
 
-#: Nodes that hand their first input on; Dropout is one at inference.
-ALIASES = ("Identity", "Dropout")
+#: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
+ALIASES = ("Identity", "Dropout", "Cast")
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 #: Nodes that only rename the axes of a contiguous tensor.
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 #: What accepts a flattened input as it is.
@@ -23,8 +27,19 @@ def simplify(graph: Graph) -> Graph:
 
 
 def drop_aliases(graph: Graph) -> Graph:
-    gone = {n.outputs[0]: n.inputs[0] for n in graph.nodes if n.type in ALIASES}
+    gone = {n.outputs[0]: n.inputs[0] for n in graph.nodes if is_alias(graph, n)}
     return _rename(graph, gone)
+
+
+def is_alias(graph: Graph, node: Node) -> bool:
+    """Whether a node's output is its first input, and no other output is wanted."""
+    if node.type == "Cast":
+        return node.attributes["to"] in FLOATS
+    if node.type == "Dropout" and len(node.inputs) > 2:
+        training = graph.constants.get(node.inputs[2], np.ones(1))
+        if training.any():
+            return False
+    return node.type in ALIASES and not any(graph.is_read(name) for name in node.outputs[1:])
 
 
 def drop_reshapes(graph: Graph) -> Graph:

@@ -51,6 +51,7 @@ from codl.kernels.pooling import cpu as pooling_cpu
 from codl.kernels.pooling import gpu_direct as pooling_gpu
 from codl.kernels.pooling import gpu_global as pooling_gpu_global
 from codl.kernels.pooling import gpu_image as pooling_image
+from codl.kernels.pooling import gpu_indices
 from codl.kernels.reduce import gpu_direct as reduce_gpu
 from codl.kernels.reshape import cpu as reshape_cpu
 from codl.kernels.reshape import gpu_copy as reshape_gpu
@@ -66,6 +67,10 @@ VARIANTS: tuple[Variant, ...] = (
     conv2d_cpu.CpuWinograd(),
     conv2d_cpu.CpuGemm(),
     conv2d_cpu.CpuDirect(),
+    *(conv2d_cpu.CpuWinograd(tile=tile) for tile in conv2d_cpu.TILES),
+    *(conv2d_cpu.CpuWinograd(packed=False, tile=tile) for tile in conv2d_cpu.TILES),
+    conv2d_cpu.CpuGemm(packed=False),
+    conv2d_cpu.CpuDirect(packed=False),
     gpu_winograd_gemm.GpuWinogradGemm(),
     gpu_depthwise_pixels.GpuDepthwisePixels(),
     gpu_gemm.GpuGemm(),
@@ -129,6 +134,7 @@ VARIANTS: tuple[Variant, ...] = (
     strided_gpu.WindowsCopy(),
     concat_nd_gpu.GpuRows(),
     gather_gpu.GpuRows(),
+    gpu_indices.GpuIndices(),
 )
 
 
@@ -143,26 +149,24 @@ def target(variant: Variant, op: Op) -> str:
 def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> list[Variant]:
     """The variants that accept `op` on a processor, the default first.
 
-    `every` includes those that are right but not for this SoC: written for another type of device,
-    or with tensors in memory, or of an element type, that its file does not name.
+    Where the SoC's memory types have none (or an image would be too large), those of any other.
+    `every` includes all that are right but not for this SoC: written for another type of device,
+    or with tensors in memory, or of an element type, that its file does not name; or never best.
     """
-    return [
-        variant
-        for variant in VARIANTS
-        if variant.op_kind == op.kind
-        and variant.processor == processor
-        and (every or _suits(variant, soc))
-        and variant.refusal(op, soc) is None
-    ]
-
-
-def _suits(variant: Any, soc: Soc) -> bool:
-    if variant.processor == "cpu":
-        return True
-    if soc.gpu.type not in variant.meant_for:
-        return False
+    known: list[Any] = [v for v in VARIANTS if v.op_kind == op.kind and v.processor == processor]
+    if every:
+        return _accepting(op, known, soc)
+    if processor == "cpu":
+        return _accepting(op, [v for v in known if getattr(v, "usual", True)], soc)
+    meant = [v for v in known if soc.gpu.type in v.meant_for]
     # Planar variants have neither images nor half storage, whatever the rest of a network has.
-    return variant.storage == PLANAR or variant.storage in storages(soc)
+    usual = [v for v in meant if v.storage in (PLANAR, *storages(soc))]
+    others = [v for v in meant if v.storage.element == soc.gpu.element]
+    return _accepting(op, usual, soc) or _accepting(op, others, soc)
+
+
+def _accepting(op: Op, known: list[Any], soc: Soc) -> list[Variant]:
+    return [variant for variant in known if variant.refusal(op, soc) is None]
 
 
 def storages(soc: Soc) -> tuple[Storage, ...]:

@@ -53,6 +53,10 @@ class _Builder:
     def add(self, node: Node) -> None:
         """Add the layers that a node becomes."""
         steps = _lowering(node)(self._graph, node)
+        made = {step.output for step in steps}
+        for name in node.outputs:
+            if name not in made and self._graph.is_read(name):
+                raise unsupported(node, f"codl does not compute its output {name!r}.")
         for index, step in enumerate(steps):
             name = node.name if index == len(steps) - 1 else f"{node.name}.{index}"
             self._keep_constants(step)
@@ -90,6 +94,8 @@ class _Builder:
         outputs = {}
         for name in graph.outputs:
             held = graph.aliases.get(name, name)
+            if held in graph.constants:
+                self._constants[held] = graph.constant(held).reshape(as_nchw(graph.shapes[held]))
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
         layers = tuple(self._layers.values())
         return Network(graph.name, layers, self._inputs, outputs, self._constants)

@@ -34,12 +34,22 @@
         }                                                                                          \
     }
 #else
+#if defined(HALF) && !defined(LANES)
+// Halves become floats a pixel at a time: lane by lane that takes longer than the products.
+#define FLOATS(SOURCE)                                                                             \
+    float floats[PIXELS][V];                                                                       \
+    UNROLL for (int p = 0; p < PIXELS; p++) CAT(vstore, V)(LOAD(SOURCE(p)), 0, floats[p]);
+#define LANE_AT(SOURCE, p) floats[p][lane]
+#else
+#define FLOATS(SOURCE)
+#define LANE_AT(SOURCE, p) GET(SOURCE(p), lane)
+#endif
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
         VEC weights[OUTS];                                                                         \
         UNROLL for (int o = 0; o < OUTS; o++) weights[o] = WLOAD(w + lane * WEIGHTS + o * V);      \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const float x = GET(SOURCE(p), lane);                                                   \
+            const float x = LANE_AT(SOURCE, p);                                                    \
             UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] += x * weights[o];                     \
         }                                                                                          \
     }
@@ -49,6 +59,7 @@
 #else
 // A full block is straight code: the exit of a loop of V rounds is often mispredicted.
 #define MULTIPLY(SOURCE)                                                                           \
+    FLOATS(SOURCE)                                                                                 \
     if (lanes == V) {                                                                              \
         UNROLL for (int lane = 0; lane < V; lane++) LANE(SOURCE)                                   \
     } else {                                                                                       \

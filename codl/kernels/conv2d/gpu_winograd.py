@@ -33,17 +33,20 @@ SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 
 
-#: Tiles that are multiplied at once on a CPU by vector width: as many as registers hold sums.
-TOGETHER = {16: (4, 9, 12, 16, 20, 25), 8: (4, 6, 9, 12), 4: (4, 6, 8)}
-#: Share of the second-level cache that the transformed input of a block of tiles should take.
-INPUT_SHARE = 0.35
-#: What things cost on a CPU, in multiplications of vectors: an element of either transform, the
-#: overhead of a weight vector in a pass over tiles, and a vector of points from beyond the cache.
-TRANSFORM, OVERHEAD, POINT = 8, 1, 0.03
-#: The first pass over a weight vector takes so much more than others where all weights are larger
-#: than the second-level cache, and at least so much: from the next cache, and from memory where
-#: they are many times as large.
-FIRST, LEAST, MANY, LEAST_OF_MANY = 1, 7, 16, 12
+#: Tiles that are multiplied at once on a CPU by vector width: as many as registers hold sums. Fewer
+#: than 8 chains of sums wait for themselves, and are for the smallest images.
+TOGETHER = {16: (4, 8, 9, 12, 16, 20, 25), 8: (4, 8, 10, 12), 4: (4, 8)}
+FEWEST_CHAINS = 8
+#: Share of the second-level cache that the scratch memory of a block of tiles should take, and the
+#: fewest tiles for which weights should be read.
+SCRATCH_SHARE, FEWEST = 0.35, 16
+#: What things cost on a CPU, in multiplications of vectors: an element of either transform; a pass
+#: over a weight vector, and every tile that it is for; and the share more that all of it costs
+#: where scratch memory fills the second-level cache.
+TRANSFORM, PASS, WIDTH, STRAIN = 8, 0.2, 0.003, 0.1
+#: The first pass over a weight vector costs so much more than others, and takes at least so long:
+#: from the cache beyond the second, and from memory, where the weights are many times as large.
+BEYOND, MEMORY, MANY = (0.5, 8), (1.5, 12), 16
 #: Choices of each tile size that are worth trying.
 TRIED = 8
 
@@ -118,15 +121,14 @@ class _Tiling:
         """
         cache, width = soc.cpu.l2_cache_bytes, soc.gpu.vector_width
         vectors = op.input.c * self.out_blocks
-        products = self.computed * (1 + OVERHEAD / self.together)
-        if 4 * self.points_floats(width) > cache / 2:
-            products += POINT * self.computed
+        products = self.computed * (1 + PASS / self.together + WIDTH * self.together)
         weight_bytes = 4 * self.weight_points * vectors * width
         if weight_bytes > cache:
-            least = LEAST if weight_bytes <= MANY * cache else LEAST_OF_MANY
-            products += self.blocks * (FIRST + max(0, least - self.together))
+            more, least = BEYOND if weight_bytes <= MANY * cache else MEMORY
+            products += self.blocks * (more + max(0, least - self.together))
         transforms = TRANSFORM * self.tiles * (self.in_blocks + self.out_blocks)
-        return self.points * (vectors * products + transforms)
+        filled = 4 * (self.points_floats(width) + self.sums_floats(width)) / cache
+        return self.points * (vectors * products + transforms) * (1 + STRAIN * min(1, filled))
 
 
 def _tiles(op: Conv2d, tile: int) -> tuple[int, int]:
@@ -232,9 +234,11 @@ def _window(op: Conv2d) -> tuple[int, int]:
 def _cuts(op: Conv2d, soc: Soc, tile: int) -> Iterator[Choice]:
     """Ways to cut so many tiles into blocks and parts of blocks on a CPU."""
     points, tiles = ((tile - 1) * op.stride.w + op.kernel.w) ** 2, _tiles(op, tile)[1]
-    tile_bytes = 4 * points * round_up(op.input.c, soc.gpu.vector_width)
-    fitting = int(INPUT_SHARE * soc.cpu.l2_cache_bytes / tile_bytes)
+    tile_bytes = 4 * points * soc.gpu.vector_width * (soc.gpu.blocks(op.input.c) + 1)
+    fitting = max(FEWEST, int(SCRATCH_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
     for together in TOGETHER[soc.gpu.vector_width]:
+        if together < FEWEST_CHAINS and together < tiles:
+            continue
         short = max(1, min(fitting, tiles) // together)
         for times in (short, 4 * short):
             yield {"tile": tile, "together": together, "most": times * together}

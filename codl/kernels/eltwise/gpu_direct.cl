@@ -177,8 +177,7 @@ KERNEL void eltwise_image(
         const float4 right = TAKE_1(TEXEL(other, from_1 + x * column_1, other_row + y * row_1));
 #endif
         float4 value = ACTIVATE(COMBINE(left, right));
-#if MODE == 3 || MODE == 6
-        // Zeros over zeros and the like must not get into lanes beyond the last channel.
+#ifdef CLEAR_BEYOND
         const int high = channels - (int)BLOCK_ID * 4;
         value = select((float4)(0.0f), value, (int4)(0, 1, 2, 3) < (int4)(high));
 #endif

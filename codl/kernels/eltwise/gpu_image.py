@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.eltwise.gpu_direct import CODES
+from codl.kernels.eltwise.gpu_direct import mode_defines
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
-from codl.ops.eltwise import UNARY, Eltwise
+from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
 #: Pixels of one work-item of a CPU, where images are emulated, at most.
@@ -65,8 +65,7 @@ class GpuImage:
             defines={
                 **image_defines(op.activation, soc, self.storage),
                 "IMAGE": 1,
-                "MODE": CODES[op.mode],
-                **({"UNARY": 1} if op.mode in UNARY else {}),
+                **mode_defines(op),
                 **{f"ONE_LANE_{i}": 1 for i in range(count) if op.inputs[i].c < op.output.c},
             },
         ).stored_as(self.storage, count)

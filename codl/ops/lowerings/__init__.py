@@ -1,4 +1,8 @@
-"""What each ONNX node means: one module a family, each with its `LOWERINGS` by node type."""
+"""What each ONNX node means: one module a family, each with its `LOWERINGS` by node type.
+
+`PARAMETERS` has the positions of the inputs that a lowering wants as constants: not data, but
+weights, axes, sizes.
+"""
 
 from __future__ import annotations
 
@@ -21,4 +25,14 @@ LOWERINGS: dict[str, Lowering] = {
     **matmul.LOWERINGS,
     **reductions.LOWERINGS,
     **norms.LOWERINGS,
+}
+
+PARAMETERS: dict[str, tuple[int, ...]] = {
+    **windows.PARAMETERS,
+    **elementwise.PARAMETERS,
+    **movement.PARAMETERS,
+    **matmul.PARAMETERS,
+    **reductions.PARAMETERS,
+    **norms.PARAMETERS,
+    **resize.PARAMETERS,
 }

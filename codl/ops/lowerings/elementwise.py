@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -83,6 +84,15 @@ def _binary(mode: str) -> Lowering:
     return lowering
 
 
+def _mean(graph: Graph, node: Node) -> list[Step]:
+    """The sum, times one over the number of inputs."""
+    *before, last = _binary("add")(graph, node)
+    total = replace(last, output=f"{node.name}.total")
+    share = Operand.number(1 / len(node.inputs))
+    operands = (Operand(total.output, tuple(graph.shapes[node.outputs[0]])), share)
+    return [*before, total, combine(node, "mul", operands, node.outputs[0])]
+
+
 def _unary(mode: str, *parameters: tuple[str, float]) -> Lowering:
     """A function of every element, with attributes and their defaults as parameters."""
 
@@ -111,6 +121,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Floor": _unary("floor"),
     "Log": _unary("log"),
     "Max": _binary("max"),
+    "Mean": _mean,
     "Min": _binary("min"),
     "Mish": _unary("mish"),
     "Mul": _binary("mul"),
@@ -132,3 +143,5 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Tan": _unary("tan"),
     "ThresholdedRelu": _unary("thresholded_relu", ("alpha", 1.0)),
 }
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Clip": (1, 2)}

@@ -82,7 +82,8 @@ def _space_to_depth(graph: Graph, node: Node) -> list[Step]:
     r = int(node.attributes["blocksize"])
     axes = (n, c, h // r, r, w // r, r)
     to = (n, c * r * r, h // r, w // r)
-    return [_permuted(node, (n, c, h, w), axes, (0, 3, 5, 1, 2, 4), to)]
+    perm = (0, 3, 5, 1, 2, 4) if attribute(node, "mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return [_permuted(node, (n, c, h, w), axes, perm, to)]
 
 
 def _slice(graph: Graph, node: Node) -> list[Step]:
@@ -187,4 +188,15 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _reshape,
+}
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {
+    "Expand": (1,),
+    "Pad": (1, 2, 3),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1, 2),
+    "Unsqueeze": (1,),
 }

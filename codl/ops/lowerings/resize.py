@@ -129,3 +129,5 @@ def _step(
 
 
 LOWERINGS: Mapping[str, Lowering] = {"Resize": _resize, "Upsample": _resize}
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2, 3), "Upsample": (1,)}

@@ -1,0 +1,209 @@
+"""ONNX's node conformance suite through the backend, and what came of every case."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+
+from codl.backend.backend import CodlRep
+from codl.errors import UnsupportedError
+from codl.graph.passes import ALIASES, RESHAPES
+from codl.ops.lowerings import LOWERINGS
+from codl.ops.lowerings.elementwise import ACTIVATIONS
+from codl.soc import Soc
+
+Status = Literal["passed", "failed", "refused"]
+#: Nodes that ONNX Runtime folds away where only shapes and constants go in.
+FOLDED = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Range", "Shape", "Size")
+#: What the backend must know, whatever else it does.
+# fmt: off
+PROMISED = (
+    "Conv", "ConvTranspose", "Gemm", "MatMul",
+    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool",
+    "Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum",
+    "Clip", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu",
+    "Sigmoid", "Swish", "Tanh",
+    "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
+    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum", "Softmax",
+    "Concat", "DepthToSpace", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Slice",
+    "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze", "Upsample",
+)
+# fmt: on
+#: What is left out of a reason to count it together with others.
+GENERAL = (
+    (r"The node '[^']*' \((\w+)\)", r"\1"),
+    (r" \(known: [^)]*\)", ""),
+    (r"'[^']*'", "'...'"),
+    (r" has the shape \S+;", ";"),
+)
+EXPANDED = re.compile(r"_expanded(_ver\d+)?$")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case.
+
+    `op` is the type of the node under test, also where the case is that node's expansion into
+    others. `converted` says that tensors were not float32 in the model, `gpu_ops` how many ops ran
+    on the GPU (none where a model only renames a tensor).
+    """
+
+    case: str
+    op: str
+    status: Status
+    reason: str = ""
+    converted: bool = False
+    gpu_ops: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of the suite and the type of the node that it tests."""
+
+    op: str
+    test: TestCase
+
+    @property
+    def name(self) -> str:
+        return str(self.test.name)
+
+
+@cache
+def suite() -> tuple[Case, ...]:
+    """Every case of the node suite, by name."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some cases overflow on purpose while they are made
+        tests = {test.name: test for test in collect_testcases(None)}
+    return tuple(Case(_op(name, tests), tests[name]) for name in sorted(tests))
+
+
+def known_ops() -> frozenset[str]:
+    """The node types that codl runs, or should run."""
+    known = {*PROMISED, *LOWERINGS, *ACTIVATIONS, *ALIASES, *RESHAPES}
+    return frozenset(known.difference(FOLDED))
+
+
+def select(*, everything: bool = False, only: str = "") -> list[Case]:
+    """The cases of known ops, or all; `only` is searched in their names.
+
+    The expansion of an op, known or not, is taken where it is made of known ones alone.
+    """
+    known = known_ops()
+    foldable = known.union(FOLDED)
+
+    def wanted(case: Case) -> bool:
+        nodes = {node.op_type for node in case.test.model.graph.node}
+        if EXPANDED.search(case.name):
+            return everything or (nodes <= foldable and case.op not in FOLDED)
+        return everything or case.op in known
+
+    return [case for case in suite() if re.search(only, case.name) and wanted(case)]
+
+
+def run(cases: Iterable[Case], soc: Soc) -> Iterator[Outcome]:
+    """Run cases on the GPU side, one after the other."""
+    for case in cases:
+        start = perf_counter()
+        outcome = run_case(case, soc)
+        yield replace(outcome, seconds=round(perf_counter() - start, 3))
+
+
+def run_case(case: Case, soc: Soc) -> Outcome:
+    try:
+        rep = CodlRep(case.test.model, soc, "gpu")
+        ops = max(_check(rep, case.test, *data) for data in case.test.data_sets or ())
+    except UnsupportedError as error:
+        return Outcome(case.name, case.op, "refused", _first_line(error))
+    except Exception as error:  # whatever it is, the other cases go on
+        return Outcome(case.name, case.op, "failed", f"{type(error).__name__}: {error}")
+    converted = any(kind != np.float32 for kind in rep.data_types)
+    return Outcome(case.name, case.op, "passed", converted=converted, gpu_ops=ops)
+
+
+def _check(rep: CodlRep, test: TestCase, inputs: Sequence[Any], expected: Sequence[Any]) -> int:
+    """Compare as ONNX's own runner does; the number of ops that ran."""
+    from onnx.backend.test.runner import Runner
+
+    outputs = rep.run([_array(value) for value in inputs])
+    wanted = [_array(value) for value in expected]
+    Runner.assert_similar_outputs(wanted, outputs, test.rtol, test.atol)
+    return rep.ops
+
+
+def _array(value: Any) -> Any:
+    """Some cases hold their tensors as ONNX writes them."""
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+def _op(name: str, tests: dict[str, TestCase]) -> str:
+    """The type of the node under test, of the case that an expansion stands for."""
+    test = tests.get(EXPANDED.sub("", name), tests[name])
+    kinds = list(dict.fromkeys(node.op_type for node in test.model.graph.node))
+    return kinds[-1] if kinds else "none"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Outcomes counted."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def count(self, status: Status, op: str | None = None) -> int:
+        return sum(o.status == status and op in (None, o.op) for o in self.outcomes)
+
+    @property
+    def ops(self) -> list[str]:
+        return sorted({outcome.op for outcome in self.outcomes})
+
+    @property
+    def converted(self) -> int:
+        """Passed cases with tensors of other types than float32."""
+        return sum(o.converted for o in self.outcomes)
+
+    @property
+    def renamings(self) -> int:
+        """Passed cases that left nothing to compute."""
+        return sum(o.status == "passed" and not o.gpu_ops for o in self.outcomes)
+
+    def reasons(self, status: Status, op: str | None = None) -> Counter[str]:
+        """Why cases have this status, with what names a single node or tensor left out."""
+        found = [o for o in self.outcomes if o.status == status and op in (None, o.op)]
+        return Counter(_general(outcome.reason) for outcome in found)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cases": len(self.outcomes),
+            "passed": self.count("passed"),
+            "failed": self.count("failed"),
+            "refused": self.count("refused"),
+            "converted": self.converted,
+            "renamings": self.renamings,
+            "onnx": onnx.__version__,
+            "refusals": dict(self.reasons("refused").most_common()),
+            "outcomes": [vars(outcome) for outcome in self.outcomes],
+        }
+
+
+def _general(reason: str) -> str:
+    first = (reason.strip().splitlines() or [""])[0]
+    for pattern, text in GENERAL:
+        first = re.sub(pattern, text, first)
+    return first

@@ -1,0 +1,75 @@
+"""`codl conformance`: ONNX's node conformance suite on the kernels of the GPU side."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from codl import soc as socs
+from codl.cli.output import JsonOption, OutputOption, emit, progress
+from codl.device.detect import detect
+
+
+def run_conformance(
+    soc: Annotated[
+        str | None, typer.Option("--soc", help="A SoC; without one this machine is detected.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The OpenCL device: a driver or device name of `codl devices`."),
+    ] = None,
+    only: Annotated[
+        str, typer.Option(metavar="REGEX", help="Only the cases whose name has this in it.")
+    ] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every case, of ops that codl does not know too.")
+    ] = False,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Run ONNX's node conformance suite with every op forced onto the GPU side.
+
+    A case passes where ONNX's own check does. What codl cannot do it refuses with the reason.
+
+    [dim]Examples:[/dim]
+    codl conformance
+    codl conformance --device pocl-binary-distribution --only 'resize|pad' --json
+    """
+    from codl.backend import conformance
+
+    described = socs.load(soc) if soc else detect("here", device=device)
+    cases = conformance.select(everything=everything, only=only)
+    outcomes, start = [], perf_counter()
+    with progress(f"Conformance on {described.gpu.name}") as update:
+        for outcome in conformance.run(cases, described):
+            outcomes.append(outcome)
+            spent, done = perf_counter() - start, len(outcomes)
+            update(done, len(cases), spent / done * (len(cases) - done))
+    summary = conformance.Summary(tuple(outcomes))
+    seconds = round(perf_counter() - start, 1)
+    where = {"gpu": described.gpu.name, "driver": described.gpu.driver, "icd": described.gpu.icd}
+    result = {**where, "seconds": seconds, **summary.to_json()}
+
+    def render() -> Group:
+        title = f"ONNX {result['onnx']} node cases on {described.gpu.platform}"
+        table = Table("op", "passed", "failed", "refused", "why", title=title, title_justify="left")
+        for op in summary.ops:
+            counts = [summary.count(s, op) for s in ("passed", "failed", "refused")]
+            reasons = summary.reasons("failed", op) + summary.reasons("refused", op)
+            why = "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
+            table.add_row(op, *(str(n or "") for n in counts), why)
+        native = result["passed"] - summary.converted
+        lines = (
+            f"{result['passed']} of {result['cases']} cases passed, {result['failed']} failed, "
+            f"{result['refused']} refused, in {seconds:.0f} s.",
+            f"Of those that passed, {native} ran in their own type (float32) and "
+            f"{summary.converted} were converted at the borders (other floats, integers, bool); "
+            f"{summary.renamings} only rename a tensor and left the GPU nothing to do.",
+        )
+        return Group(table, *lines)
+
+    emit("conformance", result, render, as_json=json, output=output)
