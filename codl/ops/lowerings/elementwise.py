@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -83,6 +84,14 @@ def _binary(mode: str) -> Lowering:
     return lowering
 
 
+def _mean(graph: Graph, node: Node) -> list[Step]:
+    """The sum of all inputs, over their number."""
+    total = Operand(f"{node.name}.total", tuple(graph.shapes[node.outputs[0]]))
+    summed = _binary("add")(graph, replace(node, outputs=(total.name,)))
+    share = Operand.number(1 / len(node.inputs))
+    return [*summed, combine(node, "mul", (total, share), node.outputs[0])]
+
+
 def _unary(mode: str, *parameters: tuple[str, float]) -> Lowering:
     """A function of every element, with attributes and their defaults as parameters."""
 
@@ -111,6 +120,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Floor": _unary("floor"),
     "Log": _unary("log"),
     "Max": _binary("max"),
+    "Mean": _mean,
     "Min": _binary("min"),
     "Mish": _unary("mish"),
     "Mul": _binary("mul"),
