@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,22 @@ def first_soc() -> Soc:
 @pytest.fixture(scope="session")
 def gpu(soc: Soc) -> OpenClDevice:
     return open_device(soc)
+
+
+def taken_for_gpu(soc: Soc) -> OpenClDevice:
+    """A device as if it were a real GPU: vectors of four, and work-groups that share memory."""
+    like = replace(soc.gpu, type="gpu", vector_width=4, compute_units=16, local_mem_bytes=48 << 10)
+    return open_device(replace(soc, gpu=like))
+
+
+@pytest.fixture(scope="session")
+def as_gpu(soc: Soc) -> OpenClDevice:
+    return taken_for_gpu(soc)
+
+
+@pytest.fixture(scope="session")
+def first_gpu(first_soc: Soc) -> OpenClDevice:
+    return taken_for_gpu(first_soc)
 
 
 @pytest.fixture(autouse=True)

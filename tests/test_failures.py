@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from codl import cache
+from codl.device.failures import describe, explained
+from codl.device.loader import cl_module
 from codl.device.opencl import OpenClDevice
 from codl.device.programs import Programs
 from codl.errors import CodlError, CodlWarning, DeviceError
@@ -246,6 +248,16 @@ def test_a_tensor_that_is_too_large_is_explained(gpu: OpenClDevice) -> None:
     weights = np.broadcast_to(np.float32(0), HUGE)
     with pytest.raises(DeviceError, match=f"A buffer of {4 * HUGE} bytes is wanted"):
         gpu._constant(weights, image=False)
+
+
+def test_codes_are_explained(gpu: OpenClDevice) -> None:
+    error = cl_module()._cl._ErrorRecord(msg="", code=-5, routine="clFinish")
+    with (
+        pytest.raises(DeviceError, match=r"^Running x failed \(OUT_OF_RESOURCES: a work-group "),
+        explained("Running x"),
+    ):
+        raise cl_module().RuntimeError(error)
+    assert describe(-9999).endswith("-9999")
 
 
 def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first
     for part in split(op, dim if dim in op.dims else op.dims[0], ratio):
         if part.is_empty:
             continue
-        for variant in registry.variants(op.restrict(part), "cpu", soc):
+        for variant in registry.variants(op.restrict(part), "cpu", soc, every=True):
             got = run_cpu(variant, op, part, inputs, weights, soc)
             assert_close(variant, op.restrict(part), got, cut(expected, part))
 
@@ -157,6 +157,54 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
     for variant in found:
         got, _ = run_gpu(variant, op, part, inputs, weights, gpu)
         assert_close(variant, op, got, expected[0])
+
+
+@given(op=ops(), ratio=RATIOS, data=st.data())
+@settings(FEW, max_examples=15)
+def test_variants_for_real_gpus_in_any_of_their_choices(
+    op: Op, ratio: float, data: st.DataObject, as_gpu: OpenClDevice
+) -> None:
+    inputs, weights = operands(op)
+    expected = reference(op, inputs, weights)
+    _, part = split(op, data.draw(st.sampled_from(op.dims)), ratio, align=4)
+    if part.is_empty:
+        return
+    for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
+        choice = data.draw(st.sampled_from(variant.choices(op.restrict(part), as_gpu.soc)))
+        got, around = run_gpu(variant, op, part, inputs, weights, as_gpu, choice)
+        assert_close(variant, op.restrict(part), got, cut(expected, part))
+        for rest in Region.whole(op.output).minus(part):
+            assert (cut(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x3x33x31 oc=32 kernel=7x7 stride=2 pad=3 act=relu",
+        "conv2d in=1x96x15x13 oc=70 kernel=1x1",
+        "conv2d in=1x64x14x14 oc=64 kernel=3x3 pad=1 act=leaky_relu:0.1",
+        "conv2d in=1x50x17x17 oc=50 kernel=3x3 stride=2 pad=1 groups=50",
+        "pooling in=1x70x9x9 mode=avg kernel=9x9",
+        "fc in=1x40x7x7 oc=130 act=relu",
+    ],
+)
+def test_every_choice_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
+    op = parse(text)
+    inputs, weights = operands(op, seed=1)
+    expected, part = reference(op, inputs, weights), Region.whole(op.output)
+    for variant in variants_for_gpus(op, first_gpu.soc):
+        features = []
+        for choice in variant.choices(op, first_gpu.soc):
+            got, _ = run_gpu(variant, op, part, inputs, weights, first_gpu, choice)
+            assert_close(variant, op, got, expected[0])
+            features.append(variant.features(op, first_gpu.soc, choice))
+        assert features[0] == variant.features(op, first_gpu.soc)
+        assert len({tuple(values) for values in features}) == 1
+
+
+def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
+    found: list[Any] = registry.variants(op, "gpu", soc, every=True)
+    return [variant for variant in found if variant.meant_for == {"gpu"}]
 
 
 @given(

@@ -359,3 +359,12 @@ def test_batches_on_the_gpu(soc: Soc) -> None:
     proto = model(nodes, {"x": (3, 3, 8, 10)}, ["y"], constants)
     network = same_as_onnx_runtime(proto, soc)
     assert network.shapes["x"].n == 3
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_indices_of_maxima(order: int, soc: Soc) -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y", "at"], kernel_shape=[3, 2], strides=[2, 2],
+                            pads=[1, 0, 0, 1], storage_order=order)  # fmt: skip
+    proto = model([node], {"x": (2, 3, 9, 8)}, ["y"])
+    proto.graph.output.append(helper.make_tensor_value_info("at", TensorProto.INT64, None))
+    same_as_onnx_runtime(proto, soc)

@@ -128,6 +128,8 @@ def test_a_soc_says_which_variants_it_has(first_soc: Soc) -> None:
     assert any(name.endswith("_image") for name in names(memory_types=both))
     assert all("_image" in name for name in names(memory_types=("image2d",)))
     assert all(name.endswith("_fp16") for name in names(memory_types=both, element="float16"))
+    narrow = of_gpu(first_soc, memory_types=("image2d",), max_image_width=8)
+    assert [v.name for v in registry.variants(op, "gpu", narrow)] == ["gpu_direct"]
     reshape = parse("reshape in=1x8x8x8 to=1x512x1x1")
     assert registry.variants(reshape, "gpu", of_gpu(first_soc, memory_types=("image2d",)))
 

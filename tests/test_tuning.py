@@ -26,7 +26,7 @@ from codl.collect.tuner import TuneTask, is_faster, propose, tune, tune_tasks
 from codl.collect.work import GpuWork, operands
 from codl.dataset import Dataset
 from codl.device.opencl import OpenClDevice
-from codl.errors import CodlError, CodlWarning
+from codl.errors import CodlError, CodlWarning, MismatchError
 from codl.kernels import registry, tuned
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -184,6 +184,15 @@ def test_a_search_that_was_cut_short_goes_on(soc: Soc, variant: Any) -> None:
     assert found.complete
     assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"
     assert found.choice == FAST
+
+
+def test_nothing_is_tuned_under_another_drivers_name(soc: Soc, variant: Any) -> None:
+    stale = replace(soc, gpu=replace(soc.gpu, driver="older"))
+    with (
+        pytest.warns(CodlWarning, match="the SoC file says 'older': `codl soc detect"),
+        pytest.raises(MismatchError, match="writes it anew"),
+    ):
+        tune(stale, [TuneTask(OP, variant)])
 
 
 def test_every_gpu_variant_of_every_op_and_part_is_a_task(first_soc: Soc) -> None:

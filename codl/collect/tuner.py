@@ -22,7 +22,7 @@ from codl.collect.tasks import OpTask, make_tasks
 from codl.collect.work import GpuWork, operands
 from codl.device import threads
 from codl.device.opencl import OpenClDevice, open_device
-from codl.errors import DeviceError
+from codl.errors import DeviceError, MismatchError
 from codl.kernels import registry, tuned
 from codl.kernels.base import Choice, GpuVariant
 from codl.kernels.source import source_digest
@@ -105,9 +105,12 @@ def tune(
 ) -> TuneRun:
     """Search the tasks that the cache has no complete result for; each is saved when it is done.
 
-    `budget_s` is shared out: each task may take what is left over the tasks that are left.
+    `budget_s` is shared out: each task may take what is left over the tasks that are left. Raises
+    `MismatchError` where the device's driver is not the SoC file's.
     """
     gpu, begin = open_device(soc), time.monotonic()
+    if gpu.mismatch:
+        raise MismatchError(gpu.mismatch)
     threads.pin([0], soc.cpu.cores)
     found = [tuned.tuning(soc).find(task.variant, task.op, soc) for task in tasks]
     missing = [(t, f) for t, f in zip(tasks, found, strict=True) if f is None or not f.complete]

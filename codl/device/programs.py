@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from codl.cache import Slot, digest
-from codl.device.failures import code_name
 from codl.device.loader import cl_module
 from codl.errors import DeviceError
 from codl.kernels.base import KernelPlan
@@ -120,7 +119,7 @@ class Programs:
                 self.compiled += 1
                 program.build(job.options)
             except cl_module().Error as error:
-                if code_name(error) == "BUILD_PROGRAM_FAILURE":
+                if error.code == cl_module().status_code.BUILD_PROGRAM_FAILURE:
                     failure.store(str(error).encode())
                 raise self._error(job, str(error)) from error
             if self._keeping:

@@ -132,11 +132,11 @@ def _enqueue(
     timeline: Timeline | None,
     kind: str,
 ) -> None:
-    queue = gpu.queue
+    if timeline is None:
+        gpu.submit(kernels)
+        return
     for kernel in kernels:
-        event = kernel.enqueue(queue)
-        if timeline is not None:
-            timeline.gpu(kind, kernel.name, event)
+        timeline.gpu(kind, kernel.name, kernel.enqueue(gpu.queue))
 
 
 def build_cpu_half(

@@ -63,14 +63,20 @@ __constant sampler_t TEXELS =
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
 
-// A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows, here one:
-// r = a.s0 b.s0 a.s1 b.s1 ..., a half at a time.
+// A V x V matrix is transposed in registers by log2(V) perfect shuffles of its rows:
+// a0 b0 a1 b1 ... of the lower or the upper halves. As masks, because compilers make one instruction
+// of these and several of `.even` and `.odd`.
+#if V == 4
+#define MASK(first) ((uint4)(0, 4, 1, 5) + (first))
+#elif V == 8
+#define MASK(first) ((uint8)(0, 8, 1, 9, 2, 10, 3, 11) + (first))
+#else
+#define MASK(first) ((uint16)(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23) + (first))
+#endif
 #define SHUFFLE(FROM, TO)                                                                          \
     UNROLL for (int i = 0; i < V / 2; i++) {                                                       \
-        TO[2 * i].even = FROM[i].lo;                                                               \
-        TO[2 * i].odd = FROM[i + V / 2].lo;                                                        \
-        TO[2 * i + 1].even = FROM[i].hi;                                                           \
-        TO[2 * i + 1].odd = FROM[i + V / 2].hi;                                                    \
+        TO[2 * i] = shuffle2(FROM[i], FROM[i + V / 2], MASK(0));                                   \
+        TO[2 * i + 1] = shuffle2(FROM[i], FROM[i + V / 2], MASK(V / 2));                           \
     }
 
 // Leaves the transpose of `m` in `m`; `t` is another V vectors.

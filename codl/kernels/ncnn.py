@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from codl.kernels.base import Variant
@@ -13,7 +13,10 @@ from codl.soc import Soc
 #: ncnn's own parameter 31 switches an algorithm off for one layer.
 NO_GEMM, NO_WINOGRAD = 1 << 5, 1 << 6
 
-Value = int | float | tuple[float, ...]
+#: ncnn's own parameter 30 tells a layer the shape of its output before it runs.
+SHAPE_HINT = 30
+
+Value = int | float | tuple[int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class NcnnLayer:
     `after` is an activation that ncnn cannot fuse into this layer; it becomes a layer of its own.
     `copies_input`: the layer takes channels to lie as ncnn itself would have put them, so that a
     tensor of somebody else's must be copied for it.
+    `options` are those of ncnn's net options that the layer insists on; layers that want different
+    ones run in nets of their own.
     """
 
     type: str
@@ -30,10 +35,15 @@ class NcnnLayer:
     weights: tuple[str, ...] = ()
     after: Activation = Activation()
     copies_input: bool = False
+    options: Mapping[str, bool] = field(default_factory=dict)
 
 
 class CpuVariant(Variant, Protocol):
-    """A variant that is a layer of an ncnn net."""
+    """A variant that is a layer of an ncnn net.
+
+    One that is hardly ever the best has an attribute `usual` that is false: it runs only where it
+    is asked for by name.
+    """
 
     def plan(self, op: Any, soc: Soc) -> NcnnLayer: ...
 
@@ -66,7 +76,8 @@ def fused_activation(activation: Activation) -> dict[int, Value]:
     """Parameters 9 and 10 of ncnn's convolution and inner product; none where it cannot fuse."""
     if activation.kind not in _FUSED:
         return {}
-    parameters = (1 / 6, 0.5) if activation.kind == "hard_swish" else activation.parameters
+    values = (1 / 6, 0.5) if activation.kind == "hard_swish" else activation.parameters
+    parameters = tuple(float(value) for value in values)
     return {9: _FUSED[activation.kind], **({10: parameters} if parameters else {})}
 
 

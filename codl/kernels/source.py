@@ -1,7 +1,12 @@
-"""The text of a plan's kernels, as it is compiled."""
+"""The text of a plan's kernels, as it is compiled.
+
+A source may `#include "conv2d/other.cl"`, by the path relative to this package. That is expanded
+here: drivers see no files, and a program's key in the cache is its whole text.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib import resources
 
@@ -9,6 +14,7 @@ from codl.cache import digest
 from codl.kernels.base import KernelPlan
 
 COMMON = "common.cl"
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 def source_text(plan: KernelPlan) -> str:
@@ -23,8 +29,12 @@ def source_digest(plan: KernelPlan) -> str:
 
 @cache
 def _text(names: tuple[str, ...]) -> str:
-    folder = resources.files("codl.kernels")
-    return "".join(folder.joinpath(name).read_text() for name in names)
+    return "".join(_expanded(name) for name in names)
+
+
+def _expanded(name: str) -> str:
+    text = resources.files("codl.kernels").joinpath(name).read_text()
+    return INCLUDE.sub(lambda match: _expanded(match[1]), text)
 
 
 @cache

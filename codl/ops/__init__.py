@@ -9,7 +9,8 @@ from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.lower import lower
 from codl.ops.matmul import MatMul
-from codl.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ops.max_indices import MaxIndices
+from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.norm import Norm
@@ -36,6 +37,7 @@ __all__ = [
     "Gather",
     "Layer",
     "MatMul",
+    "MaxIndices",
     "NdOp",
     "Network",
     "Norm",
@@ -55,6 +57,7 @@ __all__ = [
     "Tile",
     "Transpose",
     "Weights",
+    "Windows",
     "lower",
     "parse",
     "split",

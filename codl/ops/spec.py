@@ -21,6 +21,7 @@ from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.matmul import MatMul
+from codl.ops.max_indices import MaxIndices
 from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import Numbers, Sizes
 from codl.ops.norm import Norm
@@ -54,6 +55,7 @@ OP_TYPES: dict[str, type[Op]] = {
         ConcatNd,
         Gather,
         Resize,
+        MaxIndices,
     )
 }
 #: Fields come in this order; others, by their names, before the activation.

@@ -1,12 +1,13 @@
 // Concatenation of channels: one launch for every input, in order.
 //
-// concat_blocks   for an input whose first output channel begins a block: whole blocks are copied.
-//                 Lanes beyond its last channel land on the next input's, which comes later.
-// concat_lanes    for any input: one channel of the output at a time, lane by lane.
+// concat_blocks    for an input whose first output channel begins a block: whole blocks are copied.
+//                  Lanes beyond its last channel land on the next input's, which comes later.
+// concat_shifted   for one that begins at lane `shift` of a block: every block of the output is made
+//                  of two of the input. Lanes before the first channel keep what they hold.
 //
-// strip           pixels of one work-item
-// first_block, first_channel   of the output, where this input begins
-// channels        of this input; concat_lanes stores what zeros give in those beyond
+// strip            pixels of one work-item
+// first_block      of the output, where this input begins
+// in_blocks        of this input; beyond them are zeros
 
 KERNEL void concat_blocks(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -22,20 +23,44 @@ KERNEL void concat_blocks(
     }
 }
 
-KERNEL void concat_lanes(
+#if V == 4
+#define LANES ((uint4)(0, 1, 2, 3))
+#elif V == 8
+#define LANES ((uint8)(0, 1, 2, 3, 4, 5, 6, 7))
+#else
+#define LANES ((uint16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#endif
+// The lanes that end up at `shift` and after it come from the second block.
+#define SHIFTED(before, at) ACTIVATE(shuffle2((before), (at), mask))
+
+KERNEL void concat_shifted(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    int strip, int first_channel, int channels, int pixels)
+    int strip, int first_block, int shift, int in_blocks, int pixels)
 {
-    const int channel = BLOCK_ID, to = first_channel + channel;
-    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, to / V) + to % V;
+    const int block = BLOCK_ID;
+    const CAT(uint, V) mask = LANES + (uint)(V - shift);
+    __global const ELEMENT *before = BLOCK(input, input_offset, input_stride, block - 1);
+    __global const ELEMENT *at = BLOCK(input, input_offset, input_stride, block);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, first_block + block);
+
     const int stop = min((int)(STRIP_ID + 1) * strip, pixels);
     int pixel = STRIP_ID * strip;
-    if (channel >= channels) {
-        for (; pixel < stop; pixel++) SET(ACTIVATE(0.0f), out, pixel * V);
-        return;
+    if (block == 0) {
+        const CAT(int, V) keep = CAT(convert_int, V)(LANES) < shift;
+        for (; pixel < stop; pixel++) {
+            const VEC value = LOAD(at + pixel * V), kept = LOAD(out + pixel * V);
+            STORE(select(SHIFTED(value, value), kept, keep), out + pixel * V);
+        }
+    } else if (block == in_blocks) {
+        for (; pixel < stop; pixel++) {
+            const VEC value = LOAD(before + pixel * V);
+            STORE(SHIFTED(value, (VEC)(0.0f)), out + pixel * V);
+        }
+    } else {
+        for (; pixel < stop; pixel++) {
+            const VEC first = LOAD(before + pixel * V), second = LOAD(at + pixel * V);
+            STORE(SHIFTED(first, second), out + pixel * V);
+        }
     }
-    __global const ELEMENT *in =
-        BLOCK(input, input_offset, input_stride, channel / V) + channel % V;
-    for (; pixel < stop; pixel++) SET(ACTIVATE(GET(in, pixel * V)), out, pixel * V);
 }

@@ -1,4 +1,4 @@
-"""Concatenation on the GPU: a copy of every input, by whole blocks where channels allow it."""
+"""Concatenation on the GPU: a copy of every input, block by block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_STRIP = 2048
 
 
 class GpuCopy:
-    """Inputs of any number of channels; those that begin inside a block are copied by lanes."""
+    """Inputs of any number of channels; those that begin inside a block are shifted on the way."""
 
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "gpu"
@@ -28,58 +28,55 @@ class GpuCopy:
         return None
 
     def choices(self, op: Concat, soc: Soc) -> tuple[Choice, ...]:
-        return ({},)
+        """The most pixels of a work-item."""
+        strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
+        return tuple({"strip": strip} for strip in strips)
 
     def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        most = (choice or self.choices(op, soc)[0])["strip"]
         width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
-        by_blocks = by_lanes = items = 0
+        copies = shifted = items = 0
         size = self.storage.element_bytes
         for index in range(len(op.inputs)):
-            others = _others(op, index, soc)
-            items += ceil_div(pixels, strip(pixels, others, LONGEST_STRIP, soc)) * others
+            blocks = _blocks(op, index, soc)
+            items += ceil_div(pixels, strip(pixels, blocks, most, soc)) * blocks
             if op.offset(index) % width:
-                by_lanes += others * pixels
+                shifted += blocks * pixels
             else:
-                by_blocks += others * pixels
+                copies += blocks * pixels
         return {
             "launches": float(len(op.inputs)),
-            "block_copies": float(by_blocks),
-            "lane_copies": float(by_lanes),
+            "block_copies": float(copies),
+            "shifted_copies": float(shifted),
             "work_items": float(items),
             "waves": waves(items, soc),
             "output_bytes": float(size * round_up(op.output.c, width) * pixels),
         }
 
     def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        most = (choice or self.choices(op, soc)[0])["strip"]
         return KernelPlan(
             source="concat/gpu_copy.cl",
-            launches=tuple(_launch(op, index, soc) for index in range(len(op.inputs))),
+            launches=tuple(_launch(op, index, most, soc) for index in range(len(op.inputs))),
             defines=base_defines(op.activation, soc, self.storage),
         ).stored_as(self.storage, len(op.inputs))
 
 
-def _others(op: Concat, index: int, soc: Soc) -> int:
-    """Work-items that share a strip of pixels: blocks, or single channels of the output.
-
-    The last input's include the lanes that fill up the output's last block.
-    """
+def _blocks(op: Concat, index: int, soc: Soc) -> int:
+    """Blocks of the output that have channels of an input."""
     width, first = soc.gpu.vector_width, op.offset(index)
-    if first % width == 0:
-        return soc.gpu.blocks(op.inputs[index].c)
-    last = index == len(op.inputs) - 1
-    return round_up(op.output.c, width) - first if last else op.inputs[index].c
+    return ceil_div(first + op.inputs[index].c, width) - first // width
 
 
-def _launch(op: Concat, index: int, soc: Soc) -> Launch:
-    width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
-    first, others = op.offset(index), _others(op, index, soc)
-    length = strip(pixels, others, LONGEST_STRIP, soc)
-    global_size, local_size = item_grid(ceil_div(pixels, length), others, soc)
-    aligned = first % width == 0
-    where = (first // width,) if aligned else (first, op.inputs[index].c)
+def _launch(op: Concat, index: int, most: int, soc: Soc) -> Launch:
+    pixels, blocks = op.output.h * op.output.w, _blocks(op, index, soc)
+    length = strip(pixels, blocks, most, soc)
+    global_size, local_size = item_grid(ceil_div(pixels, length), blocks, soc)
+    first_block, shift = divmod(op.offset(index), soc.gpu.vector_width)
+    source = (shift, soc.gpu.blocks(op.inputs[index].c)) if shift else ()
     return Launch(
-        kernel="concat_blocks" if aligned else "concat_lanes",
+        kernel="concat_shifted" if shift else "concat_blocks",
         global_size=global_size,
         local_size=local_size,
-        args=(TensorArg("input", index), TensorArg("output"), length, *where, pixels),
+        args=(TensorArg("input", index), TensorArg("output"), length, first_block, *source, pixels),
     )

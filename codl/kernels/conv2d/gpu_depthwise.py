@@ -48,10 +48,16 @@ class GpuDepthwise:
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        return ({},)
+        """Pixels of a tile, and the most tiles of a work-item."""
+        default = row_tile(op.output.w, soc)
+        sizes = sorted({default, 4, 6, 8, 10, 12, 14} if soc.gpu.is_cpu else {default, 2, 8})
+        fitting = [p for p in sizes if _span(op, p) * op.kernel.w <= MOST_UNROLLED] or [1]
+        fitting.sort(key=lambda p: (abs(p - default), -p))
+        strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
+        return tuple({"pixels": p, "strip": s} for p in fitting for s in strips)
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        pixels, tiles, length = _tiling(op, soc)
+        pixels, tiles, length = _tiling(op, soc, choice or self.choices(op, soc)[0])
         blocks = soc.gpu.blocks(op.out_channels)
         columns = _span(op, pixels) * op.kernel.h
         window = op.kernel.h * op.kernel.w
@@ -67,7 +73,7 @@ class GpuDepthwise:
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        pixels, tiles, length = _tiling(op, soc)
+        pixels, tiles, length = _tiling(op, soc, choice or self.choices(op, soc)[0])
         width = soc.gpu.vector_width
         strips = ceil_div(tiles, length)
         global_size, local_size = item_grid(strips, soc.gpu.blocks(op.out_channels), soc)
@@ -112,13 +118,11 @@ def _span(op: Conv2d, pixels: int) -> int:
     return (pixels - 1) * op.stride.w + op.extent.w
 
 
-def _tiling(op: Conv2d, soc: Soc) -> tuple[int, int, int]:
+def _tiling(op: Conv2d, soc: Soc, choice: Choice) -> tuple[int, int, int]:
     """Pixels of a tile, tiles of one block of channels, and tiles of a work-item."""
-    pixels = row_tile(op.output.w, soc)
-    while pixels > 1 and _span(op, pixels) * op.kernel.w > MOST_UNROLLED:
-        pixels -= 1
-    tiles = op.output.h * ceil_div(op.output.w, pixels)
-    return pixels, tiles, strip(tiles, soc.gpu.blocks(op.out_channels), LONGEST_STRIP, soc)
+    tiles = op.output.h * ceil_div(op.output.w, choice["pixels"])
+    length = strip(tiles, soc.gpu.blocks(op.out_channels), choice["strip"], soc)
+    return choice["pixels"], tiles, length
 
 
 def _pack_windows(weight: Array, width: int) -> Array:

@@ -1,41 +1,57 @@
-// Direct convolution: a tile of PIXELS consecutive output pixels (over row ends) x one block of V
+// Direct convolution: a tile of PIXELS consecutive output pixels (over row ends) x OUTS blocks of V
 // output channels stays in registers while the loop runs over input blocks, window and input lanes.
 //
-// A work-item has `strip` consecutive tiles of one output block, so that its weights stay in cache.
+// A work-item has `strip` consecutive tiles of its output blocks, whose weights stay in cache.
 // Pixels of one row share an input pointer, except EDGE pixels at either end. These, and all pixels
 // of a tile over a row end, have their own, which points to zeros where a tap falls on padding.
 //
 // PIXELS     pixels of a tile
+// OUTS       blocks of output channels of a work-item
 // EDGE       pixels at either end of a tile that may see padding beside the input
 // LANES      input channels, a constant only where there are very few
 // STRIDE_W   horizontal stride of the window
-// weight     [out block][in block][kernel h][kernel w][lane of in block][V]; the last input block
-//            has only the lanes that exist (rounded up to 4 where V is 4)
+// weight     [out blocks / OUTS][in block][kernel h][kernel w][lane of in block][OUTS][V]; the last
+//            input block has only the lanes that exist (rounded up to 4 where V is 4)
 // bias       [out blocks + 1][V]; the last block is the zeros that padding reads
 // in_channels, in_blocks, out_blocks   of one group; other sizes in pixels
 
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
+#define WEIGHTS (OUTS * V)
 
-// acc[p] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
+// acc[p][o] += input lane * its weights, for all lanes of a block; SOURCE(p) is pixel p's address.
 #if LANES_AT_ONCE
 #define MULTIPLY(SOURCE)                                                                           \
-    {                                                                                              \
-        const VEC w0 = WLOAD(w), w1 = WLOAD(w + 4), w2 = WLOAD(w + 8), w3 = WLOAD(w + 12);         \
+    UNROLL for (int o = 0; o < OUTS; o++) {                                                        \
+        const VEC w0 = WLOAD(w + o * V), w1 = WLOAD(w + WEIGHTS + o * V);                          \
+        const VEC w2 = WLOAD(w + 2 * WEIGHTS + o * V), w3 = WLOAD(w + 3 * WEIGHTS + o * V);        \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
             const VEC x = LOAD(SOURCE(p));                                                         \
-            acc[p] += x.s0 * w0;                                                 \
-            acc[p] += x.s1 * w1;                                                 \
-            acc[p] += x.s2 * w2;                                                 \
-            acc[p] += x.s3 * w3;                                                 \
+            acc[p][o] += x.s0 * w0;                                                                \
+            acc[p][o] += x.s1 * w1;                                                                \
+            acc[p][o] += x.s2 * w2;                                                                \
+            acc[p][o] += x.s3 * w3;                                                                \
         }                                                                                          \
     }
 #else
+#if defined(HALF) && !defined(LANES)
+// Halves become floats a pixel at a time: lane by lane that takes longer than the products.
+#define FLOATS(SOURCE)                                                                             \
+    float floats[PIXELS][V];                                                                       \
+    UNROLL for (int p = 0; p < PIXELS; p++) CAT(vstore, V)(LOAD(SOURCE(p)), 0, floats[p]);
+#define LANE_AT(SOURCE, p) floats[p][lane]
+#else
+#define FLOATS(SOURCE)
+#define LANE_AT(SOURCE, p) GET(SOURCE(p), lane)
+#endif
 #define LANE(SOURCE)                                                                               \
     {                                                                                              \
-        const VEC weights = WLOAD(w + lane * V);                                                   \
-        UNROLL for (int p = 0; p < PIXELS; p++)                                                    \
-            acc[p] += GET(SOURCE(p), lane) * weights;                                              \
+        VEC weights[OUTS];                                                                         \
+        UNROLL for (int o = 0; o < OUTS; o++) weights[o] = WLOAD(w + lane * WEIGHTS + o * V);      \
+        UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
+            const float x = LANE_AT(SOURCE, p);                                                    \
+            UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] += x * weights[o];                     \
+        }                                                                                          \
     }
 #ifdef LANES
 #define MULTIPLY(SOURCE)                                                                           \
@@ -43,6 +59,7 @@
 #else
 // A full block is straight code: the exit of a loop of V rounds is often mispredicted.
 #define MULTIPLY(SOURCE)                                                                           \
+    FLOATS(SOURCE)                                                                                 \
     if (lanes == V) {                                                                              \
         UNROLL for (int lane = 0; lane < V; lane++) LANE(SOURCE)                                   \
     } else {                                                                                       \
@@ -63,12 +80,13 @@ KERNEL void conv2d_direct(
     int kernel_h, int kernel_w, int stride_h, int pad_top, int pad_left, int dilation_h,
     int dilation_w)
 {
-    const int out_block = BLOCK_ID;
+    const int out_block = BLOCK_ID * OUTS;
     const int first_block = out_block / out_blocks * in_blocks;
-    const size_t weights_per_block = (size_t)kernel_h * kernel_w * V *
+    const size_t weights_per_item = (size_t)kernel_h * kernel_w * WEIGHTS *
         ((in_blocks - 1) * V + (LANES_AT_ONCE ? V : in_channels - (in_blocks - 1) * V));
     __global const ELEMENT *zeros = (__global const ELEMENT *)(bias + all_blocks * V);
-    const VEC start = VLOAD(bias + out_block * V);
+    VEC start[OUTS];
+    UNROLL for (int o = 0; o < OUTS; o++) start[o] = VLOAD(bias + (out_block + o) * V);
 
     const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
     for (int pixel = STRIP_ID * strip * PIXELS; pixel < stop; pixel += PIXELS) {
@@ -91,9 +109,10 @@ KERNEL void conv2d_direct(
                 }
             }
         }
-        __global const WEIGHT *w = weight + out_block * weights_per_block;
-        VEC acc[PIXELS];
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] = start;
+        __global const WEIGHT *w = weight + BLOCK_ID * weights_per_item;
+        VEC acc[PIXELS][OUTS];
+        UNROLL for (int p = 0; p < PIXELS; p++)
+            UNROLL for (int o = 0; o < OUTS; o++) acc[p][o] = start[o];
 
         for (int b = 0; b < in_blocks; b++) {
             __global const ELEMENT *block =
@@ -102,10 +121,10 @@ KERNEL void conv2d_direct(
             for (int ky = 0; ky < kernel_h; ky++) {
                 const int dy = ky * dilation_h, y = y0 + dy;
                 if (one_row && (y < 0 || y >= in_h)) {
-                    w += kernel_w * lanes * V;
+                    w += kernel_w * lanes * WEIGHTS;
                     continue;
                 }
-                for (int kx = 0; kx < kernel_w; kx++, w += lanes * V) {
+                for (int kx = 0; kx < kernel_w; kx++, w += lanes * WEIGHTS) {
                     const int dx = kx * dilation_w, x = x0 + dx;
                     if (one_row) {
                         __global const ELEMENT *row = block + (y * in_w + x) * V;
@@ -130,8 +149,11 @@ KERNEL void conv2d_direct(
             }
         }
 
-        __global ELEMENT *out = BLOCK(output, output_offset, output_stride, out_block) + pixel * V;
-        UNROLL for (int p = 0; p < PIXELS; p++)
-            if (pixel + p < stop) STORE(ACTIVATE(acc[p]), out + p * V);
+        UNROLL for (int o = 0; o < OUTS; o++) {
+            __global ELEMENT *out =
+                BLOCK(output, output_offset, output_stride, out_block + o) + pixel * V;
+            UNROLL for (int p = 0; p < PIXELS; p++)
+                if (pixel + p < stop) STORE(ACTIVATE(acc[p][o]), out + p * V);
+        }
     }
 }

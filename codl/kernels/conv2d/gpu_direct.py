@@ -33,6 +33,13 @@ from codl.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5
+#: Tiles worth trying by vector width, of pixels x blocks of output channels: their sums should
+#: fit in the registers.
+TILES = {
+    16: ((8, 1), (7, 1), (9, 1), (10, 1), (8, 2), (13, 2), (8, 3), (5, 4), (6, 4)),
+    8: ((8, 1), (7, 1), (10, 1), (6, 2), (4, 3)),
+    4: ((4, 1), (8, 1), (2, 2), (4, 2)),
+}
 #: So many input channels are unrolled; with more, the compiler keeps broadcasts and spills.
 MOST_UNROLLED = 4
 
@@ -47,18 +54,21 @@ class _Tiling:
     strips: int
     in_blocks: int
     out_blocks: int
+    outs: int
     out_pixels: int
 
     @classmethod
-    def of(cls, op: Conv2d, soc: Soc) -> _Tiling:
+    def of(cls, op: Conv2d, soc: Soc, choice: Choice) -> _Tiling:
         in_blocks = soc.gpu.blocks(op.input.c // op.groups)
         out_blocks = soc.gpu.blocks(op.out_channels)
         out_pixels = op.output.h * op.output.w
-        pixels = pixel_tile(op.output.w, soc)
+        pixels, outs = choice["pixels"], choice["outs"]
+        while out_blocks // op.groups % outs:  # a part of an op may have fewer blocks
+            outs -= 1
         tiles = ceil_div(out_pixels, pixels)
         tile_bytes = 4 * in_blocks * soc.gpu.vector_width * pixels * op.stride.h * op.stride.w
         most = max(1, int(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
-        length = strip(tiles, out_blocks, most, soc)
+        length = strip(tiles, out_blocks // outs, most, soc)
         return cls(
             # A 1x1 window that takes every pixel sees rows as one long row.
             flat=op.kernel == op.stride == (1, 1) and not any(op.pad),
@@ -67,6 +77,7 @@ class _Tiling:
             strips=ceil_div(tiles, length),
             in_blocks=in_blocks,
             out_blocks=out_blocks,
+            outs=outs,
             out_pixels=out_pixels,
         )
 
@@ -93,10 +104,14 @@ class GpuDirect:
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        return ({},)
+        """Pixels of a tile, and blocks of output channels that share its loads."""
+        default = {"pixels": pixel_tile(op.output.w, soc), "outs": 1}
+        blocks = ceil_div(op.out_channels // op.groups, soc.gpu.vector_width)
+        tried = [{"pixels": p, "outs": o} for p, o in TILES[soc.gpu.vector_width] if not blocks % o]
+        return (default, *(choice for choice in tried if choice != default))
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        tiling = _Tiling.of(op, soc)
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
         width, window = soc.gpu.vector_width, op.kernel.h * op.kernel.w
         tiles = ceil_div(tiling.out_pixels, tiling.pixels) * tiling.out_blocks
         steps = window * tiling.in_blocks
@@ -116,8 +131,9 @@ class GpuDirect:
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(op, soc)
-        global_size, local_size = item_grid(tiling.strips, tiling.out_blocks, soc)
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        items = tiling.out_blocks // tiling.outs
+        global_size, local_size = item_grid(tiling.strips, items, soc)
         flat = tiling.flat
         sizes = (
             tiling.strip,
@@ -149,12 +165,13 @@ class GpuDirect:
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 "PIXELS": tiling.pixels,
+                "OUTS": tiling.outs,
                 "STRIDE_W": op.stride.w,
                 "EDGE": _edge(op, tiling.pixels),
                 **_few_lanes(op, soc),
             },
             pack=lambda weights: {
-                "weight": pack_blocks(weights["weight"], width),
+                "weight": pack_blocks(weights["weight"], width, tiling.outs),
                 "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
             },
         ).stored_as(self.storage)
@@ -188,27 +205,27 @@ def _padded_taps(op: Conv2d) -> int:
     return op.output.h * op.kernel.h * min(op.kernel.w - 1, op.pad.left + op.pad.right)
 
 
-def pack_blocks(weight: Array, width: int) -> Array:
-    """(oc, ic, kh, kw) -> [oc block][ic block][kh][kw][lane of ic][lane of oc], flat.
+def pack_blocks(weight: Array, width: int, outs: int) -> Array:
+    """(oc, ic, k, k) -> [oc block / outs][ic block][k][k][lane of ic][outs][lane of oc], flat.
 
     Only real input lanes are stored (all four where the width is 4), so that three input channels
     cost three steps and not a block's.
     """
-    channels = weight.shape[1]
+    channels, together = weight.shape[1], outs * width
     stored = round_up(channels, 4) if width == 4 else channels
-    blocks = ceil_div(weight.shape[0], width)
+    items = ceil_div(weight.shape[0], together)
     window = weight.shape[2] * weight.shape[3]
-    packed = np.zeros((blocks, stored * window * width), np.float32)
-    for block in range(blocks):
-        rows = weight[block * width : (block + 1) * width]
+    packed = np.zeros((items, stored * window * together), np.float32)
+    for item in range(items):
+        rows = weight[item * together : (item + 1) * together]
         at = 0
         for first in range(0, channels, width):
             lanes = min(width, stored - first)
             part = rows[:, first : first + width].transpose(2, 3, 1, 0)
-            view = packed[block, at : at + window * lanes * width]
-            view = view.reshape(*weight.shape[2:], lanes, width)
+            view = packed[item, at : at + window * lanes * together]
+            view = view.reshape(*weight.shape[2:], lanes, together)
             view[:, :, : part.shape[2], : part.shape[3]] = part
-            at += window * lanes * width
+            at += window * lanes * together
     return packed.reshape(-1)
 
 

@@ -20,7 +20,7 @@ from codl.kernels.base import (
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.conv2d.gpu_winograd import FILTER_TRANSFORMS
+from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, pack_filter, texels
 from codl.kernels.tiling import ceil_div, item_grid, waves
 from codl.ops.base import Array
@@ -30,7 +30,7 @@ from codl.soc import Soc
 #: The filter transforms: rows are interpolation points, see `to_points` in the source.
 TRANSFORMS = {
     2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,
-    4: FILTER_TRANSFORMS[4],
+    4: filter_transform(6, 3),
 }
 
 

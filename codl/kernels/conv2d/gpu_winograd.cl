@@ -1,28 +1,39 @@
-// Winograd convolution F(TILE x TILE, 3x3).
+// Winograd convolution: TILE x TILE outputs of SIDE x SIDE inputs through SIDE x SIDE products.
 //
 // Where a work-group is one work-item (a CPU), all is one kernel. A work-item loops over blocks of
 // `most` tiles and for each one, in its own scratch memory,
-//   1. transforms the input of the block's tiles            -> points [POINTS][in block][tile][V]
+//   1. transforms the input of the block's tiles            -> points, see POINT_PLACE
 //   2. for each block of output channels, multiplies        -> sums   [POINTS][tile][V]
 //      at every point by the transformed weights and
 //      transforms the sums back, adds the bias, stores.
-// So nothing but the input, the output and the weights leaves the cache. Elsewhere the three steps
+// So little but the input, the output and the weights leaves the cache. Elsewhere the three steps
 // are three kernels over all tiles at once, with points and sums of the whole image in scratch.
 //
-// TILE       4 or 6 output pixels a side
-// weight     [out block][POINTS][in channel][V], transformed; bias [out block][V]
-// most       tiles of a block, a multiple of 4; tiles are counted along rows of `tiles_w`
+// SIDE       points a side: 4, 6 or 8; 5 or 9 where the stride is 2
+// TILE       output pixels a side: (SIDE - window) / STRIDE + 1
+// STRIDE     of the window, 1 or 2
+// TOGETHER   tiles that are multiplied at once, with their sums in registers
+// weight     [out block][row and column of WEIGHT_SIDE points][in channel][V], transformed
+// bias       [out block][V]
+// most       tiles of a block, a multiple of TOGETHER; tiles are counted along rows of `tiles_w`
 // item_floats   floats of scratch for each work-item (one kernel)
 
-#define SIDE (TILE + 2)
 #define POINTS (SIDE * SIDE)
 
 // A function that is not inlined: the program builds in a third of the time, and runs as fast.
 #define APART __attribute__((noinline))
 
-// One dimension of the transforms, from vectors s[0], s[step] ... to vectors d0 ... (Lavin & Gray;
-// interpolation at 0, 1, -1, 2, -2, 1/2, -1/2 and infinity, without the halves where TILE is 4).
-#if TILE == 4
+// One dimension of the input's transform, from vectors s[0], s[step] ... to PUT (Lavin & Gray). The
+// points are the first SIDE - 1 of 0, 1, -1, 2, -2, 1/2, -1/2, and infinity.
+#if SIDE == 4
+#define TO_POINTS(s, step, PUT)                                                                    \
+    {                                                                                              \
+        PUT(0, s[0] - s[2 * step]);                                                                \
+        PUT(1, s[2 * step] + s[step]);                                                             \
+        PUT(2, s[2 * step] - s[step]);                                                             \
+        PUT(3, s[3 * step] - s[step]);                                                             \
+    }
+#elif SIDE == 6
 #define TO_POINTS(s, step, PUT)                                                                    \
     {                                                                                              \
         const VEC a = s[4 * step] - 4.0f * s[2 * step], b = s[3 * step] - 4.0f * s[step];          \
@@ -34,16 +45,7 @@
         PUT(4, c - e);                                                                             \
         PUT(5, 4.0f * s[step] - 5.0f * s[3 * step] + s[5 * step]);                                 \
     }
-#define FROM_POINTS(s, step, PUT)                                                                  \
-    {                                                                                              \
-        const VEC a = s[step] + s[2 * step], b = s[step] - s[2 * step];                            \
-        const VEC c = s[3 * step] + s[4 * step], e = s[3 * step] - s[4 * step];                    \
-        PUT(0, s[0] + a + c);                                                                      \
-        PUT(1, b + 2.0f * e);                                                                      \
-        PUT(2, a + 4.0f * c);                                                                      \
-        PUT(3, b + 8.0f * e + s[5 * step]);                                                        \
-    }
-#else
+#elif SIDE == 8
 #define TO_POINTS(s, step, PUT)                                                                    \
     {                                                                                              \
         const VEC a = s[2 * step] + s[6 * step] - 4.25f * s[4 * step];                             \
@@ -61,50 +63,90 @@
         PUT(6, f - g);                                                                             \
         PUT(7, s[7 * step] - s[step] + 5.25f * (s[3 * step] - s[5 * step]));                       \
     }
-#define FROM_POINTS(s, step, PUT)                                                                  \
+// Stride 2 keeps the odd inputs, which meet the middle tap alone, and has the even ones, which meet
+// the two outer taps, at 0, 1, -1, 2 (the first TILE) and infinity.
+#elif SIDE == 5
+#define TO_POINTS(s, step, PUT)                                                                    \
     {                                                                                              \
-        const VEC a = s[step] + s[2 * step], b = s[step] - s[2 * step];                            \
-        const VEC c = s[3 * step] + s[4 * step], e = s[3 * step] - s[4 * step];                    \
-        const VEC f = s[5 * step] + s[6 * step], g = s[5 * step] - s[6 * step];                    \
-        PUT(0, s[0] + a + c + f);                                                                  \
-        PUT(1, b + 2.0f * e + 0.5f * g);                                                           \
-        PUT(2, a + 4.0f * c + 0.25f * f);                                                          \
-        PUT(3, b + 8.0f * e + 0.125f * g);                                                         \
-        PUT(4, a + 16.0f * c + 0.0625f * f);                                                       \
-        PUT(5, b + 32.0f * e + 0.03125f * g + s[7 * step]);                                        \
+        PUT(0, s[0] - s[2 * step]);                                                                \
+        PUT(1, s[2 * step]);                                                                       \
+        PUT(2, s[4 * step] - s[2 * step]);                                                         \
+        UNROLL for (int i = 0; i < TILE; i++) PUT(TILE + 1 + i, s[(2 * i + 1) * step]);            \
+    }
+#else
+#define TO_POINTS(s, step, PUT)                                                                    \
+    {                                                                                              \
+        const VEC a = s[6 * step] - s[2 * step];                                                   \
+        PUT(0, a + 2.0f * (s[0] - s[4 * step]));                                                   \
+        PUT(1, s[6 * step] - s[4 * step] - 2.0f * s[2 * step]);                                    \
+        PUT(2, s[6 * step] - 3.0f * s[4 * step] + 2.0f * s[2 * step]);                             \
+        PUT(3, a);                                                                                 \
+        PUT(4, s[8 * step] - s[4 * step] - 2.0f * a);                                              \
+        UNROLL for (int i = 0; i < TILE; i++) PUT(TILE + 1 + i, s[(2 * i + 1) * step]);            \
     }
 #endif
 
-// Strides from point to point, in floats: odd numbers of vectors, so that points do not share sets
-// of the cache.
+// And back to TILE outputs: output i is the sum over all points p of p^i times the product there,
+// the last one with infinity's. EVEN and ODD are without 0 and infinity, for 2^i.
+#if SIDE == 4
+#define EVEN(two) a
+#define ODD(two) b
+#elif SIDE == 6
+#define EVEN(two) (a + (two) * (s[3] + s[4]))
+#define ODD(two) (b + (two) * (s[3] - s[4]))
+#elif SIDE == 8
+#define EVEN(two) (a + (two) * (s[3] + s[4]) + 1.0f / (two) * (s[5] + s[6]))
+#define ODD(two) (b + (two) * (s[3] - s[4]) + 1.0f / (two) * (s[5] - s[6]))
+#elif SIDE == 5
+#define EVEN(two) s[1]
+#define ODD(two) s[1]
+#else
+#define EVEN(two) (a + (two) * s[3])
+#define ODD(two) (b + (two) * s[3])
+#endif
+#define FROM_POINTS(s, PUT)                                                                        \
+    {                                                                                              \
+        const VEC a = s[1] + s[2], b = s[1] - s[2];                                                \
+        UNROLL for (int i = 0; i < TILE; i++) {                                                    \
+            VEC sum = i % 2 ? ODD((float)(1 << i)) : EVEN((float)(1 << i));                        \
+            if (i == 0) sum += s[0];                                                               \
+            if (i == TILE - 1) sum += s[STRIDE == 2 ? TILE : SIDE - 1];                            \
+            if (STRIDE == 2) sum += s[TILE + 1 + i];                                               \
+            PUT(i, sum);                                                                           \
+        }                                                                                          \
+    }
+
+// The odd inputs of stride 2 all meet the same weights: the filter has fewer points than the input.
+#define WEIGHT_SIDE (STRIDE == 2 ? TILE + 2 : SIDE)
+#define WEIGHT_POINT(row, column)                                                                  \
+    (min((row), WEIGHT_SIDE - 1) * WEIGHT_SIDE + min((column), WEIGHT_SIDE - 1))
+#define WEIGHTS_AT(o, point)                                                                       \
+    (((size_t)(o) * WEIGHT_SIDE * WEIGHT_SIDE + WEIGHT_POINT((point) / SIDE, (point) % SIDE)) *    \
+     in_channels * V)
+
+// Tiles that are multiplied together lie together: points are [POINTS][tile / TOGETHER][in block]
+// [tile % TOGETHER][V]. Strides from point to point, in floats, are odd numbers of vectors, so that
+// points do not share sets of the cache.
+#define POINT_PLACE(tile, block)                                                                   \
+    (((tile) / TOGETHER * in_blocks + (block)) * TOGETHER + (tile) % TOGETHER)
 #define POINT_STRIDE (((in_blocks * most) | 1) * V)
 #define SUM_STRIDE ((most | 1) * V)
 
-// Multiplies N tiles at one point by one block of output channels; all sums stay in registers.
-#define DEFINE_PRODUCT(N)                                                                          \
-    APART void product##N(__global const float *points, __global const WEIGHT *weights,             \
-                          __global float *sums, int in_channels, int most)                         \
-    {                                                                                              \
-        VEC acc[N];                                                                                \
-        UNROLL for (int i = 0; i < N; i++) acc[i] = (VEC)(0.0f);                                   \
-        for (int left = in_channels; left > 0; left -= V, points += most * V) {                    \
-            const int lanes = min(V, left);                                                        \
-            NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += V) {                     \
-                const VEC of_lane = WLOAD(weights);                                                \
-                UNROLL for (int i = 0; i < N; i++)                                                 \
-                    acc[i] += points[i * V + lane] * of_lane;                    \
-            }                                                                                      \
-        }                                                                                          \
-        UNROLL for (int i = 0; i < N; i++) VSTORE(acc[i], sums + i * V);                           \
+// Multiplies TOGETHER tiles at one point by one block of output channels.
+APART void product(__global const float *points, __global const WEIGHT *weights,
+                   __global float *sums, int in_channels)
+{
+    VEC acc[TOGETHER];
+    UNROLL for (int i = 0; i < TOGETHER; i++) acc[i] = (VEC)(0.0f);
+    for (int left = in_channels; left > 0; left -= V, points += TOGETHER * V) {
+        const int lanes = min(V, left);
+        NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += V) {
+            const VEC of_lane = WLOAD(weights);
+            UNROLL for (int i = 0; i < TOGETHER; i++) acc[i] += points[i * V + lane] * of_lane;
+        }
     }
-
-DEFINE_PRODUCT(4)
-#ifdef ONE_ITEM
-DEFINE_PRODUCT(8)
-#if V == 16
-DEFINE_PRODUCT(16)
-#endif
-#endif
+    UNROLL for (int i = 0; i < TOGETHER; i++) VSTORE(acc[i], sums + i * V);
+}
 
 // Transforms the input block at `in` of the tile whose window begins at (y0, x0).
 void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int in_w,
@@ -123,14 +165,14 @@ void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int i
             UNROLL for (int c = 0; c < SIDE; c++)
                 s[c] = inside_y && x0 + c >= 0 && x0 + c < in_w ? LOAD(row + c * V) : (VEC)(0.0f);
         }
-#define PUT(i, value) half_way[r * SIDE + i] = (value)
+#define PUT(i, value) half_way[r * SIDE + (i)] = (value)
         TO_POINTS(s, 1, PUT)
 #undef PUT
     }
     NO_UNROLL for (int c = 0; c < SIDE; c++) {
         const VEC *s = half_way + c;
         __global float *to = points + (size_t)c * point_stride;
-#define PUT(i, value) VSTORE((value), to + (size_t)(i * SIDE) * point_stride)
+#define PUT(i, value) VSTORE((value), to + (size_t)((i) * SIDE) * point_stride)
         TO_POINTS(s, SIDE, PUT)
 #undef PUT
     }
@@ -145,15 +187,15 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
         VEC s[SIDE];
         UNROLL for (int r = 0; r < SIDE; r++)
             s[r] = VLOAD(sums + (size_t)(r * SIDE + column) * point_stride);
-#define PUT(i, value) half_way[i * SIDE + column] = (value)
-        FROM_POINTS(s, 1, PUT)
+#define PUT(i, value) half_way[(i) * SIDE + column] = (value)
+        FROM_POINTS(s, PUT)
 #undef PUT
     }
     NO_UNROLL for (int r = 0; r < rows; r++) {
         const VEC *s = half_way + r * SIDE;
         VEC d[TILE];
 #define PUT(i, value) d[i] = (value) + bias
-        FROM_POINTS(s, 1, PUT)
+        FROM_POINTS(s, PUT)
 #undef PUT
         UNROLL for (int i = 0; i < TILE; i++)
             if (i < columns) STORE(ACTIVATE(d[i]), out + (r * out_w + i) * V);
@@ -183,26 +225,18 @@ KERNEL void conv2d_winograd(
             __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, b);
             for (int i = 0; i < count; i++) {
                 const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
-                transform_input(in, ty * TILE - pad_top, tx * TILE - pad_left, in_h, in_w,
-                                all_points + (b * most + i) * V, point_stride);
+                transform_input(in, ty * TILE * STRIDE - pad_top, tx * TILE * STRIDE - pad_left,
+                                in_h, in_w, all_points + POINT_PLACE(i, b) * V, point_stride);
             }
         }
 
         for (int o = first_out; o < stop_out; o++) {
             for (int point = 0; point < POINTS; point++) {
-                __global const WEIGHT *weights =
-                    weight + ((size_t)o * POINTS + point) * in_channels * V;
+                __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point);
                 __global const float *points = all_points + point * point_stride;
                 __global float *sums = all_sums + point * sum_stride;
-                int tile = 0;
-#if V == 16
-                for (; tile + 16 <= count; tile += 16)
-                    product16(points + tile * V, weights, sums + tile * V, in_channels, most);
-#endif
-                for (; tile + 8 <= count; tile += 8)
-                    product8(points + tile * V, weights, sums + tile * V, in_channels, most);
-                for (; tile < count; tile += 4)
-                    product4(points + tile * V, weights, sums + tile * V, in_channels, most);
+                for (int i = 0; i < count; i += TOGETHER)
+                    product(points + i * in_blocks * V, weights, sums + i * V, in_channels);
             }
 
             const VEC of_block = VLOAD(bias + o * V);
@@ -226,23 +260,23 @@ KERNEL void winograd_input(
     const int tile = STRIP_ID, b = BLOCK_ID;
     if (tile >= tiles) return;
     const int ty = tile / tiles_w, tx = tile - ty * tiles_w;
-    transform_input(BLOCK(input, input_offset, input_stride, b), ty * TILE - pad_top,
-                    tx * TILE - pad_left, in_h, in_w, all_points + ((size_t)b * most + tile) * V,
-                    POINT_STRIDE);
+    transform_input(BLOCK(input, input_offset, input_stride, b), ty * TILE * STRIDE - pad_top,
+                    tx * TILE * STRIDE - pad_left, in_h, in_w,
+                    all_points + (size_t)POINT_PLACE(tile, b) * V, POINT_STRIDE);
 }
 
-// One group of 4 tiles x one block of output channels at one point; the third dimension is points.
+// TOGETHER tiles x one block of output channels at one point; the third dimension is points.
 KERNEL void winograd_product(
     __global const float *all_points, __global float *all_sums, __global const WEIGHT *weight,
     int most, int in_channels, int in_blocks, int out_blocks)
 {
     const int o = BLOCK_ID, point = get_global_id(2);
-    const int tile = STRIP_ID * 4;
+    const int tile = STRIP_ID * TOGETHER;
     if (tile >= most) return;
-    __global const WEIGHT *weights = weight + ((size_t)o * POINTS + point) * in_channels * V;
+    __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point);
     __global const float *points = all_points + (size_t)point * POINT_STRIDE;
     __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE;
-    product4(points + tile * V, weights, sums + tile * V, in_channels, most);
+    product(points + tile * in_blocks * V, weights, sums + tile * V, in_channels);
 }
 
 KERNEL void winograd_output(

@@ -1,11 +1,14 @@
-"""Winograd convolution on the GPU: F(6x6, 3x3) or F(4x4, 3x3), whichever is cheaper."""
+"""Winograd convolution on the GPU: products at points of tiles, fewer than taps of windows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.kernels.base import (
     BLOCKED,
@@ -24,51 +27,74 @@ from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
-#: The filter transforms: rows are interpolation points, see `TO_POINTS` in the source.
-FILTER_TRANSFORMS = {
-    4: np.array(
-        [[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]], np.float64
-    )
-    / 24,
-    6: np.array(
-        [
-            [90, 0, 0],
-            [-20, -20, -20],
-            [-20, 20, -20],
-            [1, 2, 4],
-            [1, -2, 4],
-            [64, 32, 16],
-            [64, -32, 16],
-            [0, 0, 90],
-        ],
-        np.float64,
-    )
-    / 90,
-}
-#: Share of the second-level cache that the transformed input of a block of tiles should take, and
-#: the share of it in transformed weights that makes up for one tile more: these are read from
-#: beyond it for every block, and then long blocks win although their input leaves the cache too.
-INPUT_SHARE, WEIGHT_SHARE = 0.2, 0.3
-#: Tiles of a block: fewer read the weights too often, more bring nothing.
-FEWEST, MOST = 12, 52
+#: Points a side by window and stride, each with another tile; see the source.
+SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
+#: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
+POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
+
+
+#: Tiles that are multiplied at once on a CPU by vector width: as many as registers hold sums. Fewer
+#: than 8 chains of sums wait for themselves, and are for the smallest images.
+TOGETHER = {16: (4, 8, 9, 12, 16, 20, 25), 8: (4, 8, 10, 12), 4: (4, 8)}
+FEWEST_CHAINS = 8
+#: Share of the second-level cache that the scratch memory of a block of tiles should take, and the
+#: fewest tiles for which weights should be read.
+SCRATCH_SHARE, FEWEST = 0.35, 16
+#: What things cost on a CPU, in multiplications of vectors: an element of either transform; a pass
+#: over a weight vector, and every tile that it is for; and the share more that all of it costs
+#: where scratch memory fills the second-level cache.
+TRANSFORM, PASS, WIDTH, STRAIN = 8, 0.2, 0.003, 0.1
+#: The first pass over a weight vector costs so much more than others, and takes at least so long:
+#: from the cache beyond the second, and from memory, where the weights are many times as large.
+BEYOND, MEMORY, MANY = (0.5, 8), (1.5, 12), 16
+#: Choices of each tile size that are worth trying.
+TRIED = 8
 
 
 @dataclass(frozen=True)
 class _Tiling:
     """How one convolution is cut; all that the plan and the features have in common."""
 
+    side: int
     tile: int
     tiles: int
     tiles_w: int
+    together: int
     most: int
     parts: int
     workers: int
     in_blocks: int
     out_blocks: int
 
+    @classmethod
+    def of(cls, op: Conv2d, soc: Soc, choice: Choice) -> _Tiling:
+        tile, together = choice["tile"], choice["together"]
+        tiles_w, tiles = _tiles(op, tile)
+        limit, units = choice["most"], soc.gpu.compute_units
+        workers = min(units, ceil_div(tiles, limit)) if soc.gpu.is_cpu else 1
+        # Blocks of equal size, as many for every worker.
+        rounds = ceil_div(ceil_div(tiles, limit), workers)
+        return cls(
+            side=(tile - 1) * op.stride.w + op.kernel.w,
+            tile=tile,
+            tiles=tiles,
+            tiles_w=tiles_w,
+            together=together,
+            most=round_up(ceil_div(tiles, rounds * workers), together),
+            parts=min(units // workers, soc.gpu.blocks(op.out_channels)),
+            workers=workers,
+            in_blocks=soc.gpu.blocks(op.input.c),
+            out_blocks=soc.gpu.blocks(op.out_channels),
+        )
+
     @property
     def points(self) -> int:
-        return (self.tile + 2) ** 2
+        return self.side**2
+
+    @property
+    def weight_points(self) -> int:
+        """Points of the filter: those of stride 2 for odd inputs are one."""
+        return (self.tile + 2) ** 2 if self.side % 2 else self.points
 
     @property
     def blocks(self) -> int:
@@ -76,8 +102,9 @@ class _Tiling:
 
     @property
     def computed(self) -> int:
-        """Tiles that are multiplied: the last block is filled up to a multiple of 4."""
-        return round_up(self.tiles, 4)
+        """Tiles that are multiplied: every block is filled up to a multiple of `together`."""
+        full, rest = divmod(self.tiles, self.most)
+        return full * self.most + round_up(rest, self.together)
 
     def points_floats(self, width: int) -> int:
         """Scratch for the transformed input of a block of tiles; `POINT_STRIDE` in the source."""
@@ -87,54 +114,31 @@ class _Tiling:
         """Scratch for the sums of one block of output channels; `SUM_STRIDE` in the source."""
         return self.points * (self.most | 1) * width
 
-    @classmethod
-    def of(cls, op: Conv2d, soc: Soc) -> _Tiling:
-        if not soc.gpu.is_cpu:
-            return cls.with_tile(op, soc, 4)
-        return min((cls.with_tile(op, soc, tile) for tile in (6, 4)), key=lambda t: t.cost(op))
+    def cost(self, op: Conv2d, soc: Soc) -> float:
+        """Multiplications of vectors on a CPU, and what takes as long.
 
-    @classmethod
-    def with_tile(cls, op: Conv2d, soc: Soc, tile: int) -> _Tiling:
-        tiles_w = ceil_div(op.output.w, tile)
-        tiles = tiles_w * ceil_div(op.output.h, tile)
-        limit, units = _longest_block(op, soc, tile), soc.gpu.compute_units
-        workers = min(units, ceil_div(tiles, limit)) if soc.gpu.is_cpu else 1
-        # Blocks of equal size, as many for every worker.
-        rounds = ceil_div(ceil_div(tiles, limit), workers) if soc.gpu.is_cpu else 1
-        return cls(
-            tile=tile,
-            tiles=tiles,
-            tiles_w=tiles_w,
-            most=round_up(ceil_div(tiles, rounds * workers), 4),
-            parts=min(units // workers, soc.gpu.blocks(op.out_channels)),
-            workers=workers,
-            in_blocks=soc.gpu.blocks(op.input.c),
-            out_blocks=soc.gpu.blocks(op.out_channels),
-        )
-
-    def cost(self, op: Conv2d) -> float:
-        """Vector operations, roughly: products, transforms, and waiting for the weights.
-
-        A vector of weights takes the time of some 5 multiplications where it comes from memory (the
-        first block of tiles), and of 1 where it comes from a cache.
+        A block of tiles reads its weights once from where they are, and then from the cache.
         """
-        weights = self.points * op.input.c * self.out_blocks
-        transforms = 8 * self.points * self.tiles * (self.in_blocks + self.out_blocks)
-        return weights * (self.computed + 5 + self.blocks - 1) + transforms
+        cache, width = soc.cpu.l2_cache_bytes, soc.gpu.vector_width
+        vectors = op.input.c * self.out_blocks
+        products = self.computed * (1 + PASS / self.together + WIDTH * self.together)
+        weight_bytes = 4 * self.weight_points * vectors * width
+        if weight_bytes > cache:
+            more, least = BEYOND if weight_bytes <= MANY * cache else MEMORY
+            products += self.blocks * (more + max(0, least - self.together))
+        transforms = TRANSFORM * self.tiles * (self.in_blocks + self.out_blocks)
+        filled = 4 * (self.points_floats(width) + self.sums_floats(width)) / cache
+        return self.points * (vectors * products + transforms) * (1 + STRAIN * min(1, filled))
 
 
-def _longest_block(op: Conv2d, soc: Soc, tile: int) -> int:
-    """Tiles of a block on a CPU, before they are evened out."""
-    points, width, cache = (tile + 2) ** 2, soc.gpu.vector_width, soc.cpu.l2_cache_bytes
-    tile_bytes = 4 * points * round_up(op.input.c, width)
-    weight_bytes = 4 * points * op.input.c * round_up(op.out_channels, width)
-    fitting = int(INPUT_SHARE * cache / tile_bytes)
-    paying = int(weight_bytes / (WEIGHT_SHARE * cache))
-    return min(max(fitting, paying, FEWEST), MOST)
+def _tiles(op: Conv2d, tile: int) -> tuple[int, int]:
+    """Tiles of a row, and of the output."""
+    in_row = ceil_div(op.output.w, tile)
+    return in_row, in_row * ceil_div(op.output.h, tile)
 
 
 class GpuWinograd:
-    """Convolutions with a 3x3 window and stride 1: 36 or 64 products for 16 or 36 outputs."""
+    """Square windows, such as 3x3 with 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
@@ -145,31 +149,46 @@ class GpuWinograd:
         self.name = f"gpu_winograd{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
+        if _window(op) not in SIDES or op.dilation != (1, 1) or op.groups != 1:
             return (
-                "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
+                "Winograd needs kernel=3x3 with stride=1 or 2, or kernel=5x5 or 7x7 with stride=1, "
+                "and dilation=1 groups=1, got "
                 f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
             )
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        return ({},)
+        """The tile's size, the tiles multiplied together, and the most tiles of a block."""
+        tiles = [(side - op.kernel.w) // op.stride.w + 1 for side in SIDES[_window(op)]]
+        if not soc.gpu.is_cpu:
+            order = sorted(tiles, key=lambda tile: abs(tile - 4))
+            return tuple({"tile": t, "together": 4, "most": _tiles(op, t)[1]} for t in order)
+
+        def cost(choice: Choice) -> float:
+            return _Tiling.of(op, soc, choice).cost(op, soc)
+
+        tried = [sorted(_cuts(op, soc, tile), key=cost)[:TRIED] for tile in tiles]
+        return tuple(sorted(chain(*tried), key=cost))
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        t, width = _Tiling.of(op, soc), soc.gpu.vector_width
+        t = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        width = soc.gpu.vector_width
         in_channels, out_channels = op.input.c, t.out_blocks * width
         values: dict[str, float] = {}
-        for tile in (4, 6):
-            here = float(t.tile == tile)
+        for side in sorted({side for sides in SIDES.values() for side in sides}):
+            here = float(t.side == side)
             values |= {
-                f"padded_macs_f{tile}": here * t.points * t.computed * in_channels * out_channels,
-                f"input_transforms_f{tile}": here * t.points * t.tiles * t.in_blocks * t.parts,
-                f"output_transforms_f{tile}": here * t.points * t.tiles * t.out_blocks,
+                f"padded_macs_s{side}": here * t.points * t.computed * in_channels * out_channels,
+                f"input_transforms_s{side}": here * t.points * t.tiles * t.in_blocks * t.parts,
+                f"output_transforms_s{side}": here * t.points * t.tiles * t.out_blocks,
             }
-        streamed = float(self.storage.element_bytes) * t.points * in_channels * out_channels
+        size = float(self.storage.element_bytes)
+        streamed = size * t.weight_points * in_channels * out_channels
         return {
             **values,
             "weights_streamed": streamed * t.blocks,
+            "scratch_bytes": 4.0 * (t.points_floats(width) + t.sums_floats(width)),
+            "tiles_together": float(t.together),
             "tile_blocks": float(t.blocks),
             "block_tiles": float(t.most),
             "waves": float(ceil_div(t.blocks, t.workers)),
@@ -179,7 +198,8 @@ class GpuWinograd:
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling, width = _Tiling.of(op, soc), soc.gpu.vector_width
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        width = soc.gpu.vector_width
         points, sums = 4 * tiling.points_floats(width), 4 * tiling.sums_floats(width)
         if soc.gpu.is_cpu:
             launches: tuple[Launch, ...] = (_fused(op, tiling, width),)
@@ -190,13 +210,38 @@ class GpuWinograd:
         return KernelPlan(
             source="conv2d/gpu_winograd.cl",
             launches=launches,
-            defines={**base_defines(op.activation, soc, self.storage), "TILE": tiling.tile},
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                "SIDE": tiling.side,
+                "TILE": tiling.tile,
+                "STRIDE": op.stride.w,
+                "TOGETHER": tiling.together,
+            },
             pack=lambda weights: {
-                "weight": _transform(weights["weight"], width, tiling.tile),
+                "weight": _transform(weights["weight"], width, tiling),
                 "bias": pack_bias(weights["bias"], width),
             },
             scratch=scratch,
         ).stored_as(self.storage)
+
+
+def _window(op: Conv2d) -> tuple[int, int]:
+    """Size and stride of a window that is square; (0, 0) otherwise."""
+    square = op.kernel.h == op.kernel.w and op.stride.h == op.stride.w
+    return (op.kernel.w, op.stride.w) if square else (0, 0)
+
+
+def _cuts(op: Conv2d, soc: Soc, tile: int) -> Iterator[Choice]:
+    """Ways to cut so many tiles into blocks and parts of blocks on a CPU."""
+    points, tiles = ((tile - 1) * op.stride.w + op.kernel.w) ** 2, _tiles(op, tile)[1]
+    tile_bytes = 4 * points * soc.gpu.vector_width * (soc.gpu.blocks(op.input.c) + 1)
+    fitting = max(FEWEST, int(SCRATCH_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
+    for together in TOGETHER[soc.gpu.vector_width]:
+        if together < FEWEST_CHAINS and together < tiles:
+            continue
+        short = max(1, min(fitting, tiles) // together)
+        for times in (short, 4 * short):
+            yield {"tile": tile, "together": together, "most": times * together}
 
 
 def _fused(op: Conv2d, t: _Tiling, width: int) -> Launch:
@@ -231,7 +276,7 @@ def _steps(op: Conv2d, t: _Tiling, soc: Soc) -> tuple[Launch, ...]:
     window = (op.input.h, op.input.w, op.pad.top, op.pad.left)
     for_input, local_size = item_grid(t.tiles, t.in_blocks, soc)
     for_output, _ = item_grid(t.tiles, t.out_blocks, soc)
-    for_product, _ = item_grid(t.most // 4, t.out_blocks, soc)
+    for_product, _ = item_grid(t.most // t.together, t.out_blocks, soc)
     return (
         Launch(
             kernel="winograd_input",
@@ -262,18 +307,32 @@ def _steps(op: Conv2d, t: _Tiling, soc: Soc) -> tuple[Launch, ...]:
     )
 
 
-def _transform(weight: Array, width: int, tile: int) -> Array:
-    """(oc, ic, 3, 3) -> [oc block][point][ic][lane of oc], flat.
+def filter_transform(side: int, window: int) -> NDArray[np.float64]:
+    """From the taps of a window to the points of the filter, in one dimension; see `TO_POINTS`."""
+    if side == 5:
+        return np.array([[1, 0, 0], [1, 0, 1], [0, 0, 1], [0, 1, 0]], np.float64)
+    if side == 9:
+        taps = [[1, 0, 0], [1, 0, 1], [1, 0, -1], [1, 0, 2], [0, 0, 1], [0, 1, 0]]
+        return np.array(taps, np.float64) / [[2], [-2], [-6], [6], [1], [1]]
+    points = np.array(POINTS[: side - 1])
+    # What the other points' polynomial is at each; the input's transform has the sign at 0.
+    scale = np.array([np.prod(p - points[points != p]) for p in points])
+    scale[0] = abs(scale[0])
+    rows = points[:, None] ** np.arange(window) / scale[:, None]
+    return np.vstack([rows, np.eye(window)[-1]])
+
+
+def _transform(weight: Array, width: int, t: _Tiling) -> Array:
+    """(oc, ic, k, k) -> [oc block][point][ic][lane of oc], flat.
 
     A block at a time, so that the float64 copy stays small.
     """
-    transform = FILTER_TRANSFORMS[tile]
-    both = np.kron(transform, transform)
-    blocks, channels = ceil_div(weight.shape[0], width), weight.shape[1]
-    packed = np.zeros((blocks, both.shape[0], channels, width), np.float32)
-    for block in range(blocks):
+    transform = filter_transform(t.side, weight.shape[3])
+    both, channels = np.kron(transform, transform), weight.shape[1]
+    packed = np.zeros((t.out_blocks, both.shape[0], channels, width), np.float32)
+    for block in range(t.out_blocks):
         rows = weight[block * width : (block + 1) * width].astype(np.float64)
-        points = rows.reshape(-1, 9) @ both.T
+        points = rows.reshape(rows.shape[0] * channels, -1) @ both.T
         points = points.reshape(rows.shape[0], channels, -1).transpose(2, 1, 0)
         packed[block, :, :, : rows.shape[0]] = points
     return packed.reshape(-1)

@@ -13,18 +13,18 @@
 
 #ifdef DEPTHWISE
 #define WEIGHTS_A_TAP V
-#define MULTIPLY(SOURCE)                                                                           \
+#define MULTIPLY                                                                                   \
     {                                                                                              \
         const VEC weights = WLOAD(w);                                                              \
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] += LOAD(SOURCE(p)) * weights;               \
+        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] += LOAD(source[p]) * weights;               \
     }
 #elif V == 4
 #define WEIGHTS_A_TAP 16
-#define MULTIPLY(SOURCE)                                                                           \
+#define MULTIPLY                                                                                   \
     {                                                                                              \
         const VEC w0 = WLOAD(w), w1 = WLOAD(w + 4), w2 = WLOAD(w + 8), w3 = WLOAD(w + 12);         \
         UNROLL for (int p = 0; p < PIXELS; p++) {                                                  \
-            const VEC x = LOAD(SOURCE(p));                                                         \
+            const VEC x = LOAD(source[p]);                                                         \
             acc[p] += x.s0 * w0;                                                                   \
             acc[p] += x.s1 * w1;                                                                   \
             acc[p] += x.s2 * w2;                                                                   \
@@ -33,14 +33,12 @@
     }
 #else
 #define WEIGHTS_A_TAP (V * V)
-#define MULTIPLY(SOURCE)                                                                           \
+#define MULTIPLY                                                                                   \
     UNROLL for (int lane = 0; lane < V; lane++) {                                                  \
         const VEC weights = WLOAD(w + lane * V);                                                   \
-        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] += GET(SOURCE(p), lane) * weights;          \
+        UNROLL for (int p = 0; p < PIXELS; p++) acc[p] += GET(source[p], lane) * weights;          \
     }
 #endif
-#define IN_ROW(p) (row + (p) * V)
-#define ANYWHERE(p) source[p]
 
 KERNEL void conv_transpose2d_direct(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -73,23 +71,16 @@ KERNEL void conv_transpose2d_direct(
                 const int floored = right >= 0 ? right : right - stride_w + 1;
                 const int step = floored / stride_w, in_x = step + first;
                 if (step * stride_w != right || in_x + PIXELS <= 0 || in_x >= in_w) continue;
-                const int inside = in_x >= 0 && in_x + PIXELS <= in_w;
                 __global const WEIGHT *w =
                     weights_of_block + (ky * kernel_w + kx) * WEIGHTS_A_TAP;
                 for (int b = 0; b < blocks; b++) {
-                    __global const ELEMENT *block =
+                    __global const ELEMENT *row =
                         BLOCK(input, input_offset, input_stride, first_block + b) +
-                        (size_t)in_y * in_w * V;
-                    if (inside) {
-                        __global const ELEMENT *row = block + in_x * V;
-                        MULTIPLY(IN_ROW)
-                    } else {
-                        __global const ELEMENT *source[PIXELS];
-                        UNROLL for (int p = 0; p < PIXELS; p++)
-                            source[p] = in_x + p >= 0 && in_x + p < in_w
-                                ? block + (in_x + p) * V : zeros;
-                        MULTIPLY(ANYWHERE)
-                    }
+                        ((size_t)in_y * in_w + in_x) * V;
+                    __global const ELEMENT *source[PIXELS];
+                    UNROLL for (int p = 0; p < PIXELS; p++)
+                        source[p] = in_x + p >= 0 && in_x + p < in_w ? row + p * V : zeros;
+                    MULTIPLY
                     w += kernel_h * kernel_w * WEIGHTS_A_TAP;
                 }
             }

@@ -30,10 +30,11 @@ class CpuDirect:
         return None
 
     def plan(self, op: Eltwise, soc: Soc) -> NcnnLayer:
-        if op.mode == "identity":
-            # Not the activation alone: ncnn would run it in place, in a tensor of somebody else.
-            return NcnnLayer("BinaryOp", {0: CODES["add"], 1: 1, 2: 0.0}, after=op.activation)
-        return NcnnLayer("BinaryOp", {0: CODES[op.mode]}, after=op.activation, copies_input=True)
+        # With one input it runs in place, and ncnn crashes where that is memory of somebody else.
+        parameters = (
+            {0: CODES["add"], 1: 1, 2: 0.0} if op.mode == "identity" else {0: CODES[op.mode]}
+        )
+        return NcnnLayer("BinaryOp", parameters, after=op.activation, copies_input=True)
 
     def features(self, op: Eltwise, soc: Soc) -> dict[str, float]:
         return {

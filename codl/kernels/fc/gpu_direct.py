@@ -23,6 +23,9 @@ from codl.ops.fully_connected import FullyConnected
 from codl.ops.region import Shape
 from codl.soc import Soc
 
+#: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
+STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
+
 
 class GpuDirect:
     """Matrix-vector product over the input as it lies, in blocks of channels."""
@@ -39,18 +42,24 @@ class GpuDirect:
         return None
 
     def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
-        return ({},)
+        """Blocks of outputs of a work-item."""
+        gpu, blocks = soc.gpu, soc.gpu.blocks(op.out_channels)
+        streams = STREAMS[gpu.vector_width] if gpu.is_cpu else ()
+        outs = [o for o in streams if o * gpu.compute_units <= blocks]
+        return tuple({"outs": o} for o in (*outs, 1))
 
     def features(
         self, op: FullyConnected, soc: Soc, choice: Choice | None = None
     ) -> dict[str, float]:
+        outs = (choice or self.choices(op, soc)[0])["outs"]
         blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
         steps = _steps(op.input, width)
-        items = blocks * _shape(soc)[1]
+        items = ceil_div(blocks, outs) * _shape(soc)[1]
         size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(steps * blocks * width),
             "loop_length": float(steps),
+            "streams": float(outs),
             "work_items": float(items),
             "waves": waves(items, soc),
             "flops": float(op.flops),
@@ -60,26 +69,23 @@ class GpuDirect:
         }
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        outs = (choice or self.choices(op, soc)[0])["outs"]
         together, slices = _shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
-        sizes = (
-            op.input.c,
-            soc.gpu.blocks(op.input.c),
-            op.input.h * op.input.w,
-            _steps(op.input, width),
-            blocks,
-        )
+        pixels = op.input.h * op.input.w
+        sizes = (op.input.c, pixels, _steps(op.input, width), blocks)
         tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="fc_direct",
-            global_size=(round_up(blocks, together), slices),
+            global_size=(round_up(ceil_div(blocks, outs), together), slices),
             local_size=(together, slices),
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
         )
 
         def pack(weights: Weights) -> dict[str, Array]:
+            # A work-item's streams are whole, also where the last has fewer outputs.
             return {
-                "weight": _pack(weights["weight"], op.input, width, together),
+                "weight": _pack(weights["weight"], op.input, width, together, outs),
                 "bias": pack_bias(weights["bias"], width),
             }
 
@@ -88,6 +94,7 @@ class GpuDirect:
             launches=(launch,),
             defines={
                 **base_defines(op.activation, soc, self.storage),
+                "OUTS": outs,
                 "TOGETHER": together,
                 "SLICES": slices,
             },
@@ -96,7 +103,7 @@ class GpuDirect:
 
 
 def _shape(soc: Soc) -> tuple[int, int]:
-    """Output blocks whose weights alternate, and slices of the inputs, of one work-group."""
+    """Work-items whose weights alternate, and slices of the inputs, of one work-group."""
     if soc.gpu.is_cpu:
         return 1, 1
     return 16, max(1, min(16, soc.gpu.max_work_group_size // 16))
@@ -107,13 +114,13 @@ def _steps(shape: Shape, width: int) -> int:
     return round_up(shape.c, 4) * shape.h * shape.w
 
 
-def _pack(weight: Array, shape: Shape, width: int, together: int) -> Array:
+def _pack(weight: Array, shape: Shape, width: int, together: int, outs: int) -> Array:
     """(outputs, c * h * w) -> [output blocks / together][step][together][V], flat.
 
     Copied one group of output blocks at a time, so that the peak is one packed copy and not two.
     """
     group, pixels = together * width, shape.h * shape.w
-    groups = ceil_div(weight.shape[0], group)
+    groups = round_up(ceil_div(weight.shape[0], group), outs)
     packed = np.zeros((groups, _steps(shape, width), group), np.float32)
     for g in range(groups):
         rows = weight[g * group : (g + 1) * group]

@@ -1,7 +1,8 @@
 // Blocked layout <-> planar layout for a region of a tensor.
 //
 // A work-item has `strip` chunks of V pixels of one block. A chunk is a V x V matrix that is
-// transposed in registers. Sizes in pixels and channels:
+// transposed in registers. The last chunk begins early enough to be full and does some pixels
+// again. Sizes in pixels and channels:
 //
 // HALF, PLANAR_HALF   defined where the blocked, and the planar tensor is stored as half
 // lead           lanes of the first block that lie before the region
@@ -39,7 +40,8 @@ KERNEL void to_planar(
 
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
-    for (; at + V <= stop; at += V) {
+    for (; at < stop && pixels >= V; at += V) {
+        at = min(at, pixels - V);
         VEC m[V], t[V];
         UNROLL for (int i = 0; i < V; i++) m[i] = LOAD(in + (at + i) * V);
         TRANSPOSE
@@ -69,7 +71,8 @@ KERNEL void to_blocked(
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);
     int at = STRIP_ID * strip * V;
     if (low == 0 && zeros == V) {
-        for (; at + V <= stop; at += V) {
+        for (; at < stop && pixels >= V; at += V) {
+            at = min(at, pixels - V);
             VEC m[V], t[V];
             if (high == V) {
                 UNROLL for (int i = 0; i < V; i++) m[i] = PLANAR_LOAD(ROW(i, at));

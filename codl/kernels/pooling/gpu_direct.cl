@@ -1,31 +1,92 @@
-// Pooling: one output pixel x one block of channels at a time, `strip` pixels in a work-item.
+// Pooling of one block of channels, `strip` pieces of an output row in a work-item.
 //
-// MODE_MAX              maximum; otherwise the average over what lies inside the input, or over the
-//                       whole window where COUNT_PAD is defined
-// KERNEL_H, KERNEL_W    the window where it is small enough to be unrolled; arguments otherwise
+// pool2d_rows    PIXELS pixels at a time: first every input column under them is collected over the
+//                window's rows, then every pixel collects its columns
+// pool2d_window  one pixel at a time, for windows that are too wide for that
+//
+// MODE_MAX       maximum; otherwise the average over what lies inside the input, or over the whole
+//                window where COUNT_PAD is defined
+// PIXELS, KERNEL_H, KERNEL_W, STRIDE_W, DILATION_H, DILATION_W   shape the code of pool2d_rows
 // Sizes in pixels. An average over nothing is NaN and a maximum over nothing -infinity.
 
 #ifdef MODE_MAX
-#define EMPTY (-INFINITY)
+#define EMPTY ((VEC)(-INFINITY))
 #define COLLECT(a, b) max((a), (b))
+#define FINISH(value, count) (value)
 #else
-#define EMPTY 0.0f
+#define EMPTY ((VEC)(0.0f))
 #define COLLECT(a, b) ((a) + (b))
-#endif
-
-#ifdef KERNEL_H
-#define WINDOW_LOOP UNROLL
-#else
-#define KERNEL_H kernel_h
-#define KERNEL_W kernel_w
-#define WINDOW_LOOP
+#define FINISH(value, count) ((value) / (float)(count))
 #endif
 
 // First and one past the last tap of a window that begins at `at` and may leave 0 ... size.
 #define FIRST_TAP(at, step) ((at) < 0 ? (-(at) + (step) - 1) / (step) : 0)
 #define STOP_TAP(at, step, size, taps) min((taps), max(((size) - (at) + (step) - 1) / (step), 0))
+#define TAPS(at, step, size, taps)                                                                 \
+    max(STOP_TAP(at, step, size, taps) - FIRST_TAP(at, step), 0)
 
-KERNEL void pool2d_direct(
+#ifdef PIXELS
+
+#define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
+
+KERNEL void pool2d_rows(
+    __global const ELEMENT *input, int input_offset, int input_stride,
+    __global ELEMENT *output, int output_offset, int output_stride,
+    int strip, int tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top, int pad_left)
+{
+    const int row_tiles = (out_w + PIXELS - 1) / PIXELS;
+    __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
+    __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
+
+    const int stop = min((int)(STRIP_ID + 1) * strip, tiles);
+    for (int tile = STRIP_ID * strip; tile < stop; tile++) {
+        const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;
+        const int y0 = out_y * stride_h - pad_top, x0 = out_x * STRIDE_W - pad_left;
+        const int top = FIRST_TAP(y0, DILATION_H);
+        const int bottom = STOP_TAP(y0, DILATION_H, in_h, KERNEL_H);
+        const int inside = x0 >= 0 && x0 + SPAN <= in_w;
+        VEC columns[SPAN];
+        if (inside && top == 0 && bottom == KERNEL_H) {
+            __global const ELEMENT *row = in + (y0 * in_w + x0) * V;
+            UNROLL for (int c = 0; c < SPAN; c++) columns[c] = LOAD(row + c * V);
+            UNROLL for (int ky = 1; ky < KERNEL_H; ky++) {
+                row += DILATION_H * in_w * V;
+                UNROLL for (int c = 0; c < SPAN; c++)
+                    columns[c] = COLLECT(columns[c], LOAD(row + c * V));
+            }
+        } else {
+            // Columns beside the input are read from its edge and dropped in the end.
+            UNROLL for (int c = 0; c < SPAN; c++) columns[c] = EMPTY;
+            NO_UNROLL for (int ky = top; ky < bottom; ky++) {
+                __global const ELEMENT *row = in + (y0 + ky * DILATION_H) * in_w * V;
+                UNROLL for (int c = 0; c < SPAN; c++)
+                    columns[c] =
+                        COLLECT(columns[c], LOAD(row + clamp(x0 + c, 0, in_w - 1) * V));
+            }
+            UNROLL for (int c = 0; c < SPAN; c++)
+                if (x0 + c < 0 || x0 + c >= in_w) columns[c] = EMPTY;
+        }
+
+        __global ELEMENT *to = out + (out_y * out_w + out_x) * V;
+        UNROLL for (int p = 0; p < PIXELS; p++) {
+            VEC value = columns[p * STRIDE_W];
+            UNROLL for (int kx = 1; kx < KERNEL_W; kx++)
+                value = COLLECT(value, columns[p * STRIDE_W + kx * DILATION_W]);
+#ifdef COUNT_PAD
+            const int count = KERNEL_H * KERNEL_W;
+#else
+            const int count = inside
+                ? (bottom - top) * KERNEL_W
+                : max(bottom - top, 0) * TAPS(x0 + p * STRIDE_W, DILATION_W, in_w, KERNEL_W);
+#endif
+            if (out_x + p < out_w) STORE(ACTIVATE(FINISH(value, count)), to + p * V);
+        }
+    }
+}
+
+#else
+
+KERNEL void pool2d_window(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
@@ -33,41 +94,36 @@ KERNEL void pool2d_direct(
 {
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
-    const int inner_h = in_h - (KERNEL_H - 1) * dilation_h;
-    const int inner_w = in_w - (KERNEL_W - 1) * dilation_w;
 
-    const int stop = min((int)(STRIP_ID + 1) * strip, out_pixels);
-    int pixel = STRIP_ID * strip, out_y = pixel / out_w, out_x = pixel - out_y * out_w;
-    for (; pixel < stop; pixel++) {
+    const int stop = min((int)(STRIP_ID + 1) * strip, out_pixels), step = dilation_w * V;
+    for (int pixel = STRIP_ID * strip; pixel < stop; pixel++) {
+        const int out_y = pixel / out_w, out_x = pixel - out_y * out_w;
         const int y0 = out_y * stride_h - pad_top, x0 = out_x * stride_w - pad_left;
-        VEC value = (VEC)(EMPTY);
-        int count = KERNEL_H * KERNEL_W;
-        if (y0 >= 0 && y0 < inner_h && x0 >= 0 && x0 < inner_w) {
-            __global const ELEMENT *row = in + (y0 * in_w + x0) * V;
-            WINDOW_LOOP for (int ky = 0; ky < KERNEL_H; ky++)
-                WINDOW_LOOP for (int kx = 0; kx < KERNEL_W; kx++)
-                    value = COLLECT(value,
-                                    LOAD(row + (ky * dilation_h * in_w + kx * dilation_w) * V));
-        } else {
-            const int top = FIRST_TAP(y0, dilation_h), left = FIRST_TAP(x0, dilation_w);
-            const int bottom = STOP_TAP(y0, dilation_h, in_h, KERNEL_H);
-            const int right = STOP_TAP(x0, dilation_w, in_w, KERNEL_W);
-            for (int ky = top; ky < bottom; ky++)
-                for (int kx = left; kx < right; kx++)
-                    value = COLLECT(value, LOAD(in + ((y0 + ky * dilation_h) * in_w + x0 +
-                                                       kx * dilation_w) * V));
-            count = max(bottom - top, 0) * max(right - left, 0);
+        const int top = FIRST_TAP(y0, dilation_h), left = FIRST_TAP(x0, dilation_w);
+        const int rows = TAPS(y0, dilation_h, in_h, kernel_h);
+        const int taps = TAPS(x0, dilation_w, in_w, kernel_w);
+        // Four chains, so that none waits for the one before.
+        VEC v0 = EMPTY, v1 = EMPTY, v2 = EMPTY, v3 = EMPTY;
+        for (int ky = top; ky < top + rows; ky++) {
+            __global const ELEMENT *at =
+                in + ((y0 + ky * dilation_h) * in_w + x0 + left * dilation_w) * V;
+            int kx = 0;
+            for (; kx + 4 <= taps; kx += 4, at += 4 * step) {
+                v0 = COLLECT(v0, LOAD(at));
+                v1 = COLLECT(v1, LOAD(at + step));
+                v2 = COLLECT(v2, LOAD(at + 2 * step));
+                v3 = COLLECT(v3, LOAD(at + 3 * step));
+            }
+            for (; kx < taps; kx++, at += step) v0 = COLLECT(v0, LOAD(at));
         }
 #ifdef COUNT_PAD
-        count = KERNEL_H * KERNEL_W;
+        const int count = kernel_h * kernel_w;
+#else
+        const int count = rows * taps;
 #endif
-#ifndef MODE_MAX
-        value /= (float)count;
-#endif
-        STORE(ACTIVATE(value), out + pixel * V);
-        if (++out_x == out_w) {
-            out_x = 0;
-            out_y++;
-        }
+        const VEC value = COLLECT(COLLECT(v0, v1), COLLECT(v2, v3));
+        STORE(ACTIVATE(FINISH(value, count)), out + pixel * V);
     }
 }
+
+#endif

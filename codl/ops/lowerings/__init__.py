@@ -21,10 +21,10 @@ LOWERINGS: dict[str, Lowering] = {
     **windows.LOWERINGS,
     **elementwise.LOWERINGS,
     **movement.LOWERINGS,
+    **resize.LOWERINGS,
     **matmul.LOWERINGS,
     **reductions.LOWERINGS,
     **norms.LOWERINGS,
-    **resize.LOWERINGS,
 }
 
 PARAMETERS: dict[str, tuple[int, ...]] = {

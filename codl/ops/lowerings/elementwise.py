@@ -85,11 +85,12 @@ def _binary(mode: str) -> Lowering:
 
 
 def _mean(graph: Graph, node: Node) -> list[Step]:
-    """The sum of all inputs, over their number."""
-    total = Operand(f"{node.name}.total", tuple(graph.shapes[node.outputs[0]]))
-    summed = _binary("add")(graph, replace(node, outputs=(total.name,)))
+    """The sum, times one over the number of inputs."""
+    *before, last = _binary("add")(graph, node)
+    total = replace(last, output=f"{node.name}.total")
     share = Operand.number(1 / len(node.inputs))
-    return [*summed, combine(node, "mul", (total, share), node.outputs[0])]
+    operands = (Operand(total.output, tuple(graph.shapes[node.outputs[0]])), share)
+    return [*before, total, combine(node, "mul", operands, node.outputs[0])]
 
 
 def _unary(mode: str, *parameters: tuple[str, float]) -> Lowering:

@@ -26,6 +26,7 @@ from codl.ops.lowerings.base import (
     input_shape,
     unsupported,
 )
+from codl.ops.max_indices import MaxIndices
 from codl.ops.movement import PadNd, Transpose, Windows
 from codl.ops.nd import Sizes
 from codl.ops.pool2d import Pool2d
@@ -221,8 +222,6 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
 
 def _pool(mode: Literal["max", "avg"]) -> Lowering:
     def lowering(graph: Graph, node: Node) -> list[Step]:
-        if len(node.outputs) > 1 and node.outputs[1]:
-            raise unsupported(node, "the indices of the maxima are not known.")
         window = Window.of(graph, node, _ints(node, "kernel_shape", ()))
         count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
         rank = len(window.sizes)
@@ -242,9 +241,24 @@ def _pool(mode: Literal["max", "avg"]) -> Lowering:
             else:
                 steps += _scaled(op, source, output, again)
             source = output
+        if len(node.outputs) > 1 and node.outputs[1]:
+            steps.append(_indices(graph, node, window))
         return steps
 
     return lowering
+
+
+def _indices(graph: Graph, node: Node, window: Window) -> Step:
+    """Where the maxima are, as an op of its own."""
+    rank = len(window.sizes)
+    if rank > 2:
+        raise unsupported(node, "indices are known of 1 or 2 spatial axes, got 3.")
+    op = MaxIndices(
+        shapes=(tuple(graph.shapes[node.inputs[0]]),),
+        by_columns=bool(attribute(node, "storage_order", 0)),
+        **window.over(*range(rank)),
+    )
+    return Step(op, node.inputs[:1], node.outputs[1])
 
 
 def _recounted(window: Window, axes: tuple[int, ...], op: Pool2d) -> Array | None:

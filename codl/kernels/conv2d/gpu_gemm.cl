@@ -1,0 +1,206 @@
+// Convolution as a matrix product, (pixels x taps and input channels) * (these x output channels),
+// without unfolding the input in memory. For GPUs with local memory; V is 4.
+//
+// A work-group has a tile of TILE_M = TM * ITEMS_M pixels x TILE_N = TN * ITEMS_N channels, of
+// which each work-item keeps TM x TN sums in registers. A step multiplies DEPTH blocks of four
+// inputs of both factors, out of local memory; those of the next are on their way there meanwhile.
+// TEAMS such teams of work-items share the steps of one tile, and work-groups the `splits` of all.
+//
+// local memory   [two steps][team]{ pixels [DEPTH][TILE_M], weights [DEPTH][4 lanes][TILE_N / 4] }
+//                of float4; afterwards sums of the teams, [team][TM][item], one TN / 4 at a time
+// a step         blocks of inputs, counted tap after tap: (ky * kernel_w + kx) * in_blocks + block
+// weight         [batch][tile of channels][step][DEPTH][4 lanes][TILE_N], zeros beyond the last
+// POINTWISE      defined for 1x1 windows without padding: every tap lies inside
+// RAW            defined where sums go to [split][batch][block][pixel] without bias and activation
+// Sizes in pixels of four channels.
+
+#define TILE_M (TM * ITEMS_M)
+#define TILE_N (TN * ITEMS_N)
+#define ITEMS (ITEMS_M * ITEMS_N)
+#define VECTORS (TN / 4)
+#define A_SIZE (DEPTH * TILE_M)
+#define B_SIZE (DEPTH * TILE_N)
+#define A_LOADS ((A_SIZE + ITEMS - 1) / ITEMS)
+#define B_LOADS ((B_SIZE + ITEMS - 1) / ITEMS)
+#define TEAM_SIZE (A_SIZE + B_SIZE)
+#define STEP_SIZE (TEAMS * TEAM_SIZE)
+#define SUMS_SIZE (TEAMS * ITEMS * TM)
+#define LOCAL_SIZE (TEAMS > 1 && 2 * STEP_SIZE < SUMS_SIZE ? SUMS_SIZE : 2 * STEP_SIZE)
+
+// Which pixels and channels of the tile a work-item has. Neighbours in pairs share pixels, and
+// pairs two apart channels: local memory serves them at once.
+#define ITEM_M(item) ((item) / 2 % ITEMS_M)
+#define ITEM_N(item) ((item) % 2 + (item) / (2 * ITEMS_M) * 2)
+
+// Where the next float4 of pixels that an item brings in comes from.
+typedef struct {
+    int pixel;              // of the window's top left corner in the input
+    int y, x;               // of the same
+    int ky, kx, block;      // tap and input block
+} Source;
+
+// Loads are to overlap with products, but compilers tend to move them behind these. So there is a
+// barrier between, and the pointers are not `restrict`, as loads through such may cross it; loads
+// are free of branches too: an item without one repeats the last, and what lies beside the input is
+// cleared afterwards.
+#ifdef POINTWISE
+#define FETCH_A(to, s)                                                                             \
+    to = VLOAD(in + ((size_t)min(s.block, in_blocks - 1) * input_stride + s.pixel) * 4);           \
+    s.block += DEPTH;
+#else
+#define FETCH_A(to, s)                                                                             \
+    const int dy = s.ky * dilation_h, dx = s.kx * dilation_w;                                      \
+    const int inside = (uint)(s.y + dy) < (uint)in_h && (uint)(s.x + dx) < (uint)in_w;             \
+    const int from = s.block * input_stride + s.pixel + dy * in_w + dx;                            \
+    const float4 value = VLOAD(in + (size_t)(inside ? from : 0) * 4);                              \
+    to = inside ? value : (float4)(0.0f);                                                          \
+    s.block += step_block;                                                                         \
+    const int next_tap = s.block >= in_blocks;                                                     \
+    s.block -= next_tap ? in_blocks : 0;                                                           \
+    s.kx += step_kx + next_tap;                                                                    \
+    const int next_row = s.kx >= kernel_w;                                                         \
+    s.kx -= next_row ? kernel_w : 0;                                                               \
+    s.ky += step_ky + next_row;
+#endif
+
+// A step, or the last where there are no more, from global memory to registers.
+#define FETCH(step)                                                                                \
+    {                                                                                              \
+        UNROLL for (int i = 0; i < A_LOADS; i++) {                                                 \
+            FETCH_A(a[i], sources[i])                                                              \
+        }                                                                                          \
+        __global const float *from = weights + (size_t)min(step, steps - 1) * (B_SIZE * 4);        \
+        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
+            b[i] = VLOAD(from + min(item + i * ITEMS, B_SIZE - 1) * 4);                            \
+    }
+
+// From registers to one of the two steps in local memory.
+#define KEEP(buffer)                                                                               \
+    {                                                                                              \
+        __local float4 *to = shared + (buffer) * STEP_SIZE + team * TEAM_SIZE + item;              \
+        UNROLL for (int i = 0; i < A_LOADS; i++)                                                   \
+            if (A_SIZE % ITEMS == 0 || item + i * ITEMS < A_SIZE) to[i * ITEMS] = a[i];            \
+        UNROLL for (int i = 0; i < B_LOADS; i++)                                                   \
+            if (B_SIZE % ITEMS == 0 || item + i * ITEMS < B_SIZE)                                  \
+                to[A_SIZE + i * ITEMS] = b[i];                                                     \
+    }
+
+#ifdef RAW
+#define FINISH(sum, block) (sum)
+#define OUT(block) (output + ((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels * 4)
+#else
+#define FINISH(sum, block) ACTIVATE((sum) + VLOAD(bias + (block) * 4))
+#define OUT(block) BLOCK(output, output_offset, output_stride, block)
+#endif
+// Stores the sum of pixel m and channels n of an item.
+#define STORE(sum, m, n, item)                                                                     \
+    {                                                                                              \
+        const int pixel = first_pixel + (m) * ITEMS_M + ITEM_M(item);                              \
+        const int block = tile_n * (TILE_N / 4) + (n) * ITEMS_N + ITEM_N(item);                    \
+        if (pixel < out_pixels && block < out_blocks)                                              \
+            VSTORE(FINISH(sum, block), OUT(block) + (size_t)pixel * 4);                            \
+    }
+
+__kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
+    __global const float *input, int input_offset, int input_stride,
+    __global float *output, int output_offset, int output_stride,
+    __global const float *weight, __global const float *bias, int splits,
+    int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
+    int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
+    int dilation_w)
+{
+    __local float4 shared[LOCAL_SIZE];
+    const int team = get_local_id(0) / ITEMS, item = get_local_id(0) % ITEMS;
+    const int first_pixel = get_group_id(0) * TILE_M, tile_n = get_group_id(1);
+    const int batches = get_num_groups(2) / splits;
+    const int batch = get_group_id(2) % batches, split = get_group_id(2) / batches;
+    // Steps of every tile, and the first of this team.
+    const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
+
+    __global const float *in =
+        input + ((size_t)batch * in_blocks * input_stride + input_offset) * 4;
+    __global const float *weights = weight +
+        (((size_t)batch * get_num_groups(1) + tile_n) * all_steps + first_step) * B_SIZE * 4;
+#ifndef POINTWISE
+    // What DEPTH blocks on means in taps and blocks.
+    const int step_tap = DEPTH / in_blocks, step_block = DEPTH - step_tap * in_blocks;
+    const int step_ky = step_tap / kernel_w, step_kx = step_tap - step_ky * kernel_w;
+#endif
+    Source sources[A_LOADS];
+    UNROLL for (int i = 0; i < A_LOADS; i++) {
+        const int at = min(item + i * ITEMS, A_SIZE - 1);
+        const int pixel = min(first_pixel + at % TILE_M, out_pixels - 1);
+        const int y = pixel / out_w, x = pixel - y * out_w;
+        const int k = first_step * DEPTH + at / TILE_M, tap = k / in_blocks;
+        sources[i].y = y * stride_h - pad_top;
+        sources[i].x = x * stride_w - pad_left;
+        sources[i].pixel = sources[i].y * in_w + sources[i].x;
+        sources[i].ky = tap / kernel_w;
+        sources[i].kx = tap - sources[i].ky * kernel_w;
+        sources[i].block = k - tap * in_blocks;
+    }
+
+    float4 sums[TM][VECTORS], a[A_LOADS], b[B_LOADS];
+    UNROLL for (int m = 0; m < TM; m++)
+        UNROLL for (int n = 0; n < VECTORS; n++) sums[m][n] = (float4)(0.0f);
+
+    FETCH(0)
+    KEEP(0)
+    for (int step = 0; step < steps; step++) {
+        FETCH(step + 1)
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const __local float4 *pixels =
+            shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + ITEM_M(item);
+        const __local float4 *channels =
+            shared + (step & 1) * STEP_SIZE + team * TEAM_SIZE + A_SIZE + ITEM_N(item);
+        UNROLL for (int k = 0; k < DEPTH; k++) {
+            float4 w[4][VECTORS];
+            UNROLL for (int lane = 0; lane < 4; lane++)
+                UNROLL for (int n = 0; n < VECTORS; n++)
+                    w[lane][n] = channels[(k * 4 + lane) * (TILE_N / 4) + n * ITEMS_N];
+            UNROLL for (int m = 0; m < TM; m++) {
+                const float4 x = pixels[k * TILE_M + m * ITEMS_M];
+                UNROLL for (int n = 0; n < VECTORS; n++) {
+                    sums[m][n] += x.s0 * w[0][n];
+                    sums[m][n] += x.s1 * w[1][n];
+                    sums[m][n] += x.s2 * w[2][n];
+                    sums[m][n] += x.s3 * w[3][n];
+                }
+            }
+        }
+        KEEP((step + 1) & 1)
+    }
+
+#if TEAMS == 1
+    UNROLL for (int n = 0; n < VECTORS; n++)
+        UNROLL for (int m = 0; m < TM; m++) STORE(sums[m][n], m, n, item)
+#else
+    // All work-items add what the teams hold, a part each.
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL for (int n = 0; n < VECTORS; n++) {
+        UNROLL for (int m = 0; m < TM; m++) shared[(team * TM + m) * ITEMS + item] = sums[m][n];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int at = get_local_id(0); at < TM * ITEMS; at += ITEMS * TEAMS) {
+            float4 sum = shared[at];
+            UNROLL for (int i = 1; i < TEAMS; i++) sum += shared[i * TM * ITEMS + at];
+            STORE(sum, at / ITEMS, n, at % ITEMS)
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+#endif
+}
+
+// Adds what the splits of all steps left: one work-item a pixel and block.
+__kernel void conv2d_gemm_sum(
+    __global const float *restrict parts, __global float *restrict output, int output_offset,
+    int output_stride, __global const float *restrict bias, int splits, int out_blocks,
+    int out_pixels)
+{
+    const int block = get_global_id(0) / out_pixels;
+    const int pixel = get_global_id(0) - block * out_pixels;
+    if (block >= out_blocks) return;
+    float4 sum = VLOAD(bias + block * 4);
+    for (int split = 0; split < splits; split++)
+        sum += VLOAD(parts + (((size_t)split * out_blocks + block) * out_pixels + pixel) * 4);
+    VSTORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, block) + (size_t)pixel * 4);
+}

@@ -1,0 +1,137 @@
+"""Convolution to few channels on the GPU: vectors hold input channels, so that none is padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.ops.base import Array
+from codl.ops.conv2d import Conv2d
+from codl.soc import Soc
+
+#: Sums that fit in registers, by vector width: output pixels times output channels of a tile.
+SUMS = {16: 24, 8: 12, 4: 12}
+#: Pixels of a tile at most.
+WIDEST = 8
+#: Tiles that one work-item of a CPU takes at most.
+LONGEST_STRIP = 64
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How one convolution is cut; all that the plan and the features have in common."""
+
+    pixels: int
+    tiles: int
+    strip: int
+
+    @classmethod
+    def of(cls, op: Conv2d, soc: Soc, choice: Choice) -> _Tiling:
+        tiles = op.output.h * ceil_div(op.output.w, choice["pixels"])
+        return cls(choice["pixels"], tiles, strip(tiles, 1, LONGEST_STRIP, soc))
+
+    @property
+    def items(self) -> int:
+        return ceil_div(self.tiles, self.strip)
+
+
+class GpuNarrow:
+    """Any window, stride, padding and dilation with at most half a block of output channels."""
+
+    op_kind: ClassVar[str] = "conv2d"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_narrow{storage.suffix}"
+
+    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.groups != 1:
+            return f"groups must be 1, got {op.groups}"
+        most = soc.gpu.vector_width // 2
+        if op.out_channels > most:
+            return f"output channels must be at most {most}, got {op.out_channels}"
+        return None
+
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        """Pixels of a row whose sums are kept in registers."""
+        widest = min(WIDEST, SUMS[soc.gpu.vector_width] // op.out_channels)
+        return tuple({"pixels": pixels} for pixels in range(widest, widest // 2, -1))
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        steps = op.kernel.h * op.kernel.w * soc.gpu.blocks(op.input.c)
+        pixels = tiling.tiles * tiling.pixels
+        return {
+            "padded_macs": float(pixels * steps * soc.gpu.vector_width * op.out_channels),
+            "pixel_steps": float(pixels * steps),
+            "tile_steps": float(tiling.tiles * steps),
+            "lane_sums": float(pixels * op.out_channels),
+            "work_items": float(tiling.items),
+            "waves": waves(tiling.items, soc),
+            "flops": float(op.flops),
+            **byte_features(op, soc, self.storage),
+        }
+
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        width = soc.gpu.vector_width
+        global_size, local_size = item_grid(tiling.items, 1, soc)
+        sizes = (
+            tiling.strip,
+            tiling.tiles,
+            soc.gpu.blocks(op.input.c),
+            op.input.h,
+            op.input.w,
+            op.output.w,
+            *op.kernel,
+            op.stride.h,
+            op.pad.top,
+            op.pad.left,
+            *op.dilation,
+        )
+        tensors = (TensorArg("input"), TensorArg("output"))
+        launch = Launch(
+            kernel="conv2d_narrow",
+            global_size=global_size,
+            local_size=local_size,
+            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+        )
+        return KernelPlan(
+            source="conv2d/gpu_narrow.cl",
+            launches=(launch,),
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                "PIXELS": tiling.pixels,
+                "OUTS": op.out_channels,
+                "STRIDE_W": op.stride.w,
+            },
+            pack=lambda weights: {
+                "weight": _pack(weights["weight"], width),
+                "bias": pack_bias(weights["bias"], width),
+            },
+        ).stored_as(self.storage)
+
+
+def _pack(weight: Array, width: int) -> Array:
+    """(oc, ic, kh, kw) -> [ic block][kh][kw][oc][lane of ic], flat."""
+    outs, channels, height, columns = weight.shape
+    packed = np.zeros((ceil_div(channels, width) * width, outs, height, columns), np.float32)
+    packed[:channels] = weight.swapaxes(0, 1)
+    packed = packed.reshape(-1, width, outs, height, columns).transpose(0, 3, 4, 2, 1)
+    return np.ascontiguousarray(packed).reshape(-1)

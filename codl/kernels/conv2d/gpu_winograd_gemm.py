@@ -1,0 +1,211 @@
+"""Winograd convolution on the GPU: a batch of matrix products, one for every point."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    ScratchArg,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
+from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, Cut, Product, cuts, refuse_width
+from codl.kernels.conv2d.gpu_winograd import filter_transform
+from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
+from codl.ops.base import Array, Weights
+from codl.ops.conv2d import Conv2d
+from codl.soc import GpuSide, Soc
+
+TRANSFORMS = {
+    2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,
+    4: filter_transform(6, 3),
+    6: filter_transform(8, 3),
+}
+#: With fewer input channels the sums at the points take longer than the products that they save.
+FEWEST_INPUTS = 16
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """The tiles of one convolution and how the products over them are cut."""
+
+    tile: int
+    tiles_h: int
+    tiles_w: int
+    in_blocks: int
+    out_blocks: int
+
+    @classmethod
+    def of(cls, op: Conv2d, tile: int) -> _Tiling:
+        return cls(
+            tile=tile,
+            tiles_h=ceil_div(op.output.h, tile),
+            tiles_w=ceil_div(op.output.w, tile),
+            in_blocks=ceil_div(op.input.c, 4),
+            out_blocks=ceil_div(op.out_channels, 4),
+        )
+
+    @property
+    def points(self) -> int:
+        return (self.tile + 2) ** 2
+
+    @property
+    def tiles(self) -> int:
+        return self.tiles_h * self.tiles_w
+
+    @property
+    def product(self) -> Product:
+        return Product(self.tiles, self.in_blocks, self.out_blocks, batches=self.points)
+
+    def grid(self, blocks: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Global and local size of a transform."""
+        return (round_up(4 * self.tiles, GROUP), blocks), (GROUP, 1)
+
+    def cost(self, cut: Cut, gpu: GpuSide) -> float:
+        """A rough latency in cycles of a compute unit; see `Cut.cost`."""
+        blocks = self.in_blocks + cut.splits * self.out_blocks
+        moved = 16 * self.tiles * self.points * blocks
+        return cut.cost(self.product, gpu) + 10000 + 800 * cut.splits + 0.44 * moved / 1000
+
+
+def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_Tiling, Cut]]:
+    """Every tile and cut worth trying, likely ones first."""
+    found = [
+        (tiling, cut)
+        for tiling in (_Tiling.of(op, tile) for tile in TRANSFORMS)
+        for cut in cuts(tiling.product, soc.gpu)
+    ]
+    return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
+
+
+def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_Tiling, Cut]:
+    if choice is None:
+        return _tilings(op, soc)[0]
+    rest = dict(choice)
+    return _Tiling.of(op, rest.pop("tile")), Cut(**rest)
+
+
+class GpuWinogradGemm:
+    """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs."""
+
+    name: ClassVar[str] = "gpu_winograd_gemm"
+    op_kind: ClassVar[str] = "conv2d"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    storage: ClassVar[Storage] = BLOCKED
+
+    def refusal(self, op: Conv2d, soc: Soc) -> str | None:
+        if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
+            return (
+                "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
+                f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
+            )
+        if op.input.c < FEWEST_INPUTS:
+            return f"there must be at least {FEWEST_INPUTS} input channels, got {op.input.c}"
+        if reason := refuse_width(soc):
+            return reason
+        if not _tilings(op, soc):
+            return f"no tile fits {soc.gpu.local_mem_bytes} bytes of local memory"
+        return None
+
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        found = _tilings(op, soc)[:MOST_CHOICES]
+        return tuple({"tile": tiling.tile, **asdict(cut)} for tiling, cut in found)
+
+    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        t, cut = _chosen(op, soc, choice)
+        tiles_m, tiles_n, others = cut.groups(t.product)
+        groups = tiles_m * tiles_n * others
+        depth = 4 * cut.padded_depth(t.product)
+        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * depth * t.points
+        return {
+            "padded_macs": float(padded),
+            "work_groups": float(groups),
+            "work_items": float(groups * cut.items),
+            "waves": float(ceil_div(groups, soc.gpu.compute_units)),
+            "steps": float(cut.steps(t.product)),
+            "point_bytes": 16.0 * t.points * t.tiles * t.in_blocks,
+            "sum_bytes": 16.0 * t.points * t.tiles * t.out_blocks * cut.splits,
+            "flops": float(op.flops),
+            **byte_features(op, soc),
+            "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
+        }
+
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        t, cut = _chosen(op, soc, choice)
+
+        def pack(weights: Weights) -> dict[str, Array]:
+            return {
+                "weight": cut.pack(_transform(weights["weight"], t.tile), t.product),
+                "bias": pack_bias(weights["bias"], 4),
+            }
+
+        return KernelPlan(
+            source="conv2d/gpu_winograd_gemm.cl",
+            launches=(_points(op, t), _products(t, cut), _outputs(op, t, cut)),
+            defines={
+                **base_defines(op.activation, soc),
+                **cut.defines,
+                "POINTWISE": 1,
+                "RAW": 1,
+                "TILE": t.tile,
+            },
+            pack=pack,
+            scratch={
+                "points": 16 * t.points * t.tiles * t.in_blocks,
+                "sums": 16 * t.points * t.tiles * t.out_blocks * cut.splits,
+            },
+        )
+
+
+def _points(op: Conv2d, t: _Tiling) -> Launch:
+    global_size, local_size = t.grid(t.in_blocks)
+    sizes = (t.tiles, t.tiles_w, t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
+    return Launch(
+        kernel="winograd_points",
+        global_size=global_size,
+        local_size=local_size,
+        args=(TensorArg("input"), ScratchArg("points"), *sizes),
+    )
+
+
+def _products(t: _Tiling, cut: Cut) -> Launch:
+    """The tiles of each point are the pixels of a 1x1 convolution in one row."""
+    buffers = (ScratchArg("points"), 0, t.tiles, ScratchArg("sums"), 0, 0)
+    window = (1, t.tiles, t.tiles, 1, 1, 1, 0, 0, 1, 1)
+    constants = (ConstantArg("weight"), ConstantArg("bias"))
+    return cut.launch(t.product, (*buffers, *constants), window)
+
+
+def _outputs(op: Conv2d, t: _Tiling, cut: Cut) -> Launch:
+    global_size, local_size = t.grid(t.out_blocks)
+    sizes = (cut.splits, t.tiles, t.tiles_w, t.out_blocks, op.output.h, op.output.w)
+    return Launch(
+        kernel="winograd_outputs",
+        global_size=global_size,
+        local_size=local_size,
+        args=(ScratchArg("sums"), TensorArg("output"), ConstantArg("bias"), *sizes),
+    )
+
+
+def _transform(weight: Array, tile: int) -> Array:
+    """(oc, ic, 3, 3) -> (points, 1, ic, oc); some channels at a time, as float64 is large."""
+    both = np.kron(TRANSFORMS[tile], TRANSFORMS[tile])
+    outs, ins = weight.shape[:2]
+    points = np.empty((both.shape[0], 1, ins, outs), np.float32)
+    for first in range(0, outs, 64):
+        rows = weight[first : first + 64].reshape(-1, 9).astype(np.float64) @ both.T
+        points[:, 0, :, first : first + 64] = rows.reshape(-1, ins, both.shape[0]).transpose(
+            2, 1, 0
+        )
+    return points

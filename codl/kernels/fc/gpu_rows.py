@@ -1,0 +1,112 @@
+"""Fully connected layers on a GPU: every work-group streams some rows of the matrix."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    ConstantArg,
+    KernelPlan,
+    Launch,
+    Processor,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.tiling import base_defines, ceil_div, round_up
+from codl.ops.base import Array, Weights
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.region import Shape
+from codl.soc import Soc
+
+#: Rows and work-items of a work-group; the first is right for matrices of a thousand rows and of
+#: many more.
+SHAPES = ((4, 128), (4, 256), (8, 128), (8, 256), (4, 64), (2, 128))
+
+
+class GpuRows:
+    """Matrix-vector product over the input as it lies, in blocks of channels."""
+
+    name: ClassVar[str] = "gpu_rows"
+    op_kind: ClassVar[str] = "fc"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    storage: ClassVar[Storage] = BLOCKED
+
+    def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
+        if not self.choices(op, soc):
+            return f"work-groups of 64 are needed, got at most {soc.gpu.max_work_group_size}"
+        return None
+
+    def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
+        most = soc.gpu.max_work_group_size
+        return tuple({"outputs": rows, "items": items} for rows, items in SHAPES if items <= most)
+
+    def features(
+        self, op: FullyConnected, soc: Soc, choice: Choice | None = None
+    ) -> dict[str, float]:
+        choice = choice or self.choices(op, soc)[0]
+        steps, width = _steps(op.input, soc), soc.gpu.vector_width
+        rows = round_up(op.out_channels, choice["outputs"])
+        groups = rows // choice["outputs"]
+        return {
+            "padded_macs": float(steps * width * rows),
+            "loop_length": float(ceil_div(steps, choice["items"])),
+            "work_groups": float(groups),
+            "waves": float(ceil_div(groups, soc.gpu.compute_units)),
+            "flops": float(op.flops),
+            "input_bytes": 4.0 * op.input.elements,
+            "weight_bytes": 4.0 * steps * width * rows,
+            "output_bytes": 4.0 * op.out_channels,
+        }
+
+    def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        choice = choice or self.choices(op, soc)[0]
+        outputs, items = choice["outputs"], choice["items"]
+        width = soc.gpu.vector_width
+        rows = round_up(op.out_channels, width)
+        tensors = (TensorArg("input"), TensorArg("output"))
+        sizes = (op.input.h * op.input.w, _steps(op.input, soc), rows)
+        launch = Launch(
+            kernel="fc_rows",
+            global_size=(ceil_div(rows, outputs) * items,),
+            local_size=(items,),
+            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+        )
+
+        def pack(weights: Weights) -> dict[str, Array]:
+            return {
+                "weight": _pack(weights["weight"], op.input, width, round_up(rows, outputs)),
+                "bias": pack_bias(weights["bias"], width),
+            }
+
+        return KernelPlan(
+            source="fc/gpu_rows.cl",
+            launches=(launch,),
+            defines={**base_defines(op.activation, soc), "OUTPUTS": outputs, "ITEMS": items},
+            pack=pack,
+        )
+
+
+def _steps(shape: Shape, soc: Soc) -> int:
+    """Vectors of one row of the packed matrix."""
+    return soc.gpu.blocks(shape.c) * shape.h * shape.w
+
+
+def _pack(weight: Array, shape: Shape, width: int, rows: int) -> Array:
+    """(outputs, c * h * w) -> [row][channel block][pixel][V], flat, some rows at a time."""
+    blocks, pixels = ceil_div(shape.c, width), shape.h * shape.w
+    packed = np.zeros((rows, blocks, pixels, width), np.float32)
+    full = shape.c // width
+    for first in range(0, weight.shape[0], 256):
+        part = weight[first : first + 256].reshape(-1, shape.c, pixels)
+        to = packed[first : first + part.shape[0]]
+        whole = part[:, : full * width].reshape(part.shape[0], full, width, pixels)
+        to[:, :full] = whole.swapaxes(2, 3)
+        if full < blocks:
+            to[:, full, :, : shape.c - full * width] = part[:, full * width :].swapaxes(1, 2)
+    return packed.reshape(-1)

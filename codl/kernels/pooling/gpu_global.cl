@@ -1,0 +1,37 @@
+// Global pooling, for GPUs: a work-group has one block of channels and shares its pixels.
+//
+// MODE_MAX   maximum; otherwise average
+// ITEMS      work-items of a work-group, a power of two
+// pixels     of the input, in each channel
+
+#ifdef MODE_MAX
+#define EMPTY (-INFINITY)
+#define COLLECT(a, b) max((a), (b))
+#else
+#define EMPTY 0.0f
+#define COLLECT(a, b) ((a) + (b))
+#endif
+
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
+    __global const float *restrict input, int input_offset, int input_stride,
+    __global float *restrict output, int output_offset, int output_stride, int pixels)
+{
+    __local VEC parts[ITEMS];
+    const int item = get_local_id(0), block = get_group_id(0);
+    __global const float *in = BLOCK(input, input_offset, input_stride, block);
+
+    VEC value = (VEC)(EMPTY);
+    for (int pixel = item; pixel < pixels; pixel += ITEMS)
+        value = COLLECT(value, VLOAD(in + (size_t)pixel * V));
+    parts[item] = value;
+    for (int left = ITEMS / 2; left > 0; left /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (item < left) parts[item] = COLLECT(parts[item], parts[item + left]);
+    }
+    if (item > 0) return;
+    value = parts[0];
+#ifndef MODE_MAX
+    value /= (float)pixels;
+#endif
+    VSTORE(ACTIVATE(value), BLOCK(output, output_offset, output_stride, block));
+}

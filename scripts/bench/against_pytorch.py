@@ -1,0 +1,230 @@
+"""Networks on a GPU through OpenCL, against PyTorch with cuDNN in float32 on the same GPU.
+
+    python scripts/bench/against_pytorch.py [--device nvidia] [--models vgg16,resnet50] [--json]
+
+For a machine with a GPU that both see. Latencies are of one image, from a NumPy array to a NumPy
+array; PyTorch's also of a tensor that stays on the GPU. TF32 is off and cuDNN chooses by measuring.
+All are measured in turns of many runs, as going from one to the other costs the GPU about a
+millisecond. The convolutions with the most operations follow, each alone, with their
+share of the float32 peak that a kernel of multiply-adds reaches: counted as a direct convolution
+has them (which Winograd's beats), and as the multiply-adds that the variant really makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from codl.collect.protocol import Latency
+from codl.collect.tasks import load_network
+from codl.device.detect import detect
+from codl.device.loader import cl_module
+from codl.device.opencl import BoundKernel, OpenClDevice, open_device
+from codl.execute.engine import Engine
+from codl.kernels import registry, tuned
+from codl.kernels.base import Launch, TensorArg
+from codl.ops import Conv2d, Network, Region, to_text
+from codl.ops.plan import Chain, Plan
+from codl.soc import Soc
+
+TORCHVISION = {"vgg16": "vgg16", "resnet50": "resnet50", "mobilenet_v2": "mobilenet_v2"}
+TURNS, RUNS, WARM_UP, LARGEST, REPEATS = 4, 30, 10, 10, 50
+#: Independent multiply-adds of a work-item and rounds of them.
+CHAINS, LENGTH = 16, 4096
+PEAK = """
+kernel void peak(global float *out) {
+    float x[CHAINS], y = get_global_id(0) * 1e-9f;
+    for (int i = 0; i < CHAINS; i++) x[i] = i;
+    for (int n = 0; n < LENGTH; n++)
+        _Pragma("unroll") for (int i = 0; i < CHAINS; i++) x[i] = fma(x[i], y, 0.5f);
+    for (int i = 1; i < CHAINS; i++) x[0] += x[i];
+    out[get_global_id(0)] = x[0];
+}
+"""
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """Latencies of one network; `launches` of kernels in ours."""
+
+    model: str
+    launches: int
+    latency_ms: Mapping[str, Latency]
+
+    def times_faster(self, than: str) -> float:
+        return self.latency_ms[than].median / self.latency_ms["codl"].median
+
+
+@dataclass(frozen=True)
+class ConvRow:
+    """One convolution alone; the fractions are of the measured peak."""
+
+    op: str
+    variant: str
+    latency_us: float
+    direct_fraction: float
+    executed_fraction: float
+
+
+def all_on_gpu(network: Network, soc: Soc) -> Plan:
+    """Every layer on the GPU, in its default variant."""
+    names = {
+        layer.name: {"gpu": registry.variants(layer.op, "gpu", soc)[0].name}
+        for layer in network.layers
+    }
+    chain = Chain(tuple(names), "H", 1.0, names)
+    return Plan(network.name, network.digest, soc.name, "gpu", "none", "missing", None, (chain,))
+
+
+def torch_runners(model: str, x: np.ndarray[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Eager and as a CUDA graph, each from and to NumPy (`_io`) and on tensors of the GPU."""
+    import torch
+    import torchvision
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    torch.set_grad_enabled(False)
+    net = getattr(torchvision.models, TORCHVISION[model])(weights=None).eval().cuda()
+    pinned = torch.from_numpy(x).pin_memory()
+    on_gpu = pinned.cuda()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            net(on_gpu)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = net(on_gpu)
+
+    def eager_io() -> Any:
+        pinned.copy_(torch.from_numpy(x))
+        return net(pinned.cuda(non_blocking=True)).cpu().numpy()
+
+    def graph_io() -> Any:
+        pinned.copy_(torch.from_numpy(x))
+        on_gpu.copy_(pinned, non_blocking=True)
+        graph.replay()
+        return y.cpu().numpy()
+
+    def eager() -> None:
+        net(on_gpu)
+        torch.cuda.synchronize()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    yield from (("eager", eager), ("eager_io", eager_io), ("graph", replay), ("graph_io", graph_io))
+
+
+def timed(run: Callable[[], Any]) -> float:
+    start = perf_counter()
+    run()
+    return perf_counter() - start
+
+
+def measure_network(model: str, soc: Soc, *, against: bool) -> NetworkRow:
+    network = load_network(model)
+    shape = next(iter(network.inputs.values()))
+    x = np.random.default_rng(0).random(shape, np.float32)
+    engine = Engine(network, all_on_gpu(network, soc), soc)
+    runners: dict[str, Callable[[], Any]] = {"codl": lambda: engine(x)}
+    if against:
+        runners |= dict(torch_runners(model, x))
+    samples: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(TURNS):
+        for name, run in runners.items():
+            samples[name] += [timed(run) for _ in range(WARM_UP + RUNS)][WARM_UP:]
+    launches = sum(len(stage.kernels) for stage in engine._stages)
+    engine.close()
+    return NetworkRow(model, launches, {name: Latency.of(s) for name, s in samples.items()})
+
+
+def seconds(gpu: OpenClDevice, kernels: list[BoundKernel]) -> float:
+    """What kernels take in the best of some runs of many repeats."""
+    gpu.run(kernels * REPEATS)
+    best = float("inf")
+    for _ in range(5):
+        start = perf_counter()
+        gpu.run(kernels * REPEATS)
+        best = min(best, perf_counter() - start)
+    return best / REPEATS
+
+
+def peak_flops(gpu: OpenClDevice) -> float:
+    """Floating-point operations a second of nothing but multiply-adds."""
+    options = [f"-DCHAINS={CHAINS}", f"-DLENGTH={LENGTH}"]
+    program = cl_module().Program(gpu.context, PEAK).build(options)
+    items = 2048 * gpu.soc.gpu.compute_units
+    out = cl_module().Buffer(gpu.context, cl_module().mem_flags.READ_WRITE, 4 * items)
+    launch = Launch("peak", (items,), (), (256,))
+    kernel = BoundKernel("peak", cl_module().Kernel(program, "peak"), launch, [out])
+    return 2.0 * items * CHAINS * LENGTH / seconds(gpu, [kernel])
+
+
+def measure_conv(op: Conv2d, gpu: OpenClDevice, peak: float) -> ConvRow:
+    variant: Any = registry.variants(op, "gpu", gpu.soc)[0]
+    random = np.random.default_rng(0)
+    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    whole, out = Region.whole(op.input), Region.whole(op.output)
+    source = gpu.tensor(op.input, whole)
+    gpu.upload(source, random.standard_normal(op.input, np.float32))
+    places = {
+        TensorArg("input"): (source, whole),
+        TensorArg("output"): (gpu.tensor(op.output, out), out),
+    }
+    kernels = gpu.bind(tuned.plan(variant, op, gpu.soc), places, weights=weights)
+    took = seconds(gpu, kernels)
+    executed = 2 * tuned.features(variant, op, gpu.soc)["padded_macs"]
+    return ConvRow(
+        to_text(op), variant.name, 1e6 * took, op.flops / took / peak, executed / took / peak
+    )
+
+
+def largest_convs(models: list[str]) -> list[Conv2d]:
+    layers = (layer for model in models for layer in load_network(model).layers)
+    convs = {layer.op: None for layer in layers if isinstance(layer.op, Conv2d)}
+    return sorted(convs, key=lambda op: -op.flops)[:LARGEST]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="nvidia", help="the OpenCL driver or device")
+    parser.add_argument("--models", default=",".join(TORCHVISION))
+    parser.add_argument("--no-pytorch", action="store_true", help="measure ours alone")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    options = parser.parse_args()
+    models, soc = options.models.split(","), detect("bench", device=options.device)
+    networks = []
+    for model in models:
+        print(f"{model} ...", file=sys.stderr)
+        networks.append(measure_network(model, soc, against=not options.no_pytorch))
+    gpu = open_device(soc)
+    peak = peak_flops(gpu)
+    convs = [measure_conv(op, gpu, peak) for op in largest_convs(models)]
+    if options.json:
+        rows = {"networks": [asdict(row) for row in networks], "convs": [asdict(c) for c in convs]}
+        print(json.dumps({"soc": soc.to_dict(), "peak_tflops": peak / 1e12, **rows}, indent=1))
+        return
+    print(f"{soc.gpu.name}: {peak / 1e12:.1f} TFLOP/s of multiply-adds")
+    for row in networks:
+        print(f"{row.model}, {row.launches} launches")
+        for name, latency in row.latency_ms.items():
+            spread = f"{latency.median:8.3f} ms ({latency.p20:.3f} ... {latency.p80:.3f})"
+            print(f"  {name:9s}{spread}, codl is {row.times_faster(name):.2f} times faster")
+    print("     us  direct  executed  of the peak")
+    for conv in convs:
+        fractions = f"{conv.direct_fraction:8.2f}{conv.executed_fraction:10.2f}"
+        print(f"{conv.latency_us:7.1f}{fractions}  {conv.variant}  {conv.op}")
+
+
+if __name__ == "__main__":
+    main()

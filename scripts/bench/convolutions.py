@@ -1,0 +1,192 @@
+"""Our OpenCL convolutions against ncnn's best algorithm, each on one and the same core.
+
+Two latencies are taken of each, all in turns in one process:
+
+- as in the middle of a network: input and output in either side's own blocked layout;
+- planar: from planar (nchw) memory to planar memory, the conversions included.
+
+The best variant of either side counts, with its untuned parameters unless `--choices` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import exp, log
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import numpy as np
+from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
+
+from codl.collect.work import repeated
+from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.memory import GpuTensor
+from codl.device.opencl import BoundKernel, OpenClDevice, open_device
+from codl.kernels import registry
+from codl.kernels.base import PLANAR, TensorArg
+from codl.ops import Op, Region, Shape, Weights, parse, to_text
+from codl.provenance import provenance
+from codl.soc import Soc
+
+OPS = Path(__file__).with_name("convolutions.txt")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op: the best variant of either side and its latency, and the same on planar memory."""
+
+    op: str
+    ncnn: str
+    ncnn_ms: float
+    opencl: str
+    opencl_ms: float
+    ratio: float
+    planar_ncnn_ms: float
+    planar_opencl_ms: float
+    planar_ratio: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ops", type=Path, default=OPS, help="a file of op texts, one a line")
+    parser.add_argument("--only", default="", help="only ops whose text has this in it")
+    parser.add_argument("--variant", default="", help="only this OpenCL variant")
+    parser.add_argument("--choices", action="store_true", help="every choice of parameters")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each op, about")
+    parser.add_argument("--device", help="the OpenCL device, by driver or name")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
+    args = parser.parse_args()
+
+    gpu, rows = open_device(one_core_soc(args.device)), []
+    for text in args.ops.read_text().splitlines():
+        if text and args.only in text:
+            rows.append(measure(parse(text), gpu, args.variant, args.choices, args.seconds))
+            if not args.json:
+                print(line(rows[-1]), flush=True)
+    content = {**provenance(), "device": gpu.soc.gpu.name, "summary": summary(rows)}
+    text = json.dumps({**content, "rows": [asdict(row) for row in rows]}, indent=1)
+    if args.output:
+        args.output.write_text(text + "\n")
+    print(text if args.json else report(rows))
+
+
+def measure(op: Op, gpu: OpenClDevice, only: str, all_choices: bool, seconds: float) -> Row:
+    weights = random_weights(op)
+    sides = [*ncnn(op, weights, gpu.soc), *opencl(op, weights, gpu, only, all_choices)]
+    best = compare(sides, seconds)
+    latency = {group: contender.ms for group, contender in best.items()}
+    return Row(
+        op=to_text(op),
+        ncnn=best["ncnn"].name,
+        ncnn_ms=latency["ncnn"],
+        opencl=best["opencl"].name,
+        opencl_ms=latency["opencl"],
+        ratio=latency["opencl"] / latency["ncnn"],
+        planar_ncnn_ms=latency["planar ncnn"],
+        planar_opencl_ms=latency["planar opencl"],
+        planar_ratio=latency["planar opencl"] / latency["planar ncnn"],
+    )
+
+
+def ncnn(op: Op, weights: Weights, soc: Soc) -> Iterator[Contender]:
+    """Every variant of the CPU side, on packed and on planar memory."""
+    for variant in registry.variants(op, "cpu", soc):
+        packed, planar = net(op, variant, weights, soc), net(op, variant, weights, soc)
+        packed.pack_inputs()
+        inside, alone = repeated(packed.compute), repeated(partial(planar.compute, planar=True))
+        yield Contender("ncnn", variant.name, inside, soc.cpu.cores, thread_time)
+        yield Contender("planar ncnn", variant.name, alone, soc.cpu.cores, thread_time)
+
+
+def opencl(
+    op: Op, weights: Weights, gpu: OpenClDevice, only: str, all_choices: bool
+) -> Iterator[Contender]:
+    """Every variant of the GPU side that is meant for it, on blocked and on planar memory."""
+    source, target = (gpu.tensor(shape, Region.whole(shape)) for shape in (op.input, op.output))
+    tensors = {TensorArg("input"): source, TensorArg("output"): target}
+    arguments = {argument: (tensor, tensor.region) for argument, tensor in tensors.items()}
+    before = gpu.transform(planar(gpu, op.input), source, source.region)
+    after = gpu.transform(target, planar(gpu, op.output), target.region)
+    gpu.run(before)
+    cores = waiting_cores(gpu.soc)
+    for variant in registry.variants(op, "gpu", gpu.soc):
+        if only not in variant.name:
+            continue
+        choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
+        for choice in choices if all_choices else choices[:1]:
+            plan = variant.plan(op, gpu.soc, choice)  # type: ignore[attr-defined]
+            kernels = gpu.bind(plan, arguments, weights=weights)
+            name = " ".join([variant.name, *(f"{k}={v}" for k, v in choice.items())])
+            inside, alone = enqueued(gpu, kernels), enqueued(gpu, [*before, *kernels, *after])
+            yield Contender("opencl", name, inside, cores, partial(busy_s, gpu))
+            yield Contender("planar opencl", name, alone, cores, partial(busy_s, gpu))
+
+
+def net(op: Op, variant: Any, weights: Weights, soc: Soc) -> CpuNet:
+    """A net of one op over arrays of its own."""
+    source = Home.allocate(op.input, Region.whole(op.input))
+    source.array[:] = np.random.default_rng(0).standard_normal(op.input, np.float32)
+    whole = Region.whole(op.output)
+    layer = CpuLayer("op", op, variant, (("input", source.held),), "output", whole, weights)
+    return CpuNet([layer], {"input": source}, {"output": Home.allocate(op.output, whole)}, soc)
+
+
+def random_weights(op: Op) -> Weights:
+    random = np.random.default_rng(1)
+    return {name: random.standard_normal(s, np.float32) for name, s in op.weight_shapes.items()}
+
+
+def planar(gpu: OpenClDevice, shape: Shape) -> GpuTensor:
+    """A planar tensor of random numbers."""
+    tensor = gpu.tensor(shape, Region.whole(shape), PLANAR)
+    gpu.upload(tensor, np.random.default_rng(0).standard_normal(shape, np.float32))
+    return tensor
+
+
+def enqueued(gpu: OpenClDevice, kernels: Sequence[BoundKernel]) -> Callable[[int], None]:
+    return lambda repeats: gpu.run([*kernels] * repeats)
+
+
+def line(row: Row) -> str:
+    return (
+        f"| {row.op.removeprefix('conv2d ')} | {row.ncnn} {row.ncnn_ms:.4g} "
+        f"| {row.opencl} {row.opencl_ms:.4g} | {row.ratio:.3f} | {row.planar_ratio:.3f} |"
+    )
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The table without its body, which has been printed while it grew, and what it comes to."""
+    worst = sorted(rows, key=lambda row: -row.ratio)[:10]
+    numbers = summary(rows)
+    return "\n".join(
+        [
+            "| op | ncnn's best, ms | OpenCL's best, ms | ratio | with conversions |",
+            *(f"geometric mean {key}: {value:.3f}" for key, value in numbers.items()),
+            "The worst:",
+            *map(line, worst),
+        ]
+    )
+
+
+def summary(rows: Sequence[Row]) -> dict[str, float]:
+    ratios, planar = [row.ratio for row in rows], [row.planar_ratio for row in rows]
+    return {
+        "geometric mean": geometric_mean(ratios),
+        "worst": max(ratios),
+        "planar geometric mean": geometric_mean(planar),
+        "planar worst": max(planar),
+    }
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
+
+
+if __name__ == "__main__":
+    main()

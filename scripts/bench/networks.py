@@ -1,0 +1,171 @@
+"""Whole networks on the GPU side alone against ncnn alone, one core each, in turns in one process.
+
+Three engines of every model:
+
+- `opencl`: all ops on the GPU side in one chain, each in its fastest variant;
+- `ncnn`: all ops on the CPU side as one ncnn net, each in its fastest variant;
+- `ncnn auto`: the same net with the algorithms that ncnn would choose itself.
+
+An op's fastest variant is the one that was fastest when each was measured alone, right before. On a
+device that is a CPU, time is what its threads, or ncnn's, have had on their core: neighbours on a
+shared machine then hardly count. On any other it is the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter, thread_time
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.collect.benchmarks import Bench
+from codl.collect.protocol import Protocol
+from codl.collect.tasks import OpTask, load_network
+from codl.device.detect import detect
+from codl.device.opencl import open_device
+from codl.execute.engine import Engine
+from codl.kernels import registry
+from codl.kernels.base import Processor
+from codl.ops import Network, Op
+from codl.plan.fixed import one_side
+from codl.provenance import provenance
+from codl.soc import Soc
+from codl.strategies.evaluation import random_inputs
+
+Clock: TypeAlias = Callable[[], float]
+
+MODELS = ("vgg16", "yolov2", "resnet50", "mobilenet_v2")
+#: Quick, because a variant that is nearly the best will do.
+QUICK = Protocol(warm_up=1, min_samples=5, min_time_s=0.01, max_time_s=0.06)
+#: Whatever disturbs only ever adds time, so that a low quantile says most about the work itself.
+QUANTILE = 0.25
+
+
+@dataclass(frozen=True)
+class Row:
+    """Milliseconds of a model: the lower quartile of the samples of each engine, and their ratios.
+
+    The ratios are medians over rounds, in each of which every engine ran once.
+    """
+
+    model: str
+    opencl_ms: float
+    ncnn_ms: float
+    ncnn_auto_ms: float
+    ratio: float
+    ratio_auto: float
+    rounds: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="names or .onnx files")
+    parser.add_argument("--device", help="the OpenCL device, by driver or name")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each model")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
+    args = parser.parse_args()
+    soc = one_core_each(detect("bench", device=args.device))
+    bench, rows = Bench(soc, "bench", QUICK), []
+    for model in args.models.split(","):
+        rows.append(measure(load_network(model), bench, args.seconds))
+        if not args.json:
+            print(line(rows[-1]), flush=True)
+    content = {**provenance(), "device": soc.gpu.name, "rows": [asdict(row) for row in rows]}
+    text = json.dumps(content, indent=1)
+    if args.output:
+        args.output.write_text(text + "\n")
+    if args.json:
+        print(text)
+
+
+def measure(network: Network, bench: Bench, seconds: float) -> Row:
+    plans = {
+        "opencl": one_side(network, bench.soc, "gpu", variants=fastest(network, "gpu", bench)),
+        "ncnn": one_side(network, bench.soc, "cpu", variants=fastest(network, "cpu", bench)),
+        "ncnn auto": one_side(network, bench.soc, "cpu"),
+    }
+    engines = {name: Engine(network, plan, bench.soc) for name, plan in plans.items()}
+    for engine in engines.values():
+        engine.feed(random_inputs(network))
+    clocks = dict.fromkeys(plans, thread_time) | {"opencl": device_clock(bench.soc)}
+    if not bench.soc.gpu.is_cpu:
+        clocks = dict.fromkeys(plans, perf_counter)
+    samples = in_turns(engines, clocks, seconds)
+    for engine in engines.values():
+        engine.close()
+    ms = {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
+    ratio = {name: float(np.median(samples["opencl"] / times)) for name, times in samples.items()}
+    return Row(
+        model=network.name,
+        opencl_ms=ms["opencl"],
+        ncnn_ms=ms["ncnn"],
+        ncnn_auto_ms=ms["ncnn auto"],
+        ratio=ratio["ncnn"],
+        ratio_auto=ratio["ncnn auto"],
+        rounds=len(samples["opencl"]),
+    )
+
+
+def fastest(network: Network, processor: Processor, bench: Bench) -> dict[str, str]:
+    """Every layer's fastest variant on a processor, each op measured alone."""
+    pick: dict[Op, str] = {}
+    for op in dict.fromkeys(layer.op for layer in network.layers):
+        found = [variant.name for variant in registry.variants(op, processor, bench.soc)]
+        if len(found) > 1:
+            latency = {name: latency_ms(op, name, processor, bench) for name in found}
+            pick[op] = min(latency, key=latency.__getitem__)
+    return {layer.name: pick[layer.op] for layer in network.layers if layer.op in pick}
+
+
+def latency_ms(op: Op, variant: str, processor: Processor, bench: Bench) -> float:
+    row = bench.row(OpTask((), variant, processor, op, op.dims[0], 1.0, op))
+    return row.p20_ms if row.status == "ok" else float("inf")
+
+
+def in_turns(
+    engines: dict[str, Engine], clocks: dict[str, Clock], seconds: float
+) -> dict[str, NDArray[np.float64]]:
+    """Milliseconds of every engine in turns, round after round."""
+    for engine in engines.values():
+        engine.run()
+    samples: dict[str, list[float]] = {name: [] for name in engines}
+    order, begin = list(engines), perf_counter()
+    while perf_counter() - begin < seconds or len(samples[order[0]]) < 5:
+        for name in order:
+            start = clocks[name]()
+            engines[name].run()
+            samples[name].append(1e3 * (clocks[name]() - start))
+        order.append(order.pop(0))  # nobody always follows the same neighbour
+    return {name: np.array(times) for name, times in samples.items()}
+
+
+def one_core_each(soc: Soc) -> Soc:
+    """One core for ncnn and one for an OpenCL device that is a CPU; a GPU stays whole."""
+    cpu = replace(soc.cpu, cores=soc.cpu.cores[:1])
+    gpu = replace(soc.gpu, cores=soc.gpu.cores[:1], compute_units=1) if soc.gpu.is_cpu else soc.gpu
+    return replace(soc, cpu=cpu, gpu=gpu)
+
+
+def device_clock(soc: Soc) -> Clock:
+    """Seconds that the threads of an OpenCL device that is a CPU have worked so far."""
+    stats = [Path(f"/proc/self/task/{t}/schedstat") for t in open_device(soc).worker_threads]
+    return lambda: sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
+
+
+def line(row: Row) -> str:
+    return (
+        f"{row.model:14s} opencl {row.opencl_ms:8.2f} ms   ncnn {row.ncnn_ms:8.2f} ms "
+        f"(auto {row.ncnn_auto_ms:8.2f})   ratio {row.ratio:.2f} (auto {row.ratio_auto:.2f})   "
+        f"{row.rounds} rounds"
+    )
+
+
+if __name__ == "__main__":
+    main()
