@@ -77,6 +77,8 @@ def _half(layers: Sequence[Layer], wanted: dict[str, Region]) -> Half:
         region = wanted.get(layer.output)
         if region is None or region.is_empty:
             continue
+        if not layer.op.dims:  # never split: whoever reads a part of it gets the whole
+            region = Region.whole(layer.op.output)
         needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
         for name, need in zip(layer.inputs, needs, strict=True):
             wanted[name] = need.join(wanted[name]) if name in wanted else need

@@ -32,7 +32,12 @@ class Shape(NamedTuple):
 
 
 def as_nchw(sizes: tuple[int, ...]) -> Shape:
-    """Any sizes as nchw, in the same order: ones added behind, axes past the fourth merged."""
+    """Any sizes as nchw, in the same order: ones added behind, axes past the fourth merged.
+
+    A single axis is channels: as many images would be as many launches.
+    """
+    if len(sizes) == 1:
+        return Shape(1, sizes[0], 1, 1)
     n, c, h = (*sizes, 1, 1, 1)[:3]
     return Shape(n, c, h, prod(sizes[3:]))
 
