@@ -1,0 +1,15 @@
+"""Concatenation, along the channels or any axis: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
+from codl.kernels.concat import cpu, gpu_copy, gpu_image, gpu_rows
+
+VARIANTS: tuple[Variant, ...] = (
+    cpu.CpuCopy(),
+    gpu_copy.GpuCopy(),
+    gpu_copy.GpuCopy(BLOCKED_HALF),
+    gpu_image.GpuImage(IMAGE),
+    gpu_image.GpuImage(IMAGE_HALF),
+    gpu_rows.GpuRows(),
+)

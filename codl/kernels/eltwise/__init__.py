@@ -1,0 +1,14 @@
+"""Element-wise operators: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
+from codl.kernels.eltwise import cpu, gpu_direct, gpu_image
+
+VARIANTS: tuple[Variant, ...] = (
+    cpu.CpuDirect(),
+    gpu_direct.GpuDirect(),
+    gpu_direct.GpuDirect(BLOCKED_HALF),
+    gpu_image.GpuImage(IMAGE),
+    gpu_image.GpuImage(IMAGE_HALF),
+)

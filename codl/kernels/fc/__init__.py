@@ -1,0 +1,15 @@
+"""Fully connected layers: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
+from codl.kernels.fc import cpu, gpu_direct, gpu_image, gpu_rows
+
+VARIANTS: tuple[Variant, ...] = (
+    cpu.CpuGemv(),
+    gpu_rows.GpuRows(),
+    gpu_direct.GpuDirect(),
+    gpu_direct.GpuDirect(BLOCKED_HALF),
+    gpu_image.GpuImage(IMAGE),
+    gpu_image.GpuImage(IMAGE_HALF),
+)

@@ -1,0 +1,11 @@
+"""Products of matrices: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import Variant
+from codl.kernels.matmul import gpu_direct, gpu_tiled
+
+VARIANTS: tuple[Variant, ...] = (
+    gpu_direct.GpuDirect(),
+    gpu_tiled.GpuTiled(),
+)

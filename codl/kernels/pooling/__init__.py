@@ -1,0 +1,16 @@
+"""Pooling, and the indices of its maxima: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
+from codl.kernels.pooling import cpu, gpu_direct, gpu_global, gpu_image, gpu_indices
+
+VARIANTS: tuple[Variant, ...] = (
+    cpu.CpuDirect(),
+    gpu_global.GpuGlobal(),
+    gpu_direct.GpuDirect(),
+    gpu_direct.GpuDirect(BLOCKED_HALF),
+    gpu_image.GpuImage(IMAGE),
+    gpu_image.GpuImage(IMAGE_HALF),
+    gpu_indices.GpuIndices(),
+)

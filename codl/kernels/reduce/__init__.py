@@ -1,0 +1,8 @@
+"""Reductions: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import Variant
+from codl.kernels.reduce import gpu_direct
+
+VARIANTS: tuple[Variant, ...] = (gpu_direct.GpuDirect(),)

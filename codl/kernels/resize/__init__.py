@@ -1,0 +1,12 @@
+"""Resizing: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import BLOCKED_HALF, Variant
+from codl.kernels.resize import cpu, gpu_direct
+
+VARIANTS: tuple[Variant, ...] = (
+    cpu.CpuDirect(),
+    gpu_direct.GpuDirect(),
+    gpu_direct.GpuDirect(BLOCKED_HALF),
+)

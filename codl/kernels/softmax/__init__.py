@@ -1,0 +1,8 @@
+"""Softmax: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import Variant
+from codl.kernels.softmax import gpu_direct
+
+VARIANTS: tuple[Variant, ...] = (gpu_direct.GpuDirect(),)

@@ -1,0 +1,14 @@
+"""Movement of elements by offset tables: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.base import Variant
+from codl.kernels.strided import gpu_copy
+
+VARIANTS: tuple[Variant, ...] = (
+    gpu_copy.TransposeCopy(),
+    gpu_copy.SliceCopy(),
+    gpu_copy.TileCopy(),
+    gpu_copy.PadCopy(),
+    gpu_copy.WindowsCopy(),
+)
