@@ -112,15 +112,21 @@ def test_eval_and_report(workplace: Path) -> None:
     assert "<svg" in page
 
 
-def test_tune_keeps_what_it_found(workplace: Path) -> None:
-    command = ["tune", "--soc", "test", "--serial", "local", "--models", "small.onnx"]
-    first = answer(workplace, *command, "--budget", "1m", "-o", "tune.json")
+def test_tune_keeps_what_it_found(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODL_CACHE", str(tmp_path))
+    pooling = "pooling in=1x32x10x10 kernel=2x2 stride=2"
+    command = ["tune", "--soc", "test", "--serial", "local", "--ops", pooling]
+    first = answer(workplace, *command, "-o", "tune.json")
     assert first["measured"] == len(first["rows"]) > 0
     keys = {"op", "variant", "default_ms", "best_ms", "speedup", "choice", "tried", "failed"}
     assert all(keys <= row.keys() for row in first["rows"])
     assert all(row["best_ms"] <= row["default_ms"] for row in first["rows"])
     again = answer(workplace, *command)
     assert (again["measured"], again["cached"]) == (0, len(first["rows"]))
+    hasty = answer(workplace, "tune", "--soc", "test", "--models", "small.onnx", "--budget", "0s")
+    assert hasty["left"] > 0
     one = ["--ops", "fc in=1x32x5x5 oc=40", "--variants", "gpu_direct"]
     (row,) = answer(workplace, "tune", "--soc", "test", *one)["rows"]
     assert (row["op"], row["variant"]) == ("fc in=1x32x5x5 oc=40", "gpu_direct")

@@ -159,6 +159,31 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
         assert_close(variant, op, got, expected[0])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x20x14x13 oc=20 kernel=3x3 stride=2 pad=1",
+        "conv2d in=1x20x13x14 oc=20 kernel=7x7 pad=3,3,2,2",
+        "conv2d in=1x40x13x11 oc=3 kernel=9x9 pad=4 act=relu",
+        "conv2d in=1x48x11x13 oc=64 kernel=1x1",
+        "pooling in=1x20x13x15 mode=avg kernel=3x3 stride=2 pad=1",
+        "fc in=1x40x3x3 oc=100",
+        "concat in=1x20x9x9,1x7x9x9,1x16x9x9",
+    ],
+)
+def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
+    """Some choices of every variant: all of them would take minutes to compile."""
+    op = parse(text)
+    inputs, weights = operands(op, seed=2)
+    expected, part = reference(op, inputs, weights)[0], Region.whole(op.output)
+    for variant in registry.variants(op, "gpu", gpu.soc):
+        choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
+        for choice in choices[:: max(1, len(choices) // 2)]:
+            assert variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
+            got, _ = run_gpu(variant, op, part, inputs, weights, gpu, choice)
+            assert_close(variant, op, got, expected)
+
+
 @given(op=ops(), ratio=RATIOS, data=st.data())
 @settings(FEW, max_examples=15)
 def test_variants_for_real_gpus_in_any_of_their_choices(

@@ -55,6 +55,11 @@ SHAPES = tuple(
 SPLITS = (1, 2, 4, 8, 16)
 #: What the work-groups on a compute unit share.
 UNIT_REGISTERS, UNIT_LOCAL_BYTES = 65536, 220_000
+#: For the cost of a cut: what a multiply-add on 128 lanes and a byte take on a unit, the wait for a
+#: load, a group's beginning and end, and one more launch. This is what it costs the host, which
+#: small networks wait for, rather than the device.
+MAC_CYCLES, BYTE_CYCLES, LATENCY_CYCLES = 1.54, 0.035, 650
+GROUP_CYCLES, LAUNCH_CYCLES = 3380, 8000
 #: Local memory that drivers take for themselves.
 SPARE_LOCAL_BYTES = 64
 #: Choices that are worth a try, of those that look best.
@@ -198,29 +203,26 @@ class Cut:
         A unit has some groups at once and then others. In a step, these wait for each other's
         multiplications and bytes, or all for one latency.
         """
-        lanes = product.batches * product.pixels * product.out_blocks * self.splits
         groups = ceil_div(prod(self.groups(product)), gpu.compute_units)
-        memory = UNIT_LOCAL_BYTES // self.local_bytes
-        together = min(groups, UNIT_REGISTERS // (self.registers * self.items), memory, 32)
-        macs = 1.54 * self.tm * self.tn * 4 * self.depth * self.items / 128
-        loaded = 0.74 * 16 * self.depth * (self.tile_m + self.tile_n) * self.teams / 21
-        addresses = (
-            0.54 * self.items / 32 * (8 + 4 * self.loads) * (1.66 if product.taps > 1 else 1)
-        )
-        work = (macs**3 + loaded**3) ** (1 / 3) + addresses
-        around = 3380 + (424 * self.tn // 4 if self.teams > 1 else 0)
-        cycles = 16 * (0.25 * 4 * product.weights + 0.2 * lanes) / 1000
+        local = UNIT_LOCAL_BYTES // self.local_bytes
+        together = max(1, min(groups, UNIT_REGISTERS // (self.registers * self.items), local, 32))
+        macs = MAC_CYCLES * self.tm * self.tn * 4 * self.depth * self.items / 128
+        moved = 16 * self.depth * (self.tile_m + self.tile_n) * self.teams * BYTE_CYCLES
+        # The addresses of a load: more where a window may lie beside the input.
+        address = self.items * (4.3 + 2.2 * self.loads) / 32
+        work = (macs**3 + moved**3) ** (1 / 3) + address * (1.66 if product.taps > 1 else 1)
+        around = GROUP_CYCLES + (106 * self.tn if self.teams > 1 else 0)
 
         def batch(size: int) -> float:
-            step: float = ((size * work) ** 4 + (650 + work / 2) ** 4) ** 0.25
+            step: float = ((size * work) ** 4 + (LATENCY_CYCLES + work / 2) ** 4) ** 0.25
             return self.steps(product) * step + around
 
-        cycles += groups // together * batch(together)
+        sums = product.batches * product.pixels * product.out_blocks * self.splits
+        cycles = 0.016 * product.weights + 0.0032 * sums + groups // together * batch(together)
         if rest := groups % together:
             cycles += batch(rest)
         if self.splits > 1 and product.batches == 1:
-            # A launch more; small networks are bound by the host that makes these.
-            cycles += 8000 + 16 * 0.5 * lanes / 1000
+            cycles += LAUNCH_CYCLES + 0.008 * sums
         return cycles
 
 

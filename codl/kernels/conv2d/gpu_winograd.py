@@ -46,7 +46,7 @@ SCRATCH_SHARE, FEWEST = 0.35, 16
 TRANSFORM, PASS, WIDTH, STRAIN = 8, 0.2, 0.003, 0.1
 #: The first pass over a weight vector costs so much more than others, and takes at least so long:
 #: from the cache beyond the second, and from memory, where the weights are many times as large.
-BEYOND, MEMORY, MANY = (0.5, 8), (1.5, 12), 16
+BEYOND, MEMORY, MANY = (1, 8), (1.5, 12), 12
 #: Choices of each tile size that are worth trying.
 TRIED = 8
 

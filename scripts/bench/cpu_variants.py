@@ -1,0 +1,65 @@
+"""Every kernel variant of the CPU side on convolutions, in turns.
+
+An op runs alone in a net on one core, from planar memory to ncnn's own layout. Time is the
+thread's on its core, so that neighbours on a shared machine hardly count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from time import perf_counter, thread_time
+
+import numpy as np
+
+from codl.collect.tasks import read_csv
+from codl.collect.work import one_op_net
+from codl.device.detect import detect
+from codl.kernels import registry
+from codl.ops import Op, to_text
+from codl.soc import Soc
+
+OPS = Path(__file__).with_suffix(".csv")
+QUANTILE = 0.25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ops", type=Path, default=OPS, help="as `codl collect --ops` reads it")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each op")
+    args = parser.parse_args()
+    soc = detect("bench")
+    os.sched_setaffinity(0, soc.cpu.cores[:1])
+    ratios: dict[str, list[float]] = {}
+    for op in dict.fromkeys(read_csv(args.ops)):
+        ms = measure(op, soc, args.seconds)
+        usual = min(ms[v.name] for v in registry.variants(op, "cpu", soc))
+        for name, value in ms.items():
+            ratios.setdefault(name, []).append(value / usual)
+        print(
+            to_text(op), " ".join(f"{name}={value:.3f}" for name, value in ms.items()), flush=True
+        )
+    print("\nLatency over the best of the variants that are collected: best, median, worst")
+    for name, values in ratios.items():
+        low, middle, high = np.quantile(values, (0, 0.5, 1))
+        print(f"{name:28s} {low:.2f} {middle:.2f} {high:.2f}   of {len(values)}")
+
+
+def measure(op: Op, soc: Soc, seconds: float) -> dict[str, float]:
+    """Milliseconds of every variant that does the op."""
+    found = registry.variants(op, "cpu", soc, every=True)
+    nets = {variant.name: one_op_net(op, variant, soc) for variant in found}
+    samples: dict[str, list[float]] = {name: [] for name in nets}
+    begin = perf_counter()
+    while perf_counter() - begin < seconds or len(samples[found[0].name]) < 5:
+        for name, net in nets.items():
+            net.compute()  # brings its weights back into the caches
+            start = thread_time()
+            net.compute()
+            samples[name].append(1e3 * (thread_time() - start))
+    return {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
+
+
+if __name__ == "__main__":
+    main()
