@@ -30,9 +30,8 @@ EXCEPTIONS: Mapping[str, str] = {
     "test_reshape_allowzero_reordered": EMPTY,
     "test_slice_start_out_of_bounds": EMPTY,
     "test_split_zero_size_splits_opset1[38]": EMPTY,
-    # What only training, or MaxUnpool, has a use for.
+    # What only training has a use for.
     "test_batchnorm_.*_training_mode": "training",
-    "test_maxpool_with_argmax_.*": "the indices of the maxima",
     "test_convtranspose_3d": "1 or 2 spatial axes are known",
     # Averages over a window that grows with the scale.
     "test_resize_.*_antialias": "antialias must be 0",

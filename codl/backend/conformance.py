@@ -46,6 +46,7 @@ GENERAL = (
     (r" \(known: [^)]*\)", ""),
     (r"'[^']*'", "'...'"),
     (r" has the shape \S+;", ";"),
+    (r" is empty \(+[^;]*;", " is empty;"),
 )
 EXPANDED = re.compile(r"_expanded(_ver\d+)?$")
 

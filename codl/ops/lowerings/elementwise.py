@@ -93,6 +93,17 @@ def _mean(graph: Graph, node: Node) -> list[Step]:
     return [*before, total, combine(node, "mul", operands, node.outputs[0])]
 
 
+def _swish(graph: Graph, node: Node) -> list[Step]:
+    """x * sigmoid(alpha * x), as a SiLU of alpha * x."""
+    x, alpha = Operand.of(graph, node.inputs[0]), number(attribute(node, "alpha", 1.0))
+    inner = Operand(f"{node.name}.inner", x.sizes)
+    step = combine(node, "mul", (x, Operand.number(alpha)), inner.name)
+    silu = replace(step, op=step.op.with_activation(Activation("silu")))
+    if alpha == 1:
+        return [replace(silu, output=node.outputs[0])]
+    return [silu, combine(node, "mul", (inner, Operand.number(1 / alpha)), node.outputs[0])]
+
+
 def _unary(mode: str, *parameters: tuple[str, float]) -> Lowering:
     """A function of every element, with attributes and their defaults as parameters."""
 
@@ -140,6 +151,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Sqrt": _unary("sqrt"),
     "Sub": _binary("sub"),
     "Sum": _binary("add"),
+    "Swish": _swish,
     "Tan": _unary("tan"),
     "ThresholdedRelu": _unary("thresholded_relu", ("alpha", 1.0)),
 }
