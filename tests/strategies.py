@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from codl.ops import (
@@ -203,7 +204,7 @@ def movements(draw: st.DrawFn) -> Op:
             for _ in range(2)
         ]
         value = draw(st.sampled_from([0.0, -1.5]))
-        return PadNd(
+        pad = PadNd(
             shapes=(sizes,),
             before=sides[0],
             after=sides[1],
@@ -211,6 +212,8 @@ def movements(draw: st.DrawFn) -> Op:
             value=value if mode == "constant" else 0.0,
             activation=activation,
         )
+        assume(min(pad.out_sizes) > 0)
+        return pad
     axis = draw(st.integers(0, rank - 1))
     given = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     shapes = tuple((*sizes[:axis], size, *sizes[axis + 1 :]) for size in given)

@@ -34,6 +34,9 @@ KERNEL void fc_direct(
     const size_t stream = (size_t)steps * STEP;
     __global const WEIGHT *w =
         weight + (out_block / TOGETHER) * stream + out_block % TOGETHER * V;
+#if SLICES > 1
+    __local VEC parts[OUTS][SLICES][TOGETHER];
+#endif
     VEC sums[OUTS][4];
     UNROLL for (int o = 0; o < OUTS; o++)
         UNROLL for (int lane = 0; lane < 4; lane++) sums[o][lane] = (VEC)(0.0f);
@@ -51,18 +54,20 @@ KERNEL void fc_direct(
             add_products(last + pixel * V, w, stream, 4 * slice, lanes, sums);
     }
 
-    UNROLL for (int o = 0; o < OUTS; o++) {
-        VEC sum = (sums[o][0] + sums[o][1]) + (sums[o][2] + sums[o][3]);
+    VEC all[OUTS];
+    UNROLL for (int o = 0; o < OUTS; o++)
+        all[o] = (sums[o][0] + sums[o][1]) + (sums[o][2] + sums[o][3]);
 #if SLICES > 1
-        __local VEC parts[SLICES][TOGETHER];
-        const int mine = get_local_id(0);
-        parts[slice][mine] = sum;
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (slice > 0) return;
-        for (int i = 1; i < SLICES; i++) sum += parts[i][mine];
+    const int mine = get_local_id(0);
+    UNROLL for (int o = 0; o < OUTS; o++) parts[o][slice][mine] = all[o];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice > 0) return;
+    UNROLL for (int o = 0; o < OUTS; o++)
+        for (int i = 1; i < SLICES; i++) all[o] += parts[o][i][mine];
 #endif
+    UNROLL for (int o = 0; o < OUTS; o++) {
         if (out_block + o < out_blocks) {
-            sum += VLOAD(bias + (out_block + o) * V);
+            const VEC sum = all[o] + VLOAD(bias + (out_block + o) * V);
             STORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, out_block + o));
         }
     }
