@@ -112,9 +112,10 @@ class OpenClDevice:
             self.device = device
             self.context = cl_module().Context([device])
             self.queue = cl_module().CommandQueue(self.context)
+            # In here, because threads of a driver inherit the cores of the one that makes them.
+            self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         if self.mismatch:
             warnings.warn(self.mismatch, CodlWarning, stacklevel=2)
-        self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
         self.programs = Programs(self.context)
 
@@ -212,7 +213,8 @@ class OpenClDevice:
                 wanted = plan.storage(argument)
                 raise ValueError(f"{plan.source} wants {argument} {wanted}, not {tensor.storage}")
         program = self.programs.build(plan)
-        packed = plan.pack(weights or {})
+        with threads.one_blas_thread():
+            packed = plan.pack(weights or {})
         constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
         scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
+
+from threadpoolctl import ThreadpoolController
 
 TASKS = Path("/proc/self/task")
 
@@ -79,3 +82,16 @@ class CoreObserver:
             # Fields are counted behind the name, which may itself hold spaces and brackets.
             after = stat[stat.rindex(")") + 2 :].split()
             yield thread, int(used), int(after[36])
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Linear algebra of NumPy's stays on the calling thread inside.
+
+    Its other threads would go on spinning for tens of milliseconds, on a core of either processor.
+    """
+    return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
