@@ -83,7 +83,7 @@ def _look(name: str) -> list[ProbedDevice]:
         import numpy as np
 
         cl = cl_module()
-        platforms = cl.get_platforms()
+        platforms = [p for p in cl.get_platforms() if _is_meant(p.name.strip(), name)]
     found = []
     for platform in platforms:
         for device in platform.get_devices():
@@ -100,6 +100,14 @@ def _look(name: str) -> list[ProbedDevice]:
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
             found.append(_describe(name, platform, device, kernel))
     return found
+
+
+def _is_meant(platform: str, driver: str) -> bool:
+    """Whether a platform belongs to the driver that was asked for.
+
+    pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
+    """
+    return platform != "Oclgrind" or "oclgrind" in driver
 
 
 def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice:

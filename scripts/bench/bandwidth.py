@@ -35,6 +35,19 @@ OPS = (
     "concat in=1x256x26x26,1x512x26x26",
     "concat in=1x64x28x28,1x96x28x28,1x32x28x28",
     "concat in=1x24x56x56,1x24x56x56",
+    "eltwise in=1x64x112x112,1x64x112x112",
+    "eltwise in=1x256x28x28,1x256x28x28 act=relu",
+    "eltwise in=1x256x56x56,1x256x1x1 mode=mul",
+    "eltwise in=1x256x56x56 mode=identity act=hard_swish",
+    "eltwise in=1x256x56x56 mode=identity act=sigmoid",
+    "transpose in=1024x1024 perm=1x0",
+    "transpose in=1x64x56x56 perm=0x2x3x1",
+    "transpose in=12x197x64 perm=1x0x2",
+    "transpose in=2x58x28x28 perm=1x0x2x3",
+    "slice in=64x112x112 starts=0x8x8 steps=1x1x1 to=64x96x96",
+    "softmax in=12x197x197 axes=2",
+    "norm in=197x768 axis=1",
+    "reduce in=256x56x56 mode=mean axes=1x2",
 )
 #: Tensors that are converted from and to planar memory.
 TENSORS = (
