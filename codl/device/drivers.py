@@ -62,7 +62,8 @@ def find_driver(name: str) -> Driver:
 
     Oclgrind, which checks every access of a kernel and is very slow, is found only in this way.
     """
-    known = {driver.name: driver for driver in (*find_drivers(), *_oclgrind_wheel())}
+    simulators = _oclgrind_wheel() if "oclgrind" in name else []
+    known = {driver.name: driver for driver in (*find_drivers(), *simulators)}
     if not known:
         raise DeviceError(f"No OpenCL driver was found. {INSTALL_HINT}")
     if name not in known:
