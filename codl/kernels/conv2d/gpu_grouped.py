@@ -15,7 +15,8 @@ from codl.kernels.base import (
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.tiling import base_defines, item_grid, waves
+from codl.kernels.image import TEXEL, image_defines, image_refusal
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, waves
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
@@ -34,13 +35,21 @@ class GpuGrouped:
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.groups == 1:
             return "groups must be more than 1, got 1"
-        return None
+        return image_refusal(soc, (op.input, op.output)) if self._over_images else None
+
+    @property
+    def _over_images(self) -> bool:
+        return self.storage.layout == "image"
+
+    def _width(self, soc: Soc) -> int:
+        """Channels of a block, or of a texel."""
+        return TEXEL if self._over_images else soc.gpu.vector_width
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        items = op.output.h * op.output.w * soc.gpu.blocks(op.out_channels)
+        items = op.output.h * op.output.w * ceil_div(op.out_channels, self._width(soc))
         return {
             "macs": float(op.flops) / 2,
             "rows_of_taps": float(op.output.elements * op.input.c // op.groups * op.kernel.h),
@@ -50,8 +59,10 @@ class GpuGrouped:
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
-        global_size, local_size = item_grid(pixels, soc.gpu.blocks(op.out_channels), soc)
+        width, pixels = self._width(soc), op.output.h * op.output.w
+        kernel = "image_grouped" if self._over_images else "grouped"
+        defines = image_defines if self._over_images else base_defines
+        global_size, local_size = item_grid(pixels, ceil_div(op.out_channels, width), soc)
         sizes = (
             op.input.c // op.groups,
             op.out_channels // op.groups,
@@ -68,15 +79,15 @@ class GpuGrouped:
         )
         tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
-            kernel="conv2d_grouped",
+            kernel=f"conv2d_{kernel}",
             global_size=global_size,
             local_size=local_size,
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
         )
         return KernelPlan(
-            source="conv2d/gpu_grouped.cl",
+            source=f"conv2d/gpu_{kernel}.cl",
             launches=(launch,),
-            defines=base_defines(op.activation, soc, self.storage),
+            defines=defines(op.activation, soc, self.storage),
             pack=lambda weights: {
                 "weight": weights["weight"].reshape(-1),
                 "bias": pack_bias(weights["bias"], width),

@@ -54,7 +54,7 @@ class GpuDirect:
         outs = (choice or self.choices(op, soc)[0])["outs"]
         blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
         steps = _steps(op.input, width)
-        items = ceil_div(blocks, outs) * _shape(soc)[1]
+        items = ceil_div(blocks, outs) * group_shape(soc)[1]
         size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(steps * blocks * width),
@@ -70,7 +70,7 @@ class GpuDirect:
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         outs = (choice or self.choices(op, soc)[0])["outs"]
-        together, slices = _shape(soc)
+        together, slices = group_shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         pixels = op.input.h * op.input.w
         sizes = (op.input.c, pixels, _steps(op.input, width), blocks)
@@ -102,7 +102,7 @@ class GpuDirect:
         ).stored_as(self.storage)
 
 
-def _shape(soc: Soc) -> tuple[int, int]:
+def group_shape(soc: Soc) -> tuple[int, int]:
     """Work-items whose weights alternate, and slices of the inputs, of one work-group."""
     if soc.gpu.is_cpu:
         return 1, 1

@@ -17,6 +17,7 @@ from codl.kernels.base import (
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import round_up, waves
 from codl.ops.base import Array, Weights
@@ -46,7 +47,7 @@ class GpuImage:
         self, op: FullyConnected, soc: Soc, choice: Choice | None = None
     ) -> dict[str, float]:
         blocks, steps = texels(op.out_channels), _steps(op.input)
-        items = blocks * _shape(soc)[1]
+        items = blocks * group_shape(soc)[1]
         size = float(self.storage.element_bytes)
         return {
             "padded_macs": float(TEXEL * steps * blocks),
@@ -61,7 +62,7 @@ class GpuImage:
         }
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        (together, slices), blocks = _shape(soc), texels(op.out_channels)
+        (together, slices), blocks = group_shape(soc), texels(op.out_channels)
         sizes = (op.input.w, op.input.h * op.input.w, texels(op.input.c), blocks)
         tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
@@ -87,13 +88,6 @@ class GpuImage:
             },
             pack=pack,
         ).stored_as(self.storage)
-
-
-def _shape(soc: Soc) -> tuple[int, int]:
-    """Output texels, and slices of the inputs, of one work-group."""
-    if soc.gpu.is_cpu:
-        return 1, 1
-    return 16, max(1, min(16, soc.gpu.max_work_group_size // 16))
 
 
 def _steps(shape: Shape) -> int:
