@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codl.kernels.base import Choice
+from codl.kernels.base import Arg, Choice, Launch, TensorArg
 from codl.kernels.tiling import GROUP, ceil_div, round_up, strip
 from codl.ops.nd import Rows
 from codl.soc import Soc
@@ -57,6 +57,28 @@ def column_grid(rows: Rows, wide: int, soc: Soc) -> tuple[tuple[int, int], tuple
         return (vectors, rows.outer), (1, 1)
     size = min(GROUP, soc.gpu.max_work_group_size)
     return (round_up(vectors, size), rows.outer), (size, 1)
+
+
+def row_launch(
+    name: str,
+    rows: Rows,
+    choice: Choice,
+    soc: Soc,
+    *more: Arg,
+) -> tuple[Launch, dict[str, int | float | str]]:
+    """`NAME_rows` along the innermost axis, or `NAME_columns`, with its macros.
+
+    From `TensorArg("input")` to `TensorArg("output")`; `more` are arguments of either, at the end.
+    """
+    tensors = (TensorArg("input"), TensorArg("output"))
+    if rows.inner == 1:
+        grid = RowGrid.of(rows.outer, rows.size, choice, soc)
+        args = (*tensors, grid.strip, rows.outer, rows.size, *more)
+        launch = Launch(f"{name}_rows", grid.global_size, args, grid.local_size)
+        return launch, {"WIDE": 1, **grid.defines}
+    size, local = column_grid(rows, choice["wide"], soc)
+    args = (*tensors, rows.size, rows.inner, *more)
+    return Launch(f"{name}_columns", size, args, local), {"WIDE": choice["wide"]}
 
 
 def row_choices(rows: Rows, soc: Soc) -> tuple[Choice, ...]:

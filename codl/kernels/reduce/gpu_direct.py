@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.rows import RowGrid, column_grid, row_choices
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Processor, Storage, TensorArg
+from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.ops.reduce import REDUCTIONS, Reduce
 from codl.soc import Soc
@@ -41,23 +41,13 @@ class GpuDirect:
         }
 
     def plan(self, op: Reduce, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tensors = (TensorArg("input"), TensorArg("output"))
         choice = choice or self.choices(op, soc)[0]
-        rows, each = op.rows, 1.0 / op.rows.size
-        defines = {**base_defines(op.activation, soc), "MODE": CODES[op.mode], "WIDE": 1}
-        if rows.inner == 1:
-            grid = RowGrid.of(rows.outer, rows.size, choice, soc)
-            args = (*tensors, grid.strip, rows.outer, rows.size, each)
-            launch = Launch("reduce_rows", grid.global_size, args, grid.local_size)
-            defines |= grid.defines
-        else:
-            size, local = column_grid(rows, choice["wide"], soc)
-            launch = Launch("reduce_columns", size, (*tensors, rows.size, rows.inner, each), local)
-            defines["WIDE"] = choice["wide"]
+        launch, defines = row_launch("reduce", op.rows, choice, soc, 1.0 / op.rows.size)
+        tensors = (TensorArg("input"), TensorArg("output"))
         return KernelPlan(
             source="reduce/gpu_direct.cl",
             launches=(launch,),
-            defines=defines,
+            defines={**base_defines(op.activation, soc), **defines, "MODE": CODES[op.mode]},
             storages=dict.fromkeys(tensors, PLANAR),
             whole_batch=True,
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.rows import RowGrid, column_grid, row_choices
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Processor, Storage, TensorArg
+from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.ops.softmax import Softmax
 from codl.soc import Soc
@@ -39,22 +39,17 @@ class GpuDirect:
         }
 
     def plan(self, op: Softmax, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        choice = choice or self.choices(op, soc)[0]
+        launch, defines = row_launch("softmax", op.rows, choice, soc)
         tensors = (TensorArg("input"), TensorArg("output"))
-        rows, choice = op.rows, choice or self.choices(op, soc)[0]
-        defines = {**base_defines(op.activation, soc), "WIDE": 1, **({"LOG": 1} if op.log else {})}
-        if rows.inner == 1:
-            grid = RowGrid.of(rows.outer, rows.size, choice, soc)
-            sizes: tuple[int, ...] = (grid.strip, rows.outer, rows.size)
-            launch = Launch("softmax_rows", grid.global_size, (*tensors, *sizes), grid.local_size)
-            defines |= grid.defines
-        else:
-            size, local = column_grid(rows, choice["wide"], soc)
-            launch = Launch("softmax_columns", size, (*tensors, rows.size, rows.inner), local)
-            defines["WIDE"] = choice["wide"]
         return KernelPlan(
             source="softmax/gpu_direct.cl",
             launches=(launch,),
-            defines=defines,
+            defines={
+                **base_defines(op.activation, soc),
+                **defines,
+                **({"LOG": 1} if op.log else {}),
+            },
             storages=dict.fromkeys(tensors, PLANAR),
             whole_batch=True,
         )
