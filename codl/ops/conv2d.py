@@ -10,29 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ops.base import Weights
-from codl.ops.region import Region, Shape, Span
+from codl.ops.grouped import GroupedOp
+from codl.ops.region import Region, Shape
 from codl.ops.window import WindowOp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv2d(WindowOp):
+class Conv2d(GroupedOp, WindowOp):
     """`weight` is (out_channels, in_channels / groups, kernel h, kernel w), `bias` (out_channels).
 
     A cut through OC leaves groups whole (`channel_step`).
     """
 
-    out_channels: int
-    groups: int = 1
-
     kind: ClassVar[str] = "conv2d"
-
-    @property
-    def is_depthwise(self) -> bool:
-        return self.groups > 1 and self.groups == self.input.c == self.out_channels
-
-    @property
-    def acts_on_channels_alone(self) -> bool:
-        return self.is_depthwise
 
     @property
     def output(self) -> Shape:
@@ -43,25 +33,8 @@ class Conv2d(WindowOp):
         per_output = 2 * (self.input.c // self.groups) * self.kernel.h * self.kernel.w
         return per_output * self.output.elements
 
-    @property
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.out_channels, self.input.c // self.groups, *self.kernel)
-        return {"weight": weight, "bias": (self.out_channels,)}
-
-    @property
-    def channel_step(self) -> int:
-        return 1 if self.groups == 1 else self.out_channels // self.groups
-
-    def _group_span(self, channels: Span) -> Span:
-        """The groups that the output `channels` belong to."""
-        per_group = self.out_channels // self.groups
-        return Span(channels.start // per_group, -(-channels.stop // per_group))
-
     def needs(self, part: Region, index: int = 0) -> Region:
-        groups = self._group_span(part.channels)
-        per_group = self.input.c // self.groups
-        channels = Span(groups.start * per_group, groups.stop * per_group)
-        return Region(channels, self.input_rows(part.rows)[0])
+        return Region(self.group_inputs(part.channels), self.input_rows(part.rows)[0])
 
     def restrict(self, part: Region) -> Conv2d:
         _, above, below = self.input_rows(part.rows)
@@ -69,7 +42,7 @@ class Conv2d(WindowOp):
             self,
             inputs=(self.needs(part).shape(self.input),),
             out_channels=part.channels.size,
-            groups=self._group_span(part.channels).size,
+            groups=self.group_span(part.channels).size,
             pad=self.pad._replace(top=above, bottom=below),
         )
 

@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Dim, Op, Weights
+from codl.ops.base import Dim, Weights
+from codl.ops.grouped import GroupedOp
 from codl.ops.region import Region, Shape, Span
 from codl.ops.window import Size2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvTranspose2d(Op):
+class ConvTranspose2d(GroupedOp):
     """Input pixel (y, x) and tap (ky, kx) add to row `y * stride + ky * dilation - crop`.
 
     `size` are the output's rows and columns; `crop` those of the whole result before them, which
@@ -23,13 +24,10 @@ class ConvTranspose2d(Op):
     kernel h, kernel w), with the output channels first unlike ONNX's; `bias` (out_channels).
     """
 
-    out_channels: int
-    kernel: Size2
     size: Size2
     stride: Size2 = Size2(1, 1)
     crop: Size2 = Size2(0, 0)
     dilation: Size2 = Size2(1, 1)
-    groups: int = 1
 
     kind: ClassVar[str] = "conv_transpose2d"
 
@@ -37,14 +35,6 @@ class ConvTranspose2d(Op):
     def dims(self) -> tuple[Dim, ...]:
         """Rows are cut only where no stride jumps over the window."""
         return ("H", "OC") if self.extent.h >= self.stride.h else ("OC",)
-
-    @property
-    def is_depthwise(self) -> bool:
-        return self.groups > 1 and self.groups == self.input.c == self.out_channels
-
-    @property
-    def acts_on_channels_alone(self) -> bool:
-        return self.is_depthwise
 
     @property
     def extent(self) -> Size2:
@@ -66,28 +56,13 @@ class ConvTranspose2d(Op):
     def _taps(self) -> int:
         return self.kernel.h * self.kernel.w
 
-    @property
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.out_channels, self.input.c // self.groups, *self.kernel)
-        return {"weight": weight, "bias": (self.out_channels,)}
-
-    @property
-    def channel_step(self) -> int:
-        return 1 if self.groups == 1 else self.out_channels // self.groups
-
-    def _group_span(self, channels: Span) -> Span:
-        per_group = self.out_channels // self.groups
-        return Span(channels.start // per_group, -(-channels.stop // per_group))
-
     def needs(self, part: Region, index: int = 0) -> Region:
         """Rows of which some tap falls on the part; one where there are none."""
-        groups, per_group = self._group_span(part.channels), self.input.c // self.groups
         top = part.rows.start + self.crop.h - self.extent.h + 1
         first = min(max(-(-top // self.stride.h), 0), self.input.h - 1)
         last = (part.rows.stop - 1 + self.crop.h) // self.stride.h
         stop = min(max(last + 1, first + 1), self.input.h)
-        channels = Span(groups.start * per_group, groups.stop * per_group)
-        return Region(channels, Span(first, stop))
+        return Region(self.group_inputs(part.channels), Span(first, stop))
 
     def restrict(self, part: Region) -> ConvTranspose2d:
         need = self.needs(part)
@@ -96,7 +71,7 @@ class ConvTranspose2d(Op):
             self,
             inputs=(need.shape(self.input),),
             out_channels=part.channels.size,
-            groups=self._group_span(part.channels).size,
+            groups=self.group_span(part.channels).size,
             size=Size2(part.rows.size, self.size.w),
             crop=Size2(above, self.crop.w),
         )
