@@ -1,0 +1,20 @@
+"""The estimators behind the predictors: scikit-learn regressors of latencies in milliseconds.
+
+All of them take features shaped (items, features) and positive latencies, predict positive
+latencies, and can write their learned state as plain JSON values and read it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from codl.predict.estimators.base import LatencyEstimator
+from codl.predict.estimators.gbdt import Gbdt
+from codl.predict.estimators.linear import CodlLinear, FlopsLinear
+
+#: Every predictor by name; a new one is added here and passes the common test.
+ESTIMATORS: Mapping[str, type[LatencyEstimator]] = {
+    cls.name: cls for cls in (FlopsLinear, CodlLinear, Gbdt)
+}
+
+__all__ = ["ESTIMATORS", "CodlLinear", "FlopsLinear", "Gbdt", "LatencyEstimator"]
