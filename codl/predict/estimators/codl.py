@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from codl.predict.features import FeatureSet
 
 
 class Codl(LatencyEstimator):
-    """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logarithms)."""
+    """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs)."""
 
     name: ClassVar[str] = "codl"
     feature_set: ClassVar[FeatureSet] = "variant"
