@@ -20,9 +20,9 @@ from codl.errors import InvalidFileError
 
 FOLDER = Path("lat_datasets")
 Status = Literal["ok", "failed"]
-#: Data sharing from the CPU to the GPU, back, and from the CPU's net to where others can read; and
-#: a copy on the GPU from its usual layout to another.
-Direction = Literal["to_gpu", "to_cpu", "store", "relayout"]
+#: Data sharing from the CPU to the GPU, back, into the CPU's net and from there to where others can
+#: read; and a copy on the GPU from its usual layout to another.
+Direction = Literal["to_gpu", "to_cpu", "load", "store", "relayout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,9 @@ class OpRow(Row):
 class SharingRow(Row):
     """Making a region of a tensor visible to the other processor, its parts apart.
 
-    `direction` is to_gpu, to_cpu, or store (unpacking what the CPU's net computed and copying it to
-    where others can read it), or relayout (from the GPU's usual layout to another on the GPU);
+    `direction` is to_gpu, to_cpu, load (packing what the CPU's net reads), store (unpacking what it
+    computed to where others can read it), or relayout (on the GPU, from its usual layout to
+    another);
     `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
     `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
     for a queue that has nothing else to do. `latency_ms` is the median of the whole.

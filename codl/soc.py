@@ -13,12 +13,14 @@ from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
-from codl.errors import InvalidFileError, UnknownNameError
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 
 FOLDER = Path("socs")
 #: What a GPU side's tensors may lie in, and the types that their elements may be stored as.
 MEMORY_TYPES = ("buffer", "image2d")
 ELEMENTS = ("float32", "float16")
+#: Where a SoC's latencies come from: this project's kernels on it, or somebody else's measurements.
+SOURCES = ("measured", "replayed")
 T = TypeVar("T")
 
 
@@ -80,16 +82,40 @@ class GpuSide:
 
 @dataclass(frozen=True)
 class Soc:
-    """A CPU side and a GPU side, and a word on what they are."""
+    """A CPU side and a GPU side, and a word on what they are.
+
+    `source` is `replayed` where latencies are somebody else's, of kernels that are not in this
+    package: predictors can be trained and plans made, but nothing can run.
+    """
 
     name: str
     description: str
     cpu: CpuSide
     gpu: GpuSide
+    source: str = "measured"
+
+    @property
+    def is_replayed(self) -> bool:
+        return self.source == "replayed"
+
+    def check_present(self) -> None:
+        """Raise `UnsupportedError` for a SoC that is known by somebody's measurements only."""
+        if self.is_replayed:
+            raise UnsupportedError(
+                f"Nothing can run on the SoC {self.name!r}: its file says source: replayed, so its "
+                "latencies are somebody else's, measured with kernels that codl does not have. "
+                f"`codl train` and `codl search` work with --soc {self.name}; to run, describe a "
+                "device at hand by `codl soc detect`."
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        """The SoC as YAML and JSON hold it, with lists in the place of tuples."""
+        """The SoC as YAML and JSON hold it, with lists in the place of tuples.
+
+        A `source` of `measured` is left out, as in files from before there was another.
+        """
         content = asdict(self)
+        if self.source == "measured":
+            del content["source"]
         for side in ("cpu", "gpu"):
             values = content[side]
             values |= {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
@@ -129,13 +155,14 @@ def load(name: str | Path) -> Soc:
         raise InvalidFileError(path, f"not YAML: {error}") from error
     soc = _build(Soc, content, path, "")
     for key, values, known in (
-        ("memory_types", soc.gpu.memory_types, MEMORY_TYPES),
-        ("element", (soc.gpu.element,), ELEMENTS),
+        ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
+        ("gpu.element", (soc.gpu.element,), ELEMENTS),
+        ("source", (soc.source,), SOURCES),
     ):
         for value in values:
             if value not in known:
                 reason = f"must be of {', '.join(known)}, got {value!r}."
-                raise InvalidFileError(path, reason, where=f"gpu.{key}")
+                raise InvalidFileError(path, reason, where=key)
     return soc
 
 

@@ -50,6 +50,7 @@ def collect(
     `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is that
     of another SoC.
     """
+    soc.check_present()
     protocol = protocol or Protocol()
     run = _begin(soc, dataset, protocol, resume)
     done = {name: {row.key for row in table.read()} for name, table in _tables(dataset).items()}

@@ -335,7 +335,11 @@ class OpenClDevice:
 
 @cache
 def open_device(soc: Soc) -> OpenClDevice:
-    """The SoC's OpenCL device; opened at the first call, the same object ever after."""
+    """The SoC's OpenCL device; opened at the first call, the same object ever after.
+
+    Raises `UnsupportedError` for a SoC of replayed latencies, which has no device.
+    """
+    soc.check_present()
     return OpenClDevice(soc)
 
 

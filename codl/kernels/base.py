@@ -183,8 +183,11 @@ class Variant(Protocol):
     Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`.
     """
 
-    op_kind: ClassVar[str]
-    processor: ClassVar[Processor]
+    @property
+    def op_kind(self) -> str: ...
+
+    @property
+    def processor(self) -> Processor: ...
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from codl.kernels import (
     norm,
     pooling,
     reduce,
+    replayed,
     reshape,
     resize,
     softmax,
@@ -28,6 +29,8 @@ from codl.kernels.base import (
     Storage,
     Variant,
 )
+from codl.kernels.conv2d import replayed as replayed_conv2d
+from codl.ops import OP_TYPES
 from codl.ops.base import Op
 from codl.soc import Soc
 
@@ -51,6 +54,14 @@ PACKAGES = (
 VARIANTS: tuple[Variant, ...] = tuple(
     variant for package in PACKAGES for variant in package.VARIANTS
 )
+#: Those that somebody else has measured, of every kind of op: what a replayed SoC has.
+REPLAYED: tuple[Variant, ...] = tuple(
+    variant
+    for kind in OP_TYPES
+    for variant in (
+        replayed_conv2d.VARIANTS if kind == replayed_conv2d.KIND else replayed.every(kind)
+    )
+)
 
 
 def target(variant: Variant, op: Op) -> str:
@@ -61,13 +72,22 @@ def target(variant: Variant, op: Op) -> str:
     return "_".join(filter(None, (op.kind, variant.name, op.flavor)))
 
 
+def known_to(op: Op) -> list[Variant]:
+    """All variants of an op's kind, those that cannot run included."""
+    return [v for v in (*VARIANTS, *REPLAYED) if v.op_kind == op.kind]
+
+
 def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> list[Variant]:
     """The variants that accept `op` on a processor, the default first.
 
     Where the SoC's memory types have none (or an image would be too large), those of any other.
     `every` includes all that are right but not for this SoC: written for another type of device,
     or with tensors in memory, or of an element type, that its file does not name; or never best.
+    A replayed SoC has only variants that were measured elsewhere.
     """
+    if soc.is_replayed:
+        own = [v for v in REPLAYED if v.op_kind == op.kind and v.processor == processor]
+        return [v for v in own if every or getattr(v, "usual", True)]
     known: list[Any] = [v for v in VARIANTS if v.op_kind == op.kind and v.processor == processor]
     if every:
         return _accepting(op, known, soc)
@@ -93,7 +113,7 @@ def storages(soc: Soc) -> tuple[Storage, ...]:
 
 def find(op: Op, name: str) -> Variant:
     """The variant of an op's kind by its name, such as `cpu_gemm`."""
-    known = {variant.name: variant for variant in VARIANTS if variant.op_kind == op.kind}
+    known = {variant.name: variant for variant in known_to(op)}
     if name not in known:
         raise UnknownNameError(f"kernel variant of {op.kind}", name, known)
     return known[name]

@@ -37,7 +37,7 @@ FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: What a latency is predicted for: a part of an op, or the shape of a region to share.
 Item: TypeAlias = Op | Shape
 
-DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "store", "relayout")
+DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
 #: How the GPU may store what is shared, by the text in a dataset.
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
@@ -96,7 +96,7 @@ def targets_of(item: Item) -> tuple[str, ...]:
     """Every target that an item can have."""
     if isinstance(item, Shape):
         return tuple(_sharing_targets())
-    own = [registry.target(v, item) for v in registry.VARIANTS if v.op_kind == item.kind]
+    own = [registry.target(v, item) for v in registry.known_to(item)]
     return (*own, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
 
 
@@ -105,7 +105,7 @@ def variant_of(target: str, op: Op) -> Variant:
 
     Raises `UnknownNameError` with the targets that such an op has.
     """
-    known = {registry.target(v, op): v for v in registry.VARIANTS if v.op_kind == op.kind}
+    known = {registry.target(v, op): v for v in registry.known_to(op)}
     if target not in known:
         raise UnknownNameError(f"target of a {op.kind}", target, known)
     return known[target]

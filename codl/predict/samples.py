@@ -17,7 +17,7 @@ from codl.dataset import Dataset, OpRow, SharingRow, Table
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.kernels import registry
 from codl.kernels.base import Processor
-from codl.ops import Activation, Op, parse
+from codl.ops import OP_TYPES, Activation, Op, parse
 from codl.predict import features
 from codl.predict.features import Item
 from codl.predict.splits import Indices, linked
@@ -158,7 +158,7 @@ def _mulayer(found: Sequence[Samples]) -> list[Samples]:
             failed=sum(table.failed for table in tables),
             files=tuple(path for table in tables for path in table.files),
         )
-        for kind in sorted({variant.op_kind for variant in registry.VARIANTS})
+        for kind in sorted(OP_TYPES)
         for processor in features.PROCESSORS
         if (tables := _by_preference(found, kind, processor))
     ]
@@ -170,7 +170,7 @@ def _by_preference(found: Sequence[Samples], kind: str, processor: Processor) ->
     for own in found:
         op = next((s.item for s in own.samples if isinstance(s.item, Op)), None)
         if op is not None and op.kind == kind and own.processor == processor:
-            ranks[own.target] = registry.VARIANTS.index(features.variant_of(own.target, op))
+            ranks[own.target] = registry.known_to(op).index(features.variant_of(own.target, op))
     return sorted((s for s in found if s.target in ranks), key=lambda s: ranks[s.target])
 
 

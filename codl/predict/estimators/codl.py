@@ -60,7 +60,7 @@ class Member:
 
 
 class Codl(LatencyEstimator):
-    """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logarithms).
+    """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs).
 
     Blended with a second process on the latency's logarithm itself, by the share that did best on
     shapes held out within the training rows. Their errors give the intervals.

@@ -1,0 +1,78 @@
+"""Kernels that somebody else has measured: known by their latencies, and not there to run.
+
+A SoC of other people's measurements (`source: replayed`) has one variant for each processor and
+kind of op, whatever kernels its library chose from: the choice is part of what is predicted.
+Latencies of other numbers of CPU threads than the SoC's have variants of their own, which are
+trained on but never planned with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from codl.errors import UnsupportedError
+from codl.kernels.base import BLOCKED, Choice, Processor, Storage
+from codl.ops.base import Op
+from codl.soc import Soc
+
+#: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
+THREADS = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The kernels of another library for one kind of op on one processor.
+
+    `threads` is the number of CPU threads, None for all that the SoC's CPU side has.
+    """
+
+    op_kind: str
+    processor: Processor
+    threads: int | None = None
+    storage: ClassVar[Storage] = BLOCKED
+    meant_for: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Such as `gpu_replayed`, or `cpu_replayed_threads1`."""
+        return f"{self.processor}_replayed" + (f"_threads{self.threads}" if self.threads else "")
+
+    @property
+    def usual(self) -> bool:
+        return self.threads is None
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        if soc.is_replayed:
+            return None
+        return f"its latencies are replayed, and the SoC {soc.name!r} is {soc.source}"
+
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        """What any op moves and computes, whatever the kernel."""
+        return work(op)
+
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.op_kind}_{self.name} cannot run: codl has its latencies, replayed from "
+            "somebody's measurements, and not its kernels."
+        )
+
+
+def every(op_kind: str, cls: type[Replayed] = Replayed) -> tuple[Replayed, ...]:
+    """The variants of one kind of op: of either processor, and of other numbers of threads."""
+    more = (cls(op_kind, "cpu", threads) for threads in THREADS)
+    return (cls(op_kind, "cpu"), cls(op_kind, "gpu"), *more)
+
+
+def work(op: Op) -> dict[str, float]:
+    """Operations, and the bytes of inputs, weights and output as float32."""
+    inputs = float(sum(shape.bytes for shape in op.inputs))
+    return {
+        "flops": float(op.flops),
+        "input_bytes": inputs,
+        "weight_bytes": float(op.bytes - op.output.bytes) - inputs,
+        "output_bytes": float(op.output.bytes),
+    }

@@ -1,0 +1,85 @@
+"""Kernel variants that somebody else has measured: predicted and planned, never run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_predict import OPS, SOC
+
+from codl import soc as socs
+from codl.collect.collector import collect
+from codl.dataset import Dataset
+from codl.device.opencl import open_device
+from codl.errors import InvalidFileError, UnsupportedError
+from codl.kernels import registry
+from codl.ops import OP_TYPES, parse
+from codl.predict import features
+from codl.soc import Soc
+
+REPLAYED = replace(SOC, name="phone", source="replayed")
+CONV = parse("conv2d in=1x6x8x8 oc=10 kernel=3 pad=1")
+
+
+def test_a_replayed_soc_has_these_variants_and_no_other() -> None:
+    assert {parse(text).kind for text in OPS} == set(OP_TYPES)
+    for op in map(parse, OPS):
+        for side in features.PROCESSORS:
+            assert [v.name for v in registry.variants(op, side, REPLAYED)] == [f"{side}_replayed"]
+            for every in (False, True):
+                names = [v.name for v in registry.variants(op, side, SOC, every=every)]
+                assert not [name for name in names if "replayed" in name]
+
+
+@pytest.mark.parametrize("variant", registry.REPLAYED, ids=lambda v: f"{v.op_kind}_{v.name}")
+def test_every_variant_has_features(variant: registry.Variant) -> None:
+    ops = [op for op in map(parse, OPS) if op.kind == variant.op_kind]
+    own = [op for op in ops if op.flavor == ops[0].flavor]
+    table = features.table("variant", registry.target(variant, own[0]), own, REPLAYED)
+    assert (table.values >= 0).all()
+    assert table.values.any(axis=1).all()
+    assert variant.refusal(own[0], REPLAYED) is None
+    assert "is measured" in str(variant.refusal(own[0], SOC))
+
+
+def test_features_of_a_convolution() -> None:
+    """3x3 of stride 1 on 6 channels, 10 outputs padded to 12; counted by hand."""
+    table = features.table("variant", "conv2d_gpu_replayed", [CONV], REPLAYED)
+    found = dict(zip(table.names, table.values[0].tolist(), strict=True))
+    assert found["winograd_macs"] == 8 * 8 * 12 * 6 * 9
+    assert found["other_macs"] == found["pointwise_macs"] == found["depthwise_macs"] == 0
+    assert found["output_blocks"] == 8 * 8 * 3
+    assert found["waves"] == 3
+    assert found["loop_length"] == 54
+    assert found["weight_bytes"] == 4 * (10 * 6 * 9 + 10)
+
+
+def test_nothing_runs_on_a_replayed_soc(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'phone': its file says source: replayed"):
+        open_device(REPLAYED)
+    with pytest.raises(UnsupportedError, match="somebody else's"):
+        collect(REPLAYED, Dataset(tmp_path / "phone"), [])
+    assert not list(tmp_path.iterdir())
+    variant = registry.find(CONV, "cpu_replayed_threads2")
+    with pytest.raises(UnsupportedError, match="conv2d_cpu_replayed_threads2 cannot run"):
+        variant.plan(CONV, REPLAYED)  # type: ignore[attr-defined]
+
+
+def test_the_source_is_kept_in_the_file(tmp_path: Path) -> None:
+    path = REPLAYED.save(tmp_path / "phone.yaml")
+    assert socs.load(path) == REPLAYED
+    assert "source" not in SOC.to_dict()
+    path.write_text(path.read_text().replace("source: replayed", "source: guessed"))
+    with pytest.raises(InvalidFileError, match="source: must be of measured, replayed"):
+        socs.load(path)
+
+
+def test_threads_are_those_of_the_variant() -> None:
+    def waves(target: str, soc: Soc) -> float:
+        table = features.table("variant", target, [CONV], soc)
+        return float(table.values[0][table.names.index("waves")])
+
+    four = replace(REPLAYED, cpu=replace(REPLAYED.cpu, cores=(0, 1, 2, 3)))
+    assert waves("conv2d_cpu_replayed", four) == 48
+    assert waves("conv2d_cpu_replayed_threads2", four) == 96
