@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
@@ -92,6 +92,20 @@ class SharingRow(Row):
     later_fields: ClassVar[tuple[str, ...]] = ("layout",)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnchorRow(Row):
+    """An op that every batch of a collection measures again: how fast the machine was just then.
+
+    Nothing is trained on these. `batch` counts from 1 in each run.
+    """
+
+    op: str
+    processor: str
+    batch: int
+
+    key_fields: ClassVar[tuple[str, ...]] = ("run", "batch", "op", "processor")
+
+
 RowT = TypeVar("RowT", bound=Row)
 
 
@@ -108,13 +122,16 @@ class Table(Generic[RowT]):
         return list(self._rows()) if self.path.exists() else []
 
     def append(self, row: RowT) -> None:
+        self.extend([row])
+
+    def extend(self, rows: Iterable[RowT]) -> None:
         new = not self.path.exists() or not self.path.stat().st_size
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", newline="") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if new:
                 writer.writeheader()
-            writer.writerow(asdict(row))
+            writer.writerows(asdict(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
 
@@ -128,8 +145,11 @@ class Table(Generic[RowT]):
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         older = whole and whole.split(b"\n", 1)[0].decode().strip().split(",") != self.columns
-        if len(whole) == len(content) and not older:
+        if whole and len(whole) == len(content) and not older:
             return False
+        if not whole:  # killed before the first line was there
+            self.path.unlink()
+            return True
         partial = self.path.with_suffix(".tmp")
         partial.write_bytes(whole)
         if older:
@@ -198,6 +218,10 @@ class Dataset:
 
     def sharing(self) -> Table[SharingRow]:
         return Table(self.folder / "t_data_sharing.csv", SharingRow)
+
+    def anchors(self) -> Table[AnchorRow]:
+        """How fast the machine was; no table of `tables`, which are those to train on."""
+        return Table(self.folder / "anchors.csv", AnchorRow)
 
     def tables(self) -> dict[str, Table[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
