@@ -369,7 +369,7 @@ def test_a_kill_during_a_write_leaves_whole_results(first_soc: Soc, tmp_path: Pa
 
 def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None:
     variant.all = (BROKEN, FAST)
-    quick = Rounds(visits=1, samples=1, sample_s=0.0, span_s=0.0, more=1)
+    quick = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0)
     rows, refused = bench(OP, soc, protocol=quick)
     names = {row.variant for row in rows} | {each.variant for each in refused}
     assert names == {v.name for v in registry.VARIANTS if v.op_kind == "conv2d"}

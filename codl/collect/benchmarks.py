@@ -14,7 +14,7 @@ from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.collect.work import GpuWork, cpu_work, filler, one_op_net
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
-from codl.device.cpu import Home
+from codl.device.cpu import CpuNet, Home
 from codl.device.memory import SharedBuffer
 from codl.device.opencl import open_device
 from codl.errors import DeviceError
@@ -70,8 +70,10 @@ class Bench:
             return _failed(blank, error)
 
     def work(self, task: OpTask) -> Callable[[int], None]:
-        """The op as a net of its own, leaving the net's result where it is (see `store`); or its
-        kernels in their tuned choice, enqueued back to back, as in a chain.
+        """The op as it runs inside a chain.
+
+        A net of its own whose tensors stay packed (see `load` and `store`), or its kernels in their
+        tuned choice, enqueued back to back.
         """
         variant: Any = registry.find(task.part, task.variant)
         if task.processor == "cpu":
@@ -80,6 +82,8 @@ class Bench:
         return GpuWork(self._gpu, task.part, plan, filler(task.part))
 
     def _exchange(self, task: SharingTask, blank: SharingRow) -> _Exchange:
+        if task.direction == "load":
+            return self._load(task.shape, blank)
         if task.direction == "store":
             return self._store(task.shape, blank)
         if task.direction == "relayout":
@@ -128,23 +132,22 @@ class Bench:
         }
         return _in_steps(steps), self._shared(blank)
 
+    def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
+        """Packing what a net reads: a net that reads planar memory, less one that reads packed."""
+        planar, packed = self._passing_on(shape), self._passing_on(shape)
+        packed.pack_inputs()
+        return _difference(planar.compute, packed.compute, blank)
+
     def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Unpacking a net's result and copying it home: a net with that, less one without.
+        """Unpacking a net's result to its home: a net with that, less one without."""
+        net = self._passing_on(shape)
+        net.pack_inputs()
+        return _difference(net.run, net.compute, blank)
 
-        The net passes its input on, as a pooling of one element.
-        """
+    def _passing_on(self, shape: Shape) -> CpuNet:
+        """A net that passes its input on, as a pooling of one element."""
         op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
-        net = one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
-
-        def fill(found: Found) -> Row:
-            differences = np.subtract(found["store"], found["compute"]).tolist()
-            cost = 1e3 * (level_s(found["store"]) - level_s(found["compute"]))
-            if cost <= 0:
-                raise DeviceError(f"lost in the noise: a difference of {cost:.6f} ms")
-            row = _filled(blank, differences)
-            return replace(row, latency_ms=cost, copy_ms=cost)
-
-        return _in_steps({"compute": net.compute, "store": net.run}), fill
+        return one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
 
     def _shared(self, blank: SharingRow) -> Callable[[Found], Row]:
         """A row of a whole exchange and its parts, and what a wait for an idle queue costs."""
@@ -203,6 +206,21 @@ def _in_steps(steps: Mapping[str, Callable[[], object]]) -> Callable[[int], Seco
         return seconds
 
     return sample
+
+
+def _difference(
+    more: Callable[[], object], less: Callable[[], object], blank: SharingRow
+) -> _Exchange:
+    """What one thing takes longer than another, in turns; a failure where noise hides it."""
+
+    def fill(found: Found) -> Row:
+        cost_ms = 1e3 * (level_s(found["more"]) - level_s(found["less"]))
+        if cost_ms <= 0:
+            raise DeviceError(f"lost in the noise: a difference of {cost_ms:.6f} ms")
+        row = _filled(blank, np.subtract(found["more"], found["less"]).tolist())
+        return replace(row, latency_ms=cost_ms, copy_ms=cost_ms)
+
+    return _in_steps({"less": less, "more": more}), fill
 
 
 def _blank(task: Task, run: str) -> OpRow | SharingRow:

@@ -77,6 +77,7 @@ def collect(
     way. Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where
     it is that of another SoC.
     """
+    soc.check_present()
     start, rounds = time.monotonic(), rounds or Rounds()
     run = _begin(soc, dataset, rounds, resume)
     bench = Bench(soc, run, rounds)
@@ -175,9 +176,7 @@ class _State:
                     new.setdefault(name, []).append(row)
                     keys.add(row.key)
         for name, rows in new.items():
-            sharing = name == "data_sharing"
-            table: Any = self.dataset.sharing() if sharing else self.dataset.ops(name)
-            table.extend(rows)
+            self.dataset.table(name).extend(rows)
             self.rows += len(rows)
 
 
@@ -195,10 +194,10 @@ def _prepare(
 ) -> tuple[list[Prepared], list[tuple[Task, Row]]]:
     """Build tasks until there is enough for so many seconds, or for the memory.
 
-    Those that are ready, and the rows of those that failed.
+    Those that are ready, and the rows of those that failed or are done.
     """
     prepared: list[Prepared] = []
-    failed: list[tuple[Task, Row]] = []
+    done: list[tuple[Task, Row]] = []
     planned = taken = 0.0
     limit, begin = _memory_bytes(), time.monotonic()
     for task in wanted:
@@ -211,8 +210,8 @@ def _prepare(
             prepared.append(one)
             planned += one.timed.seconds
         else:
-            failed.append((task, one))
-    return prepared, failed
+            done.append((task, one))
+    return prepared, done
 
 
 def _bytes(task: Task) -> int:

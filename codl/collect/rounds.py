@@ -96,9 +96,8 @@ def measure(
         if turn >= rounds.visits * rounds.more:
             break
         is_over = perf_counter() - begin >= rounds.span_s
-        if turn % rounds.visits == 0 or (turn > rounds.visits and is_over):
-            if is_over and not is_disturbed():
-                break
+        if turn >= rounds.visits and is_over and not is_disturbed():
+            break
 
 
 def level_s(samples: Sequence[float]) -> float:
