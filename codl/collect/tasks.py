@@ -92,14 +92,14 @@ def make_tasks(ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES) ->
     shapes: dict[Shape, None] = {}
     for op in ops:
         for processor in get_args(Processor):
-            tasks += _op_tasks(op, processor, soc, shares)
+            tasks += op_tasks(op, processor, soc, shares)
         shapes.update(dict.fromkeys((*op.inputs, op.output)))
     tasks += _sharing_tasks(shapes, soc)
     random.Random(SEED).shuffle(tasks)
     return tasks
 
 
-def _op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
+def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
     tasks = []
     dims: tuple[Dim, ...] = op.dims or ("H",)
     for dim in dims:
