@@ -16,6 +16,7 @@ from codl import soc as socs
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note, progress
 from codl.collect.collector import collect
+from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import SHARES, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
@@ -62,7 +63,11 @@ def collect_data(
     described = socs.load(soc)
     limit = None if budget is None else seconds(budget)
     sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
-    tasks = make_tasks(load_ops(sources), described, parse_shares(shares))
+    found = load_ops(sources)
+    tasks = [
+        *surroundings_tasks(found, described),
+        *make_tasks(found, described, parse_shares(shares)),
+    ]
     target = Dataset.of(described.name, output)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(

@@ -8,16 +8,24 @@ sample of ops, and predicted for the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from time import perf_counter
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from codl.collect.protocol import Latency, Protocol, measure
-from codl.collect.tasks import part_of
+from codl.collect.protocol import Latency
+from codl.collect.tasks import (
+    EVICTED_BYTES,
+    ColdTask,
+    ContentionTask,
+    DispatchTask,
+    SurroundingsTask,
+    part_of,
+)
 from codl.collect.work import GpuWork, cpu_work, filler, repeated, row_of_ops_net
-from codl.dataset import ColdRow, ContentionRow, DispatchRow
+from codl.dataset import ColdRow, ContentionRow
 from codl.device.opencl import OpenClDevice
 from codl.execute.timeline import Timeline
 from codl.kernels import registry, tuned
@@ -26,95 +34,24 @@ from codl.ops import Op, Pool2d, Shape, Size2, to_text
 from codl.soc import Soc
 
 Work: TypeAlias = Callable[[int], None]
-SurroundingsRow: TypeAlias = DispatchRow | ColdRow | ContentionRow
 
 #: Kernels, or layers of one net, that are dispatched together.
 COUNTS = (1, 2, 4, 8, 16, 32)
-#: More than the caches of phones and laptops hold.
-EVICTED_BYTES = 64 << 20
-#: Ops whose cold latency is measured on each processor, and ops that are run beside others.
-COLD_OPS, PAIRED_OPS = 24, 16
+#: Ops whose cold latency is measured, and ops that are run beside others.
+COLD_OPS, PAIRED_OPS = 32, 16
 ROUNDS = 13
 #: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
 QUIET = 25
 #: A side of a pair is repeated until it lasts about so long, and the other one for longer.
 PAIR_S, LONGER = 0.003, 2.0
 MOST_TIMES = 400
+#: What is repeated warm lasts about so long.
+WARM_S = 0.0005
 #: No op is faster cold than warm; a difference below this share of the latency is noise.
 MOST_GAIN = 0.9
 #: Ops that read more than this would take the time of many others.
 MOST_BYTES = 128 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
-
-
-@dataclass(frozen=True)
-class DispatchTask:
-    """So many launches that compute next to nothing."""
-
-    processor: Processor
-    count: int
-
-    tables: ClassVar[tuple[str, ...]] = ("dispatch",)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return (self.processor, self.count)
-
-    @property
-    def blank(self) -> DispatchRow:
-        return DispatchRow(processor=self.processor, count=self.count)
-
-
-@dataclass(frozen=True)
-class ColdTask:
-    """An op in its default variant, run once with nothing of it in the caches."""
-
-    processor: Processor
-    op: Op
-    variant: str
-
-    tables: ClassVar[tuple[str, ...]] = ("cold",)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return (to_text(self.op), self.variant)
-
-    @property
-    def blank(self) -> ColdRow:
-        return ColdRow(
-            op=to_text(self.op),
-            variant=self.variant,
-            processor=self.processor,
-            evicted_bytes=EVICTED_BYTES,
-        )
-
-
-@dataclass(frozen=True)
-class ContentionTask:
-    """Two ops, each in its default variant, at the same time."""
-
-    cpu: Op
-    cpu_variant: str
-    gpu: Op
-    gpu_variant: str
-
-    tables: ClassVar[tuple[str, ...]] = ("contention",)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return (to_text(self.cpu), self.cpu_variant, to_text(self.gpu), self.gpu_variant)
-
-    @property
-    def blank(self) -> ContentionRow:
-        return ContentionRow(
-            cpu_op=to_text(self.cpu),
-            cpu_variant=self.cpu_variant,
-            gpu_op=to_text(self.gpu),
-            gpu_variant=self.gpu_variant,
-        )
-
-
-SurroundingsTask: TypeAlias = DispatchTask | ColdTask | ContentionTask
 
 
 def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
@@ -128,8 +65,8 @@ def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
     sides: tuple[Processor, ...] = ("cpu", "gpu")
     for side in sides:
         tasks += [DispatchTask(side, count) for count in COUNTS]
-        able = [op for op in known if _default(op, side, soc)]
-        tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
+    able = [op for op in known if _default(op, "gpu", soc)]
+    tasks += [ColdTask("gpu", op, _default(op, "gpu", soc)) for op in _evenly(able, COLD_OPS)]
     halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
     # Half of them by how much they compute for a byte, half by how much memory they go through.
     largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 2]
@@ -171,31 +108,26 @@ def _halves(op: Op, soc: Soc) -> tuple[Op | None, Op | None]:
 class Surroundings:
     """Measures these tasks on the two processors of a SoC; raises where a measurement fails."""
 
-    def __init__(self, soc: Soc, gpu: OpenClDevice, protocol: Protocol) -> None:
-        self.soc, self.protocol, self._gpu = soc, protocol, gpu
-        self._evictors: dict[Processor, Work] = {}
+    def __init__(self, soc: Soc, gpu: OpenClDevice) -> None:
+        self.soc, self._gpu = soc, gpu
 
-    def row(self, task: SurroundingsTask) -> SurroundingsRow:
-        if isinstance(task, DispatchTask):
-            return self._dispatch(task)
+    def row(self, task: ColdTask | ContentionTask) -> ColdRow | ContentionRow:
         return self._cold(task) if isinstance(task, ColdTask) else self._contention(task)
 
-    def _dispatch(self, task: DispatchTask) -> DispatchRow:
+    def dispatch(self, task: DispatchTask) -> Work:
+        """Launches that compute next to nothing, ready to be repeated."""
         if task.processor == "gpu":
             kernels = self._gpu_work(TINY)
-            latency = measure(repeated(lambda: kernels(task.count)), self.protocol)
-        else:
-            variant = registry.variants(TINY, "cpu", self.soc)[0]
-            net = row_of_ops_net([TINY] * task.count, variant, self.soc)
-            net.pack_inputs()
-            latency = measure(repeated(net.compute), self.protocol)
-        return replace(task.blank, **_figures(latency))
+            return repeated(lambda: kernels(task.count))
+        variant = registry.variants(TINY, "cpu", self.soc)[0]
+        net = row_of_ops_net([TINY] * task.count, variant, self.soc)
+        net.pack_inputs()
+        return repeated(net.compute)
 
     def _cold(self, task: ColdTask) -> ColdRow:
         """In turns: repeated while warm, and once after the caches were filled with other data."""
-        work, tiny = self._work(task.op, task.processor), self._work(TINY, task.processor)
-        evict = self._evictor(task.processor)
-        repeats = max(1, round(self.protocol.sample_s / _seconds(work, 1)))
+        work, tiny, evict = self._gpu_work(task.op), self._gpu_work(TINY), self._evict
+        repeats = max(1, round(WARM_S / _seconds(work, 1)))
         warm: list[float] = []
         cold: list[float] = []
         idle: list[float] = []
@@ -218,7 +150,8 @@ class Surroundings:
 
     def _contention(self, task: ContentionTask) -> ContentionRow:
         """Each alone, and each beside the other that goes on for longer, in turns."""
-        cpu, gpu = self._work(task.cpu, "cpu"), self._gpu_work(task.gpu)
+        cpu = cpu_work(task.cpu, registry.find(task.cpu, task.cpu_variant), self.soc)
+        gpu = self._gpu_work(task.gpu)
         times, longer = _repeats([cpu, gpu], PAIR_S), _repeats([cpu, gpu], LONGER * PAIR_S)
         rounds = []
         with self._gpu.profiling():
@@ -263,27 +196,15 @@ class Surroundings:
         spans = timeline.spans()
         return 1e-3 * (max(s.end_ms for s in spans) - min(s.start_ms for s in spans))
 
-    def _work(self, op: Op, processor: Processor) -> Work:
-        if processor == "gpu":
-            return self._gpu_work(op)
-        return cpu_work(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
-
     def _gpu_work(self, op: Op) -> GpuWork:
         variant: Any = registry.variants(op, "gpu", self.soc)[0]
         return GpuWork(self._gpu, op, tuned.plan(variant, op, self.soc), filler(op))
 
-    def _evictor(self, processor: Processor) -> Work:
-        """Something that streams `EVICTED_BYTES` through the caches of a processor."""
-        if processor not in self._evictors:
-            if processor == "gpu":
-                width = EVICTED_BYTES // (2 * 4 * 16 * 64)
-                moved = Pool2d(inputs=(Shape(1, 16, width, 64),), kernel=Size2(1, 1))
-                self._evictors[processor] = self._gpu_work(moved)
-            else:
-                source = np.ones(EVICTED_BYTES // 8, np.float32)
-                target = np.ones_like(source)
-                self._evictors[processor] = lambda repeats: np.copyto(target, source)
-        return self._evictors[processor]
+    @cached_property
+    def _evict(self) -> Work:
+        """Streams `EVICTED_BYTES` through the GPU's caches."""
+        rows = EVICTED_BYTES // (2 * 4 * 16 * 64)
+        return self._gpu_work(Pool2d(inputs=(Shape(1, 16, rows, 64),), kernel=Size2(1, 1)))
 
 
 def _repeats(works: Sequence[Work], seconds: float) -> list[int]:
@@ -300,12 +221,3 @@ def _seconds(work: Work, repeats: int) -> float:
     start = perf_counter()
     work(repeats)
     return perf_counter() - start
-
-
-def _figures(latency: Latency) -> dict[str, Any]:
-    return {
-        "latency_ms": latency.median,
-        "p20_ms": latency.p20,
-        "p80_ms": latency.p80,
-        "runs": latency.runs,
-    }
