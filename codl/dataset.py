@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
@@ -117,6 +117,21 @@ class Table(Generic[RowT]):
             writer.writerow(asdict(row))
             file.flush()
             os.fsync(file.fileno())
+
+    def extend(self, rows: Iterable[RowT]) -> None:
+        """Append many rows at once: all of them, or none where that fails."""
+        partial = self.path.with_suffix(".tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        old = self.path.read_text() if self.path.exists() else ""
+        with partial.open("w", newline="") as file:
+            file.write(old)
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if not old:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
 
     def repair(self) -> bool:
         """Drop a last line that a killed process left unfinished, add columns that came later.
