@@ -56,7 +56,7 @@ class Law:
         return np.array([1e-8 * op.flops / speed + 1e-3 for op in ops])
 
     def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> NDArray[np.float64]:
-        free = direction == "store"
+        free = direction in ("load", "store")
         return np.array(
             [1e-9 if free else self.fixed + self.per_mb * s.bytes / 1e6 for s in shapes]
         )

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from codl.collect.protocol import Latency, Protocol, measure
+from codl.collect.protocol import Latency, Protocol, measure, measure_together
 from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.collect.work import GpuWork, cpu_work, filler, one_op_net, repeated
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
-from codl.device.cpu import Home
+from codl.device.cpu import CpuNet, Home
 from codl.device.memory import SharedBuffer
 from codl.device.opencl import open_device
 from codl.errors import DeviceError
@@ -47,6 +47,8 @@ class Bench:
             return replace(blank, status="failed", reason=reason)
 
     def _exchange(self, task: SharingTask, blank: SharingRow) -> Row:
+        if task.direction == "load":
+            return self._load(task.shape, blank)
         if task.direction == "store":
             return self._store(task.shape, blank)
         if task.direction == "relayout":
@@ -55,7 +57,7 @@ class Bench:
         return exchange(task.shape, task.storage, blank)
 
     def _cpu_op(self, task: OpTask) -> Any:
-        """The op as a net of its own; leaving the net's result where it is (see `store`)."""
+        """The op as a net of its own; its tensors stay packed (see `load` and `store`)."""
         return cpu_work(task.part, registry.find(task.part, task.variant), self.soc)
 
     def _gpu_op(self, task: OpTask) -> Any:
@@ -113,23 +115,27 @@ class Bench:
 
         return self._sharing(once, parts, blank)
 
+    def _load(self, shape: Shape, blank: SharingRow) -> Row:
+        """Packing what a net reads: a net that reads planar memory, less one that reads packed."""
+        planar, packed = self._passing_on(shape), self._passing_on(shape)
+        packed.pack_inputs()
+        return self._difference(planar.compute, packed.compute, blank)
+
     def _store(self, shape: Shape, blank: SharingRow) -> Row:
-        """Unpacking a net's result and copying it home: a net with that, less one without.
+        """Unpacking a net's result to its home: a net with that, less one without."""
+        net = self._passing_on(shape)
+        net.pack_inputs()
+        return self._difference(net.run, net.compute, blank)
 
-        The net passes its input on, as a pooling of one element.
-        """
+    def _passing_on(self, shape: Shape) -> CpuNet:
+        """A net that passes its input on, as a pooling of one element."""
         op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
-        net = one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
-        parts = Parts()
+        return one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
 
-        def once() -> None:
-            with parts.time("compute"):
-                net.compute()
-            with parts.time("store"):
-                net.run()
-
-        measure(repeated(once), self.protocol)
-        cost = Latency.of(list(np.subtract(parts.seconds("store"), parts.seconds("compute"))))
+    def _difference(self, more: Any, less: Any, blank: SharingRow) -> Row:
+        """What one thing takes longer than another, in turns; raises where noise hides it."""
+        longer, shorter = measure_together([repeated(more), repeated(less)], self.protocol)
+        cost = Latency.of(list(np.subtract(longer, shorter)))
         if cost.median <= 0:
             raise DeviceError(f"lost in the noise: a median difference of {cost.median:.6f} ms")
         return replace(_filled(blank, cost), copy_ms=cost.median)

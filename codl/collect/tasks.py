@@ -46,8 +46,8 @@ class OpTask:
 
 @dataclass(frozen=True)
 class SharingTask:
-    """Moving a tensor of one shape: to the GPU, to the CPU, out of the CPU's net (`store`), or on
-    the GPU to another layout; `storage` is how the GPU stores it.
+    """Moving a tensor of one shape: to the GPU, to the CPU, into the CPU's net (`load`), out of it
+    (`store`), or on the GPU to another layout; `storage` is how the GPU stores it.
     """
 
     direction: Direction
@@ -133,7 +133,7 @@ def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
     kinds: list[tuple[Direction, Storage]] = []
     for storage in (usual, *others):
         kinds += [("to_gpu", storage), ("to_cpu", storage)]
-    kinds += [("store", BLOCKED), *(("relayout", storage) for storage in others)]
+    kinds += [("load", BLOCKED), ("store", BLOCKED), *(("relayout", storage) for storage in others)]
     parts: dict[Shape, None] = {}
     for shape in shapes:
         rows = {max(1, round(share * shape.h)) for share in SHARED}

@@ -62,8 +62,10 @@ class GpuWork:
 
 
 def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
-    """The op as a net of its own; leaving the net's result where it is."""
-    return repeated(one_op_net(op, variant, soc).compute)
+    """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
+    net = one_op_net(op, variant, soc)
+    net.pack_inputs()
+    return repeated(net.compute)
 
 
 def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:

@@ -155,16 +155,21 @@ class CostModel:
     ) -> float:
         """A chain: what is shared before it, then the slower of its two halves.
 
-        The CPU's half ends with storing its outputs where others can read them.
+        The CPU's half begins with packing its inputs, and ends with storing its outputs where
+        others can read them.
         """
         cpu, gpu = halves
         shapes = network.shapes
+        loaded = sum(
+            self.sharing_ms("load", region.shape(shapes[name]))
+            for name, region in cpu.inputs.items()
+        )
         stored = sum(
             self.sharing_ms("store", cpu.outputs[name].shape(shapes[name]))
             for name in outputs
             if name in cpu.outputs
         )
-        slower = max(self.half_ms(cpu, "cpu") + stored, self.half_ms(gpu, "gpu"))
+        slower = max(loaded + self.half_ms(cpu, "cpu") + stored, self.half_ms(gpu, "gpu"))
         return self.transfers_ms(transfers, network) + slower
 
     def program_ms(self, network: Network, program: Program) -> float:

@@ -37,7 +37,7 @@ FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: What a latency is predicted for: a part of an op, or the shape of a region to share.
 Item: TypeAlias = Op | Shape
 
-DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "store", "relayout")
+DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
 #: How the GPU may store what is shared, by the text in a dataset.
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
