@@ -175,17 +175,6 @@ class Table(Generic[RowT]):
         self.extend([row])
 
     def extend(self, rows: Iterable[RowT]) -> None:
-        new = not self.path.exists() or not self.path.stat().st_size
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def extend(self, rows: Iterable[RowT]) -> None:
         """Append many rows at once: all of them, or none where that fails."""
         partial = self.path.with_suffix(".tmp")
         self.path.parent.mkdir(parents=True, exist_ok=True)
