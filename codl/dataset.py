@@ -291,6 +291,11 @@ class Dataset:
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
         return {name: self.table(name) for name in names}
 
+    def calibration(self) -> dict[str, dict[str, float]]:
+        """How much slower each processor was than in the first run, by run; from the manifest."""
+        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
+
     @property
     def manifest_path(self) -> Path:
         return self.folder / "manifest.json"
