@@ -171,10 +171,7 @@ class Table(Generic[RowT]):
         """All rows; raises `InvalidFileError` with the line, the column and the value."""
         return list(self._rows()) if self.path.exists() else []
 
-    def append(self, row: RowT) -> None:
-        self.extend([row])
-
-    def extend(self, rows: Iterable[RowT]) -> None:
+    def append(self, *rows: RowT) -> None:
         new = not self.path.exists() or not self.path.stat().st_size
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", newline="") as file:
@@ -184,6 +181,21 @@ class Table(Generic[RowT]):
             writer.writerows(asdict(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
+
+    def extend(self, rows: Iterable[RowT]) -> None:
+        """Append many rows at once: all of them, or none where that fails."""
+        partial = self.path.with_suffix(".tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        old = self.path.read_text() if self.path.exists() else ""
+        with partial.open("w", newline="") as file:
+            file.write(old)
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if not old:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
 
     def repair(self) -> bool:
         """Drop a last line that a killed process left unfinished, add columns that came later.

@@ -21,6 +21,63 @@ DatasetOption = Annotated[
 ]
 
 
+@dataset_app.command("import")
+def dataset_import(
+    files: Annotated[
+        list[Path], typer.Argument(help="The original CoDL's t_*.csv, or any CSV with --mapping.")
+    ],
+    soc: Annotated[str, typer.Option("--soc", help="What the SoC is to be called.")],
+    mapping: Annotated[
+        Path | None, typer.Option("--mapping", help="What the columns mean: a YAML file.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="The device's name in the table; the SoC's by default.")
+    ] = None,
+    write_soc: Annotated[
+        bool, typer.Option("--write-soc", help="Write socs/NAME.yaml, from the mapping.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Add to a dataset that is there.")
+    ] = False,
+    root: Annotated[
+        Path, typer.Option("-o", "--output", help="Where datasets lie, a folder for each SoC.")
+    ] = datasets.FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Make a dataset of somebody else's measurements of one SoC, marked `source: replayed`.
+
+    Predictors can be trained on it, and plans made; nothing can run on such a SoC. The manifest
+    keeps where the rows come from. Nothing is written unless every line could be read.
+
+    [dim]Examples:[/dim]
+    codl dataset import conv.csv --soc redmi --mapping docs/mappings/conv_cpu_gpu.yaml --write-soc
+    codl dataset import trans.csv --soc redmi --mapping docs/mappings/data_trans.yaml --resume
+    codl dataset import lat_datasets/sdm855/t_conv2d_op_*.csv --soc sdm855 --write-soc
+    """
+    from codl.collect.foreign.importer import import_tables
+
+    done = import_tables(
+        files,
+        soc,
+        mapping_file=mapping,
+        device=device,
+        root=root,
+        write_soc=write_soc,
+        resume=resume,
+    )
+    for reason, count in done.skipped.items():
+        note(f"{count} lines left out: {reason}")
+
+    def render() -> str:
+        written = f"; wrote {done.soc_file}" if done.soc_file else ""
+        return (
+            f"{done.rows} rows of {done.soc} ({done.failed} failed), source: {done.source}, in "
+            f"{', '.join(done.files)}{written}"
+        )
+
+    emit("dataset import", done.to_json(), render, as_json=json)
+
+
 @dataset_app.command("info")
 def dataset_info(
     soc: Annotated[str, typer.Option("--soc", help="The SoC whose dataset it is.")] = "host",
