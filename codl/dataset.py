@@ -171,8 +171,16 @@ class Table(Generic[RowT]):
         """All rows; raises `InvalidFileError` with the line, the column and the value."""
         return list(self._rows()) if self.path.exists() else []
 
-    def append(self, row: RowT) -> None:
-        self.extend([row])
+    def append(self, *rows: RowT) -> None:
+        new = not self.path.exists() or not self.path.stat().st_size
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
 
     def extend(self, rows: Iterable[RowT]) -> None:
         """Append many rows at once: all of them, or none where that fails."""
@@ -294,6 +302,11 @@ class Dataset:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
         return {name: self.table(name) for name in names}
+
+    def calibration(self) -> dict[str, dict[str, float]]:
+        """How much slower each processor was than in the first run, by run; from the manifest."""
+        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
 
     @property
     def manifest_path(self) -> Path:

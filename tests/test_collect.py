@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from codl.cli.data import parse_shares, seconds
+from codl.cli.collect import parse_shares, seconds
 from codl.collect.collector import collect
 from codl.collect.protocol import Latency, Protocol, measure
 from codl.collect.rounds import Rounds

@@ -71,7 +71,7 @@ class Anchors:
                     run=self.run,
                 )
             )
-        self.dataset.anchors().extend(rows)
+        self.dataset.anchors().append(*rows)
 
     def slowdown(self, processor: Processor) -> float:
         """By how much of the usual level a processor was slower in this batch; 0 in the first."""

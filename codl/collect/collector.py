@@ -176,7 +176,7 @@ class _State:
                     new.setdefault(name, []).append(row)
                     keys.add(row.key)
         for name, rows in new.items():
-            self.dataset.table(name).extend(rows)
+            self.dataset.table(name).append(*rows)
             self.rows += len(rows)
 
 
