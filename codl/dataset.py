@@ -93,6 +93,53 @@ class SharingRow(Row):
     later_fields: ClassVar[tuple[str, ...]] = ("layout",)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DispatchRow(Row):
+    """What `count` tiny kernels (or layers of one CPU net) take from enqueueing to their end."""
+
+    processor: str
+    count: int
+
+    key_fields: ClassVar[tuple[str, ...]] = ("processor", "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdRow(Row):
+    """A whole op run once after `evicted_bytes` of other data went through the caches.
+
+    `variant` is what ran, `warm_ms` its latency when it is repeated; what dispatching takes in the
+    same state is left out of both.
+    """
+
+    op: str
+    variant: str
+    processor: str
+    evicted_bytes: int
+    warm_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionRow(Row):
+    """Two ops, one on each processor, at the same time: each alone, and each beside the other.
+
+    The times together are of one run of each, had the other one worked all the while.
+    `latency_ms` is the larger of the two.
+    """
+
+    cpu_op: str
+    cpu_variant: str
+    gpu_op: str
+    gpu_variant: str
+    cpu_alone_ms: float = 0.0
+    gpu_alone_ms: float = 0.0
+    cpu_together_ms: float = 0.0
+    gpu_together_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("cpu_op", "cpu_variant", "gpu_op", "gpu_variant")
+
+
 RowT = TypeVar("RowT", bound=Row)
 
 
@@ -183,6 +230,15 @@ def _columns(row_type: type[Row]) -> list[str]:
     return [name for name in names if name not in common] + [n for n in names if n in common]
 
 
+#: What the rows of a table are, where they are not those of a kernel variant.
+ROW_TYPES: dict[str, type[Row]] = {
+    "data_sharing": SharingRow,
+    "dispatch": DispatchRow,
+    "cold": ColdRow,
+    "contention": ContentionRow,
+}
+
+
 @dataclass(frozen=True)
 class Dataset:
     """The files of one SoC under `lat_datasets/`."""
@@ -200,10 +256,14 @@ class Dataset:
     def sharing(self) -> Table[SharingRow]:
         return Table(self.folder / "t_data_sharing.csv", SharingRow)
 
+    def table(self, name: str) -> Table[Any]:
+        """The table of a name, with or without a file, of the rows that such a table has."""
+        return Table(self.folder / f"t_{name}.csv", ROW_TYPES.get(name, OpRow))
+
     def tables(self) -> dict[str, Table[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
-        return {n: self.sharing() if n == "data_sharing" else self.ops(n) for n in names}
+        return {name: self.table(name) for name in names}
 
     @property
     def manifest_path(self) -> Path:

@@ -306,7 +306,7 @@ def test_row_fold_is_70_to_30(rows: int) -> None:
 
 def test_nothing_held_out_is_seen_in_fitting() -> None:
     class Spy(LatencyEstimator):
-        def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        def _fit(self, X: np.ndarray, y: np.ndarray, groups: np.ndarray) -> None:
             self.seen_ = set(X[:, 0])
 
         def _predict(self, X: np.ndarray) -> np.ndarray:

@@ -90,8 +90,7 @@ def _write(dataset: Dataset, task: Task, row: Row, done: dict[str, set[Any]]) ->
     for name in task.tables:
         keys = done.setdefault(name, set())
         if row.key not in keys:
-            table = dataset.sharing() if name == "data_sharing" else dataset.ops(name)
-            table.append(row)  # type: ignore[arg-type]
+            dataset.table(name).append(row)
             keys.add(row.key)
             written += 1
     return written

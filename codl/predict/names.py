@@ -7,4 +7,4 @@ from pathlib import Path
 #: Where predictors are stored, a folder for each SoC.
 FOLDER = Path("predictors")
 #: Every estimator's name; `estimators.ESTIMATORS` has them by these.
-NAMES = ("flops_linear", "codl_linear", "gbdt")
+NAMES = ("flops_linear", "codl_linear", "random_forest", "gbdt", "codl")

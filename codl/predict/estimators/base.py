@@ -15,9 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from codl.errors import CodlError
+from codl.predict.estimators import runs as run_terms
+from codl.predict.estimators.runs import RunTerm
 from codl.predict.features import FeatureSet
 
 Vector = NDArray[np.float64]
+Groups = NDArray[np.intp]
 State = Mapping[str, Any]
 E = TypeVar("E", bound="LatencyEstimator")
 
@@ -25,6 +29,10 @@ E = TypeVar("E", bound="LatencyEstimator")
 FLOOR = 0.1
 #: Latencies below one microsecond differ by noise alone, so errors there do not count for more.
 RESOLUTION_MS = 1e-3
+#: Folds that an estimator holds out within its training rows.
+INNER_FOLDS = 5
+#: How often run terms and the estimator are fitted in turn.
+RUN_PASSES = 2
 
 
 class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -33,28 +41,71 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     name: ClassVar[str]
     feature_set: ClassVar[FeatureSet]
     floor_: float
+    runs_: Mapping[str, RunTerm]
     n_features_in_: int
 
-    def fit(self: E, X: ArrayLike, y: ArrayLike) -> E:
-        """Fit features (items, features) to latencies (items), which must be positive."""
+    def fit(
+        self: E,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        runs: Sequence[str] | None = None,
+        groups: Sequence[Any] | None = None,
+    ) -> E:
+        """Fit features (items, features) to latencies (items), which must be positive.
+
+        `runs` says in which measurement run each row was taken: what differs between runs is
+        learned apart. `groups` says which rows are of one shape: what an estimator tries out on
+        rows it holds out, it tries on whole shapes. Without, equal features are one shape.
+        """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
         if not (y > 0).all():
             raise ValueError(f"Latencies must be positive, got {y.min():g}.")
+        shapes = _groups(X, groups)
         self.floor_ = float(FLOOR * y.min())
-        self._fit(X, y)
+        self.runs_ = {}
+        self._fit(X, y, shapes)
+        labels = _labels(runs, len(y))
+        for _ in range(RUN_PASSES if len(set(labels)) > 1 else 0):
+            self.runs_ = run_terms.fit_terms(np.maximum(self._inner(X), self.floor_), y, labels)
+            self._fit(X, run_terms.remove(self.runs_, y, labels), shapes)
         return self
 
-    def predict(self, X: ArrayLike) -> Vector:
-        """Latencies in milliseconds, shaped (items); at least `floor_`."""
+    def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
+        """Latencies in milliseconds, shaped (items); at least `floor_`.
+
+        Those of the typical run, or of the run that `runs` names for every item; a run that was
+        not fitted is taken for a typical one.
+        """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        return np.maximum(self._predict(np.asarray(X, np.float64)), self.floor_)
+        X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
+        return self._in_runs(self._predict(X), runs)
+
+    def interval(
+        self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None
+    ) -> tuple[Vector, Vector]:
+        """Lowest and highest latency in milliseconds that `coverage` of such items will take.
+
+        Raises `CodlError` where the estimator does not say how far it may be off.
+        """
+        if not 0 < coverage < 1:
+            raise CodlError(f"The coverage must be between 0 and 1, got {coverage:g}.")
+        check_is_fitted(self)
+        X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
+        low, high = self._bounds(X, coverage)
+        return self._in_runs(low, runs), self._in_runs(high, runs)
+
+    def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
+        if runs is not None:
+            latency_ms = run_terms.apply(self.runs_, latency_ms, _labels(runs, len(latency_ms)))
+        return np.maximum(latency_ms, self.floor_)
 
     def state(self, names: Sequence[str]) -> dict[str, Any]:
         """The learned state as JSON values; `names` are the features in the order of fitting."""
         check_is_fitted(self)
-        return {"floor_ms": self.floor_, **self._write(names)}
+        own = {"floor_ms": self.floor_, "runs": run_terms.write(self.runs_)}
+        return {**own, **self._write(names)}
 
     @classmethod
     def from_state(cls: type[E], state: State, names: Sequence[str]) -> E:
@@ -64,6 +115,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         estimator.floor_ = number(state, "floor_ms")
         if estimator.floor_ <= 0:
             raise ValueError(f"floor_ms must be positive, got {estimator.floor_:g}.")
+        estimator.runs_ = run_terms.read(state.get("runs"))
         estimator._read(state, names)
         return estimator
 
@@ -72,8 +124,15 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.positive_only = True
         return tags
 
-    def _fit(self, X: Vector, y: Vector) -> None:
+    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         raise NotImplementedError
+
+    def _inner(self, X: Vector) -> Vector:
+        """Predictions of the rows just fitted, better of each without it."""
+        return self._predict(X)
+
+    def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
+        raise CodlError(f"{self.name} does not say how far it may be off; codl does.")
 
     def _predict(self, X: Vector) -> Vector:
         raise NotImplementedError
@@ -92,3 +151,38 @@ def number(values: State, key: str, *, non_negative: bool = False) -> float:
     if non_negative and value < 0:
         raise ValueError(f"{key} must not be negative, got {value!r}.")
     return float(value)
+
+
+def inner_folds(groups: Groups) -> list[Groups]:
+    """Rows to hold out in turn: whole groups where there are several, else single rows.
+
+    At least one fold for two rows or more; every row is in one.
+    """
+    values, sizes = np.unique(groups, return_counts=True)
+    if len(values) < 2:
+        groups = np.arange(len(groups))
+        values, sizes = np.unique(groups, return_counts=True)
+    count = min(INNER_FOLDS, len(values))
+    fold_of, filled = {}, np.zeros(count)
+    for at in np.argsort(-sizes, kind="stable"):
+        smallest = int(filled.argmin())
+        fold_of[values[at]] = smallest
+        filled[smallest] += sizes[at]
+    folds = np.array([fold_of[group] for group in groups])
+    return [np.flatnonzero(folds == fold) for fold in range(count)]
+
+
+def _groups(X: Vector, groups: Sequence[Any] | None) -> Groups:
+    if groups is None:
+        return np.unique(X, axis=0, return_inverse=True)[1].ravel().astype(np.intp)
+    if len(groups) != len(X):
+        raise ValueError(f"groups must have {len(X)} labels, got {len(groups)}.")
+    return np.unique(np.asarray(groups), return_inverse=True)[1].ravel().astype(np.intp)
+
+
+def _labels(runs: Sequence[str] | None, rows: int) -> list[str]:
+    if runs is None:
+        return [""] * rows
+    if len(runs) != rows:
+        raise ValueError(f"runs must have {rows} labels, got {len(runs)}.")
+    return [str(run) for run in runs]

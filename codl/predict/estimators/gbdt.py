@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from codl.errors import CodlError
-from codl.predict.estimators.base import RESOLUTION_MS, LatencyEstimator, State, Vector
+from codl.predict.estimators.base import RESOLUTION_MS, Groups, LatencyEstimator, State, Vector
 from codl.predict.estimators.linear import CodlLinear
 from codl.predict.features import FeatureSet
 
@@ -44,7 +44,7 @@ class Gbdt(LatencyEstimator):
         self.leaves = leaves
         self.leaf_rows = leaf_rows
 
-    def _fit(self, X: Vector, y: Vector) -> None:
+    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         lightgbm = _lightgbm()
 
         parameters = {

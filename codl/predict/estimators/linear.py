@@ -9,7 +9,14 @@ import numpy as np
 from sklearn.linear_model import LinearRegression
 
 from codl.errors import UnknownNameError
-from codl.predict.estimators.base import RESOLUTION_MS, LatencyEstimator, State, Vector, number
+from codl.predict.estimators.base import (
+    RESOLUTION_MS,
+    Groups,
+    LatencyEstimator,
+    State,
+    Vector,
+    number,
+)
 from codl.predict.features import FeatureSet
 
 
@@ -46,7 +53,7 @@ class FlopsLinear(_Linear):
     name: ClassVar[str] = "flops_linear"
     feature_set: ClassVar[FeatureSet] = "flops"
 
-    def _fit(self, X: Vector, y: Vector) -> None:
+    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         scale = _scale(X)
         fitted = LinearRegression().fit(X / scale, y)
         self.coef_ = np.asarray(fitted.coef_, np.float64) / scale
@@ -66,7 +73,7 @@ class CodlLinear(_Linear):
     #: Picks one of many equally good solutions where features are multiples of each other.
     ridge: ClassVar[float] = 1e-6
 
-    def _fit(self, X: Vector, y: Vector) -> None:
+    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         unit = np.maximum(y, RESOLUTION_MS)
         relative = np.column_stack([X, np.ones_like(y)]) / unit[:, None]
         scale = _scale(relative) * np.sqrt(len(y))

@@ -1,0 +1,62 @@
+"""Arrays of learned numbers as JSON: rounded where they are learned, one row a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Vector = NDArray[np.float64]
+
+#: Significant digits that learned numbers keep.
+DIGITS = 6
+
+
+def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
+    """The nearest numbers of so many significant digits: those that a file will hold."""
+    array = np.asarray(values, np.float64)
+    return np.array([float(f"{v:.{digits}g}") for v in array.ravel()]).reshape(array.shape)
+
+
+def to_rows(values: Vector) -> list[str]:
+    """A text for every row of a matrix (a vector is one row), its numbers separated by spaces."""
+    return [" ".join(_short(v) for v in row) for row in np.atleast_2d(values).tolist()]
+
+
+def _short(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    text = f"{value:.{DIGITS}g}"
+    return text if float(text) == value else repr(value)
+
+
+def from_rows(state: Mapping[str, Any], key: str, *, rows: int | None, columns: int) -> Vector:
+    """The finite matrix of `state[key]`; raises `ValueError` with the key and what is wrong."""
+    texts = state.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{key} must be a list of rows of numbers, got {texts!r:.80}.")
+    if rows is not None and len(texts) != rows:
+        raise ValueError(f"{key} must have {rows} rows, got {len(texts)}.")
+    result = np.empty((len(texts), columns))
+    for at, text in enumerate(texts):
+        result[at] = _row(key, text.split(), columns)
+    return result
+
+
+def _row(key: str, words: Sequence[str], columns: int) -> list[float]:
+    if len(words) != columns:
+        raise ValueError(f"{key} must have {columns} numbers in a row, got {len(words)}.")
+    try:
+        values = [float(word) for word in words]
+    except ValueError as error:
+        raise ValueError(f"{key} must hold numbers: {error}.") from error
+    if not np.isfinite(values).all():
+        raise ValueError(f"{key} must hold finite numbers, got {' '.join(words)!r:.80}.")
+    return values
+
+
+def vector(state: Mapping[str, Any], key: str, size: int) -> Vector:
+    """The finite numbers of a list of one row."""
+    row: Vector = from_rows(state, key, rows=1, columns=size)[0]
+    return row
