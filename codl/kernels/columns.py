@@ -8,7 +8,7 @@ such integers exactly and divides them fast.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -57,8 +57,11 @@ def single(features: Mapping[str, Column]) -> dict[str, float]:
     return {name: float(values[0]) for name, values in features.items()}
 
 
+@dataclass(frozen=True)
 class Columns:
-    """Base of the kinds' columns; the fields of a subclass are the entries of `_sizes`."""
+    """Base of the kinds' columns; the fields are the entries of `_sizes`."""
+
+    images: Column
 
     @staticmethod
     def _sizes(op: Any) -> tuple[int, ...]:
@@ -72,12 +75,18 @@ class Columns:
         matrix = np.fromiter(flat, np.float64, len(sizes) * len(sizes[0]))
         return cls(*np.ascontiguousarray(matrix.reshape(len(sizes), -1).T))
 
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def slice(self: C, start: int, stop: int) -> C:
+        """The columns of some of the ops."""
+        return type(self)(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+
 
 @dataclass(frozen=True)
 class WindowColumns(Columns):
     """What slides a window: input (`ih`, `iw`), kernel, stride, padding and dilation."""
 
-    images: Column
     ic: Column
     ih: Column
     iw: Column
@@ -174,7 +183,6 @@ class PoolColumns(WindowColumns):
 class FcColumns(Columns):
     """Fully connected layers over an input of `ic` x `ih` x `iw`."""
 
-    images: Column
     ic: Column
     ih: Column
     iw: Column
