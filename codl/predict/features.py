@@ -29,13 +29,16 @@ from codl.kernels.base import (
 )
 from codl.kernels.image import TEXEL
 from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
+from codl.predict import surroundings
+from codl.predict.surroundings import Surrounding
 from codl.soc import Soc
 
 #: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: `store` moves a result out of the CPU's net, where the other side can read it.
-#: What a latency is predicted for: a part of an op, or the shape of a region to share.
-Item: TypeAlias = Op | Shape
+#: What a latency is predicted for: a part of an op, the shape of a region to share, or what
+#: surrounds an op.
+Item: TypeAlias = Op | Shape | Surrounding
 
 DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
 #: How the GPU may store what is shared, by the text in a dataset.
@@ -75,12 +78,14 @@ def is_sharing(target: str) -> bool:
 
 
 def write(item: Item) -> str:
-    """An op or a shape as text; `read` is its inverse."""
+    """An item as text; `read` is its inverse."""
     return to_text(item) if isinstance(item, Op) else str(item)
 
 
 def read(target: str, text: str) -> Item:
     """The item of a target from its text; raises `CodlError` with the text that is wrong."""
+    if surroundings.kind_of(target):
+        return surroundings.read(target, text)
     if not is_sharing(target):
         return parse(text)
     try:
@@ -96,6 +101,8 @@ def targets_of(item: Item) -> tuple[str, ...]:
     """Every target that an item can have."""
     if isinstance(item, Shape):
         return tuple(_sharing_targets())
+    if not isinstance(item, Op):
+        return tuple(f"{item.kind}_{processor}" for processor in PROCESSORS)
     own = [registry.target(v, item) for v in registry.known_to(item)]
     return (*own, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
 
@@ -117,7 +124,9 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     Raises `UnknownNameError` for a target that the items do not have, and `MismatchError` where a
     variant gives two items different features, or a feature that is not finite.
     """
-    if is_sharing(target):
+    if kind := surroundings.kind_of(target):
+        rows = [item.features() for item in _surroundings(target, kind, items)]
+    elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
         found = _of_rows(target, items, rows)
@@ -180,8 +189,16 @@ def _checked(target: str, items: Sequence[Item]) -> list[Op]:
 def _ops(target: str, items: Sequence[Item]) -> list[Op]:
     for item in items:
         if not isinstance(item, Op):
-            raise MismatchError(f"{target} is predicted for an op, got the shape {item}.")
+            raise MismatchError(f"{target} is predicted for an op, got {item}.")
     return [item for item in items if isinstance(item, Op)]
+
+
+def _surroundings(target: str, kind: str, items: Sequence[Item]) -> list[Surrounding]:
+    wanted = surroundings.KINDS[kind]
+    for item in items:
+        if not isinstance(item, wanted):
+            raise MismatchError(f"{target} is predicted for {wanted.__name__}, got {write(item)}.")
+    return [item for item in items if isinstance(item, wanted)]
 
 
 def _shapes(target: str, items: Sequence[Item]) -> list[Shape]:
