@@ -138,10 +138,18 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
+        found = _of_rows(target, items, rows)
     elif feature_set == "flops":
-        rows = [_flops(op) for op in _checked(target, items)]
+        found = _of_rows(target, items, [_flops(op) for op in _checked(target, items)])
     else:
-        rows = _by_variant(target, items, soc)
+        found = _by_variant(target, _ops(target, items), soc)
+    _refuse_infinite(target, items, found)
+    return found
+
+
+def _of_rows(
+    target: str, items: Sequence[Item], rows: Sequence[Mapping[str, float]]
+) -> FeatureTable:
     names = tuple(rows[0])
     for item, row in zip(items, rows, strict=True):
         if tuple(row) != names:
@@ -149,12 +157,12 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
                 f"{target} has the features {', '.join(row)} for {write(item)} but "
                 f"{', '.join(names)} for {write(items[0])}: a target has the same for every op."
             )
-    values = np.array([list(row.values()) for row in rows], np.float64)
-    _refuse_infinite(target, items, FeatureTable(names, values))
-    return FeatureTable(names, values)
+    return FeatureTable(names, np.array([list(row.values()) for row in rows], np.float64))
 
 
 def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable) -> None:
+    if np.isfinite(features.values).all():
+        return
     for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
         raise MismatchError(
             f"The feature {features.names[column]} of {target} must be finite, got "
@@ -162,15 +170,20 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
         )
 
 
-def _by_variant(target: str, items: Sequence[Item], soc: Soc) -> list[dict[str, float]]:
-    variants: dict[tuple[str, str], Variant] = {}
-    rows = []
-    for op in _ops(target, items):
-        what = (op.kind, op.flavor)
-        if what not in variants:
-            variants[what] = variant_of(target, op)
-        rows.append(tuned.features(variants[what], op, soc))
-    return rows
+def _by_variant(target: str, ops: Sequence[Op], soc: Soc) -> FeatureTable:
+    whats = [(op.kind, op.flavor) for op in ops]
+    variants = {
+        what: variant_of(target, op) for what, op in dict(zip(whats, ops, strict=True)).items()
+    }
+    first = variants[whats[0]]
+    if len(variants) == 1 and hasattr(first, "feature_columns"):
+        columns = tuned.feature_columns(first, ops, soc)
+        values = np.empty((len(ops), len(columns)), np.float64)
+        for at, column in enumerate(columns.values()):
+            values[:, at] = column
+        return FeatureTable(tuple(columns), values)
+    rows = [tuned.features(variants[what], op, soc) for what, op in zip(whats, ops, strict=True)]
+    return _of_rows(target, ops, rows)
 
 
 def _checked(target: str, items: Sequence[Item]) -> list[Op]:
@@ -201,8 +214,8 @@ def _shapes(target: str, items: Sequence[Item]) -> list[Shape]:
     for item in items:
         if not isinstance(item, Shape):
             raise MismatchError(f"{target} is predicted for a shape, got {write(item)}.")
-        if target not in targets_of(item):
-            raise UnknownNameError("target of a shape", target, targets_of(item))
+    if target not in (known := _sharing_targets()):
+        raise UnknownNameError("target of a shape", target, known)
     return [item for item in items if isinstance(item, Shape)]
 
 
