@@ -128,7 +128,7 @@ def train_predictors(
     Accuracy is held out twice: by row, and by op shape, so that no ratio of one op stands on both
     sides. The second is the one that counts.
 
-    [dim]Example:[/dim] codl train --soc host --predictor gbdt
+    [dim]Example:[/dim] codl train --soc host --predictor codl
     """
     from codl.predict.training import train
 
