@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +26,16 @@ from codl.predict.splits import Indices, linked
 
 @dataclass(frozen=True)
 class Sample:
-    """One ok row: what ran, the shapes it must not be separated from, its latency, its source."""
+    """One ok row: what ran, the shapes it must not be separated from, its latency, its source.
+
+    `run` names the measurement run that it is of.
+    """
 
     item: Item
     shapes: tuple[Item, ...]
     latency_ms: float
     source: str
+    run: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,10 @@ class Samples:
         return np.array([sample.latency_ms for sample in self.samples], np.float64)
 
     @property
+    def runs(self) -> list[str]:
+        return [sample.run for sample in self.samples]
+
+    @cached_property
     def groups(self) -> Indices:
         return linked([sample.shapes for sample in self.samples])
 
@@ -75,7 +84,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     found, notes = [], []
     for name, table in tables.items():
         # The rows of muLayer's tables stand in those of the default variants too.
-        if table.row_type is SharingRow or features.is_mulayer(name):
+        if table.row_type is not OpRow or features.is_mulayer(name):
             continue
         try:
             found.append(_of_table(name, table))
@@ -109,7 +118,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
     except CodlError as error:
         raise InvalidFileError(path, str(error), where=f"op {row.op!r}") from error
     shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
-    return Sample(part, shapes, row.latency_ms, row.source)
+    return Sample(part, shapes, row.latency_ms, row.source, row.run)
 
 
 def _sharing(table: Table[SharingRow]) -> list[Samples]:
@@ -131,7 +140,7 @@ def _sharing(table: Table[SharingRow]) -> list[Samples]:
                 shape = features.read(target, row.shape)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            samples.append(Sample(shape, (shape,), row.latency_ms, row.source))
+            samples.append(Sample(shape, (shape,), row.latency_ms, row.source, row.run))
         found.append(
             Samples(
                 target=target,
