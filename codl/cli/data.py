@@ -1,10 +1,8 @@
-"""`codl collect`, `codl dataset` and `codl train`: from measurements to predictors."""
+"""`codl dataset` and `codl train`: from measurements to predictors."""
 
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,99 +12,14 @@ from rich.table import Table
 
 from codl import dataset as datasets
 from codl import soc as socs
-from codl.cli.devices import SerialOption, check_serial
-from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note, progress
-from codl.collect.collector import collect
-from codl.collect.tasks import SHARES, load_ops, make_tasks
+from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.dataset import Dataset
-from codl.errors import CodlError
-from codl.models import BUILT_IN
 from codl.predict.names import FOLDER, NAMES
 
-ALL_SHARES = ",".join(str(share) for share in SHARES)
 dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
 DatasetOption = Annotated[
     Path, typer.Option("--dataset", help="Where datasets lie, a folder for each SoC.")
 ]
-
-
-def collect_data(
-    soc: SocOption,
-    serial: SerialOption = "local",
-    ops: Annotated[
-        list[str] | None,
-        typer.Option(help="Built-in models, .onnx files, or .csv files of ops; may be repeated."),
-    ] = None,
-    shares: Annotated[
-        str, typer.Option(help="A processor's shares of an op's output, 0 ... 1.")
-    ] = ALL_SHARES,
-    budget: Annotated[
-        str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Stop after so many measurements.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where datasets lie, a folder for each SoC.")
-    ] = datasets.FOLDER,
-    json: JsonOption = False,
-) -> None:
-    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
-
-    Rows are written as they come, in an order of which any first part is representative: a budget
-    may cut it anywhere, and a killed run goes on with --resume.
-
-    [dim]Examples:[/dim]
-    codl collect --soc host --serial local
-    codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
-    """
-    check_serial(serial)
-    described = socs.load(soc)
-    limit = None if budget is None else seconds(budget)
-    sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
-    tasks = make_tasks(load_ops(sources), described, parse_shares(shares))
-    target = Dataset.of(described.name, output)
-    with progress(f"Collecting on {described.name}") as update:
-        done = collect(
-            described,
-            target,
-            tasks,
-            resume=resume,
-            budget_s=limit,
-            samples=samples,
-            progress=update,
-        )
-
-    def render() -> Table:
-        table = Table("file", "rows", title=f"Dataset of {described.name}", title_justify="left")
-        for name, rows in target.tables().items():
-            table.add_row(f"t_{name}.csv", str(len(rows.read())))
-        table.caption = (
-            f"{done.rows} rows written in {done.seconds:.0f} s, {done.failed} failed, "
-            f"{done.skipped} there before, {done.left} measurements left"
-        )
-        return table
-
-    emit("collect", asdict(done), render, as_json=json)
-
-
-def seconds(text: str) -> float:
-    """A duration such as 90s, 10m or 1.5h in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match:
-        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def parse_shares(text: str) -> list[float]:
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CodlError(
-            f"Cannot read the shares {text!r}: expected some like 0.2,0.5,1."
-        ) from error
-    if not all(0 < share <= 1 for share in shares):
-        raise CodlError(f"Shares must be above 0 and at most 1, got {text!r}.")
-    return shares
 
 
 @dataset_app.command("import")
