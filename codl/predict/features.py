@@ -47,6 +47,8 @@ SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 #: How the GPU may store what is shared, by the text in a dataset.
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
+#: What features count, by their names.
+UNITS = "bytes where the name ends so, else a count"
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
 

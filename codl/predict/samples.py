@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import TypeAlias
@@ -30,12 +31,16 @@ Factors: TypeAlias = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One ok row: what ran, the shapes it must not be separated from, its latency, its source."""
+    """One ok row: what ran, the shapes it must not be separated from, its latency, its source.
+
+    `run` names the measurement run that it is of.
+    """
 
     item: Item
     shapes: tuple[Item, ...]
     latency_ms: float
     source: str
+    run: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,10 @@ class Samples:
         return np.array([sample.latency_ms for sample in self.samples], np.float64)
 
     @property
+    def runs(self) -> list[str]:
+        return [sample.run for sample in self.samples]
+
+    @cached_property
     def groups(self) -> Indices:
         return linked([sample.shapes for sample in self.samples])
 
@@ -127,7 +136,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
     except CodlError as error:
         raise InvalidFileError(path, str(error), where=f"op {row.op!r}") from error
     shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
-    return Sample(part, shapes, row.latency_ms, row.source)
+    return Sample(part, shapes, row.latency_ms, row.source, row.run)
 
 
 def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
@@ -162,7 +171,7 @@ def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> l
                 raise InvalidFileError(path, str(error), where=f"{row.key}") from error
             both = list(factors.get(row.run, {}).values()) or [1.0]
             if latency_ms > 0:
-                sample = Sample(shape, (shape,), latency_ms, row.source)
+                sample = Sample(shape, (shape,), latency_ms, row.source, row.run)
                 samples.append(_calibrated(sample, mean(both)))
         if part and not samples:
             continue  # replayed tables have wholes alone
@@ -189,7 +198,9 @@ def _surroundings(dataset: Dataset) -> list[Samples]:
             Samples(
                 target=target,
                 processor=own[0].processor,  # type: ignore[arg-type]
-                samples=tuple(Sample(o.item, o.shapes, o.latency_ms, o.row.source) for o in own),
+                samples=tuple(
+                    Sample(o.item, o.shapes, o.latency_ms, o.row.source, o.row.run) for o in own
+                ),
                 failed=failed,
                 files=(path,),
             )
