@@ -136,7 +136,8 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     variant gives two items different features, or a feature that is not finite.
     """
     if kind := surroundings.kind_of(target):
-        rows = [item.features() for item in _surroundings(target, kind, items)]
+        asked = _surroundings(target, kind, items)
+        found = _of_rows(target, items, [item.features() for item in asked])
     elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
