@@ -16,7 +16,7 @@ from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import ColdTask, ContentionTask, DispatchTask
 from codl.dataset import Dataset
 from codl.errors import CodlError, MismatchError
-from codl.ops import parse
+from codl.ops import parse, to_text
 from codl.plan.clocks import both_ends
 from codl.predict import features, samples
 from codl.predict.surroundings import Beside, Cold, Launches, Load
@@ -72,7 +72,7 @@ def test_items_are_written_and_read(target: str, item: Any) -> None:
     assert features.read(target, features.write(item)) == item
     assert target in features.targets_of(item)
     with pytest.raises(CodlError, match=r"Cannot read 'nonsense': expected \w+=NUMBER"):
-        type(item).read("nonsense" if not isinstance(item, Cold) else f"{OPS[0]} nonsense")
+        type(item).read("nonsense" if not isinstance(item, Cold) else f"{to_text(OPS[0])} nonsense")
     with pytest.raises(MismatchError, match=f"{target} is predicted for {type(item).__name__}"):
         features.table("variant", target, [OPS[0]], None)  # type: ignore[arg-type]
 
