@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.kernels import registry
 from codl.kernels.base import Processor
 from codl.ops import OP_TYPES, Activation, Op, parse
-from codl.predict import features
+from codl.predict import features, surroundings
 from codl.predict.features import Item
 from codl.predict.splits import Indices, linked
 
@@ -30,12 +31,16 @@ Factors: TypeAlias = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One ok row: what ran, the shapes it must not be separated from, its latency, its source."""
+    """One ok row: what ran, the shapes it must not be separated from, its latency, its source.
+
+    `run` names the measurement run that it is of.
+    """
 
     item: Item
     shapes: tuple[Item, ...]
     latency_ms: float
     source: str
+    run: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,10 @@ class Samples:
         return np.array([sample.latency_ms for sample in self.samples], np.float64)
 
     @property
+    def runs(self) -> list[str]:
+        return [sample.run for sample in self.samples]
+
+    @cached_property
     def groups(self) -> Indices:
         return linked([sample.shapes for sample in self.samples])
 
@@ -80,7 +89,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     found, notes, factors = [], [], dataset.calibration()
     for name, table in tables.items():
         # The rows of muLayer's tables stand in those of the default variants too.
-        if table.row_type is SharingRow or features.is_mulayer(name):
+        if table.row_type is not OpRow or features.is_mulayer(name):
             continue
         try:
             found.append(_of_table(name, table, factors))
@@ -89,7 +98,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     everything = [*found, *_mulayer(found)]
     if "data_sharing" in tables:
         everything += _sharing(dataset.sharing(), factors)
-    return everything, notes
+    return everything + _surroundings(dataset), notes
 
 
 def _of_table(name: str, table: Table[OpRow], factors: Factors) -> Samples:
@@ -127,7 +136,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
     except CodlError as error:
         raise InvalidFileError(path, str(error), where=f"op {row.op!r}") from error
     shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
-    return Sample(part, shapes, row.latency_ms, row.source)
+    return Sample(part, shapes, row.latency_ms, row.source, row.run)
 
 
 def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
@@ -149,7 +158,7 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
                 shape = features.read(target, row.shape)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            sample = Sample(shape, (shape,), row.latency_ms, row.source)
+            sample = Sample(shape, (shape,), row.latency_ms, row.source, row.run)
             both = list(factors.get(row.run, {}).values()) or [1.0]
             samples.append(_calibrated(sample, mean(both)))
         found.append(
@@ -159,6 +168,24 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
                 samples=tuple(samples),
                 failed=len(own) - len(ok),
                 files=(table.path,),
+            )
+        )
+    return found
+
+
+def _surroundings(dataset: Dataset) -> list[Samples]:
+    observed, files = surroundings.observations(dataset)
+    found = []
+    for target in dict.fromkeys(own.target for own in observed):
+        own = [one for one in observed if one.target == target]
+        path, failed = files[own[0].item.kind]
+        found.append(
+            Samples(
+                target=target,
+                processor=own[0].processor,  # type: ignore[arg-type]
+                samples=tuple(Sample(o.item, o.shapes, o.latency_ms, o.row.source) for o in own),
+                failed=failed,
+                files=(path,),
             )
         )
     return found
