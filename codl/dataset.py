@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
@@ -29,6 +29,8 @@ Direction = Literal["to_gpu", "to_cpu", "load", "store", "relayout"]
 class Row:
     """What every row of every file carries; latencies in milliseconds.
 
+    `latency_ms` is the level without disturbance, the mean of the fastest few of all `runs`
+    samples, which `p20_ms` and `p80_ms` are percentiles of.
     `source` is measured, replayed or simulated; `run` names the measurement run in the manifest.
     A failed measurement has a `status` and a `reason`, and no number is to be read from it.
     """
@@ -77,7 +79,7 @@ class SharingRow(Row):
     another);
     `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
     `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
-    for a queue that has nothing else to do. `latency_ms` is the median of the whole.
+    for a queue that has nothing else to do. `latency_ms` is of the whole.
     """
 
     direction: str
@@ -91,6 +93,67 @@ class SharingRow(Row):
 
     key_fields: ClassVar[tuple[str, ...]] = ("direction", "shape", "layout")
     later_fields: ClassVar[tuple[str, ...]] = ("layout",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorRow(Row):
+    """An op that every batch of a collection measures again: how fast the machine was just then.
+
+    Nothing is trained on these. `batch` counts from 1 in each run.
+    """
+
+    op: str
+    processor: str
+    batch: int
+
+    key_fields: ClassVar[tuple[str, ...]] = ("run", "batch", "op", "processor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchRow(Row):
+    """What `count` tiny kernels (or layers of one CPU net) take from enqueueing to their end."""
+
+    processor: str
+    count: int
+
+    key_fields: ClassVar[tuple[str, ...]] = ("processor", "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdRow(Row):
+    """A whole op run once after `evicted_bytes` of other data went through the caches.
+
+    `variant` is what ran, `warm_ms` its latency when it is repeated; what dispatching takes in the
+    same state is left out of both.
+    """
+
+    op: str
+    variant: str
+    processor: str
+    evicted_bytes: int
+    warm_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionRow(Row):
+    """Two ops, one on each processor, at the same time: each alone, and each beside the other.
+
+    The times together are of one run of each, had the other one worked all the while.
+    `latency_ms` is the larger of the two.
+    """
+
+    cpu_op: str
+    cpu_variant: str
+    gpu_op: str
+    gpu_variant: str
+    cpu_alone_ms: float = 0.0
+    gpu_alone_ms: float = 0.0
+    cpu_together_ms: float = 0.0
+    gpu_together_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("cpu_op", "cpu_variant", "gpu_op", "gpu_variant")
 
 
 RowT = TypeVar("RowT", bound=Row)
@@ -108,16 +171,31 @@ class Table(Generic[RowT]):
         """All rows; raises `InvalidFileError` with the line, the column and the value."""
         return list(self._rows()) if self.path.exists() else []
 
-    def append(self, row: RowT) -> None:
+    def append(self, *rows: RowT) -> None:
         new = not self.path.exists() or not self.path.stat().st_size
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", newline="") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if new:
                 writer.writeheader()
-            writer.writerow(asdict(row))
+            writer.writerows(asdict(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
+
+    def extend(self, rows: Iterable[RowT]) -> None:
+        """Append many rows at once: all of them, or none where that fails."""
+        partial = self.path.with_suffix(".tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        old = self.path.read_text() if self.path.exists() else ""
+        with partial.open("w", newline="") as file:
+            file.write(old)
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if not old:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
 
     def repair(self) -> bool:
         """Drop a last line that a killed process left unfinished, add columns that came later.
@@ -129,8 +207,11 @@ class Table(Generic[RowT]):
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         older = whole and whole.split(b"\n", 1)[0].decode().strip().split(",") != self.columns
-        if len(whole) == len(content) and not older:
+        if whole and len(whole) == len(content) and not older:
             return False
+        if not whole:  # killed before the first line was there
+            self.path.unlink()
+            return True
         partial = self.path.with_suffix(".tmp")
         partial.write_bytes(whole)
         if older:
@@ -183,6 +264,15 @@ def _columns(row_type: type[Row]) -> list[str]:
     return [name for name in names if name not in common] + [n for n in names if n in common]
 
 
+#: What the rows of a table are, where they are not those of a kernel variant.
+ROW_TYPES: dict[str, type[Row]] = {
+    "data_sharing": SharingRow,
+    "dispatch": DispatchRow,
+    "cold": ColdRow,
+    "contention": ContentionRow,
+}
+
+
 @dataclass(frozen=True)
 class Dataset:
     """The files of one SoC under `lat_datasets/`."""
@@ -200,10 +290,23 @@ class Dataset:
     def sharing(self) -> Table[SharingRow]:
         return Table(self.folder / "t_data_sharing.csv", SharingRow)
 
+    def anchors(self) -> Table[AnchorRow]:
+        """How fast the machine was; no table of `tables`, which are those to train on."""
+        return Table(self.folder / "anchors.csv", AnchorRow)
+
+    def table(self, name: str) -> Table[Any]:
+        """The table of a name, with or without a file, of the rows that such a table has."""
+        return Table(self.folder / f"t_{name}.csv", ROW_TYPES.get(name, OpRow))
+
     def tables(self) -> dict[str, Table[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
-        return {n: self.sharing() if n == "data_sharing" else self.ops(n) for n in names}
+        return {name: self.table(name) for name in names}
+
+    def calibration(self) -> dict[str, dict[str, float]]:
+        """How much slower each processor was than in the first run, by run; from the manifest."""
+        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
 
     @property
     def manifest_path(self) -> Path:

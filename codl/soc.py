@@ -153,6 +153,11 @@ def load(name: str | Path) -> Soc:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise InvalidFileError(path, f"not YAML: {error}") from error
+    return from_dict(content, path)
+
+
+def from_dict(content: Any, path: Path) -> Soc:
+    """A SoC from what a file holds; raises `InvalidFileError` as `load` does."""
     soc = _build(Soc, content, path, "")
     for key, values, known in (
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from codl.cli.data import parse_shares, seconds
+from codl.cli.collect import parse_shares, seconds
 from codl.collect.collector import collect
 from codl.collect.protocol import Latency, Protocol, measure
+from codl.collect.rounds import Rounds
 from codl.collect.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.dataset import Dataset, OpRow, Table
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ops import Conv2d, Shape, parse, to_text
 from codl.soc import Soc
 
-QUICK = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0, sample_s=0.0)
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 OPS = [
     parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1 act=relu"),
     parse("pooling in=1x32x10x10 kernel=2x2 stride=2"),
@@ -36,7 +37,7 @@ def keys(dataset: Dataset) -> dict[str, list[Any]]:
 def test_every_variant_and_share_is_measured(first_soc: Soc, tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
     tasks = make_tasks(OPS, first_soc, [0.5, 1.0])
-    done = collect(first_soc, dataset, tasks, protocol=QUICK)
+    done = collect(first_soc, dataset, tasks, rounds=QUICK)
     # One sample each: only what is a difference of two latencies may be lost in their noise.
     failed = [r for table in dataset.tables().values() for r in table.read() if r.status != "ok"]
     assert len(failed) == done.failed
@@ -63,15 +64,15 @@ def test_every_variant_and_share_is_measured(first_soc: Soc, tmp_path: Path) -> 
 def test_a_dataset_is_neither_overwritten_nor_mixed(first_soc: Soc, tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
     tasks = make_tasks(OPS[2:], first_soc, [1.0])
-    first = collect(first_soc, dataset, tasks, protocol=QUICK, samples=1)
+    first = collect(first_soc, dataset, tasks, rounds=QUICK, samples=1)
     with pytest.raises(CodlError, match="--resume"):
-        collect(first_soc, dataset, tasks, protocol=QUICK)
-    again = collect(first_soc, dataset, tasks, protocol=QUICK, resume=True)
+        collect(first_soc, dataset, tasks, rounds=QUICK)
+    again = collect(first_soc, dataset, tasks, rounds=QUICK, resume=True)
     assert first.left + 1 == len(tasks)
     assert (again.skipped, again.left) == (1, 0)
     other = Soc("test", "another", first_soc.cpu, first_soc.gpu)
     with pytest.raises(MismatchError, match="another SoC"):
-        collect(other, dataset, tasks, protocol=QUICK, resume=True)
+        collect(other, dataset, tasks, rounds=QUICK, resume=True)
 
 
 def test_kills_lose_and_repeat_nothing(first_soc: Soc, tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     monkeypatch.setattr("codl.device.opencl.OpenClDevice.bind", fail)
     dataset = Dataset.of("test", tmp_path)
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
-    done = collect(first_soc, dataset, tasks, protocol=QUICK)
+    done = collect(first_soc, dataset, tasks, rounds=QUICK)
     assert done.failed == 1
     (row,) = dataset.ops("fc_gpu_direct").read()
     assert (row.status, row.reason) == ("failed", "out of resources")

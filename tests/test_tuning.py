@@ -21,6 +21,7 @@ from codl.collect import tuner
 from codl.collect.bench import bench
 from codl.collect.collector import collect
 from codl.collect.protocol import Protocol
+from codl.collect.rounds import Rounds
 from codl.collect.tasks import make_tasks
 from codl.collect.tuner import TuneTask, is_faster, propose, tune, tune_tasks
 from codl.collect.work import GpuWork, operands
@@ -141,9 +142,9 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     first_soc: Soc, variant: Any, tmp_path: Path
 ) -> None:
     soc, dataset = first_soc, Dataset.of("test", tmp_path)
-    quick = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0)
+    quick = Rounds(visits=1, samples=1, sample_s=0.0, span_s=0.0, more=1)
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
-    collect(soc, dataset, tasks, protocol=quick)
+    collect(soc, dataset, tasks, rounds=quick)
     how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
     assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
     tuned.save(soc, [result(variant, soc, FAST)])

@@ -9,7 +9,7 @@ from typing import TextIO
 import typer
 
 from codl import __version__
-from codl.cli import conformance, data, devices, kernels, models
+from codl.cli import collect, conformance, data, devices, kernels, models
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
 
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(devices.soc_app, name="soc")
 app.command("devices")(devices.list_devices)
-app.command("collect")(data.collect_data)
+app.command("collect")(collect.collect_data)
 app.add_typer(data.dataset_app, name="dataset")
 app.command("tune")(kernels.tune_kernels)
 app.command("bench")(kernels.bench_kernels)

@@ -1,9 +1,7 @@
-"""`codl collect`, `codl dataset` and `codl train`: from measurements to predictors."""
+"""`codl dataset` and `codl train`: from measurements to predictors."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,99 +11,71 @@ from rich.table import Table
 
 from codl import dataset as datasets
 from codl import soc as socs
-from codl.cli.devices import SerialOption, check_serial
-from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note, progress
-from codl.collect.collector import collect
-from codl.collect.tasks import SHARES, load_ops, make_tasks
+from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.dataset import Dataset
-from codl.errors import CodlError
-from codl.models import BUILT_IN
 from codl.predict.names import FOLDER, NAMES
 
-ALL_SHARES = ",".join(str(share) for share in SHARES)
 dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
 DatasetOption = Annotated[
     Path, typer.Option("--dataset", help="Where datasets lie, a folder for each SoC.")
 ]
 
 
-def collect_data(
-    soc: SocOption,
-    serial: SerialOption = "local",
-    ops: Annotated[
-        list[str] | None,
-        typer.Option(help="Built-in models, .onnx files, or .csv files of ops; may be repeated."),
+@dataset_app.command("import")
+def dataset_import(
+    files: Annotated[
+        list[Path], typer.Argument(help="The original CoDL's t_*.csv, or any CSV with --mapping.")
+    ],
+    soc: Annotated[str, typer.Option("--soc", help="What the SoC is to be called.")],
+    mapping: Annotated[
+        Path | None, typer.Option("--mapping", help="What the columns mean: a YAML file.")
     ] = None,
-    shares: Annotated[
-        str, typer.Option(help="A processor's shares of an op's output, 0 ... 1.")
-    ] = ALL_SHARES,
-    budget: Annotated[
-        str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
+    device: Annotated[
+        str | None, typer.Option(help="The device's name in the table; the SoC's by default.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Stop after so many measurements.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
-    output: Annotated[
+    write_soc: Annotated[
+        bool, typer.Option("--write-soc", help="Write socs/NAME.yaml, from the mapping.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Add to a dataset that is there.")
+    ] = False,
+    root: Annotated[
         Path, typer.Option("-o", "--output", help="Where datasets lie, a folder for each SoC.")
     ] = datasets.FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
+    """Make a dataset of somebody else's measurements of one SoC, marked `source: replayed`.
 
-    Rows are written as they come, in an order of which any first part is representative: a budget
-    may cut it anywhere, and a killed run goes on with --resume.
+    Predictors can be trained on it, and plans made; nothing can run on such a SoC. The manifest
+    keeps where the rows come from. Nothing is written unless every line could be read.
 
     [dim]Examples:[/dim]
-    codl collect --soc host --serial local
-    codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
+    codl dataset import conv.csv --soc redmi --mapping docs/mappings/conv_cpu_gpu.yaml --write-soc
+    codl dataset import trans.csv --soc redmi --mapping docs/mappings/data_trans.yaml --resume
+    codl dataset import lat_datasets/sdm855/t_conv2d_op_*.csv --soc sdm855 --write-soc
     """
-    check_serial(serial)
-    described = socs.load(soc)
-    limit = None if budget is None else seconds(budget)
-    sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
-    tasks = make_tasks(load_ops(sources), described, parse_shares(shares))
-    target = Dataset.of(described.name, output)
-    with progress(f"Collecting on {described.name}") as update:
-        done = collect(
-            described,
-            target,
-            tasks,
-            resume=resume,
-            budget_s=limit,
-            samples=samples,
-            progress=update,
+    from codl.collect.foreign.importer import import_tables
+
+    done = import_tables(
+        files,
+        soc,
+        mapping_file=mapping,
+        device=device,
+        root=root,
+        write_soc=write_soc,
+        resume=resume,
+    )
+    for reason, count in done.skipped.items():
+        note(f"{count} lines left out: {reason}")
+
+    def render() -> str:
+        written = f"; wrote {done.soc_file}" if done.soc_file else ""
+        return (
+            f"{done.rows} rows of {done.soc} ({done.failed} failed), source: {done.source}, in "
+            f"{', '.join(done.files)}{written}"
         )
 
-    def render() -> Table:
-        table = Table("file", "rows", title=f"Dataset of {described.name}", title_justify="left")
-        for name, rows in target.tables().items():
-            table.add_row(f"t_{name}.csv", str(len(rows.read())))
-        table.caption = (
-            f"{done.rows} rows written in {done.seconds:.0f} s, {done.failed} failed, "
-            f"{done.skipped} there before, {done.left} measurements left"
-        )
-        return table
-
-    emit("collect", asdict(done), render, as_json=json)
-
-
-def seconds(text: str) -> float:
-    """A duration such as 90s, 10m or 1.5h in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match:
-        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def parse_shares(text: str) -> list[float]:
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CodlError(
-            f"Cannot read the shares {text!r}: expected some like 0.2,0.5,1."
-        ) from error
-    if not all(0 < share <= 1 for share in shares):
-        raise CodlError(f"Shares must be above 0 and at most 1, got {text!r}.")
-    return shares
+    emit("dataset import", done.to_json(), render, as_json=json)
 
 
 @dataset_app.command("info")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from codl import cache
 from codl import soc as socs
-from codl.cli.data import parse_shares, seconds
+from codl.cli.collect import parse_shares, seconds
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note, progress
 from codl.collect.bench import BenchRow, bench

@@ -1,16 +1,17 @@
-"""Turns a task into a row: builds what it measures, measures it, or says why that failed."""
+"""Turns a task into a row: builds what it measures, and makes a row of the samples."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from codl.collect.protocol import Latency, Protocol, measure, measure_together
+from codl.collect.rounds import WHOLE, Rounds, Seconds, Timed, level_s
 from codl.collect.tasks import OpTask, SharingTask, Task
-from codl.collect.work import GpuWork, cpu_work, filler, one_op_net, repeated
+from codl.collect.work import GpuWork, cpu_work, filler, one_op_net
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuNet, Home
@@ -22,31 +23,65 @@ from codl.kernels.base import Storage
 from codl.ops import Pool2d, Region, Shape, Size2, to_text
 from codl.soc import Soc
 
+#: All samples of something in seconds, by part.
+Found = Mapping[str, Sequence[float]]
+#: Runs of an empty queue's `finish` whose median is what waiting costs.
+SYNCS = 5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task that is built and warm: `timed` takes samples, `fill` makes a row of them."""
+
+    task: Task
+    blank: Row
+    timed: Timed
+    fill: Callable[[Found], Row]
+
+    def row(self) -> Row:
+        """The row of the samples so far; what they do not allow becomes a failed one."""
+        try:
+            return self.fill(self.timed.found)
+        except DeviceError as error:
+            return _failed(self.blank, error)
+
 
 class Bench:
-    """Runs tasks on the two processors of a SoC, in this process."""
+    """Builds tasks on the two processors of a SoC, in this process."""
 
-    def __init__(self, soc: Soc, run: str, protocol: Protocol | None = None) -> None:
+    def __init__(self, soc: Soc, run: str, rounds: Rounds | None = None) -> None:
         self.soc = soc
-        self.protocol = protocol or Protocol()
+        self.rounds = rounds or Rounds()
         self._run = run
         self._gpu = open_device(soc)
         threads.pin([0], soc.cpu.cores)
 
-    def row(self, task: Task) -> Row:
-        """Measure a task; whatever goes wrong becomes a failed row with its reason."""
+    def prepare(self, task: Task) -> Prepared | Row:
+        """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
         blank = _blank(task, self._run)
         try:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
-                return self._exchange(task, blank)
-            assert isinstance(task, OpTask)
-            work = self._cpu_op(task) if task.processor == "cpu" else self._gpu_op(task)
-            return _filled(blank, measure(work, self.protocol))
+                sample, fill = self._exchange(task, blank)
+            else:
+                assert isinstance(task, OpTask)
+                sample, fill = _timed(self.work(task)), lambda found: _filled(blank, found[WHOLE])
+            return Prepared(task, blank, Timed(sample, self.rounds), fill)
         except Exception as error:  # a failed configuration is a result, not the end
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            return replace(blank, status="failed", reason=reason)
+            return _failed(blank, error)
 
-    def _exchange(self, task: SharingTask, blank: SharingRow) -> Row:
+    def work(self, task: OpTask) -> Callable[[int], None]:
+        """The op as it runs inside a chain.
+
+        A net of its own whose tensors stay packed (see `load` and `store`), or its kernels in their
+        tuned choice, enqueued back to back.
+        """
+        variant: Any = registry.find(task.part, task.variant)
+        if task.processor == "cpu":
+            return cpu_work(task.part, variant, self.soc)
+        plan = tuned.plan(variant, task.part, self.soc)
+        return GpuWork(self._gpu, task.part, plan, filler(task.part))
+
+    def _exchange(self, task: SharingTask, blank: SharingRow) -> _Exchange:
         if task.direction == "load":
             return self._load(task.shape, blank)
         if task.direction == "store":
@@ -56,137 +91,136 @@ class Bench:
         exchange = self._to_gpu if task.direction == "to_gpu" else self._to_cpu
         return exchange(task.shape, task.storage, blank)
 
-    def _cpu_op(self, task: OpTask) -> Any:
-        """The op as a net of its own; its tensors stay packed (see `load` and `store`)."""
-        return cpu_work(task.part, registry.find(task.part, task.variant), self.soc)
-
-    def _gpu_op(self, task: OpTask) -> Any:
-        """The op's kernels in their tuned choice, enqueued back to back, as in a chain."""
-        variant: Any = registry.find(task.part, task.variant)
-        plan = tuned.plan(variant, task.part, self.soc)
-        return GpuWork(self._gpu, task.part, plan, filler(task.part))
-
-    def _relayout(self, task: SharingTask, blank: SharingRow) -> Row:
+    def _relayout(self, task: SharingTask, blank: SharingRow) -> _Exchange:
         """The transform kernels alone, enqueued back to back, as in a chain."""
         gpu, whole = self._gpu, Region.whole(task.shape)
         source = gpu.tensor(task.shape, whole, registry.storages(self.soc)[0])
         target = gpu.tensor(task.shape, whole, task.storage)
         kernels = gpu.transform(source, target, whole)
-        latency = measure(lambda repeats: gpu.run(kernels * repeats), self.protocol)
-        return replace(_filled(blank, latency), transform_ms=latency.median)
 
-    def _to_gpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> Row:
+        def fill(found: Found) -> Row:
+            row = _filled(blank, found[WHOLE])
+            return replace(row, transform_ms=row.latency_ms)
+
+        return _timed(lambda repeats: gpu.run(kernels * repeats)), fill
+
+    def _to_gpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
         """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
         gpu, whole = self._gpu, Region.whole(shape)
         target, home = gpu.tensor(shape, whole, storage), Home.allocate(shape, whole)
         shared = SharedBuffer(gpu, shape, whole)
         kernels = gpu.transform(shared.tensor, target, whole)
-        parts = Parts()
         gpu.wait(shared.map(write=True))
+        steps = {
+            "copy": lambda: np.copyto(shared.array, home.array),
+            "unmap": lambda: gpu.wait(shared.unmap()),
+            "transform": lambda: gpu.run(kernels),
+            "map": lambda: gpu.wait(shared.map(write=True)),
+        }
+        return _in_steps(steps), self._shared(blank)
 
-        def once() -> None:
-            with parts.time("copy"):
-                np.copyto(shared.array, home.array)
-            with parts.time("unmap"):
-                gpu.wait(shared.unmap())
-            with parts.time("transform"):
-                gpu.run(kernels)
-            with parts.time("map"):
-                gpu.wait(shared.map(write=True))
-
-        return self._sharing(once, parts, blank)
-
-    def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> Row:
+    def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
         gpu, whole = self._gpu, Region.whole(shape)
         source, home = gpu.tensor(shape, whole, storage), Home.allocate(shape, whole)
         shared = SharedBuffer(gpu, shape, whole)
         kernels = gpu.transform(source, shared.tensor, whole)
-        parts = Parts()
+        steps = {
+            "transform": lambda: gpu.run(kernels),
+            "map": lambda: gpu.wait(shared.map(write=False)),
+            "copy": lambda: np.copyto(home.array, shared.array),
+            "unmap": lambda: gpu.wait(shared.unmap()),
+        }
+        return _in_steps(steps), self._shared(blank)
 
-        def once() -> None:
-            with parts.time("transform"):
-                gpu.run(kernels)
-            with parts.time("map"):
-                gpu.wait(shared.map(write=False))
-            with parts.time("copy"):
-                np.copyto(home.array, shared.array)
-            with parts.time("unmap"):
-                gpu.wait(shared.unmap())
-
-        return self._sharing(once, parts, blank)
-
-    def _load(self, shape: Shape, blank: SharingRow) -> Row:
+    def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Packing what a net reads: a net that reads planar memory, less one that reads packed."""
         planar, packed = self._passing_on(shape), self._passing_on(shape)
         packed.pack_inputs()
-        return self._difference(planar.compute, packed.compute, blank)
+        return _difference(planar.compute, packed.compute, blank)
 
-    def _store(self, shape: Shape, blank: SharingRow) -> Row:
+    def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Unpacking a net's result to its home: a net with that, less one without."""
         net = self._passing_on(shape)
         net.pack_inputs()
-        return self._difference(net.run, net.compute, blank)
+        return _difference(net.run, net.compute, blank)
 
     def _passing_on(self, shape: Shape) -> CpuNet:
         """A net that passes its input on, as a pooling of one element."""
         op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
         return one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
 
-    def _difference(self, more: Any, less: Any, blank: SharingRow) -> Row:
-        """What one thing takes longer than another, in turns; raises where noise hides it."""
-        longer, shorter = measure_together([repeated(more), repeated(less)], self.protocol)
-        cost = Latency.of(list(np.subtract(longer, shorter)))
-        if cost.median <= 0:
-            raise DeviceError(f"lost in the noise: a median difference of {cost.median:.6f} ms")
-        return replace(_filled(blank, cost), copy_ms=cost.median)
+    def _shared(self, blank: SharingRow) -> Callable[[Found], Row]:
+        """A row of a whole exchange and its parts, and what a wait for an idle queue costs."""
+        sync_ms = self._sync_ms()
 
-    def _sharing(self, once: Any, parts: Parts, blank: SharingRow) -> SharingRow:
-        """Measure a whole exchange and its parts, and what a wait for an idle queue costs."""
-        latency = measure(repeated(once), self.protocol)
-        transform = parts.median_ms("transform")
-        sync = min(self._sync_ms(), transform)
-        return replace(
-            _filled(blank, latency),
-            transform_ms=transform - sync,
-            sync_ms=sync,
-            map_ms=parts.median_ms("map"),
-            unmap_ms=parts.median_ms("unmap"),
-            copy_ms=parts.median_ms("copy"),
-        )
+        def fill(found: Found) -> Row:
+            parts = {part: 1e3 * level_s(samples) for part, samples in found.items()}
+            sync = min(sync_ms, parts["transform"])
+            return replace(
+                _filled(blank, found[WHOLE]),
+                transform_ms=parts["transform"] - sync,
+                sync_ms=sync,
+                map_ms=parts["map"],
+                unmap_ms=parts["unmap"],
+                copy_ms=parts["copy"],
+            )
+
+        return fill
 
     def _sync_ms(self) -> float:
-        parts = Parts()
-        for _ in range(5):
-            with parts.time("sync"):
-                self._gpu.queue.finish()
-        return parts.median_ms("sync")
+        found = []
+        for _ in range(SYNCS):
+            start = perf_counter()
+            self._gpu.queue.finish()
+            found.append(perf_counter() - start)
+        return 1e3 * float(np.median(found))
 
 
-class Parts:
-    """Times the named parts of something that runs many times."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = {}
-
-    def time(self, name: str) -> _Part:
-        return _Part(self._seconds.setdefault(name, []))
-
-    def seconds(self, name: str) -> list[float]:
-        return self._seconds.get(name, [0.0])
-
-    def median_ms(self, name: str) -> float:
-        return float(1e3 * np.median(self.seconds(name)))
+_Exchange = tuple[Callable[[int], Seconds], Callable[[Found], Row]]
 
 
-class _Part:
-    def __init__(self, seconds: list[float]) -> None:
-        self._seconds = seconds
+def _timed(work: Callable[[int], None]) -> Callable[[int], Seconds]:
+    """Seconds of one of the repeats of some work."""
 
-    def __enter__(self) -> None:
-        self._start = perf_counter()
+    def sample(repeats: int) -> Seconds:
+        start = perf_counter()
+        work(repeats)
+        return {WHOLE: (perf_counter() - start) / repeats}
 
-    def __exit__(self, *error: object) -> None:
-        self._seconds.append(perf_counter() - self._start)
+    return sample
+
+
+def _in_steps(steps: Mapping[str, Callable[[], object]]) -> Callable[[int], Seconds]:
+    """Seconds of every step of something, and of all of them together."""
+
+    def sample(repeats: int) -> Seconds:
+        seconds = dict.fromkeys((WHOLE, *steps), 0.0)
+        for _ in range(repeats):
+            before = begin = perf_counter()
+            for name, step in steps.items():
+                step()
+                after = perf_counter()
+                seconds[name] += (after - before) / repeats
+                before = after
+            seconds[WHOLE] += (before - begin) / repeats
+        return seconds
+
+    return sample
+
+
+def _difference(
+    more: Callable[[], object], less: Callable[[], object], blank: SharingRow
+) -> _Exchange:
+    """What one thing takes longer than another, in turns; a failure where noise hides it."""
+
+    def fill(found: Found) -> Row:
+        cost_ms = 1e3 * (level_s(found["more"]) - level_s(found["less"]))
+        if cost_ms <= 0:
+            raise DeviceError(f"lost in the noise: a difference of {cost_ms:.6f} ms")
+        row = _filled(blank, np.subtract(found["more"], found["less"]).tolist())
+        return replace(row, latency_ms=cost_ms, copy_ms=cost_ms)
+
+    return _in_steps({"less": less, "more": more}), fill
 
 
 def _blank(task: Task, run: str) -> OpRow | SharingRow:
@@ -199,11 +233,17 @@ def _blank(task: Task, run: str) -> OpRow | SharingRow:
     return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
 
 
-def _filled(row: RowT, latency: Latency) -> RowT:
+def _failed(row: Row, error: Exception) -> Row:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return replace(row, status="failed", reason=reason)
+
+
+def _filled(row: RowT, samples_s: Sequence[float]) -> RowT:
+    p20, p80 = np.percentile(samples_s, (20, 80))
     return replace(
         row,
-        latency_ms=latency.median,
-        p20_ms=latency.p20,
-        p80_ms=latency.p80,
-        runs=latency.runs,
+        latency_ms=1e3 * level_s(samples_s),
+        p20_ms=1e3 * float(p20),
+        p80_ms=1e3 * float(p80),
+        runs=len(samples_s),
     )

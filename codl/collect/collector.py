@@ -1,35 +1,60 @@
-"""Collects a dataset: runs tasks, writes each row as it comes, and can go on where it stopped."""
+"""Collects a dataset: measures tasks in batches, writes rows, and can go on where it stopped."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from codl.collect.benchmarks import Bench
-from codl.collect.protocol import Protocol
-from codl.collect.tasks import Task
+from codl.collect import rounds as batches
+from codl.collect.anchors import Anchors, calibration
+from codl.collect.benchmarks import Bench, Prepared
+from codl.collect.rounds import Rounds
+from codl.collect.tasks import OpTask, Task
 from codl.dataset import Dataset, Row
 from codl.errors import CodlError, MismatchError
 from codl.kernels import tuned
 from codl.provenance import now, provenance
 from codl.soc import Soc
 
-#: Called after every task: rows that are done, rows in all, seconds left as far as can be told.
+#: Called after every batch: tasks that are done, tasks in all, seconds left as far as can be told.
 Progress = Callable[[int, int, float], None]
+#: Why a collection ended: nothing is left, a limit was reached, or more would change nothing.
+Stopped = Literal["done", "budget", "samples", "settled"]
+#: What a batch may take of the memory, and how often a task's tensors and weights lie there.
+MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 1 << 30, 3
+#: A task that was measured while the machine was disturbed is measured again so often.
+RETRIES = 1
+
+
+class Chooser(Protocol):
+    """Says what to measure next; asked before every batch, when all rows so far are on disk."""
+
+    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
+        """Some of the tasks, the first first; none where more would change nothing.
+
+        `seconds` have passed since the collection began.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Collected:
-    """`rows` written now, `failed` among them, `skipped` because a run before had them."""
+    """`rows` written now, `failed` among them, `skipped` because a run before had them.
+
+    `again` tasks were measured twice, because the machine was disturbed the first time.
+    """
 
     rows: int
     failed: int
     skipped: int
     left: int
+    again: int
     seconds: float
+    stopped: Stopped
     files: tuple[str, ...]
 
 
@@ -41,63 +66,174 @@ def collect(
     resume: bool = False,
     budget_s: float | None = None,
     samples: int | None = None,
-    protocol: Protocol | None = None,
+    rounds: Rounds | None = None,
+    chooser: Chooser | None = None,
     progress: Progress | None = None,
 ) -> Collected:
-    """Measure `tasks` until all are done, or `budget_s` seconds or `samples` tasks are used up.
+    """Measure `tasks` until all are done, `budget_s` seconds or `samples` tasks are used up, or the
+    chooser has enough.
 
-    A row is on disk before the next is begun, so a kill loses at most the one under way. Raises
-    `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is that
-    of another SoC.
+    The rows of a batch are on disk before the next is begun, so a kill loses at most the one under
+    way. Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where
+    it is that of another SoC.
     """
     soc.check_present()
-    protocol = protocol or Protocol()
-    run = _begin(soc, dataset, protocol, resume)
-    done = {name: {row.key for row in table.read()} for name, table in _tables(dataset).items()}
-    missing = [t for t in tasks if any(t.key not in done.get(n, ()) for n in t.tables)]
-    chosen = missing[:samples]
-    bench, start, written = Bench(soc, run, protocol), time.monotonic(), 0
-    failed = 0
-    for index, task in enumerate(chosen):
-        row = bench.row(task)
-        failed += row.status == "failed"
-        written += _write(dataset, task, row, done)
+    start, rounds = time.monotonic(), rounds or Rounds()
+    run = _begin(soc, dataset, rounds, resume)
+    bench = Bench(soc, run, rounds)
+    state = _State(dataset, Anchors(bench, dataset, run))
+    missing = [task for task in tasks if state.lacks(task)]
+    skipped, total = len(tasks) - len(missing), len(missing)
+    if samples is not None:
+        missing = missing[:samples]
+    stopped: Stopped = "done" if samples is None or total <= samples else "samples"
+    while missing:
         elapsed = time.monotonic() - start
-        if progress is not None:
-            expected = elapsed / (index + 1) * (len(chosen) - index - 1)
-            limit = expected if budget_s is None else max(budget_s - elapsed, 0.0)
-            progress(index + 1, len(chosen), min(expected, limit))
         if budget_s is not None and elapsed >= budget_s:
+            stopped = "budget"
             break
+        wanted = missing if chooser is None else chooser.choose(missing, elapsed)
+        if not wanted:
+            stopped = "settled"
+            break
+        left = None if budget_s is None else budget_s - (time.monotonic() - start)
+        state.measure(bench, wanted, left)
+        missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
+        if progress is not None:
+            done, elapsed = total - len(missing), time.monotonic() - start
+            expected = elapsed / max(done, 1) * len(missing)
+            limit = expected if budget_s is None else max(budget_s - elapsed, 0.0)
+            progress(done, total, min(expected, limit))
     _finish(dataset, run)
-    left = sum(any(t.key not in done.get(n, ()) for n in t.tables) for t in tasks)
-    files = tuple(str(table.path) for table in dataset.tables().values())
-    skipped, seconds = len(tasks) - len(missing), time.monotonic() - start
-    return Collected(written, failed, skipped, left, seconds, files)
+    return Collected(
+        rows=state.rows,
+        failed=state.failed,
+        skipped=skipped,
+        left=sum(state.lacks(task) for task in tasks),
+        again=len(state.again),
+        seconds=time.monotonic() - start,
+        stopped=stopped,
+        files=tuple(str(table.path) for table in dataset.tables().values()),
+    )
 
 
-def _tables(dataset: Dataset) -> dict[str, Any]:
-    """All tables, each cleared of a line that a kill left unfinished."""
-    tables = dataset.tables()
-    for table in tables.values():
-        table.repair()
-    return tables
+@dataclass
+class _State:
+    """What is on disk and what was tried."""
+
+    dataset: Dataset
+    anchors: Anchors
+    rows: int = 0
+    failed: int = 0
+    batch: int = 0
+    again: dict[Task, int] = field(default_factory=dict)
+    done: dict[str, set[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the keys that are there; tables lose a line that a kill left unfinished."""
+        tables = self.dataset.tables()
+        for table in tables.values():
+            table.repair()
+        self.dataset.anchors().repair()
+        self.done = {name: {row.key for row in table.read()} for name, table in tables.items()}
+
+    def lacks(self, task: Task) -> bool:
+        return any(task.key not in self.done.get(name, ()) for name in task.tables)
+
+    def tries(self, task: Task) -> int:
+        return self.again.get(task, 0)
+
+    def measure(self, bench: Bench, wanted: Sequence[Task], left_s: float | None) -> None:
+        """Measure the first of the tasks as a batch, in about `left_s` seconds or a batch's time.
+
+        Those of a disturbed processor are left for later, but not more than `RETRIES` times.
+        """
+        seconds = bench.rounds.span_s if left_s is None else min(left_s, bench.rounds.span_s)
+        prepared, found = _prepare(bench, wanted, seconds)
+        anchors = self.anchors
+        anchors.begin()
+        timed = [*anchors.timed, *(one.timed for one in prepared)]
+        rounds = replace(bench.rounds, span_s=seconds)
+        batches.measure(timed, rounds, lambda: _is_disturbed(anchors, prepared))
+        self.batch += 1
+        for one in prepared:
+            if _is_disturbed(anchors, [one]) and self.tries(one.task) < RETRIES:
+                self.again[one.task] = self.tries(one.task) + 1
+            else:
+                found.append((one.task, one.row()))
+        anchors.end(self.batch)
+        self._write(found)
+        _calibrate(self.dataset, anchors)
+
+    def _write(self, found: Sequence[tuple[Task, Row]]) -> None:
+        """Append every row to each of its tables that lacks it."""
+        new: dict[str, list[Row]] = {}
+        for task, row in found:
+            self.failed += row.status == "failed"
+            for name in task.tables:
+                keys = self.done.setdefault(name, set())
+                if row.key not in keys:
+                    new.setdefault(name, []).append(row)
+                    keys.add(row.key)
+        for name, rows in new.items():
+            self.dataset.table(name).append(*rows)
+            self.rows += len(rows)
 
 
-def _write(dataset: Dataset, task: Task, row: Row, done: dict[str, set[Any]]) -> int:
-    """Append a row to each of its tables that lacks it."""
-    written = 0
-    for name in task.tables:
-        keys = done.setdefault(name, set())
-        if row.key not in keys:
-            table = dataset.sharing() if name == "data_sharing" else dataset.ops(name)
-            table.append(row)  # type: ignore[arg-type]
-            keys.add(row.key)
-            written += 1
-    return written
+def _is_disturbed(anchors: Anchors, prepared: Sequence[Prepared]) -> bool:
+    """Whether a processor that some of these ran on is slower than usual."""
+    tasks = [one.task for one in prepared]
+    used = {task.processor for task in tasks if isinstance(task, OpTask)}
+    if any(not isinstance(task, OpTask) for task in tasks):
+        used = {"cpu", "gpu"}
+    return any(anchors.is_disturbed(processor) for processor in used)
 
 
-def _begin(soc: Soc, dataset: Dataset, protocol: Protocol, resume: bool) -> str:
+def _prepare(
+    bench: Bench, wanted: Sequence[Task], seconds: float
+) -> tuple[list[Prepared], list[tuple[Task, Row]]]:
+    """Build tasks until there is enough for so many seconds, or for the memory.
+
+    Those that are ready, and the rows of those that failed or are done.
+    """
+    prepared: list[Prepared] = []
+    done: list[tuple[Task, Row]] = []
+    planned = taken = 0.0
+    limit, begin = _memory_bytes(), time.monotonic()
+    for task in wanted:
+        taken += COPIES * _bytes(task)
+        spent = time.monotonic() - begin
+        if prepared and (taken > limit or planned >= seconds or spent >= seconds):
+            break
+        one = bench.prepare(task)
+        if isinstance(one, Prepared):
+            prepared.append(one)
+            planned += one.timed.seconds
+        else:
+            done.append((task, one))
+    return prepared, done
+
+
+def _bytes(task: Task) -> int:
+    return task.part.bytes if isinstance(task, OpTask) else 2 * task.shape.bytes
+
+
+def _memory_bytes() -> float:
+    """What a batch may take: devices and hosts with little memory get small batches."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(MEMORY_SHARE * total, MEMORY_BYTES)
+
+
+def _calibrate(dataset: Dataset, anchors: Anchors) -> None:
+    """Keep in the manifest how fast this run's machine is, beside the first run's."""
+    manifest = dataset.manifest()
+    own = manifest["runs"][anchors.run]
+    own["anchors_ms"] = anchors.to_json()
+    own["calibration"] = calibration(manifest["runs"], anchors.run)
+    dataset.write_manifest(manifest)
+
+
+def _begin(soc: Soc, dataset: Dataset, rounds: Rounds, resume: bool) -> str:
     """Write or extend the manifest; returns the name of this run."""
     manifest: dict[str, Any] = {"runs": {}}
     if dataset.manifest_path.exists():
@@ -118,7 +254,7 @@ def _begin(soc: Soc, dataset: Dataset, protocol: Protocol, resume: bool) -> str:
         **provenance(),
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": _clock_mhz(soc),
-        "protocol": asdict(protocol),
+        "protocol": asdict(rounds),
         "tuning": tuned.fingerprint(soc),
     }
     dataset.write_manifest(manifest)

@@ -22,6 +22,8 @@ from codl.soc import Soc
 
 #: A processor's shares of an op's output; 1 is the whole op.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: As many as pay where time is short: other ops teach a predictor more than other shares.
+FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
 #: Shares of a tensor's rows whose exchange is measured.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 SEED = 20220627
@@ -85,21 +87,31 @@ def _ops(network: Network) -> list[Op]:
     return [layer.op for layer in network.layers]
 
 
-def make_tasks(ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES) -> list[Task]:
-    """All measurements of `ops`, in a fixed random order: any first part is representative."""
-    ops = list(ops)
+def make_tasks(
+    ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES, similar: Iterable[Op] = ()
+) -> list[Task]:
+    """All measurements of `ops`, in a fixed random order: any first part is representative.
+
+    Of `similar` ones, which no model has, the whole op and its whole inputs are measured.
+    """
     tasks: list[Task] = []
-    shapes: dict[Shape, None] = {}
+    parts: dict[Shape, None] = {}
     for op in ops:
         for processor in get_args(Processor):
-            tasks += _op_tasks(op, processor, soc, shares)
-        shapes.update(dict.fromkeys((*op.inputs, op.output)))
-    tasks += _sharing_tasks(shapes, soc)
+            tasks += op_tasks(op, processor, soc, shares)
+        for shape in (*op.inputs, op.output):
+            rows = {max(1, round(share * shape.h)) for share in SHARED}
+            parts.update(dict.fromkeys(shape._replace(h=h) for h in sorted(rows)))
+    for op in similar:
+        for processor in get_args(Processor):
+            tasks += op_tasks(op, processor, soc, [1.0])
+        parts.update(dict.fromkeys(op.inputs[:1]))
+    tasks += _sharing_tasks(parts, soc)
     random.Random(SEED).shuffle(tasks)
     return tasks
 
 
-def _op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
+def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
     tasks = []
     dims: tuple[Dim, ...] = op.dims or ("H",)
     for dim in dims:
@@ -134,11 +146,7 @@ def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
     for storage in (usual, *others):
         kinds += [("to_gpu", storage), ("to_cpu", storage)]
     kinds += [("load", BLOCKED), ("store", BLOCKED), *(("relayout", storage) for storage in others)]
-    parts: dict[Shape, None] = {}
-    for shape in shapes:
-        rows = {max(1, round(share * shape.h)) for share in SHARED}
-        parts.update(dict.fromkeys(shape._replace(h=h) for h in sorted(rows)))
-    return [SharingTask(way, shape, storage) for shape in parts for way, storage in kinds]
+    return [SharingTask(way, shape, storage) for shape in shapes for way, storage in kinds]
 
 
 def read_csv(path: Path) -> list[Op]:

@@ -6,9 +6,11 @@ are in one group, which is held out as a whole; an activation makes no other sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,9 @@ from codl.ops import OP_TYPES, Activation, Op, parse
 from codl.predict import features
 from codl.predict.features import Item
 from codl.predict.splits import Indices, linked
+
+#: How much slower a processor was than in the first run, by run and processor.
+Factors: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -72,35 +77,48 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     if not tables:
         fix = f"`codl collect --soc {dataset.folder.name} --serial local` measures one."
         raise InvalidFileError(dataset.folder, "there is no dataset here.", fix=fix)
-    found, notes = [], []
+    found, notes, factors = [], [], dataset.calibration()
     for name, table in tables.items():
         # The rows of muLayer's tables stand in those of the default variants too.
         if table.row_type is SharingRow or features.is_mulayer(name):
             continue
         try:
-            found.append(_of_table(name, table))
+            found.append(_of_table(name, table, factors))
         except UnknownNameError as error:
             notes.append(f"{table.path} is left out. {error}")
     everything = [*found, *_mulayer(found)]
     if "data_sharing" in tables:
-        everything += _sharing(dataset.sharing())
+        everything += _sharing(dataset.sharing(), factors)
     return everything, notes
 
 
-def _of_table(name: str, table: Table[OpRow]) -> Samples:
+def _of_table(name: str, table: Table[OpRow], factors: Factors) -> Samples:
     """The samples of a kernel variant; `UnknownNameError` where codl has no such variant."""
     rows = table.read()
     ok = [row for row in rows if row.status == "ok"]
-    samples = tuple(_sample(name, table.path, row) for row in ok)
+    samples = [_sample(name, table.path, row) for row in ok]
     kinds = {(s.item.kind, s.item.flavor): s.item for s in samples if isinstance(s.item, Op)}
     variants = {features.variant_of(name, op) for op in kinds.values()}
+    processor = variants.pop().processor if variants else None
+    samples = [
+        _calibrated(sample, factors.get(row.run, {}).get(processor or "", 1.0))
+        for sample, row in zip(samples, ok, strict=True)
+    ]
     return Samples(
         target=name,
-        processor=variants.pop().processor if variants else None,
-        samples=samples,
+        processor=processor,
+        samples=tuple(samples),
         failed=len(rows) - len(ok),
         files=(table.path,),
     )
+
+
+def _calibrated(sample: Sample, factor: float) -> Sample:
+    """What the latency would have been in the first run; `factor` is how much slower this one was.
+
+    Runs of other days find the machine in another state, which is not what separates two ops.
+    """
+    return replace(sample, latency_ms=sample.latency_ms / factor)
 
 
 def _sample(name: str, path: Path, row: OpRow) -> Sample:
@@ -112,7 +130,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
     return Sample(part, shapes, row.latency_ms, row.source)
 
 
-def _sharing(table: Table[SharingRow]) -> list[Samples]:
+def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
     rows, found = table.read(), []
     for row in rows:
         if row.direction not in features.DIRECTIONS:
@@ -131,7 +149,9 @@ def _sharing(table: Table[SharingRow]) -> list[Samples]:
                 shape = features.read(target, row.shape)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            samples.append(Sample(shape, (shape,), row.latency_ms, row.source))
+            sample = Sample(shape, (shape,), row.latency_ms, row.source)
+            both = list(factors.get(row.run, {}).values()) or [1.0]
+            samples.append(_calibrated(sample, mean(both)))
         found.append(
             Samples(
                 target=target,

@@ -1,0 +1,131 @@
+"""`codl collect`: measures a dataset."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from codl import dataset as datasets
+from codl import soc as socs
+from codl.cli.devices import SerialOption, check_serial
+from codl.cli.output import JsonOption, SocOption, emit, progress
+from codl.collect.collector import Collected, collect
+from codl.collect.similar import similar_ops
+from codl.collect.tasks import FEW_SHARES, SHARES, load_ops, make_tasks
+from codl.dataset import Dataset
+from codl.errors import CodlError
+from codl.models import BUILT_IN
+
+ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
+#: Ops beside those of the models that a budget is spent on.
+SIMILAR = 300
+
+
+def collect_data(
+    soc: SocOption,
+    serial: SerialOption = "local",
+    ops: Annotated[
+        list[str] | None,
+        typer.Option(help="Built-in models, .onnx files, or .csv files of ops; may be repeated."),
+    ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            help="A processor's shares of an op's output, 0 ... 1. "
+            f"{ALL_SHARES}, or {SOME_SHARES} with a budget.",
+            show_default=False,
+        ),
+    ] = None,
+    similar: Annotated[
+        int | None,
+        typer.Option(
+            help="Measure so many more ops, of sizes between those of --ops and around them. 0, or "
+            f"{SIMILAR} with a budget.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Stop after so many measurements.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where datasets lie, a folder for each SoC.")
+    ] = datasets.FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Measure ops in every kernel variant of both processors, and the cost of data sharing.
+
+    Measurements are made in batches of about ten seconds, in which all of a batch take turns, so
+    that other programs disturb a few samples of each and not all samples of one. A batch's rows are
+    written when it ends, in an order of which any first part is representative: a budget may cut it
+    anywhere, and a killed run goes on with --resume.
+
+    [dim]Examples:[/dim]
+    codl collect --soc host --serial local
+    codl collect --soc host --serial local --budget 10m
+    codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
+    """
+    check_serial(serial)
+    described = socs.load(soc)
+    limit = None if budget is None else seconds(budget)
+    sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
+    own = load_ops(sources)
+    others = similar_ops(own, similar_count(similar, limit))
+    parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
+    target = Dataset.of(described.name, output)
+    with progress(f"Collecting on {described.name}") as update:
+        done = collect(
+            described,
+            target,
+            make_tasks(own, described, parts, others),
+            resume=resume,
+            budget_s=limit,
+            samples=samples,
+            progress=update,
+        )
+    emit("collect", asdict(done), lambda: _table(target, done), as_json=json)
+
+
+def similar_count(given: int | None, budget_s: float | None) -> int:
+    if given is not None and given < 0:
+        raise CodlError(f"--similar must not be negative, got {given}.")
+    usual = 0 if budget_s is None else SIMILAR
+    return usual if given is None else given
+
+
+def _table(target: Dataset, done: Collected) -> Table:
+    title = f"Dataset of {target.folder.name}"
+    table = Table("file", "rows", title=title, title_justify="left")
+    for name, rows in target.tables().items():
+        table.add_row(f"t_{name}.csv", str(len(rows.read())))
+    table.caption = (
+        f"{done.rows} rows written in {done.seconds:.0f} s, {done.failed} failed, "
+        f"{done.skipped} there before, {done.left} measurements left, {done.again} measured twice"
+    )
+    return table
+
+
+def seconds(text: str) -> float:
+    """A duration such as 90s, 10m or 1.5h in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def parse_shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CodlError(
+            f"Cannot read the shares {text!r}: expected some like 0.2,0.5,1."
+        ) from error
+    if not all(0 < share <= 1 for share in shares):
+        raise CodlError(f"Shares must be above 0 and at most 1, got {text!r}.")
+    return shares

@@ -1,0 +1,1 @@
+"""Other people's measurements: from their tables to datasets of replayed latencies."""

@@ -1,0 +1,82 @@
+"""Ops like those of models: between and around them, valid, and never more expensive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codl.collect.similar import similar_ops
+from codl.collect.tasks import SharingTask, make_tasks
+from codl.ops import Conv2d, FullyConnected, Op, parse, to_text
+from codl.soc import Soc
+
+OPS = [
+    parse(text)
+    for text in (
+        "conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1 act=relu",
+        "conv2d in=1x512x14x14 oc=512 kernel=3x3 pad=1 act=relu",
+        "conv2d in=1x256x28x28 oc=128 kernel=1x1",
+        "conv2d in=1x3x224x224 oc=64 kernel=7x7 stride=2x2 pad=3",
+        "conv2d in=1x96x28x28 oc=96 kernel=3x3 pad=1 groups=96",
+        "pooling in=1x64x112x112 kernel=3x3 stride=2x2 pad=1",
+        "pooling in=1x2048x7x7 mode=avg kernel=7x7",
+        "fc in=1x512x7x7 oc=4096",
+        "fc in=1x2048x1x1 oc=1000",
+        "eltwise in=1x256x28x28,1x256x28x28",
+        "concat in=1x512x13x13,1x1024x13x13",
+        "softmax in=1x1000x1x1 axes=1",
+    )
+]
+
+
+def of_kind(ops: list[Op], kind: str) -> list[Op]:
+    return [op for op in ops if op.kind == kind]
+
+
+def test_new_ops_are_valid_and_none_is_a_models_own() -> None:
+    found = similar_ops(OPS, 120)
+    assert 100 <= len(found) <= 120
+    assert not set(found) & set(OPS)
+    assert len(set(found)) == len(found)
+    for op in found:
+        assert parse(to_text(op)) == op
+        assert min(op.output) >= 1
+    assert found == similar_ops(OPS, 120)
+    assert similar_ops(OPS, 0) == []
+
+
+def test_every_kind_and_class_gets_its_share_at_no_higher_cost() -> None:
+    found = similar_ops(OPS, 230)
+    counts = {kind: len(of_kind(found, kind)) for kind in {op.kind for op in OPS}}
+    assert counts["softmax"] == 0
+    assert counts["conv2d"] > 2 * counts["fc"] > 0
+    assert counts["fc"] == counts["pooling"] > counts["eltwise"] > counts["concat"] > 0
+    windows = {(op.kernel, op.groups > 1) for op in found if isinstance(op, Conv2d)}
+    assert windows == {((3, 3), False), ((1, 1), False), ((7, 7), False), ((3, 3), True)}
+    depthwise = [op for op in found if isinstance(op, Conv2d) and op.groups > 1]
+    assert all(op.groups == op.input.c == op.out_channels for op in depthwise)
+    for kind in counts:
+        largest = max((op.flops for op in of_kind(OPS, kind)), default=0)
+        assert all(op.flops <= largest for op in of_kind(found, kind))
+
+
+def test_sizes_lie_between_those_of_the_models_and_around_them() -> None:
+    found = similar_ops(OPS, 400)
+    features = [op.in_features for op in found if isinstance(op, FullyConnected)]
+    assert len(set(features)) > 0.9 * len(features)
+    inside = [2048 <= value <= 25088 for value in features]
+    assert 0.5 < np.mean(inside) < 1
+    flat = [op.input.h < op.input.w for op in of_kind(found, "conv2d")]
+    assert 0.1 < np.mean(flat) < 0.5
+
+
+def test_similar_ops_are_measured_whole(first_soc: Soc) -> None:
+    similar = similar_ops(OPS, 20)
+    plain = make_tasks(OPS[:1], first_soc, [0.5, 1.0])
+    tasks = make_tasks(OPS[:1], first_soc, [0.5, 1.0], similar)
+    added = set(tasks) - set(plain)
+    assert set(plain) <= set(tasks)
+    shared = {task.shape for task in added if isinstance(task, SharingTask)}
+    assert shared == {op.inputs[0] for op in similar}
+    own = [task for task in added if not isinstance(task, SharingTask)]
+    assert {task.op for task in own} == set(similar)
+    assert all(task.share == 1 for task in own)
