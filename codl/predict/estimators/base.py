@@ -101,7 +101,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         # Terms found beside a rough model miss what it cannot tell, those beside a fine one what
         # it took for the op's: neither is always better.
-        tried = [(error(one), one)]
+        tried: list[tuple[float, Mapping[str, RunTerm]]] = [(error(one), one)]
         fine = terms(self._inner(X))
         tried.append((error(fine), fine))
         rough: Mapping[str, RunTerm] = one

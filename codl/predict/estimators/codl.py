@@ -31,7 +31,7 @@ LEAST_ROWS = 8
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
 #: Pull of the level's slopes towards 0, for each row.
-RIDGE = 1e-2
+RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
 #: Shares of the second member that are tried.

@@ -20,7 +20,7 @@ from codl.predict.estimators.arrays import Vector, rounded
 #: Usual sizes, in logarithms: of a row's error about its shape, of what is special to a shape, and
 #: of a run's factor; and that of a run's overhead, as a share of the run's lower quartile.
 ERROR = 0.04
-SHAPE_SPREAD = 0.1
+SHAPE_SPREAD = 0.2
 FACTOR_SPREAD = 0.2
 OVERHEAD_SPREAD = 0.07
 #: Steps of the solver; the overhead is not linear, and outliers are found as they show.
