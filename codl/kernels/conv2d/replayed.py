@@ -57,8 +57,8 @@ class ReplayedConv2d(Replayed):
     def _tiles_cpu(self, work: _Work, soc: Soc) -> dict[str, float]:
         """Steps of the threads if channels, or tiles of pixels, are dealt out to them."""
         threads = self.threads or soc.cpu.threads
-        blocks = _up(work.out_channels / BLOCK, threads)
-        tiled = _up(work.pixels, CPU_TILE_PIXELS)
+        blocks = _up(work.out_channels / BLOCK, threads) / threads
+        tiled = _up(_up(work.pixels, CPU_TILE_PIXELS) / CPU_TILE_PIXELS, threads) / threads
         return {
             "block_waves": blocks * work.pixels * work.loop,
             "pixel_waves": tiled * work.out_channels * work.loop,

@@ -139,8 +139,8 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._in_runs(low, runs), self._in_runs(high, runs)
 
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
+        labels = _labels(runs, len(latency_ms))
         if self.runs_:
-            labels = _labels(runs, len(latency_ms))
             latency_ms = run_terms.apply(self.runs_, latency_ms, labels)
         return np.maximum(latency_ms, self.floor_)
 
