@@ -9,16 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from simulated import SOC, write_dataset
 
 from codl import cache
+from codl.dataset import Dataset
 from codl.device import drivers, threads
 from codl.device.detect import describe
 from codl.device.loader import cl_module
 from codl.device.opencl import OpenClDevice, open_device
 from codl.device.probe import ProbedDevice, probe_all
 from codl.soc import Soc
+
+if TYPE_CHECKING:
+    from codl.predict.training import TrainReport
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,3 +88,20 @@ def _same_affinity() -> Iterator[None]:
     before = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A dataset of simulated latencies."""
+    return write_dataset(tmp_path_factory.mktemp("lat_datasets") / SOC.name)
+
+
+@pytest.fixture(scope="session")
+def trained(
+    simulated: Dataset, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, TrainReport]:
+    """Every predictor of it, and what their training said."""
+    from codl.predict.training import train  # after the drivers: it loads thread pools of its own
+
+    folder = tmp_path_factory.mktemp("predictors")
+    return folder, train(SOC, simulated, folder=folder, seeds=1)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_predict import OPS, SOC
+from simulated import SOC
+from test_predict import OPS
 
 from codl import soc as socs
 from codl.collect.collector import collect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,6 +119,15 @@ def train_predictors(
         typer.Option(help=f"One of {', '.join(NAMES)}; may be repeated."),
     ] = None,
     dataset: DatasetOption = datasets.FOLDER,
+    evaluate: Annotated[
+        bool, typer.Option(help="Hold out rows and shapes, to say how accurate predictors are.")
+    ] = True,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Deal shapes out to folds so often; medians are printed.")
+    ] = 3,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Threads to train on; all cores by default.")
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where predictors lie, a folder for each SoC.")
     ] = FOLDER,
@@ -126,9 +136,11 @@ def train_predictors(
     """Train latency predictors on a SoC's dataset, and say how accurate they are.
 
     Accuracy is held out twice: by row, and by op shape, so that no ratio of one op stands on both
-    sides. The second is the one that counts.
+    sides. The second is the one that counts: five folds of shapes, medians over --seeds.
 
-    [dim]Example:[/dim] codl train --soc host --predictor gbdt
+    [dim]Examples:[/dim]
+    codl train --soc host
+    codl train --soc host --predictor codl --no-evaluate
     """
     from codl.predict.training import train
 
@@ -138,6 +150,9 @@ def train_predictors(
         Dataset.of(described.name, dataset),
         predictors=predictor or NAMES,
         folder=output,
+        evaluate=evaluate,
+        seeds=seeds,
+        jobs=jobs or len(os.sched_getaffinity(0)),
     )
     for text in report.notes:
         note(text)

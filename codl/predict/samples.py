@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import TypeAlias
@@ -30,12 +31,16 @@ Factors: TypeAlias = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One ok row: what ran, the shapes it must not be separated from, its latency, its source."""
+    """One ok row: what ran, the shapes it must not be separated from, its latency, its source.
+
+    `run` names the measurement run that it is of.
+    """
 
     item: Item
     shapes: tuple[Item, ...]
     latency_ms: float
     source: str
+    run: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,10 @@ class Samples:
         return np.array([sample.latency_ms for sample in self.samples], np.float64)
 
     @property
+    def runs(self) -> list[str]:
+        return [sample.run for sample in self.samples]
+
+    @cached_property
     def groups(self) -> Indices:
         return linked([sample.shapes for sample in self.samples])
 
@@ -127,7 +136,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
     except CodlError as error:
         raise InvalidFileError(path, str(error), where=f"op {row.op!r}") from error
     shapes = (op.with_activation(Activation()), part.with_activation(Activation()))
-    return Sample(part, shapes, row.latency_ms, row.source)
+    return Sample(part, shapes, row.latency_ms, row.source, row.run)
 
 
 def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
@@ -149,7 +158,7 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
                 shape = features.read(target, row.shape)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            sample = Sample(shape, (shape,), row.latency_ms, row.source)
+            sample = Sample(shape, (shape,), row.latency_ms, row.source, row.run)
             both = list(factors.get(row.run, {}).values()) or [1.0]
             samples.append(_calibrated(sample, mean(both)))
         found.append(

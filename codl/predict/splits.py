@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import GroupKFold
 
 SEED = 0
 TEST_SHARE = 0.3
@@ -36,13 +35,26 @@ def row_folds(rows: int) -> list[Fold]:
     return [Fold(np.sort(order[held_out:]), np.sort(order[:held_out]))]
 
 
-def shape_folds(groups: Indices) -> list[Fold]:
-    """Every group held out once, in up to five folds; none where there is one group only."""
-    count = min(FOLDS, len(np.unique(groups)))
+def shape_folds(groups: Indices, seed: int = SEED) -> list[Fold]:
+    """Every group held out once, in up to five folds; none where there is one group only.
+
+    Groups come in a random order, each into the fold with the fewest rows so far.
+    """
+    values, sizes = np.unique(groups, return_counts=True)
+    count = min(FOLDS, len(values))
     if count < 2:
         return []
-    folds = GroupKFold(n_splits=count).split(np.zeros((len(groups), 1)), groups=groups)
-    return [Fold(train, test) for train, test in folds]
+    chosen, filled = np.zeros(len(values), np.intp), np.zeros(count)
+    order = np.random.default_rng(seed).permutation(len(values))
+    for place, at in enumerate(order):
+        # The first ones go round, so that no fold stays empty.
+        chosen[at] = place if place < count else int(filled.argmin())
+        filled[chosen[at]] += sizes[at]
+    fold_of = chosen[np.searchsorted(values, groups)]
+    return [
+        Fold(np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold))
+        for fold in range(count)
+    ]
 
 
 def linked(labels: Sequence[Iterable[Hashable]]) -> Indices:

@@ -1,8 +1,9 @@
 """Stored predictors: `predictors/<soc>/<predictor>/<target>.json`, one JSON file a person can read.
 
-A file says what it predicts, from which features in which order, what it was trained on and how
-well it predicts what it did not see. It repeats the features of a few ops: reading it computes them
-again, so a predictor never serves a variant or a SoC whose features have changed since.
+A file says what it predicts, from which features in which order and unit, what it was trained on
+and how well it predicts what it did not see. It keeps digests of the features of a few ops: reading
+it computes them again, so a predictor never serves a variant or a SoC whose features have changed
+since. Files hold numbers and text alone, so one from elsewhere runs no code.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from codl import provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
@@ -23,19 +23,22 @@ from codl.predict.features import Item
 from codl.predict.names import FOLDER
 from codl.soc import Soc
 
-VERSION = 1
+VERSION = 2
 UNIT = "ms"
-#: Features are computed the same way again, so they agree but for rounding.
-TOLERANCE = 1e-9
+#: Significant digits of a feature that count: the same computation agrees but for rounding.
+DIGITS = 9
+#: Values that take no more than this stand in one line.
+WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPredictor:
     """One fitted estimator and all that is known about it.
 
-    `features` are names in the order of the estimator's columns; `examples` gives the features of a
-    few items by their text. `dataset` tells the tables with their SHA-256, the rows, the failed
-    ones and the sources; `held_out` the accuracy for each split.
+    `features` are names in the order of the estimator's columns; `examples` gives a digest of the
+    features of a few items by their text. `dataset` tells the tables by their SHA-256, the rows,
+    the failed ones and the sources; `held_out` the accuracy for each split, empty where nobody
+    has looked.
     """
 
     predictor: str
@@ -43,7 +46,7 @@ class StoredPredictor:
     soc: str
     processor: str | None
     features: tuple[str, ...]
-    examples: Mapping[str, Mapping[str, float]]
+    examples: Mapping[str, str]
     dataset: Mapping[str, Any]
     held_out: Mapping[str, Any]
     estimator: LatencyEstimator
@@ -60,10 +63,11 @@ class StoredPredictor:
             "processor": self.processor,
             "unit": UNIT,
             "features": list(self.features),
+            "feature_units": features.UNITS,
             "codl": self.codl,
             "dataset": dict(self.dataset),
             "held_out": dict(self.held_out),
-            "examples": {text: dict(values) for text, values in self.examples.items()},
+            "examples": dict(self.examples),
             "state": self.estimator.state(self.features),
         }
 
@@ -78,9 +82,22 @@ def save(stored: StoredPredictor, root: Path = FOLDER) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stored.target}.json"
     partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(stored.content, indent=1, allow_nan=False) + "\n")
+    partial.write_text(_format(stored.content) + "\n")
     partial.replace(path)
     return path
+
+
+def _format(value: Any, indent: str = "") -> str:
+    """JSON with short values in one line, so that a file is small and can be read."""
+    text = json.dumps(value, allow_nan=False)
+    is_top, is_long = not indent, len(text) > WIDTH
+    if not isinstance(value, dict | list) or not (is_top or is_long):
+        return text
+    inner = f"\n{indent} "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(k)}: {_format(v, inner[1:])}" for k, v in value.items()]
+        return f"{{{inner}{f',{inner}'.join(items)}\n{indent}}}"
+    return f"[{inner}{f',{inner}'.join(_format(v, inner[1:]) for v in value)}\n{indent}]"
 
 
 def read(path: Path, soc: Soc) -> StoredPredictor:
@@ -113,6 +130,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "processor": (str, type(None)),
     "unit": str,
     "features": list,
+    "feature_units": str,
     "codl": str,
     "dataset": dict,
     "held_out": dict,
@@ -130,6 +148,10 @@ def _content(path: Path, fix: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         problem = f"expected a mapping, got {type(content).__name__}."
         raise InvalidFileError(path, problem, fix=fix)
+    version = content.get("version", VERSION)
+    if version != VERSION:
+        problem = f"must be {VERSION}, got {version!r}: another version of codl wrote the file."
+        raise InvalidFileError(path, problem, where="version", fix=fix)
     for key, kind in _TYPES.items():
         if key not in content:
             raise InvalidFileError(path, "the key is missing.", where=key, fix=fix)
@@ -138,10 +160,9 @@ def _content(path: Path, fix: str) -> dict[str, Any]:
             wanted = " or ".join(k.__name__ for k in kinds)
             problem = f"expected {wanted}, got {content[key]!r}."
             raise InvalidFileError(path, problem, where=key, fix=fix)
-    for key, value in {"version": VERSION, "unit": UNIT}.items():
-        if content[key] != value:
-            problem = f"must be {value!r}, got {content[key]!r}."
-            raise InvalidFileError(path, problem, where=key, fix=fix)
+    if content["unit"] != UNIT:
+        problem = f"must be {UNIT!r}, got {content['unit']!r}."
+        raise InvalidFileError(path, problem, where="unit", fix=fix)
     return content
 
 
@@ -160,17 +181,14 @@ def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> 
 
 
 def _check_examples(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> None:
-    """Compute the features of the examples again, and compare names, order and values."""
+    """Compute the features of the examples again, and compare names, order and digests."""
     target, names, examples = content["target"], content["features"], content["examples"]
     if not examples:
-        problem = "there must be at least one op with its features."
+        problem = "there must be at least one op with a digest of its features."
         raise InvalidFileError(path, problem, where="examples", fix=fix)
     feature_set = ESTIMATORS[content["predictor"]].feature_set
     for text, stored in examples.items():
         where = f"examples, {text!r}"
-        if not isinstance(stored, dict) or not all(_is_number(v) for v in stored.values()):
-            problem = f"expected numbers by feature, got {stored!r}."
-            raise InvalidFileError(path, problem, where=where, fix=fix)
         try:
             item = features.read(target, text)
         except CodlError as error:
@@ -179,33 +197,22 @@ def _check_examples(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) 
         if target not in known:
             raise UnknownNameError("target", target, known, fix=f"It stands in {path}. {fix}")
         now = features.table(feature_set, target, [item], soc)
-        if list(now.names) != names or list(stored) != names:
+        if list(now.names) != names:
             raise MismatchError(
                 f"{path}, features: is {', '.join(map(str, names))}, but {target} has "
                 f"{', '.join(now.names)}. {fix}"
             )
-        _check_values(f"{path}, {where}", now, stored, fix)
-
-
-def _check_values(
-    where: str, now: features.FeatureTable, stored: Mapping[str, float], fix: str
-) -> None:
-    for name, value in zip(now.names, now.values[0].tolist(), strict=True):
-        if not np.isclose(stored[name], value, rtol=TOLERANCE, atol=0):
+        if stored != (digest := examples_of([item], now)[text]):
             raise MismatchError(
-                f"{where}: {name} was {stored[name]:g} in training and is {value:g} now; the "
-                f"kernel variant or the SoC has changed. {fix}"
+                f"{path}, {where}: the digest of its features was {stored!r} in training and is "
+                f"{digest!r} now; the kernel variant or the SoC has changed. {fix}"
             )
 
 
-def examples_of(items: list[Item], table: features.FeatureTable) -> dict[str, dict[str, float]]:
-    """The features of some items by their text."""
-    rows = cast(list[list[float]], table.values.tolist())
+def examples_of(items: list[Item], table: features.FeatureTable) -> dict[str, str]:
+    """Digests of the features of some items by their text."""
+    rows = ([f"{value:.{DIGITS}g}" for value in row] for row in table.values.tolist())
     return {
-        features.write(item): dict(zip(table.names, row, strict=True))
+        features.write(item): sha256(" ".join((*table.names, *row)).encode()).hexdigest()[:16]
         for item, row in zip(items, rows, strict=True)
     }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

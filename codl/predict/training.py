@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -11,35 +12,39 @@ from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from codl.dataset import Dataset
 from codl.errors import UnknownNameError
 from codl.kernels import tuned
-from codl.predict import features, samples, store
+from codl.predict import features, held_out, samples, store
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import FeatureTable
+from codl.predict.held_out import HeldOut, Rows
 from codl.predict.names import FOLDER
 from codl.predict.samples import Samples
-from codl.predict.splits import Fold, row_folds, shape_folds
+from codl.predict.splits import row_folds, shape_folds
 from codl.predict.store import StoredPredictor
 from codl.soc import Soc
 
 #: Rows in the batch whose prediction is timed, about a planner's.
 TIMED_ROWS = 1000
+#: How often the shapes are dealt out to folds anew.
+SEEDS = 3
 
 #: Called with the number of steps done, the number of all, and what comes next.
 Progress = Callable[[int, int, str], None]
+Split = Literal["row", "shape"]
+SPLITS: tuple[Split, ...] = ("row", "shape")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorRow:
     """One predictor of one target under one split, as `codl train --json` prints it.
 
-    `acc10` and `acc5` are the percentage of held-out rows within 10 % and 5 %, `mape` the mean
-    absolute error in percent, all None where nothing could be held out. In the shape split every
-    row is held out once and `n_train` is the fewest rows fitted on. `bytes` is the stored file's
-    size; a prediction's time includes its features, in a batch.
+    Accuracies are those of `HeldOut`: in the shape split every row is held out once, in five folds,
+    and figures are medians over `seeds`. `bytes` is the stored file's size. A prediction's time is
+    that in a batch, with its features and without.
     """
 
     name: str
@@ -47,21 +52,31 @@ class PredictorRow:
     processor: str | None
     n_train: int
     n_test: int
-    split: Literal["row", "shape"]
+    split: Split
     acc10: float | None
     acc5: float | None
     mape: float | None
+    acc10_typical: float | None
+    coverage90: float | None
     bytes: int
     us_per_prediction: float
+    us_without_features: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReport:
-    """What was trained. `failed` rows were left out; `notes` say which targets were, and why."""
+    """What was trained. `failed` rows were left out; `notes` say which targets were, and why.
+
+    `train_s` is the time to read the dataset and to fit and store every predictor, `evaluate_s`
+    that for the held-out figures; `bytes` sums the stored files of each predictor.
+    """
 
     soc: str
     predictors: tuple[PredictorRow, ...]
     train_s: float
+    evaluate_s: float
+    seeds: int
+    bytes: Mapping[str, int]
     failed: int
     sources: tuple[str, ...]
     notes: tuple[str, ...]
@@ -75,14 +90,21 @@ class TrainReport:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Accuracy in percent on rows that were not fitted; None where nothing could be held out."""
+class _Step:
+    """One predictor of one target, and what it is fitted to."""
 
-    n_train: int
-    n_test: int
-    acc10: float | None = None
-    acc5: float | None = None
-    mape: float | None = None
+    own: Samples
+    estimator: type[LatencyEstimator]
+    table: FeatureTable
+
+    @property
+    def rows(self) -> Rows:
+        own = self.own
+        return Rows(self.table.values, own.latency_ms, own.runs, own.groups)
+
+    @property
+    def label(self) -> str:
+        return f"{self.estimator.name} {self.own.target}"
 
 
 def train(
@@ -91,13 +113,16 @@ def train(
     *,
     predictors: Sequence[str] = tuple(ESTIMATORS),
     folder: Path = FOLDER,
+    evaluate: bool = True,
+    seeds: int = SEEDS,
+    jobs: int = 1,
     progress: Progress | None = None,
 ) -> TrainReport:
-    """Fit, hold out and store every predictor of every target with an ok row.
+    """Fit and store every predictor of every target with an ok row; hold out unless told not to.
 
-    Stored are estimators fitted on all ok rows, under `folder/<soc>/<predictor>/`. Raises
-    `UnknownNameError` for an unknown predictor and `InvalidFileError` for a dataset that is empty
-    or cannot be read. A target without any becomes a note.
+    Stored are estimators fitted on all ok rows, under `folder/<soc>/<predictor>/`, by `jobs`
+    threads. Raises `UnknownNameError` for an unknown predictor and `InvalidFileError` for a dataset
+    that is empty or cannot be read. A target without any ok row becomes a note.
     """
     start = perf_counter()
     for name in predictors:
@@ -107,24 +132,24 @@ def train(
     notes += [_empty(own, soc) for own in found if not own.samples]
     notes += _tuned_since(soc, dataset)
     usable = [own for own in found if own.samples]
-    steps = [
-        (own, ESTIMATORS[name])
-        for own in usable
-        for name in predictors
-        if not features.is_mulayer(own.target) or ESTIMATORS[name].feature_set == "flops"
-    ]
-    rows: list[PredictorRow] = []
-    files: list[Path] = []
-    for done, (own, estimator) in enumerate(steps):
-        if progress:
-            progress(done, len(steps), f"{estimator.name} {own.target}")
-        stored = _fit(soc, own, estimator)
-        files.append(store.save(stored, folder))
-        rows += _rows(soc, own, stored, files[-1])
+    steps = _steps(soc, usable, predictors)
+    tell = _Counter(progress, len(steps) * (1 + evaluate))
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(jobs) as pool:
+        stored = list(pool.map(lambda step: _fit(soc, step, tell), steps))
+        files = [store.save(one, folder) for one in stored]
+        fitted = perf_counter()
+        if evaluate:
+            stored = list(pool.map(lambda s, o: _evaluated(s, o, seeds, tell), steps, stored))
+            files = [store.save(one, folder) for one in stored]
+    done = perf_counter()
+    rows = [row for each in zip(steps, stored, files, strict=True) for row in _rows(soc, *each)]
     return TrainReport(
         soc=soc.name,
         predictors=tuple(rows),
-        train_s=perf_counter() - start,
+        train_s=fitted - start,
+        evaluate_s=done - fitted,
+        seeds=seeds,
+        bytes={name: _bytes(files, name) for name in predictors},
         failed=sum(own.failed for own in found if not features.is_mulayer(own.target)),
         sources=tuple(sorted({source for own in usable for source in own.sources})),
         notes=tuple(notes),
@@ -132,8 +157,41 @@ def train(
     )
 
 
+def _bytes(files: Sequence[Path], predictor: str) -> int:
+    return sum(path.stat().st_size for path in files if path.parent.name == predictor)
+
+
+class _Counter:
+    """Tells of every step as it begins, whichever thread it is on."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._begun = progress, total, 0
+
+    def __call__(self, label: str) -> None:
+        if self._progress:
+            self._progress(self._begun, self._total, label)
+        self._begun += 1
+
+
+def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> list[_Step]:
+    """Every predictor of every target; features of a target are computed once for all of them."""
+    steps = []
+    for own in usable:
+        tables: dict[str, FeatureTable] = {}
+        for estimator in (ESTIMATORS[name] for name in predictors):
+            kind = estimator.feature_set
+            if features.is_mulayer(own.target) and kind != "flops":
+                continue
+            if kind not in tables:
+                tables[kind] = features.table(kind, own.target, own.items, soc)
+            steps.append(_Step(own, estimator, tables[kind]))
+    return steps
+
+
 def _tuned_since(soc: Soc, dataset: Dataset) -> list[str]:
     """A note where features of the choices of now would stand beside latencies of others."""
+    if soc.is_replayed:
+        return []
     runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
     old = [name for name, run in runs.items() if run.get("tuning", "") != tuned.fingerprint(soc)]
     if not old:
@@ -151,79 +209,59 @@ def _empty(own: Samples, soc: Soc) -> str:
     )
 
 
-def _fit(soc: Soc, own: Samples, estimator: type[LatencyEstimator]) -> StoredPredictor:
-    """The estimator fitted on all rows, with its accuracy on those held out."""
-    table = features.table(estimator.feature_set, own.target, own.items, soc)
-    latency_ms = own.latency_ms
-    row = row_folds(len(latency_ms))
-    held_out = {
-        "row": asdict(held_out_accuracy(estimator, table.values, latency_ms, row)),
-        "shape": asdict(
-            held_out_accuracy(estimator, table.values, latency_ms, shape_folds(own.groups))
-        ),
-    }
+def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
+    """The estimator fitted on all rows."""
+    tell(step.label)
+    own, table = step.own, step.table
     return StoredPredictor(
-        predictor=estimator.name,
+        predictor=step.estimator.name,
         target=own.target,
         soc=soc.name,
         processor=own.processor,
         features=table.names,
         examples=_examples(own, table),
         dataset=_origin(own),
-        held_out=held_out,
-        estimator=estimator().fit(table.values, latency_ms),
+        held_out={},
+        estimator=step.rows.fit(step.estimator, np.arange(len(own.samples))),
     )
 
 
-def held_out_accuracy(
-    estimator: type[LatencyEstimator],
-    values: NDArray[np.float64],
-    latency_ms: NDArray[np.float64],
-    folds: Sequence[Fold],
-) -> HeldOut:
-    """Fit on every fold's rows and predict those it holds out, all folds together.
-
-    `values` is shaped (rows, features), `latency_ms` (rows).
-    """
-    if not folds:
-        return HeldOut(n_train=len(latency_ms), n_test=0)
-    errors = []
-    for fold in folds:
-        fitted = estimator().fit(values[fold.train], latency_ms[fold.train])
-        wanted = latency_ms[fold.test]
-        errors.append(np.abs(fitted.predict(values[fold.test]) - wanted) / wanted)
-    error = np.concatenate(errors)
-    return HeldOut(
-        n_train=min(len(fold.train) for fold in folds),
-        n_test=len(error),
-        acc10=_percent(error <= 0.10),
-        acc5=_percent(error <= 0.05),
-        mape=_percent(error),
-    )
+def _evaluated(step: _Step, stored: StoredPredictor, seeds: int, tell: _Counter) -> StoredPredictor:
+    """The same with its accuracy on rows held out."""
+    tell(f"{step.label}, held out")
+    rows, groups = step.rows, step.own.groups
+    shape = [
+        held_out.accuracy(step.estimator, rows, shape_folds(groups, seed)) for seed in range(seeds)
+    ]
+    row = held_out.accuracy(step.estimator, rows, row_folds(len(rows.latency_ms)))
+    found = {"row": row, "shape": held_out.over_seeds(shape)}
+    return replace(stored, held_out={split: _known(one) for split, one in found.items()})
 
 
-def _percent(values: NDArray[Any]) -> float:
-    return round(100 * float(values.mean()), 2)
+def _known(figures: HeldOut) -> dict[str, Any]:
+    """The figures that there are."""
+    return {name: value for name, value in asdict(figures).items() if value is not None}
 
 
-def _examples(own: Samples, table: FeatureTable) -> Mapping[str, Mapping[str, float]]:
-    """The features of the fastest, the median and the slowest sample."""
+def _examples(own: Samples, table: FeatureTable) -> Mapping[str, str]:
+    """Digests of the features of the median and the slowest sample."""
     order = np.argsort(own.latency_ms, kind="stable")
-    chosen = [int(order[at]) for at in (0, len(order) // 2, -1)]
+    chosen = [int(order[at]) for at in (len(order) // 2, -1)]
     part = FeatureTable(table.names, table.values[chosen])
     return store.examples_of([own.items[at] for at in chosen], part)
 
 
 def _origin(own: Samples) -> dict[str, Any]:
-    files = [{"file": p.name, "sha256": sha256(p.read_bytes()).hexdigest()} for p in own.files]
+    """The tables that the samples are of, by the start of their SHA-256, and what was used."""
+    files = {path.name: sha256(path.read_bytes()).hexdigest()[:16] for path in own.files}
     rows = {"rows": len(own.samples), "failed": own.failed}
     return {"tables": files, **rows, "sources": own.sources}
 
 
-def _rows(soc: Soc, own: Samples, stored: StoredPredictor, path: Path) -> list[PredictorRow]:
-    us = _us_per_prediction(soc, own, stored.estimator)
-    size = path.stat().st_size
-    splits: tuple[Literal["row", "shape"], ...] = ("row", "shape")
+def _rows(soc: Soc, step: _Step, stored: StoredPredictor, path: Path) -> list[PredictorRow]:
+    own, size = step.own, path.stat().st_size
+    with_features, without = _us_per_prediction(soc, own, stored.estimator)
+    nothing = asdict(HeldOut(n_train=len(own.samples), n_test=0))
     return [
         PredictorRow(
             name=stored.predictor,
@@ -231,19 +269,25 @@ def _rows(soc: Soc, own: Samples, stored: StoredPredictor, path: Path) -> list[P
             processor=own.processor,
             split=split,
             bytes=size,
-            us_per_prediction=us,
-            **stored.held_out[split],
+            us_per_prediction=with_features,
+            us_without_features=without,
+            **{**nothing, **stored.held_out.get(split, {})},
         )
-        for split in splits
+        for split in SPLITS
     ]
 
 
-def _us_per_prediction(soc: Soc, own: Samples, estimator: LatencyEstimator) -> float:
+def _us_per_prediction(soc: Soc, own: Samples, estimator: LatencyEstimator) -> tuple[float, float]:
+    """Microseconds for each of a batch of items: with their features, and without."""
     items = (own.items * -(-TIMED_ROWS // len(own.items)))[:TIMED_ROWS]
-    seconds = []
+    both, alone = [], []
     for _ in range(3):
         start = perf_counter()
         table = features.table(estimator.feature_set, own.target, items, soc)
+        known = perf_counter()
         estimator.predict(table.values)
-        seconds.append(perf_counter() - start)
-    return round(1e6 * median(seconds) / len(items), 3)
+        end = perf_counter()
+        both.append(end - start)
+        alone.append(end - known)
+    count = len(items)
+    return round(1e6 * median(both) / count, 3), round(1e6 * median(alone) / count, 3)

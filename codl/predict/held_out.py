@@ -1,0 +1,109 @@
+"""How well predictors do on what they were not fitted on: random rows, and whole op shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import CodlError
+from codl.predict.estimators import LatencyEstimator
+from codl.predict.splits import Fold
+
+#: What intervals say they cover.
+COVERAGE = 0.9
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Accuracy in percent on rows that were not fitted; None where nothing could be held out.
+
+    `acc10` and `acc5` are the rows within 10 % and 5 %, `mape` the mean absolute error, of
+    predictions for the run that each row is of; `acc10_typical` the rows within 10 % of predictions
+    that know of no run. `coverage90` is the percentage of rows inside their 90 % interval, None for
+    a predictor without intervals.
+    """
+
+    n_train: int
+    n_test: int
+    acc10: float | None = None
+    acc5: float | None = None
+    mape: float | None = None
+    acc10_typical: float | None = None
+    coverage90: float | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an estimator is fitted to: features (rows, features), latencies, runs and shapes."""
+
+    values: Values
+    latency_ms: Values
+    runs: Sequence[str] | None = None
+    groups: NDArray[np.intp] | None = None
+
+    def fit(self, estimator: type[LatencyEstimator], at: NDArray[np.intp]) -> LatencyEstimator:
+        groups = None if self.groups is None else self.groups[at]
+        return estimator().fit(
+            self.values[at],
+            self.latency_ms[at],
+            runs=self.runs_at(at),
+            groups=groups,  # type: ignore[arg-type]
+        )
+
+    def runs_at(self, at: NDArray[np.intp]) -> list[str] | None:
+        return None if self.runs is None else [self.runs[i] for i in at]
+
+
+def accuracy(estimator: type[LatencyEstimator], rows: Rows, folds: Sequence[Fold]) -> HeldOut:
+    """Fit on every fold's rows and predict those it holds out, all folds together."""
+    if not folds:
+        return HeldOut(n_train=len(rows.latency_ms), n_test=0)
+    found = [_errors(estimator, rows, fold) for fold in folds]
+    error, typical, inside = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return HeldOut(
+        n_train=min(len(fold.train) for fold in folds),
+        n_test=len(error),
+        acc10=_percent(error <= 0.10),
+        acc5=_percent(error <= 0.05),
+        mape=_percent(error),
+        acc10_typical=_percent(typical <= 0.10),
+        coverage90=None if np.isnan(inside).any() else _percent(inside),
+    )
+
+
+def over_seeds(found: Sequence[HeldOut]) -> HeldOut:
+    """The median of every figure over the same folds made with other seeds."""
+    names = ("acc10", "acc5", "mape", "acc10_typical", "coverage90")
+    columns = {name: [getattr(one, name) for one in found] for name in names}
+    middle = {k: None if None in v else round(median(v), 2) for k, v in columns.items()}
+    return HeldOut(min(one.n_train for one in found), found[0].n_test, **middle)
+
+
+def _errors(
+    estimator: type[LatencyEstimator], rows: Rows, fold: Fold
+) -> tuple[Values, Values, Values]:
+    """Relative errors with runs and without, and 1 where the interval holds, 0 where it does not.
+
+    All NaN instead of the last, where the estimator has no intervals.
+    """
+    fitted = rows.fit(estimator, fold.train)
+    X, wanted, runs = rows.values[fold.test], rows.latency_ms[fold.test], rows.runs_at(fold.test)
+    error, typical = (
+        np.abs(fitted.predict(X, runs=labels) - wanted) / wanted for labels in (runs, None)
+    )
+    try:
+        low, high = fitted.interval(X, COVERAGE, runs=runs)
+    except CodlError:
+        return error, typical, np.full(len(wanted), np.nan)
+    return error, typical, ((low <= wanted) & (wanted <= high)).astype(np.float64)
+
+
+def _percent(values: NDArray[Any]) -> float:
+    return round(100 * float(values.mean()), 2)
