@@ -128,6 +128,7 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     """
     if kind := surroundings.kind_of(target):
         rows = [item.features() for item in _surroundings(target, kind, items)]
+        found = _of_rows(target, items, rows)
     elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
