@@ -30,6 +30,7 @@ from codl.device.opencl import OpenClDevice
 from codl.errors import CodlError, CodlWarning, MismatchError
 from codl.kernels import registry, tuned
 from codl.kernels.base import Choice, KernelPlan
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.kernels.source import source_digest
 from codl.kernels.tuned import Trial, Tuned
@@ -53,8 +54,14 @@ class Repeating(GpuDirect):
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         return self.all
 
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return {"repeats": float((choice or self.all[0])["repeats"])}
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        return {"repeats": np.full(len(ops), float(self.all[0]["repeats"]))}
+
+    def feature_columns(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        repeats = (choice or self.default_columns(ops, soc))["repeats"]
+        return {"repeats": np.broadcast_to(np.float64(repeats), len(ops))}
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         plan, repeats = GpuDirect().plan(op, soc), (choice or self.all[0])["repeats"]

@@ -16,6 +16,7 @@ from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, SocOption, emit, progress
 from codl.collect.collector import Collected, collect
 from codl.collect.similar import similar_ops
+from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import FEW_SHARES, SHARES, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
@@ -83,7 +84,10 @@ def collect_data(
         done = collect(
             described,
             target,
-            make_tasks(own, described, parts, others),
+            [
+                *surroundings_tasks(own, described),
+                *make_tasks(own, described, parts, others),
+            ],
             resume=resume,
             budget_s=limit,
             samples=samples,

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from codl.collect.rounds import WHOLE, Rounds, Seconds, Timed, level_s
-from codl.collect.tasks import OpTask, SharingTask, Task
+from codl.collect.surroundings import Surroundings
+from codl.collect.tasks import (
+    ColdTask,
+    ContentionTask,
+    DispatchTask,
+    OpTask,
+    SharingTask,
+    SurroundingsTask,
+    Task,
+)
 from codl.collect.work import GpuWork, cpu_work, filler, one_op_net
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
@@ -55,6 +64,7 @@ class Bench:
         self._run = run
         self._gpu = open_device(soc)
         threads.pin([0], soc.cpu.cores)
+        self._surroundings = Surroundings(soc, self._gpu)
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
@@ -62,6 +72,11 @@ class Bench:
         try:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, fill = self._exchange(task, blank)
+            elif isinstance(task, ColdTask | ContentionTask):
+                return replace(self._surroundings.row(task), run=self._run)
+            elif isinstance(task, DispatchTask):
+                work = self._surroundings.dispatch(task)
+                sample, fill = _timed(work), lambda found: _filled(blank, found[WHOLE])
             else:
                 assert isinstance(task, OpTask)
                 sample, fill = _timed(self.work(task)), lambda found: _filled(blank, found[WHOLE])
@@ -223,8 +238,10 @@ def _difference(
     return _in_steps({"less": less, "more": more}), fill
 
 
-def _blank(task: Task, run: str) -> OpRow | SharingRow:
+def _blank(task: Task, run: str) -> Row:
     """The task's row, without numbers."""
+    if isinstance(task, SurroundingsTask):
+        return replace(task.blank, run=run)
     if isinstance(task, SharingTask):
         return SharingRow(
             direction=task.direction, shape=str(task.shape), layout=str(task.storage), run=run

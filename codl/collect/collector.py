@@ -13,7 +13,7 @@ from codl.collect import rounds as batches
 from codl.collect.anchors import Anchors, calibration
 from codl.collect.benchmarks import Bench, Prepared
 from codl.collect.rounds import Rounds
-from codl.collect.tasks import OpTask, Task
+from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.dataset import Dataset, Row
 from codl.errors import CodlError, MismatchError
 from codl.kernels import tuned
@@ -215,7 +215,9 @@ def _prepare(
 
 
 def _bytes(task: Task) -> int:
-    return task.part.bytes if isinstance(task, OpTask) else 2 * task.shape.bytes
+    if isinstance(task, OpTask):
+        return task.part.bytes
+    return 2 * task.shape.bytes if isinstance(task, SharingTask) else 0
 
 
 def _memory_bytes() -> float:

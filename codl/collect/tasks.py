@@ -7,10 +7,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl import graph, models
-from codl.dataset import Direction
+from codl.dataset import ColdRow, ContentionRow, Direction, DispatchRow
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, Processor, Storage
@@ -27,6 +27,8 @@ FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
 #: Shares of a tensor's rows whose exchange is measured.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 SEED = 20220627
+#: What goes through the caches before an op runs cold: more than those of phones and laptops hold.
+EVICTED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,78 @@ class SharingTask:
         return (self.direction, str(self.shape), str(self.storage))
 
 
-Task = OpTask | SharingTask
+@dataclass(frozen=True)
+class DispatchTask:
+    """So many launches that compute next to nothing."""
+
+    processor: Processor
+    count: int
+
+    tables: ClassVar[tuple[str, ...]] = ("dispatch",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.processor, self.count)
+
+    @property
+    def blank(self) -> DispatchRow:
+        return DispatchRow(processor=self.processor, count=self.count)
+
+
+@dataclass(frozen=True)
+class ColdTask:
+    """An op in its default variant on the GPU, run once with nothing of it in the caches.
+
+    On the CPU ncnn takes the same memory for one tensor after the other, and keeps it warm.
+    """
+
+    processor: Processor
+    op: Op
+    variant: str
+
+    tables: ClassVar[tuple[str, ...]] = ("cold",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.op), self.variant)
+
+    @property
+    def blank(self) -> ColdRow:
+        return ColdRow(
+            op=to_text(self.op),
+            variant=self.variant,
+            processor=self.processor,
+            evicted_bytes=EVICTED_BYTES,
+        )
+
+
+@dataclass(frozen=True)
+class ContentionTask:
+    """Two ops, each in its default variant, at the same time."""
+
+    cpu: Op
+    cpu_variant: str
+    gpu: Op
+    gpu_variant: str
+
+    tables: ClassVar[tuple[str, ...]] = ("contention",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.cpu), self.cpu_variant, to_text(self.gpu), self.gpu_variant)
+
+    @property
+    def blank(self) -> ContentionRow:
+        return ContentionRow(
+            cpu_op=to_text(self.cpu),
+            cpu_variant=self.cpu_variant,
+            gpu_op=to_text(self.gpu),
+            gpu_variant=self.gpu_variant,
+        )
+
+
+SurroundingsTask: TypeAlias = DispatchTask | ColdTask | ContentionTask
+Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
 
 
 def load_ops(sources: Sequence[str]) -> list[Op]:

@@ -10,6 +10,7 @@ import numpy as np
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor, SharedBuffer
 from codl.device.opencl import OpenClDevice
+from codl.execute.timeline import Timeline
 from codl.kernels.base import KernelPlan, TensorArg
 from codl.ops import Array, Op, Region, Weights
 from codl.soc import Soc
@@ -50,6 +51,15 @@ class GpuWork:
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)
 
+    def enqueue(self, repeats: int, timeline: Timeline) -> None:
+        """Begin, and note when the first and the last kernel run; does not wait."""
+        first, *others = self._kernels * repeats
+        timeline.gpu("kernel", first.name, first.enqueue(self._gpu.queue))
+        self._gpu.submit(others[:-1])
+        for last in others[-1:]:
+            timeline.gpu("kernel", last.name, last.enqueue(self._gpu.queue))
+        self._gpu.queue.flush()
+
     def output(self) -> Array:
         """What the last run computed, shaped (images, channels, rows, columns)."""
         gpu, tensor = self._gpu, self._result
@@ -70,13 +80,23 @@ def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
 
 def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
     """A net of one op over arrays of its own."""
+    return row_of_ops_net([op], variant, soc)
+
+
+def row_of_ops_net(ops: Sequence[Op], variant: Any, soc: Soc) -> CpuNet:
+    """A net of ops in a row, each of one input but for the first, over arrays of its own."""
+    first, last = ops[0], ops[-1]
     inputs = {
-        f"input{i}": Home.allocate(shape, Region.whole(shape)) for i, shape in enumerate(op.inputs)
+        f"input{i}": Home.allocate(shape, Region.whole(shape))
+        for i, shape in enumerate(first.inputs)
     }
-    whole = Region.whole(op.output)
-    reads = tuple((name, home.held) for name, home in inputs.items())
-    layer = CpuLayer("op", op, variant, reads, "output", whole, filler(op))
-    return CpuNet([layer], inputs, {"output": Home.allocate(op.output, whole)}, soc)
+    layers, reads = [], tuple((name, home.held) for name, home in inputs.items())
+    for index, op in enumerate(ops):
+        name, whole = f"op{index}", Region.whole(op.output)
+        layers.append(CpuLayer(name, op, variant, reads, name, whole, filler(op)))
+        reads = ((name, whole),)
+    result = Home.allocate(last.output, Region.whole(last.output))
+    return CpuNet(layers, inputs, {layers[-1].output: result}, soc)
 
 
 def filler(op: Op) -> Weights:

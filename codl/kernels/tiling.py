@@ -37,28 +37,6 @@ def waves(items: int, soc: Soc) -> float:
     return float(ceil_div(ceil_div(items, per_unit), soc.gpu.compute_units))
 
 
-def pixel_tile(width: int, soc: Soc) -> int:
-    """Output pixels of one register tile, for rows of `width` pixels.
-
-    Eight accumulators keep a core that multiplies vectors busy, and as many pointers to pixels fit
-    in its registers; so a tile may go over row ends and only the last one is not full. Rows of 7
-    are so few that this matters. A work-item of a GPU gets 4.
-    """
-    if not soc.gpu.is_cpu:
-        return 4
-    return 7 if width == 7 else 8
-
-
-def row_tile(width: int, soc: Soc) -> int:
-    """The same where a tile lies in one row: the size that wastes least, the largest of equals."""
-    if not soc.gpu.is_cpu:
-        return 4
-    low, high = (7, 16) if soc.gpu.vector_width == 16 else (4, 10)
-    if width < low:
-        return low
-    return min(range(high, low - 1, -1), key=lambda size: ceil_div(width, size) * size)
-
-
 def strip(tiles: int, others: int, most: int, soc: Soc) -> int:
     """Consecutive tiles for one work-item, at most `most`, where `others` items share each strip.
 

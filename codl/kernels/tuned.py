@@ -13,16 +13,19 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from codl import cache
 from codl.errors import CodlError, CodlWarning
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
+from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
 from codl.ops.base import Op
 from codl.ops.spec import to_text
@@ -178,6 +181,25 @@ def features(variant: Any, op: Op, soc: Soc) -> dict[str, float]:
     found: dict[str, float] = (
         variant.features(op, soc) if chosen is None else variant.features(op, soc, chosen)
     )
+    return found
+
+
+def feature_columns(variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns:
+    """The features of many ops at once, as `features` has them for one.
+
+    For a variant that writes its features over columns (see `codl.kernels.columns`).
+    """
+    found: FeatureColumns
+    columns = variant.op_columns.of(ops)
+    if variant.processor == "cpu" or variant.name not in tuning(soc).variants:
+        found = variant.feature_columns(columns, soc)
+        return found
+    default = variant.default_columns(columns, soc)
+    choices = {name: np.array(np.broadcast_to(rows, len(ops))) for name, rows in default.items()}
+    for at, op in enumerate(ops):
+        for name, value in (choice(variant, op, soc) or {}).items():
+            choices[name][at] = value
+    found = variant.feature_columns(columns, soc, choices)
     return found
 
 

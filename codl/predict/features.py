@@ -8,7 +8,7 @@ computes a feature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -29,13 +29,16 @@ from codl.kernels.base import (
 )
 from codl.kernels.image import TEXEL
 from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
+from codl.predict import surroundings
+from codl.predict.surroundings import Surrounding
 from codl.soc import Soc
 
 #: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
 FeatureSet: TypeAlias = Literal["flops", "variant"]
 #: `store` moves a result out of the CPU's net, where the other side can read it.
-#: What a latency is predicted for: a part of an op, or the shape of a region to share.
-Item: TypeAlias = Op | Shape
+#: What a latency is predicted for: a part of an op, the shape of a region to share, or what
+#: surrounds an op.
+Item: TypeAlias = Op | Shape | Surrounding
 
 DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
 #: How the GPU may store what is shared, by the text in a dataset.
@@ -77,12 +80,14 @@ def is_sharing(target: str) -> bool:
 
 
 def write(item: Item) -> str:
-    """An op or a shape as text; `read` is its inverse."""
+    """An item as text; `read` is its inverse."""
     return to_text(item) if isinstance(item, Op) else str(item)
 
 
 def read(target: str, text: str) -> Item:
     """The item of a target from its text; raises `CodlError` with the text that is wrong."""
+    if surroundings.kind_of(target):
+        return surroundings.read(target, text)
     if not is_sharing(target):
         return parse(text)
     try:
@@ -98,6 +103,8 @@ def targets_of(item: Item) -> tuple[str, ...]:
     """Every target that an item can have."""
     if isinstance(item, Shape):
         return tuple(_sharing_targets())
+    if not isinstance(item, Op):
+        return tuple(f"{item.kind}_{processor}" for processor in PROCESSORS)
     own = [registry.target(v, item) for v in registry.known_to(item)]
     return (*own, *(mulayer_target(item.kind, processor) for processor in PROCESSORS))
 
@@ -119,13 +126,23 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     Raises `UnknownNameError` for a target that the items do not have, and `MismatchError` where a
     variant gives two items different features, or a feature that is not finite.
     """
-    if is_sharing(target):
+    if kind := surroundings.kind_of(target):
+        rows = [item.features() for item in _surroundings(target, kind, items)]
+    elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
+        found = _of_rows(target, items, rows)
     elif feature_set == "flops":
-        rows = [_flops(op) for op in _checked(target, items)]
+        found = _of_rows(target, items, [_flops(op) for op in _checked(target, items)])
     else:
-        rows = _by_variant(target, items, soc)
+        found = _by_variant(target, _ops(target, items), soc)
+    _refuse_infinite(target, items, found)
+    return found
+
+
+def _of_rows(
+    target: str, items: Sequence[Item], rows: Sequence[Mapping[str, float]]
+) -> FeatureTable:
     names = tuple(rows[0])
     for item, row in zip(items, rows, strict=True):
         if tuple(row) != names:
@@ -133,12 +150,12 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
                 f"{target} has the features {', '.join(row)} for {write(item)} but "
                 f"{', '.join(names)} for {write(items[0])}: a target has the same for every op."
             )
-    values = np.array([list(row.values()) for row in rows], np.float64)
-    _refuse_infinite(target, items, FeatureTable(names, values))
-    return FeatureTable(names, values)
+    return FeatureTable(names, np.array([list(row.values()) for row in rows], np.float64))
 
 
 def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable) -> None:
+    if np.isfinite(features.values).all():
+        return
     for row, column in np.argwhere(~np.isfinite(features.values))[:1]:
         raise MismatchError(
             f"The feature {features.names[column]} of {target} must be finite, got "
@@ -146,15 +163,20 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
         )
 
 
-def _by_variant(target: str, items: Sequence[Item], soc: Soc) -> list[dict[str, float]]:
-    variants: dict[tuple[str, str], Variant] = {}
-    rows = []
-    for op in _ops(target, items):
-        what = (op.kind, op.flavor)
-        if what not in variants:
-            variants[what] = variant_of(target, op)
-        rows.append(tuned.features(variants[what], op, soc))
-    return rows
+def _by_variant(target: str, ops: Sequence[Op], soc: Soc) -> FeatureTable:
+    whats = [(op.kind, op.flavor) for op in ops]
+    variants = {
+        what: variant_of(target, op) for what, op in dict(zip(whats, ops, strict=True)).items()
+    }
+    first = variants[whats[0]]
+    if len(variants) == 1 and hasattr(first, "feature_columns"):
+        columns = tuned.feature_columns(first, ops, soc)
+        values = np.empty((len(ops), len(columns)), np.float64)
+        for at, column in enumerate(columns.values()):
+            values[:, at] = column
+        return FeatureTable(tuple(columns), values)
+    rows = [tuned.features(variants[what], op, soc) for what, op in zip(whats, ops, strict=True)]
+    return _of_rows(target, ops, rows)
 
 
 def _checked(target: str, items: Sequence[Item]) -> list[Op]:
@@ -169,16 +191,24 @@ def _checked(target: str, items: Sequence[Item]) -> list[Op]:
 def _ops(target: str, items: Sequence[Item]) -> list[Op]:
     for item in items:
         if not isinstance(item, Op):
-            raise MismatchError(f"{target} is predicted for an op, got the shape {item}.")
+            raise MismatchError(f"{target} is predicted for an op, got {item}.")
     return [item for item in items if isinstance(item, Op)]
+
+
+def _surroundings(target: str, kind: str, items: Sequence[Item]) -> list[Surrounding]:
+    wanted = surroundings.KINDS[kind]
+    for item in items:
+        if not isinstance(item, wanted):
+            raise MismatchError(f"{target} is predicted for {wanted.__name__}, got {write(item)}.")
+    return [item for item in items if isinstance(item, wanted)]
 
 
 def _shapes(target: str, items: Sequence[Item]) -> list[Shape]:
     for item in items:
         if not isinstance(item, Shape):
             raise MismatchError(f"{target} is predicted for a shape, got {write(item)}.")
-        if target not in targets_of(item):
-            raise UnknownNameError("target of a shape", target, targets_of(item))
+    if target not in (known := _sharing_targets()):
+        raise UnknownNameError("target of a shape", target, known)
     return [item for item in items if isinstance(item, Shape)]
 
 

@@ -21,7 +21,7 @@ from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.kernels import registry
 from codl.kernels.base import Processor
 from codl.ops import OP_TYPES, Activation, Op, parse
-from codl.predict import features
+from codl.predict import features, surroundings
 from codl.predict.features import Item
 from codl.predict.splits import Indices, linked
 
@@ -98,7 +98,7 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     everything = [*found, *_mulayer(found)]
     if "data_sharing" in tables:
         everything += _sharing(dataset.sharing(), factors)
-    return everything, notes
+    return everything + _surroundings(dataset), notes
 
 
 def _of_table(name: str, table: Table[OpRow], factors: Factors) -> Samples:
@@ -168,6 +168,24 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
                 samples=tuple(samples),
                 failed=len(own) - len(ok),
                 files=(table.path,),
+            )
+        )
+    return found
+
+
+def _surroundings(dataset: Dataset) -> list[Samples]:
+    observed, files = surroundings.observations(dataset)
+    found = []
+    for target in dict.fromkeys(own.target for own in observed):
+        own = [one for one in observed if one.target == target]
+        path, failed = files[own[0].item.kind]
+        found.append(
+            Samples(
+                target=target,
+                processor=own[0].processor,  # type: ignore[arg-type]
+                samples=tuple(Sample(o.item, o.shapes, o.latency_ms, o.row.source) for o in own),
+                failed=failed,
+                files=(path,),
             )
         )
     return found

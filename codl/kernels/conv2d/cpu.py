@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from codl.kernels.base import Processor
+from codl.kernels.columns import ConvColumns, FeatureColumns, ceil_div, round_up, single
 from codl.kernels.ncnn import (
     NO_GEMM,
     NO_WINOGRAD,
@@ -21,7 +24,6 @@ from codl.kernels.ncnn import (
     fused_activation,
     left_over,
     one_image,
-    round_up,
 )
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -38,6 +40,7 @@ class _CpuConv:
 
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "cpu"
+    op_columns: ClassVar[type[ConvColumns]] = ConvColumns
     algorithm: ClassVar[str]
     switched_off: ClassVar[int] = 0
 
@@ -95,15 +98,19 @@ class _CpuConv:
             return f"ncnn dilates only packed channels safely, got dilation={op.dilation}"
         return None
 
-    def _bytes(self, op: Conv2d) -> dict[str, float]:
-        padded = (op.input.h + op.pad.top + op.pad.bottom) * (
-            op.input.w + op.pad.left + op.pad.right
-        )
-        return {
-            "input_bytes": 4.0 * op.input.c * padded,
-            "weight_bytes": 4.0 * op.out_channels * op.input.c * op.kernel.h * op.kernel.w,
-            "output_bytes": float(op.output.bytes),
-        }
+    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+        return single(self.feature_columns(ConvColumns.of([op]), soc))
+
+    def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
+        raise NotImplementedError
+
+
+def _bytes(ops: ConvColumns) -> FeatureColumns:
+    return {
+        "input_bytes": 4.0 * ops.ic * ops.padded_h * ops.padded_w,
+        "weight_bytes": 4.0 * ops.oc * ops.ic * ops.window,
+        "output_bytes": 4.0 * ops.images * ops.oc * ops.pixels,
+    }
 
 
 @dataclass(frozen=True)
@@ -120,17 +127,15 @@ class CpuDirect(_CpuConv):
             return "ncnn runs every 1x1 convolution as a matrix product"
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         lanes = soc.cpu.simd_floats
-        out = op.output.h * op.output.w
-        ic, oc = op.input.c // op.groups, round_up(op.out_channels, lanes)
-        window = op.kernel.h * op.kernel.w
+        oc = round_up(ops.oc, lanes)
         return {
-            "padded_macs": float(out * oc * ic * window),
-            "output_blocks": float(out * oc // lanes),
-            "rows": float(op.output.h * oc // lanes),
-            "depthwise_macs": float(out * oc * window) if op.is_depthwise else 0.0,
-            **self._bytes(op),
+            "padded_macs": ops.pixels * oc * ops.group_ic * ops.window,
+            "output_blocks": ops.pixels * oc / lanes,
+            "rows": ops.oh * oc / lanes,
+            "depthwise_macs": ops.is_depthwise * ops.pixels * oc * ops.window,
+            **_bytes(ops),
         }
 
 
@@ -151,16 +156,16 @@ class CpuGemm(_CpuConv):
             return f"ncnn uses GEMM from more than {SMALL} input or output channels"
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
+    def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         lanes = soc.cpu.simd_floats
-        n, k = op.output.h * op.output.w, op.input.c * op.kernel.h * op.kernel.w
-        m = round_up(op.out_channels, lanes)
+        n, k = ops.pixels, ops.ic * ops.window
+        m = round_up(ops.oc, lanes)
         return {
-            "padded_macs": float(m * k * round_up(n, 8)),
-            "pack_elements": float(k * n),
-            "output_blocks": float(n * m // lanes),
-            "window_copies": float(k * n) if op.kernel != (1, 1) else 0.0,
-            **self._bytes(op),
+            "padded_macs": m * k * round_up(n, 8),
+            "pack_elements": k * n,
+            "output_blocks": n * m / lanes,
+            "window_copies": np.where(ops.window > 1, k * n, 0.0),
+            **_bytes(ops),
         }
 
 
@@ -204,16 +209,16 @@ class CpuWinograd(_CpuConv):
             return f"ncnn uses Winograd from more than {SMALL} input or output channels"
         return None
 
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
-        oc = round_up(op.out_channels, soc.cpu.simd_floats)
-        values = self._bytes(op)
+    def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
+        oc = round_up(ops.oc, soc.cpu.simd_floats)
+        values = _bytes(ops)
         for tile in (4, 6) if self.tile is None else (self.tile,):
-            tiles = -(-op.output.h // tile) * -(-op.output.w // tile)
+            tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
             points = (tile + 2) ** 2
             values |= {
-                f"macs_f{tile}": float(points * tiles * op.input.c * oc),
-                f"input_transforms_f{tile}": float(points * tiles * op.input.c),
-                f"output_transforms_f{tile}": float(points * tiles * oc),
-                f"weight_points_f{tile}": float(points * op.input.c * oc),
+                f"macs_f{tile}": points * tiles * ops.ic * oc,
+                f"input_transforms_f{tile}": points * tiles * ops.ic,
+                f"output_transforms_f{tile}": points * tiles * oc,
+                f"weight_points_f{tile}": points * ops.ic * oc,
             }
         return values

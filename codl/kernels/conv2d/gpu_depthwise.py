@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
     BLOCKED,
     Choice,
@@ -16,8 +17,10 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, row_tile, strip, waves
+from codl.kernels.columns import ChoiceColumns, Column, ConvColumns, FeatureColumns, single
+from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
+from codl.kernels.tiling_columns import row_tile
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -28,12 +31,17 @@ MOST_UNROLLED = 240
 LONGEST_STRIP = 64
 
 
+#: Pixels of a tile worth trying, beside those that waste least.
+CPU_TILES, GPU_TILES = (4, 6, 8, 10, 12, 14), (2, 8)
+
+
 class GpuDepthwise:
     """A window for every channel alone; any window, stride, padding and dilation."""
 
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -49,27 +57,44 @@ class GpuDepthwise:
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile, and the most tiles of a work-item."""
-        default = row_tile(op.output.w, soc)
-        sizes = sorted({default, 4, 6, 8, 10, 12, 14} if soc.gpu.is_cpu else {default, 2, 8})
-        fitting = [p for p in sizes if _span(op, p) * op.kernel.w <= MOST_UNROLLED] or [1]
+        default = int(row_tile(np.array([op.output.w], np.float64), soc)[0])
+        sizes = sorted({default, *(CPU_TILES if soc.gpu.is_cpu else GPU_TILES)})
+        most = MOST_UNROLLED // op.kernel.w
+        fitting = [p for p in sizes if (p - 1) * op.stride.w + op.extent.w <= most] or [1]
         fitting.sort(key=lambda p: (abs(p - default), -p))
         strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
         return tuple({"pixels": p, "strip": s} for p in fitting for s in strips)
 
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        default = row_tile(ops.ow, soc)
+        sizes = sorted(CPU_TILES if soc.gpu.is_cpu else GPU_TILES)
+        pixels = np.where(_span(ops, default) * ops.kw <= MOST_UNROLLED, default, 1)
+        # What does not fit is replaced by what comes closest, the larger of equals.
+        for size in sizes:
+            fits = (_span(ops, size) * ops.kw <= MOST_UNROLLED) & (pixels != default)
+            closer = np.abs(size - default) <= np.abs(pixels - default)
+            pixels = np.where(fits & closer, size, pixels)
+        return {"pixels": pixels, "strip": LONGEST_STRIP if soc.gpu.is_cpu else 1}
+
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        pixels, tiles, length = _tiling(op, soc, choice or self.choices(op, soc)[0])
-        blocks = soc.gpu.blocks(op.out_channels)
-        columns = _span(op, pixels) * op.kernel.h
-        window = op.kernel.h * op.kernel.w
-        items = ceil_div(tiles, length) * blocks
+        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        choice = choice or self.default_columns(ops, soc)
+        pixels, blocks = choice["pixels"], columns.ceil_div(ops.oc, soc.gpu.vector_width)
+        tiles = ops.oh * columns.ceil_div(ops.ow, pixels)
+        length = tiling_columns.strip(tiles, blocks, choice["strip"], soc)
+        items = columns.ceil_div(tiles, length) * blocks
         return {
-            "padded_macs": float(tiles * blocks * pixels * window * soc.gpu.vector_width),
-            "tiles": float(tiles * blocks),
-            "column_loads": float(tiles * blocks * columns),
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            "flops": float(op.flops),
-            **byte_features(op, soc, self.storage),
+            "padded_macs": tiles * blocks * pixels * ops.window * soc.gpu.vector_width,
+            "tiles": tiles * blocks,
+            "column_loads": tiles * blocks * _span(ops, pixels) * ops.kh,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "flops": ops.flops,
+            **byte_columns(ops, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -113,9 +138,9 @@ class GpuDepthwise:
         ).stored_as(self.storage)
 
 
-def _span(op: Conv2d, pixels: int) -> int:
+def _span(ops: ConvColumns, pixels: Column | int) -> Column:
     """Input columns under a tile."""
-    return (pixels - 1) * op.stride.w + op.extent.w
+    return (pixels - 1) * ops.sw + ops.extent_w
 
 
 def _tiling(op: Conv2d, soc: Soc, choice: Choice) -> tuple[int, int, int]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
     BLOCKED,
     Choice,
@@ -17,16 +18,16 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
-from codl.kernels.image import TEXEL
-from codl.kernels.tiling import (
-    base_defines,
-    ceil_div,
-    item_grid,
-    pixel_tile,
-    round_up,
-    strip,
-    waves,
+from codl.kernels.columns import (
+    ChoiceColumns,
+    Column,
+    ConvColumns,
+    FeatureColumns,
+    first_choice,
+    single,
 )
+from codl.kernels.image import TEXEL
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -46,40 +47,37 @@ MOST_UNROLLED = 4
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How one convolution is cut; all that the plan and the features have in common."""
+    """How convolutions are cut; all that the plan and the features have in common."""
 
-    flat: bool
-    pixels: int
-    strip: int
-    strips: int
-    in_blocks: int
-    out_blocks: int
-    outs: int
-    out_pixels: int
+    pixels: Column
+    outs: Column
+    tiles: Column
+    strip: Column
+    strips: Column
+    in_blocks: Column
+    out_blocks: Column
 
     @classmethod
-    def of(cls, op: Conv2d, soc: Soc, choice: Choice) -> _Tiling:
-        in_blocks = soc.gpu.blocks(op.input.c // op.groups)
-        out_blocks = soc.gpu.blocks(op.out_channels)
-        out_pixels = op.output.h * op.output.w
-        pixels, outs = choice["pixels"], choice["outs"]
-        while out_blocks // op.groups % outs:  # a part of an op may have fewer blocks
-            outs -= 1
-        tiles = ceil_div(out_pixels, pixels)
-        tile_bytes = 4 * in_blocks * soc.gpu.vector_width * pixels * op.stride.h * op.stride.w
-        most = max(1, int(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
-        length = strip(tiles, out_blocks // outs, most, soc)
-        return cls(
-            # A 1x1 window that takes every pixel sees rows as one long row.
-            flat=op.kernel == op.stride == (1, 1) and not any(op.pad),
-            pixels=pixels,
-            strip=length,
-            strips=ceil_div(tiles, length),
-            in_blocks=in_blocks,
-            out_blocks=out_blocks,
-            outs=outs,
-            out_pixels=out_pixels,
-        )
+    def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> _Tiling:
+        width = soc.gpu.vector_width
+        in_blocks = columns.ceil_div(ops.group_ic, width)
+        out_blocks = columns.ceil_div(ops.oc, width)
+        pixels = np.broadcast_to(np.asarray(choice["pixels"], np.float64), ops.oc.shape)
+        outs = _dividing(np.floor(out_blocks / ops.groups), choice["outs"])
+        tiles = columns.ceil_div(ops.pixels, pixels)
+        tile_bytes = 4 * in_blocks * width * pixels * ops.sh * ops.sw
+        most = np.maximum(1, np.floor(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
+        length = tiling_columns.strip(tiles, np.floor(out_blocks / outs), most, soc)
+        strips = columns.ceil_div(tiles, length)
+        return cls(pixels, outs, tiles, length, strips, in_blocks, out_blocks)
+
+
+def _dividing(blocks: Column, most: Column | int) -> Column:
+    """The largest number up to `most` that divides `blocks`: a part of an op may have fewer."""
+    outs = np.broadcast_to(np.asarray(most, np.float64), blocks.shape)
+    while (uneven := np.mod(blocks, outs) > 0).any():
+        outs = outs - uneven
+    return outs
 
 
 class GpuDirect:
@@ -88,6 +86,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -105,46 +104,57 @@ class GpuDirect:
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile, and blocks of output channels that share its loads."""
-        default = {"pixels": pixel_tile(op.output.w, soc), "outs": 1}
+        default = first_choice(self.default_columns(ConvColumns.of([op]), soc))
         blocks = ceil_div(op.out_channels // op.groups, soc.gpu.vector_width)
         tried = [{"pixels": p, "outs": o} for p, o in TILES[soc.gpu.vector_width] if not blocks % o]
         return (default, *(choice for choice in tried if choice != default))
 
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        return {"pixels": tiling_columns.pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
+
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
-        width, window = soc.gpu.vector_width, op.kernel.h * op.kernel.w
-        tiles = ceil_div(tiling.out_pixels, tiling.pixels) * tiling.out_blocks
-        steps = window * tiling.in_blocks
-        loop = window * op.input.c // op.groups
-        padded = _padded_taps(op) * tiling.in_blocks * tiling.out_blocks
+        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        width = soc.gpu.vector_width
+        tiles, items = t.tiles * t.out_blocks, t.strips * t.out_blocks
+        steps = ops.window * t.in_blocks
+        loop = ops.window * ops.group_ic
+        tile_macs = t.pixels * loop * width
         return {
-            "padded_macs": float(tiles * tiling.pixels * loop * width),
-            "tiles": float(tiles),
-            "tile_steps": float(tiles * steps),
-            "padded_tap_steps": float(padded),
-            "loop_length": float(loop),
-            "work_items": float(tiling.strips * tiling.out_blocks),
-            "waves": waves(tiling.strips * tiling.out_blocks, soc),
-            "wave_macs": waves(tiles, soc) * tiling.pixels * loop * width,
-            "flops": float(op.flops),
-            **byte_features(op, soc, self.storage),
+            "padded_macs": tiles * tile_macs,
+            "tiles": tiles,
+            "tile_steps": tiles * steps,
+            "padded_tap_steps": _padded_taps(ops) * t.in_blocks * t.out_blocks,
+            "loop_length": loop,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "wave_macs": tiling_columns.waves(tiles, soc) * tile_macs,
+            "flops": ops.flops,
+            **byte_columns(ops, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
-        items = tiling.out_blocks // tiling.outs
-        global_size, local_size = item_grid(tiling.strips, items, soc)
-        flat = tiling.flat
+        tiling = _Tiling.of(ConvColumns.of([op]), soc, choice or self.choices(op, soc)[0])
+        pixels, outs = int(tiling.pixels[0]), int(tiling.outs[0])
+        in_blocks, out_blocks = int(tiling.in_blocks[0]), int(tiling.out_blocks[0])
+        out_pixels = op.output.h * op.output.w
+        global_size, local_size = item_grid(int(tiling.strips[0]), out_blocks // outs, soc)
+        # A 1x1 window that takes every pixel sees rows as one long row.
+        flat = op.kernel == op.stride == (1, 1) and not any(op.pad)
         sizes = (
-            tiling.strip,
+            int(tiling.strip[0]),
             op.input.c // op.groups,
-            tiling.in_blocks,
+            in_blocks,
             1 if flat else op.input.h,
-            tiling.out_pixels if flat else op.input.w,
-            tiling.out_blocks,
-            tiling.out_blocks // op.groups,
-            tiling.out_pixels if flat else op.output.w,
-            tiling.out_pixels,
+            out_pixels if flat else op.input.w,
+            out_blocks,
+            out_blocks // op.groups,
+            out_pixels if flat else op.output.w,
+            out_pixels,
             *op.kernel,
             op.stride.h,
             op.pad.top,
@@ -164,14 +174,14 @@ class GpuDirect:
             launches=(launch,),
             defines={
                 **base_defines(op.activation, soc, self.storage),
-                "PIXELS": tiling.pixels,
-                "OUTS": tiling.outs,
+                "PIXELS": pixels,
+                "OUTS": outs,
                 "STRIDE_W": op.stride.w,
-                "EDGE": _edge(op, tiling.pixels),
+                "EDGE": _edge(op, pixels),
                 **_few_lanes(op, soc),
             },
             pack=lambda weights: {
-                "weight": pack_blocks(weights["weight"], width, tiling.outs),
+                "weight": pack_blocks(weights["weight"], width, outs),
                 "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
             },
         ).stored_as(self.storage)
@@ -189,20 +199,24 @@ def _few_lanes(op: Conv2d, soc: Soc) -> dict[str, int]:
 
 
 def byte_features(op: Conv2d, soc: Soc, storage: Storage = BLOCKED) -> dict[str, float]:
+    """`byte_columns` of one op."""
+    return single(byte_columns(ConvColumns.of([op]), soc, storage))
+
+
+def byte_columns(ops: ConvColumns, soc: Soc, storage: Storage = BLOCKED) -> FeatureColumns:
     """Bytes touched once: whole blocks of the input and output, and the weights as packed."""
     width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
-    size = float(storage.element_bytes)
-    per_channel = op.input.c // op.groups * op.kernel.h * op.kernel.w
+    size, oc = float(storage.element_bytes), columns.round_up(ops.oc, width)
     return {
-        "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
-        "weight_bytes": size * round_up(op.out_channels, width) * per_channel,
-        "output_bytes": size * round_up(op.out_channels, width) * op.output.h * op.output.w,
+        "input_bytes": size * columns.round_up(ops.ic, width) * ops.ih * ops.iw,
+        "weight_bytes": size * oc * ops.group_ic * ops.window,
+        "output_bytes": size * oc * ops.pixels,
     }
 
 
-def _padded_taps(op: Conv2d) -> int:
+def _padded_taps(ops: ConvColumns) -> Column:
     """Output pixel rows times taps whose columns reach into the padding: the slower inner loop."""
-    return op.output.h * op.kernel.h * min(op.kernel.w - 1, op.pad.left + op.pad.right)
+    return ops.oh * ops.kh * np.minimum(ops.kw - 1, ops.left + ops.right)
 
 
 def pack_blocks(weight: Array, width: int, outs: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
     BLOCKED,
     Choice,
@@ -14,9 +15,10 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns, single
+from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.image import TEXEL, image_defines, image_refusal
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, waves
+from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
@@ -27,6 +29,7 @@ class GpuGrouped:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -48,14 +51,23 @@ class GpuGrouped:
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
 
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        return {}
+
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        items = op.output.h * op.output.w * ceil_div(op.out_channels, self._width(soc))
+        return single(self.feature_columns(ConvColumns.of([op]), soc))
+
+    def feature_columns(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        items = ops.pixels * columns.ceil_div(ops.oc, self._width(soc))
+        outputs = ops.images * ops.oc * ops.pixels
         return {
-            "macs": float(op.flops) / 2,
-            "rows_of_taps": float(op.output.elements * op.input.c // op.groups * op.kernel.h),
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            **byte_features(op, soc, self.storage),
+            "macs": ops.flops / 2,
+            "rows_of_taps": outputs * ops.group_ic * ops.kh,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            **byte_columns(ops, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

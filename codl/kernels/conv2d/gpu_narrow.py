@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
     BLOCKED,
     Choice,
@@ -17,8 +17,9 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns, single
+from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -31,30 +32,13 @@ WIDEST = 8
 LONGEST_STRIP = 64
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    """How one convolution is cut; all that the plan and the features have in common."""
-
-    pixels: int
-    tiles: int
-    strip: int
-
-    @classmethod
-    def of(cls, op: Conv2d, soc: Soc, choice: Choice) -> _Tiling:
-        tiles = op.output.h * ceil_div(op.output.w, choice["pixels"])
-        return cls(choice["pixels"], tiles, strip(tiles, 1, LONGEST_STRIP, soc))
-
-    @property
-    def items(self) -> int:
-        return ceil_div(self.tiles, self.strip)
-
-
 class GpuNarrow:
     """Any window, stride, padding and dilation with at most half a block of output channels."""
 
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -73,28 +57,42 @@ class GpuNarrow:
         widest = min(WIDEST, SUMS[soc.gpu.vector_width] // op.out_channels)
         return tuple({"pixels": pixels} for pixels in range(widest, widest // 2, -1))
 
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        sums = float(SUMS[soc.gpu.vector_width])
+        return {"pixels": np.minimum(WIDEST, np.floor(sums / ops.oc))}
+
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
-        steps = op.kernel.h * op.kernel.w * soc.gpu.blocks(op.input.c)
-        pixels = tiling.tiles * tiling.pixels
+        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        width = soc.gpu.vector_width
+        pixels = (choice or self.default_columns(ops, soc))["pixels"]
+        tiles = ops.oh * columns.ceil_div(ops.ow, pixels)
+        length = tiling_columns.strip(tiles, np.ones_like(tiles), LONGEST_STRIP, soc)
+        items = columns.ceil_div(tiles, length)
+        steps = ops.window * columns.ceil_div(ops.ic, width)
         return {
-            "padded_macs": float(pixels * steps * soc.gpu.vector_width * op.out_channels),
-            "pixel_steps": float(pixels * steps),
-            "tile_steps": float(tiling.tiles * steps),
-            "lane_sums": float(pixels * op.out_channels),
-            "work_items": float(tiling.items),
-            "waves": waves(tiling.items, soc),
-            "flops": float(op.flops),
-            **byte_features(op, soc, self.storage),
+            "padded_macs": tiles * pixels * steps * width * ops.oc,
+            "pixel_steps": tiles * pixels * steps,
+            "tile_steps": tiles * steps,
+            "lane_sums": tiles * pixels * ops.oc,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "flops": ops.flops,
+            **byte_columns(ops, soc, self.storage),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        pixels = (choice or self.choices(op, soc)[0])["pixels"]
+        tiles = op.output.h * ceil_div(op.output.w, pixels)
+        length = strip(tiles, 1, LONGEST_STRIP, soc)
         width = soc.gpu.vector_width
-        global_size, local_size = item_grid(tiling.items, 1, soc)
+        global_size, local_size = item_grid(ceil_div(tiles, length), 1, soc)
         sizes = (
-            tiling.strip,
-            tiling.tiles,
+            length,
+            tiles,
             soc.gpu.blocks(op.input.c),
             op.input.h,
             op.input.w,
@@ -117,7 +115,7 @@ class GpuNarrow:
             launches=(launch,),
             defines={
                 **base_defines(op.activation, soc, self.storage),
-                "PIXELS": tiling.pixels,
+                "PIXELS": pixels,
                 "OUTS": op.out_channels,
                 "STRIDE_W": op.stride.w,
             },

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over, one_image, round_up
+from codl.kernels.columns import FcColumns, FeatureColumns, round_up, single
+from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over, one_image
 from codl.ops.fully_connected import FullyConnected
 from codl.soc import Soc
 
@@ -14,6 +17,7 @@ class CpuGemv:
     name: ClassVar[str] = "cpu_gemv"
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "cpu"
+    op_columns: ClassVar[type[FcColumns]] = FcColumns
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
         if op.input.n != 1:
@@ -26,12 +30,16 @@ class CpuGemv:
         return NcnnLayer("InnerProduct", parameters, ("weight", "bias"), left_over(op.activation))
 
     def features(self, op: FullyConnected, soc: Soc) -> dict[str, float]:
+        return single(self.feature_columns(FcColumns.of([op]), soc))
+
+    def feature_columns(self, ops: FcColumns, soc: Soc) -> FeatureColumns:
         """M rows of K columns; what does not fit the cache streams from memory."""
-        m, k = round_up(op.out_channels, soc.cpu.simd_floats), op.in_features
+        m, k = round_up(ops.oc, soc.cpu.simd_floats), ops.in_features
+        weight_bytes = 4.0 * ops.oc * k
         return {
-            "padded_macs": float(m * k),
-            "weight_bytes": 4.0 * op.out_channels * k,
-            "uncached_bytes": max(4.0 * op.out_channels * k - soc.cpu.l2_cache_bytes, 0.0),
-            "input_bytes": float(op.input.bytes),
-            "output_bytes": float(op.output.bytes),
+            "padded_macs": m * k,
+            "weight_bytes": weight_bytes,
+            "uncached_bytes": np.maximum(weight_bytes - soc.cpu.l2_cache_bytes, 0.0),
+            "input_bytes": 4.0 * ops.images * k,
+            "output_bytes": 4.0 * ops.images * ops.oc,
         }

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
     BLOCKED,
     Choice,
@@ -16,8 +17,9 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
+from codl.kernels.columns import ChoiceColumns, FcColumns, FeatureColumns, single
 from codl.kernels.conv2d.gpu_direct import pack_bias
-from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
+from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.ops.base import Array, Weights
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.region import Shape
@@ -33,6 +35,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[FcColumns]] = FcColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -48,22 +51,36 @@ class GpuDirect:
         outs = [o for o in streams if o * gpu.compute_units <= blocks]
         return tuple({"outs": o} for o in (*outs, 1))
 
+    def default_columns(self, ops: FcColumns, soc: Soc) -> ChoiceColumns:
+        gpu, blocks = soc.gpu, columns.ceil_div(ops.oc, soc.gpu.vector_width)
+        streams = STREAMS[gpu.vector_width] if gpu.is_cpu else ()
+        fitting = [o * gpu.compute_units <= blocks for o in streams]
+        outs = np.select(fitting, streams, 1) if streams else np.ones_like(blocks)
+        return {"outs": outs.astype(np.float64)}
+
     def features(
         self, op: FullyConnected, soc: Soc, choice: Choice | None = None
     ) -> dict[str, float]:
-        outs = (choice or self.choices(op, soc)[0])["outs"]
-        blocks, width = soc.gpu.blocks(op.out_channels), soc.gpu.vector_width
-        steps = _steps(op.input, width)
-        items = ceil_div(blocks, outs) * group_shape(soc)[1]
+        return single(self.feature_columns(FcColumns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: FcColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        outs = (choice or self.default_columns(ops, soc))["outs"]
+        width = soc.gpu.vector_width
+        blocks = columns.ceil_div(ops.oc, width)
+        # Rows of the packed matrix, as in `_steps`.
+        steps = columns.round_up(ops.ic, 4) * ops.ih * ops.iw
+        items = columns.ceil_div(blocks, outs) * group_shape(soc)[1]
         size = float(self.storage.element_bytes)
         return {
-            "padded_macs": float(steps * blocks * width),
-            "loop_length": float(steps),
-            "streams": float(outs),
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            "flops": float(op.flops),
-            "input_bytes": size * op.input.elements,
+            "padded_macs": steps * blocks * width,
+            "loop_length": steps,
+            "streams": np.broadcast_to(np.asarray(outs, np.float64), blocks.shape),
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "flops": ops.flops,
+            "input_bytes": size * ops.images * ops.in_features,
             "weight_bytes": size * steps * blocks * width,
             "output_bytes": size * blocks * width,
         }

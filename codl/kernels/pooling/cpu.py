@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, one_image, round_up
+from codl.kernels.columns import FeatureColumns, PoolColumns, ceil_div, single
+from codl.kernels.ncnn import NcnnLayer, one_image
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -14,6 +15,7 @@ class CpuDirect:
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "cpu"
+    op_columns: ClassVar[type[PoolColumns]] = PoolColumns
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
         if op.input.n != 1:
@@ -39,10 +41,13 @@ class CpuDirect:
         return NcnnLayer("Pooling", parameters, after=op.activation)
 
     def features(self, op: Pool2d, soc: Soc) -> dict[str, float]:
-        lanes = soc.cpu.simd_floats
+        return single(self.feature_columns(PoolColumns.of([op]), soc))
+
+    def feature_columns(self, ops: PoolColumns, soc: Soc) -> FeatureColumns:
+        lanes, channels = soc.cpu.simd_floats, ops.images * ops.ic
         return {
-            "window_reads": float(op.flops),
-            "input_bytes": float(op.input.bytes),
-            "output_bytes": float(op.output.bytes),
-            "rows": float(op.output.h * round_up(op.output.c, lanes) // lanes),
+            "window_reads": ops.flops,
+            "input_bytes": 4.0 * channels * ops.ih * ops.iw,
+            "output_bytes": 4.0 * channels * ops.pixels,
+            "rows": ops.oh * ceil_div(ops.ic, lanes),
         }

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
+from codl.kernels.columns import ChoiceColumns, Column, FeatureColumns, PoolColumns, single
+from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -22,26 +26,27 @@ ALONE: tuple[Choice, ...] = ({"pixels": 0, "strip": 1},)
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How one pooling is cut; `pixels` is 0 where its window is too wide to be unrolled."""
+    """How poolings are cut; `pixels` is 0 where a window is too wide to be unrolled."""
 
-    pixels: int
-    tiles: int
-    strip: int
-    steps: int
-    blocks: int
+    pixels: Column
+    tiles: Column
+    strip: Column
+    steps: Column
+    blocks: Column
 
     @classmethod
-    def of(cls, op: Pool2d, soc: Soc, choice: Choice) -> _Tiling:
-        pixels, blocks = choice["pixels"], soc.gpu.blocks(op.input.c)
+    def of(cls, ops: PoolColumns, soc: Soc, choice: ChoiceColumns) -> _Tiling:
+        pixels = np.broadcast_to(np.asarray(choice["pixels"], np.float64), ops.ic.shape)
+        blocks = columns.ceil_div(ops.ic, soc.gpu.vector_width)
         # Vectors that a tile reads, each from its own column and row of the window.
-        steps = op.kernel.h * (_span(op, pixels) if pixels else op.kernel.w)
-        tiles = op.output.h * ceil_div(op.output.w, max(1, pixels))
-        most = max(1, choice["strip"] // steps)
-        return cls(pixels, tiles, strip(tiles, blocks, most, soc), steps, blocks)
+        steps = ops.kh * np.where(pixels > 0, _span(ops, pixels), ops.kw)
+        tiles = ops.oh * columns.ceil_div(ops.ow, np.maximum(1, pixels))
+        most = np.maximum(1, np.floor(choice["strip"] / steps))
+        return cls(pixels, tiles, tiling_columns.strip(tiles, blocks, most, soc), steps, blocks)
 
     @property
-    def items(self) -> int:
-        return ceil_div(self.tiles, self.strip) * self.blocks
+    def strips(self) -> Column:
+        return columns.ceil_div(self.tiles, self.strip)
 
 
 class GpuDirect:
@@ -50,6 +55,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[PoolColumns]] = PoolColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -61,42 +67,61 @@ class GpuDirect:
     def choices(self, op: Pool2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a row at a time (0: one window at a time), and vectors of a strip."""
         most = MOST_COLUMNS[soc.gpu.vector_width]
-        fitting = [p for p in range(1, LONGEST_ROW + 1) if _span(op, p) <= most]
+        within = range(1, LONGEST_ROW + 1)
+        fitting = [p for p in within if (p - 1) * op.stride.w + op.extent.w <= most]
         fitting.sort(key=lambda p: (ceil_div(op.output.w, p) * p, -p))  # least waste, then largest
         if not soc.gpu.is_cpu:
             return tuple({"pixels": p, "strip": 1} for p in (4, 2, 1) if p in fitting) or ALONE
         strips = (LONGEST_STRIP, LONGEST_STRIP // 4)
         return tuple({"pixels": p, "strip": s} for p in (*fitting[:4], 0) for s in strips)
 
+    def default_columns(self, ops: PoolColumns, soc: Soc) -> ChoiceColumns:
+        most, pixels = MOST_COLUMNS[soc.gpu.vector_width], np.zeros_like(ops.ow)
+        if not soc.gpu.is_cpu:
+            for size in (1, 2, 4):
+                pixels = np.where(_span(ops, size) <= most, float(size), pixels)
+            return {"pixels": pixels, "strip": np.ones_like(pixels)}
+        least = np.full_like(ops.ow, np.inf)
+        for size in range(1, LONGEST_ROW + 1):
+            computed = columns.round_up(ops.ow, size)
+            better = (_span(ops, size) <= most) & (computed <= least)
+            pixels = np.where(better, float(size), pixels)
+            least = np.where(better, computed, least)
+        return {"pixels": pixels, "strip": np.full_like(pixels, LONGEST_STRIP)}
+
     def features(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
-        width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
-        window = op.kernel.h * op.kernel.w
-        steps = float(tiling.tiles * tiling.blocks * tiling.steps)
-        size = float(self.storage.element_bytes)
+        return single(self.feature_columns(PoolColumns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: PoolColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        steps, items = t.tiles * t.blocks * t.steps, t.strips * t.blocks
+        size, channels = float(self.storage.element_bytes), t.blocks * soc.gpu.vector_width
         return {
-            "window_steps": float(pixels * tiling.blocks * window),
-            "column_steps": steps if tiling.pixels else 0.0,
-            "looped_steps": 0.0 if tiling.pixels else steps,
-            "output_blocks": float(pixels * tiling.blocks),
-            "tiles": float(tiling.tiles * tiling.blocks),
-            "work_items": float(tiling.items),
-            "waves": waves(tiling.items, soc),
-            "flops": float(op.flops),
-            "input_bytes": size * round_up(op.input.c, width) * op.input.h * op.input.w,
-            "output_bytes": size * round_up(op.input.c, width) * pixels,
+            "window_steps": ops.pixels * t.blocks * ops.window,
+            "column_steps": np.where(t.pixels > 0, steps, 0.0),
+            "looped_steps": np.where(t.pixels > 0, 0.0, steps),
+            "output_blocks": ops.pixels * t.blocks,
+            "tiles": t.tiles * t.blocks,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "flops": ops.flops,
+            "input_bytes": size * channels * ops.ih * ops.iw,
+            "output_bytes": size * channels * ops.pixels,
         }
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
-        strips = ceil_div(tiling.tiles, tiling.strip)
-        global_size, local_size = item_grid(strips, tiling.blocks, soc)
+        tiling = _Tiling.of(PoolColumns.of([op]), soc, choice or self.choices(op, soc)[0])
+        pixels, length, tiles = (int(v[0]) for v in (tiling.pixels, tiling.strip, tiling.tiles))
+        global_size, local_size = item_grid(int(tiling.strips[0]), int(tiling.blocks[0]), soc)
         tensors = (TensorArg("input"), TensorArg("output"))
+        sizes = _row_sizes if pixels else _window_sizes
         launch = Launch(
-            kernel="pool2d_rows" if tiling.pixels else "pool2d_window",
+            kernel="pool2d_rows" if pixels else "pool2d_window",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, *(_row_sizes if tiling.pixels else _window_sizes)(op, tiling)),
+            args=(*tensors, *sizes(op, length, tiles)),
         )
         return KernelPlan(
             source="pooling/gpu_direct.cl",
@@ -104,25 +129,25 @@ class GpuDirect:
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **_mode(op),
-                **_unrolled(op, tiling),
+                **_unrolled(op, pixels),
             },
         ).stored_as(self.storage)
 
 
-def _span(op: Pool2d, pixels: int) -> int:
+def _span(ops: PoolColumns, pixels: Column | int) -> Column:
     """Input columns under so many pixels of a row."""
-    return (pixels - 1) * op.stride.w + (op.kernel.w - 1) * op.dilation.w + 1
+    return (pixels - 1) * ops.sw + ops.extent_w
 
 
-def _row_sizes(op: Pool2d, tiling: _Tiling) -> tuple[int, ...]:
+def _row_sizes(op: Pool2d, length: int, tiles: int) -> tuple[int, ...]:
     """The arguments of `pool2d_rows`."""
-    sizes = (tiling.strip, tiling.tiles, op.input.h, op.input.w, op.output.w)
+    sizes = (length, tiles, op.input.h, op.input.w, op.output.w)
     return (*sizes, op.stride.h, op.pad.top, op.pad.left)
 
 
-def _window_sizes(op: Pool2d, tiling: _Tiling) -> tuple[int, ...]:
+def _window_sizes(op: Pool2d, length: int, tiles: int) -> tuple[int, ...]:
     """The arguments of `pool2d_window`."""
-    sizes = (tiling.strip, op.input.h, op.input.w, op.output.w, tiling.tiles)
+    sizes = (length, op.input.h, op.input.w, op.output.w, tiles)
     return (*sizes, *op.kernel, *op.stride, op.pad.top, op.pad.left, *op.dilation)
 
 
@@ -132,9 +157,9 @@ def _mode(op: Pool2d) -> dict[str, int]:
     return {"COUNT_PAD": 1} if op.count_pad else {}
 
 
-def _unrolled(op: Pool2d, tiling: _Tiling) -> dict[str, int]:
-    if not tiling.pixels:
+def _unrolled(op: Pool2d, pixels: int) -> dict[str, int]:
+    if not pixels:
         return {}
     (height, width), (down, right) = op.kernel, op.dilation
     window = {"KERNEL_H": height, "KERNEL_W": width, "STRIDE_W": op.stride.w}
-    return {"PIXELS": tiling.pixels, **window, "DILATION_H": down, "DILATION_W": right}
+    return {"PIXELS": pixels, **window, "DILATION_H": down, "DILATION_W": right}

@@ -1,0 +1,223 @@
+"""What an op's surroundings add to its latency alone: dispatch, cold caches, the other processor.
+
+Inside a network an op finds its weights evicted by those before it, its kernels are enqueued among
+others, and the other processor works beside it on the same memory. Each of these is measured on a
+sample of ops, and predicted for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from codl.collect.protocol import Latency
+from codl.collect.tasks import (
+    EVICTED_BYTES,
+    ColdTask,
+    ContentionTask,
+    DispatchTask,
+    SurroundingsTask,
+    part_of,
+)
+from codl.collect.work import GpuWork, cpu_work, filler, repeated, row_of_ops_net
+from codl.dataset import ColdRow, ContentionRow
+from codl.device.opencl import OpenClDevice
+from codl.execute.timeline import Timeline
+from codl.kernels import registry, tuned
+from codl.kernels.base import Processor
+from codl.ops import Op, Pool2d, Shape, Size2, to_text
+from codl.soc import Soc
+
+Work: TypeAlias = Callable[[int], None]
+
+#: Kernels, or layers of one net, that are dispatched together.
+COUNTS = (1, 2, 4, 8, 16, 32)
+#: Ops whose cold latency is measured, and ops that are run beside others.
+COLD_OPS, PAIRED_OPS = 32, 16
+ROUNDS = 13
+#: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
+QUIET = 25
+#: A side of a pair is repeated until it lasts about so long, and the other one for longer.
+PAIR_S, LONGER = 0.003, 2.0
+MOST_TIMES = 400
+#: What is repeated warm lasts about so long.
+WARM_S = 0.0005
+#: No op is faster cold than warm; a difference below this share of the latency is noise.
+MOST_GAIN = 0.9
+#: Ops that read more than this would take the time of many others.
+MOST_BYTES = 128 << 20
+TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
+
+
+def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
+    """A sample of `ops`, from those that compute most for a byte to those that only move.
+
+    Every second pair is the two halves of one op, as a split runs them; the others are halves of
+    two ops that ask for memory to a different degree.
+    """
+    tasks: list[SurroundingsTask] = []
+    known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
+    sides: tuple[Processor, ...] = ("cpu", "gpu")
+    for side in sides:
+        tasks += [DispatchTask(side, count) for count in COUNTS]
+    able = [op for op in known if _default(op, "gpu", soc)]
+    tasks += [ColdTask("gpu", op, _default(op, "gpu", soc)) for op in _evenly(able, COLD_OPS)]
+    halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
+    # Half of them by how much they compute for a byte, half by how much memory they go through.
+    largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 2]
+    chosen = list(dict.fromkeys([*_evenly(halves, PAIRED_OPS // 2), *largest]))
+    # Beside one of quite another place in the order, and each of those once.
+    away = len(chosen) // 2 + 1
+    mixed = [(cpu, chosen[(i + away) % len(chosen)][1]) for i, (cpu, _) in enumerate(chosen)]
+    for cpu, gpu in dict.fromkeys([*chosen, *mixed]):
+        names = _default(cpu, "cpu", soc), _default(gpu, "gpu", soc)
+        tasks.append(ContentionTask(cpu, names[0], gpu, names[1]))
+    return tasks
+
+
+def _intensity(op: Op) -> tuple[float, str]:
+    return op.flops / op.bytes, to_text(op)
+
+
+def _evenly(items: Sequence[Any], count: int) -> list[Any]:
+    if len(items) <= count:
+        return list(items)
+    return [items[i] for i in np.linspace(0, len(items) - 1, count).astype(int)]
+
+
+def _default(op: Op, processor: Processor, soc: Soc) -> str:
+    """The name of the default variant; empty where the processor has none."""
+    return next((v.name for v in registry.variants(op, processor, soc)), "")
+
+
+def _halves(op: Op, soc: Soc) -> tuple[Op | None, Op | None]:
+    """What each processor runs of an op that is split in the middle; None where that cannot be."""
+
+    def half(side: Processor) -> Op | None:
+        part = part_of(op, side, op.dims[0], 0.5, soc) if op.dims else None
+        return part if part and _default(part, side, soc) else None
+
+    return half("cpu"), half("gpu")
+
+
+class Surroundings:
+    """Measures these tasks on the two processors of a SoC; raises where a measurement fails."""
+
+    def __init__(self, soc: Soc, gpu: OpenClDevice) -> None:
+        self.soc, self._gpu = soc, gpu
+
+    def row(self, task: ColdTask | ContentionTask) -> ColdRow | ContentionRow:
+        return self._cold(task) if isinstance(task, ColdTask) else self._contention(task)
+
+    def dispatch(self, task: DispatchTask) -> Work:
+        """Launches that compute next to nothing, ready to be repeated."""
+        if task.processor == "gpu":
+            kernels = self._gpu_work(TINY)
+            return repeated(lambda: kernels(task.count))
+        variant = registry.variants(TINY, "cpu", self.soc)[0]
+        net = row_of_ops_net([TINY] * task.count, variant, self.soc)
+        net.pack_inputs()
+        return repeated(net.compute)
+
+    def _cold(self, task: ColdTask) -> ColdRow:
+        """In turns: repeated while warm, and once after the caches were filled with other data."""
+        work, tiny, evict = self._gpu_work(task.op), self._gpu_work(TINY), self._evict
+        repeats = max(1, round(WARM_S / _seconds(work, 1)))
+        warm: list[float] = []
+        cold: list[float] = []
+        idle: list[float] = []
+        for _ in range(ROUNDS):
+            warm.append(_seconds(work, repeats) / repeats)
+            for samples, what in ((cold, work), (idle, tiny)):
+                evict(1)
+                samples.append(_seconds(what, 1))
+        # Within a round the machine is in one state, so differences are of the same one.
+        more_ms = 1e3 * float(np.median(np.subtract(cold, warm) - np.median(idle)))
+        warm_ms, spread = _quiet_ms(warm), Latency.of(cold)
+        return replace(
+            task.blank,
+            latency_ms=max(warm_ms + more_ms, MOST_GAIN * warm_ms),
+            p20_ms=spread.p20,
+            p80_ms=spread.p80,
+            runs=spread.runs,
+            warm_ms=warm_ms,
+        )
+
+    def _contention(self, task: ContentionTask) -> ContentionRow:
+        """Each alone, and each beside the other that goes on for longer, in turns."""
+        cpu = cpu_work(task.cpu, registry.find(task.cpu, task.cpu_variant), self.soc)
+        gpu = self._gpu_work(task.gpu)
+        times, longer = _repeats([cpu, gpu], PAIR_S), _repeats([cpu, gpu], LONGER * PAIR_S)
+        rounds = []
+        with self._gpu.profiling():
+            for _ in range(ROUNDS):
+                alone = _seconds(cpu, times[0]), self._gpu_seconds(gpu, times[1])
+                mine, _ = self._together(cpu, gpu, times[0], longer[1])
+                _, theirs = self._together(cpu, gpu, longer[0], times[1])
+                rounds.append([*alone, mine, theirs])
+        alone_ms = 1e3 * np.percentile(rounds, QUIET, axis=0)[:2] / times
+        slower = np.median([[r[2] / r[0], r[3] / r[1]] for r in rounds], axis=0)
+        cpu_ms, gpu_ms = (alone_ms * slower).tolist()
+        both = max(cpu_ms, gpu_ms)
+        return replace(
+            task.blank,
+            latency_ms=both,
+            p20_ms=both,
+            p80_ms=both,
+            runs=ROUNDS,
+            cpu_alone_ms=float(alone_ms[0]),
+            gpu_alone_ms=float(alone_ms[1]),
+            cpu_together_ms=cpu_ms,
+            gpu_together_ms=gpu_ms,
+        )
+
+    def _together(
+        self, cpu: Work, gpu: GpuWork, cpu_times: int, gpu_times: int
+    ) -> tuple[float, float]:
+        """Seconds that each side takes when both begin at once."""
+        timeline = Timeline()
+        gpu.enqueue(gpu_times, timeline)
+        mine = _seconds(cpu, cpu_times)
+        return mine, self._finished(timeline)
+
+    def _gpu_seconds(self, gpu: GpuWork, times: int) -> float:
+        timeline = Timeline()
+        gpu.enqueue(times, timeline)
+        return self._finished(timeline)
+
+    def _finished(self, timeline: Timeline) -> float:
+        """Seconds from the first kernel's start to the last one's end, by the device's clock."""
+        self._gpu.queue.finish()
+        spans = timeline.spans()
+        return 1e-3 * (max(s.end_ms for s in spans) - min(s.start_ms for s in spans))
+
+    def _gpu_work(self, op: Op) -> GpuWork:
+        variant: Any = registry.variants(op, "gpu", self.soc)[0]
+        return GpuWork(self._gpu, op, tuned.plan(variant, op, self.soc), filler(op))
+
+    @cached_property
+    def _evict(self) -> Work:
+        """Streams `EVICTED_BYTES` through the GPU's caches."""
+        rows = EVICTED_BYTES // (2 * 4 * 16 * 64)
+        return self._gpu_work(Pool2d(inputs=(Shape(1, 16, rows, 64),), kernel=Size2(1, 1)))
+
+
+def _repeats(works: Sequence[Work], seconds: float) -> list[int]:
+    """How often each has to run to last so long."""
+    once = [min(_seconds(work, 1) for _ in range(3)) for work in works]
+    return [min(MOST_TIMES, max(1, round(seconds / each))) for each in once]
+
+
+def _quiet_ms(samples_s: Sequence[float]) -> float:
+    return 1e3 * float(np.percentile(samples_s, QUIET))
+
+
+def _seconds(work: Work, repeats: int) -> float:
+    start = perf_counter()
+    work(repeats)
+    return perf_counter() - start

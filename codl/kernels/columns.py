@@ -1,0 +1,232 @@
+"""The sizes of many ops of one kind, as columns: an entry for every op.
+
+Features are written once, over columns: a planner gets those of a thousand parts at the price of a
+few dozen array operations, and a single op is a column of one. All sizes are float64, which holds
+such integers exactly and divides them fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.conv2d import Conv2d
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.pool2d import Pool2d
+from codl.soc import Soc
+
+#: Shaped (ops); in arithmetic a plain number does too.
+Column = NDArray[np.float64]
+FeatureColumns = dict[str, Column]
+C = TypeVar("C", bound="Columns")
+
+
+def ceil_div(a: Column | float, b: Column | float) -> Column:
+    """Exact for whole numbers below 2^53 / b."""
+    result: Column = np.ceil(np.divide(a, b))
+    return result
+
+
+def round_up(a: Column | float, b: Column | float) -> Column:
+    return ceil_div(a, b) * b
+
+
+def halvings(sizes: Column, width: int) -> Column:
+    """Steps through `sizes` elements, `width` at a time and the rest by ever narrower vectors."""
+    steps, rest = np.floor(sizes / width), np.mod(sizes, width)
+    while width > 1:
+        width //= 2
+        steps = steps + (rest >= width)
+        rest = np.where(rest >= width, rest - width, rest)
+    return steps
+
+
+def beyond(amount: Column, cache_bytes: float) -> Column:
+    """The bytes of something that does not fit in a cache, 0 where it fits."""
+    return np.where(amount > cache_bytes, amount, 0.0)
+
+
+def single(features: Mapping[str, Column]) -> dict[str, float]:
+    """The features of one op from columns of one."""
+    return {name: float(values[0]) for name, values in features.items()}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Base of the kinds' columns; the fields are the entries of `_sizes`."""
+
+    images: Column
+
+    @staticmethod
+    def _sizes(op: Any) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls: type[C], ops: Sequence[Any]) -> C:
+        """The columns of ops, at least one of them."""
+        sizes = [cls._sizes(op) for op in ops]
+        flat = chain.from_iterable(sizes)
+        matrix = np.fromiter(flat, np.float64, len(sizes) * len(sizes[0]))
+        return cls(*np.ascontiguousarray(matrix.reshape(len(sizes), -1).T))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def slice(self: C, start: int, stop: int) -> C:
+        """The columns of some of the ops."""
+        return type(self)(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class WindowColumns(Columns):
+    """What slides a window: input (`ih`, `iw`), kernel, stride, padding and dilation."""
+
+    ic: Column
+    ih: Column
+    iw: Column
+    kh: Column
+    kw: Column
+    sh: Column
+    sw: Column
+    top: Column
+    left: Column
+    bottom: Column
+    right: Column
+    dh: Column
+    dw: Column
+
+    @cached_property
+    def padded_h(self) -> Column:
+        return self.ih + self.top + self.bottom
+
+    @cached_property
+    def padded_w(self) -> Column:
+        return self.iw + self.left + self.right
+
+    @cached_property
+    def extent_h(self) -> Column:
+        """Rows from the first to the last element of a window."""
+        return (self.kh - 1) * self.dh + 1
+
+    @cached_property
+    def extent_w(self) -> Column:
+        return (self.kw - 1) * self.dw + 1
+
+    @cached_property
+    def oh(self) -> Column:
+        """Rows of the output."""
+        return np.floor((self.padded_h - self.extent_h) / self.sh) + 1
+
+    @cached_property
+    def ow(self) -> Column:
+        return np.floor((self.padded_w - self.extent_w) / self.sw) + 1
+
+    @cached_property
+    def pixels(self) -> Column:
+        """Output pixels of one channel."""
+        return self.oh * self.ow
+
+    @cached_property
+    def window(self) -> Column:
+        return self.kh * self.kw
+
+
+@dataclass(frozen=True)
+class ConvColumns(WindowColumns):
+    """Convolutions: also output channels (`oc`) and groups."""
+
+    oc: Column
+    groups: Column
+
+    @staticmethod
+    def _sizes(op: Conv2d) -> tuple[int, ...]:
+        window = (*op.inputs[0], *op.kernel, *op.stride, *op.pad, *op.dilation)
+        return (*window, op.out_channels, op.groups)
+
+    @cached_property
+    def group_ic(self) -> Column:
+        """Input channels of one group."""
+        return np.floor(self.ic / self.groups)
+
+    @cached_property
+    def is_depthwise(self) -> NDArray[np.bool_]:
+        depthwise: NDArray[np.bool_] = (
+            (self.groups > 1) & (self.groups == self.ic) & (self.groups == self.oc)
+        )
+        return depthwise
+
+    @cached_property
+    def flops(self) -> Column:
+        return 2 * self.group_ic * self.window * self.images * self.oc * self.pixels
+
+
+@dataclass(frozen=True)
+class PoolColumns(WindowColumns):
+    """Poolings: as many channels out as in."""
+
+    @staticmethod
+    def _sizes(op: Pool2d) -> tuple[int, ...]:
+        return (*op.inputs[0], *op.kernel, *op.stride, *op.pad, *op.dilation)
+
+    @cached_property
+    def flops(self) -> Column:
+        return self.window * self.images * self.ic * self.pixels
+
+
+@dataclass(frozen=True)
+class FcColumns(Columns):
+    """Fully connected layers over an input of `ic` x `ih` x `iw`."""
+
+    ic: Column
+    ih: Column
+    iw: Column
+    oc: Column
+
+    @staticmethod
+    def _sizes(op: FullyConnected) -> tuple[int, ...]:
+        return (*op.inputs[0], op.out_channels)
+
+    @cached_property
+    def in_features(self) -> Column:
+        return self.ic * self.ih * self.iw
+
+    @cached_property
+    def flops(self) -> Column:
+        return 2 * self.in_features * self.images * self.oc
+
+
+#: Values of tuning parameters: a column for every op its own, a number for all ops the same.
+ChoiceColumns = Mapping[str, Any]
+
+
+def first_choice(choice: ChoiceColumns) -> dict[str, int]:
+    """The choice of the first op of columns."""
+    return {name: int(values[0]) for name, values in choice.items()}
+
+
+class ColumnVariant(Protocol):
+    """A kernel variant whose features are written over columns."""
+
+    op_columns: ClassVar[type[Columns]]
+
+    def feature_columns(self, ops: Any, soc: Soc) -> FeatureColumns:
+        """The features of all ops; the names are the same for any ops."""
+        ...
+
+
+class TunableColumnVariant(ColumnVariant, Protocol):
+    """One with tuning parameters; `features` and `plan` hold for the same choice."""
+
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
+        """The first of `choices` for every op."""
+        ...
+
+    def feature_columns(
+        self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns: ...

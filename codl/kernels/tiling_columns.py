@@ -1,0 +1,45 @@
+"""The arithmetic of `tiling` over columns: how the work of many ops is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codl.kernels.columns import Column, ceil_div, round_up
+from codl.kernels.tiling import GROUP, ITEMS_PER_UNIT
+from codl.soc import Soc
+
+
+def waves(items: Column, soc: Soc) -> Column:
+    """As `tiling.waves`."""
+    per_unit = 1 if soc.gpu.is_cpu else GROUP
+    return ceil_div(ceil_div(items, per_unit), soc.gpu.compute_units)
+
+
+def strip(tiles: Column, others: Column, most: Column | float, soc: Soc) -> Column:
+    """As `tiling.strip`."""
+    if not soc.gpu.is_cpu:
+        return np.ones_like(tiles)
+    units = soc.gpu.compute_units
+    wanted = 1.0 if units == 1 else ceil_div(ITEMS_PER_UNIT * units, others)
+    result: Column = np.maximum(1, np.minimum(most, ceil_div(tiles, wanted)))
+    return result
+
+
+def pixel_tile(width: Column, soc: Soc) -> Column:
+    """Output pixels of one register tile, for rows of `width` pixels.
+
+    Eight accumulators keep a core that multiplies vectors busy, and as many pointers to pixels fit
+    in its registers; so a tile may go over row ends and only the last one is not full. Rows of 7
+    are so few that this matters. A work-item of a GPU gets 4.
+    """
+    return np.where(width == 7, 7.0, 8.0) if soc.gpu.is_cpu else np.full_like(width, 4)
+
+
+def row_tile(width: Column, soc: Soc) -> Column:
+    """The same where a tile lies in one row: the size that wastes least, the largest of equals."""
+    if not soc.gpu.is_cpu:
+        return np.full_like(width, 4)
+    low, high = (7, 16) if soc.gpu.vector_width == 16 else (4, 10)
+    sizes = np.arange(high, low - 1, -1, dtype=np.float64)
+    least = sizes[np.argmin(round_up(width, sizes[:, None]), axis=0)]
+    return np.where(width < low, float(low), least)

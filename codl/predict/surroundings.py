@@ -1,0 +1,209 @@
+"""What is predicted of an op's surroundings: dispatch, cold caches, the other processor's work.
+
+Each is asked for with an item of its own, beside ops and shapes: how many launches, an op with its
+latency when repeated, and the loads of the two processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+
+from codl.dataset import ColdRow, ContentionRow, Dataset, DispatchRow, Row
+from codl.errors import CodlError, InvalidFileError
+from codl.ops import Op, parse, to_text
+
+
+@dataclass(frozen=True)
+class Launches:
+    """So many kernels, or layers of one CPU net, from enqueueing to their end."""
+
+    count: int
+
+    kind: ClassVar[str] = "dispatch"
+
+    def __str__(self) -> str:
+        return f"launches={self.count}"
+
+    @classmethod
+    def read(cls, text: str) -> Launches:
+        return cls(int(_numbers(text, ("launches",))[0]))
+
+    def features(self) -> dict[str, float]:
+        return {"launches": float(self.count)}
+
+
+@dataclass(frozen=True)
+class Cold:
+    """An op that takes `warm_ms` when it is repeated, with nothing of it in the caches."""
+
+    op: Op
+    warm_ms: float
+
+    kind: ClassVar[str] = "cold"
+
+    def __str__(self) -> str:
+        return f"{to_text(self.op)} warm_ms={self.warm_ms!r}"
+
+    @classmethod
+    def read(cls, text: str) -> Cold:
+        op, _, warm = text.rpartition(" ")
+        return cls(parse(op), _numbers(warm, ("warm_ms",))[0])
+
+    def features(self) -> dict[str, float]:
+        weights = sum(4 * int(np.prod(shape)) for shape in self.op.weight_shapes.values())
+        return {
+            "warm_ms": self.warm_ms,
+            "weight_bytes": float(weights),
+            "input_bytes": float(sum(shape.bytes for shape in self.op.inputs)),
+            "output_bytes": float(self.op.output.bytes),
+        }
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a processor does on its own: bytes that it reads and writes, FLOPs, milliseconds."""
+
+    bytes: float
+    flops: float
+    latency_ms: float
+
+    @classmethod
+    def of(cls, op: Op, latency_ms: float) -> Load:
+        return cls(float(op.bytes), float(op.flops), latency_ms)
+
+    def __add__(self, other: Load) -> Load:
+        return Load(
+            self.bytes + other.bytes, self.flops + other.flops, self.latency_ms + other.latency_ms
+        )
+
+    @property
+    def rate(self) -> float:
+        """Bytes a millisecond; 0 where nothing is done."""
+        return self.bytes / self.latency_ms if self.latency_ms else 0.0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A processor's own load while the other processor works on its."""
+
+    own: Load
+    other: Load
+
+    kind: ClassVar[str] = "contention"
+
+    def __str__(self) -> str:
+        names = (f"{side}_{name}" for side in ("own", "other") for name in _LOAD)
+        values = (getattr(load, name) for load in (self.own, self.other) for name in _LOAD)
+        return " ".join(f"{n}={v!r}" for n, v in zip(names, values, strict=True))
+
+    @classmethod
+    def read(cls, text: str) -> Beside:
+        values = _numbers(text, [f"{side}_{name}" for side in ("own", "other") for name in _LOAD])
+        return cls(Load(*values[:3]), Load(*values[3:]))
+
+    def features(self) -> dict[str, float]:
+        """Time alone, and the bytes that both ask for at once.
+
+        Bytes wait in proportion to what the other one takes of the memory; an op that computes much
+        for each byte gives little and suffers little.
+        """
+        own, other = self.own, self.other
+        return {
+            "alone_ms": own.latency_ms,
+            "own_bytes": own.bytes,
+            "own_bytes_x_other_rate": own.bytes * other.rate,
+            "alone_ms_x_other_rate": own.latency_ms * other.rate,
+            "own_bytes_per_flop": own.bytes / max(own.flops, 1.0),
+            "other_bytes_per_flop": other.bytes / max(other.flops, 1.0),
+        }
+
+
+_LOAD = ("bytes", "flops", "latency_ms")
+
+Surrounding: TypeAlias = Launches | Cold | Beside
+KINDS: dict[str, type[Launches] | type[Cold] | type[Beside]] = {
+    cls.kind: cls for cls in (Launches, Cold, Beside)
+}
+
+
+def kind_of(target: str) -> str | None:
+    """The kind of item of a target such as `contention_cpu`; None where it is for ops or shapes."""
+    kind, _, processor = target.partition("_")
+    return kind if kind in KINDS and processor in ("cpu", "gpu") else None
+
+
+def read(target: str, text: str) -> Surrounding:
+    """The item of a target from its text; raises `CodlError` with the text that is wrong."""
+    return KINDS[target.partition("_")[0]].read(text)
+
+
+def _numbers(text: str, names: Sequence[str]) -> list[float]:
+    pairs = [word.partition("=") for word in text.split()]
+    try:
+        if [name for name, _, _ in pairs] != list(names):
+            raise ValueError
+        return [float(value) for _, _, value in pairs]
+    except ValueError:
+        wanted = " ".join(f"{name}=NUMBER" for name in names)
+        raise CodlError(f"Cannot read {text!r}: expected {wanted}.") from None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One row as what is fitted: an item, the op that it must not be separated from, and ms."""
+
+    target: str
+    processor: str
+    item: Surrounding
+    shapes: tuple[Op | Surrounding, ...]
+    latency_ms: float
+    row: Row
+
+
+def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[Path, int]]]:
+    """What the dataset tells about surroundings; and every table's path and failed rows."""
+    found: list[Observation] = []
+    files: dict[str, tuple[Path, int]] = {}
+    for kind in KINDS:
+        table = dataset.table(kind)
+        rows = table.read()
+        if not rows:
+            continue
+        ok = [row for row in rows if row.status == "ok"]
+        files[kind] = (table.path, len(rows) - len(ok))
+        for row in ok:
+            try:
+                found += _of_row(row)
+            except CodlError as error:
+                raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
+    return found, files
+
+
+def _of_row(row: DispatchRow | ColdRow | ContentionRow) -> list[Observation]:
+    if isinstance(row, DispatchRow):
+        launches = Launches(row.count)
+        return [_observed(row.processor, launches, (launches,), row.latency_ms, row)]
+    if isinstance(row, ColdRow):
+        cold = Cold(parse(row.op), row.warm_ms)
+        return [_observed(row.processor, cold, (cold.op,), row.latency_ms, row)]
+    ops = parse(row.cpu_op), parse(row.gpu_op)
+    cpu, gpu = Load.of(ops[0], row.cpu_alone_ms), Load.of(ops[1], row.gpu_alone_ms)
+    return [
+        _observed("cpu", Beside(cpu, gpu), (ops[0],), row.cpu_together_ms, row),
+        _observed("gpu", Beside(gpu, cpu), (ops[1],), row.gpu_together_ms, row),
+    ]
+
+
+def _observed(
+    processor: str,
+    item: Surrounding,
+    shapes: tuple[Op | Surrounding, ...],
+    latency_ms: float,
+    row: Row,
+) -> Observation:
+    return Observation(f"{item.kind}_{processor}", processor, item, shapes, latency_ms, row)

@@ -1,0 +1,172 @@
+"""Features over columns of many ops: against one op at a time, and against plain integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import convolutions, fully_connected, poolings
+
+from codl.kernels import columns, registry, tiling, tiling_columns, tuned
+from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColumns
+from codl.ops import Conv2d, FullyConnected, Op, Pool2d, parse
+from codl.predict import features
+from codl.soc import CpuSide, GpuSide, Soc
+
+CPU = CpuSide(name="test", cores=(0,), simd_floats=16, l2_cache_bytes=1 << 20)
+GPU = GpuSide(
+    icd="test",
+    platform="test",
+    name="test",
+    driver="1",
+    type="cpu",
+    cores=(1,),
+    compute_units=1,
+    max_work_group_size=4096,
+    wave_size=1,
+    vector_width=16,
+    global_mem_cache_size=1 << 20,
+    local_mem_bytes=1 << 15,
+    unified_memory=True,
+)
+#: One core, a few narrower ones, and a device that runs work-items in lockstep.
+SOCS = (
+    Soc("one", "", CPU, GPU),
+    Soc("few", "", CPU, replace(GPU, compute_units=3, vector_width=8)),
+    Soc("real", "", CPU, replace(GPU, type="gpu", compute_units=12, vector_width=4, wave_size=32)),
+)
+KINDS = {Conv2d: ConvColumns, Pool2d: PoolColumns, FullyConnected: FcColumns}
+
+
+def by_columns(op: Op) -> list[Any]:
+    return [v for v in registry.known_to(op) if hasattr(v, "feature_columns")]
+
+
+def values_of(found: Any, name: str) -> np.ndarray[Any, Any]:
+    return np.asarray(getattr(found, name))
+
+
+@given(ops=st.lists(convolutions() | poolings() | fully_connected(), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_columns_hold_the_sizes_that_ops_have(ops: list[Op]) -> None:
+    for kind, of_kind in KINDS.items():
+        own: list[Any] = [op for op in ops if isinstance(op, kind)]
+        if not own:
+            continue
+        found = of_kind.of(own)
+        assert len(found) == len(own)
+        assert list(values_of(found, "flops")) == [op.flops for op in own]
+        if isinstance(found, WindowColumns):
+            assert list(found.oh) == [op.output.h for op in own]
+            assert list(found.ow) == [op.output.w for op in own]
+            assert list(found.extent_h) == [op.extent.h for op in own]
+            assert list(found.window) == [op.kernel.h * op.kernel.w for op in own]
+        if isinstance(found, ConvColumns):
+            assert list(found.is_depthwise) == [op.is_depthwise for op in own]
+        some = found.slice(1, 3)
+        assert list(values_of(some, "flops")) == [op.flops for op in own[1:3]]
+
+
+@given(ops=st.lists(convolutions() | poolings() | fully_connected(), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_many_ops_have_the_features_that_each_has_alone(ops: list[Op]) -> None:
+    for soc in SOCS:
+        for variant in {v for op in ops for v in by_columns(op)}:
+            own = [
+                op for op in ops if op.kind == variant.op_kind and variant.refusal(op, soc) is None
+            ]
+            if own:
+                check_alone(variant, own, soc)
+
+
+def check_alone(variant: Any, ops: Sequence[Op], soc: Soc) -> None:
+    """Also that a default of many is the first choice of each, and no feature is negative."""
+    table = tuned.feature_columns(variant, ops, soc)
+    rows = [variant.features(op, soc) for op in ops]
+    if variant.processor == "gpu":
+        chosen = [variant.choices(op, soc)[0] for op in ops]
+        default = variant.default_columns(variant.op_columns.of(ops), soc)
+        for name, values in default.items():
+            assert list(np.broadcast_to(values, len(ops))) == [choice[name] for choice in chosen]
+        assert rows == [variant.features(op, soc, c) for op, c in zip(ops, chosen, strict=True)]
+    for at, row in enumerate(rows):
+        assert list(row) == list(table), variant.name
+        assert row == {name: values[at] for name, values in table.items()}, variant.name
+        assert all(np.isfinite(v) and v >= 0 for v in row.values()), row
+
+
+@given(
+    tiles=st.integers(1, 10**6),
+    others=st.integers(1, 4096),
+    most=st.integers(1, 5000),
+    soc=st.sampled_from(SOCS),
+)
+def test_strips_and_waves_are_those_of_whole_numbers(
+    tiles: int, others: int, most: int, soc: Soc
+) -> None:
+    a, b, c = (np.array([float(size)]) for size in (tiles, others, most))
+    assert tiling_columns.strip(a, b, c, soc)[0] == tiling.strip(tiles, others, most, soc)
+    assert tiling_columns.waves(a, soc)[0] == tiling.waves(tiles, soc)
+    assert columns.ceil_div(a, b)[0] == -(-tiles // others)
+
+
+@given(width=st.integers(1, 500))
+def test_row_tile_wastes_least_and_is_the_largest_of_equals(width: int) -> None:
+    tile = tiling_columns.row_tile(np.array([float(width)]), SOCS[0])[0]
+    if width < 7:
+        assert tile == 7
+        return
+    waste = {size: -width % size for size in range(7, 17)}
+    assert waste[int(tile)] == min(waste.values())
+    assert all(waste[size] > waste[int(tile)] for size in range(int(tile) + 1, 17))
+
+
+@given(size=st.integers(0, 5000))
+def test_halvings_count_vectors_of_falling_width(size: int) -> None:
+    steps, left, width = 0, size, 16
+    while left:
+        while left < width:
+            width //= 2
+        steps, left = steps + left // width, left % width
+    assert columns.halvings(np.array([float(size)]), 16)[0] == steps
+
+
+PARTS = [
+    parse(f"conv2d in=1x64x{h}x56 oc={oc} kernel=3x3 pad=1")
+    for oc in range(16, 129, 16)
+    for h in (4, 8, 12)
+]
+
+
+@pytest.mark.parametrize("soc", SOCS, ids=lambda soc: soc.name)
+def test_more_output_channels_never_cost_fewer_operations_or_bytes(soc: Soc) -> None:
+    for variant in by_columns(PARTS[0]):
+        if any(variant.refusal(part, soc) for part in PARTS):
+            continue
+        table = features.table("variant", registry.target(variant, PARTS[0]), PARTS, soc)
+        at = {name: index for index, name in enumerate(table.names)}
+        for name in ("flops", "weight_bytes", "output_bytes", "padded_macs"):
+            if name in at:
+                by_height = table.values[:, at[name]].reshape(-1, 3)
+                assert (np.diff(by_height, axis=0) >= 0).all(), (variant.name, name)
+
+
+def test_a_tuned_choice_changes_the_row_of_its_op_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    soc, variant = SOCS[0], registry.find(PARTS[0], "gpu_winograd")
+    other: Any = variant.choices(PARTS[3], soc)[1]  # type: ignore[attr-defined]
+
+    class Tuning:
+        variants = frozenset({variant.name})
+
+    monkeypatch.setattr(tuned, "tuning", lambda soc: Tuning())
+    monkeypatch.setattr(tuned, "choice", lambda v, op, soc: other if op == PARTS[3] else None)
+    found = tuned.feature_columns(variant, PARTS, soc)
+    rows: Any = [variant.features(part, soc) for part in PARTS]
+    rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
+    assert rows[3] != variant.features(PARTS[3], soc)
+    assert [{n: v[i] for n, v in found.items()} for i in range(len(PARTS))] == rows
