@@ -183,7 +183,9 @@ def _surroundings(dataset: Dataset) -> list[Samples]:
             Samples(
                 target=target,
                 processor=own[0].processor,  # type: ignore[arg-type]
-                samples=tuple(Sample(o.item, o.shapes, o.latency_ms, o.row.source) for o in own),
+                samples=tuple(
+                    Sample(o.item, o.shapes, o.latency_ms, o.row.source, o.row.run) for o in own
+                ),
                 failed=failed,
                 files=(path,),
             )

@@ -186,7 +186,7 @@ def _search(top: Field) -> SearchResult:
         predicted_ms=_number(top, "predicted_ms"),
         search_ms=_number(top, "search_ms"),
         chains=tuple(_chain(chain) for chain in top.key("chains").items()),
-        source=_text(top, "source") or NOT_RECORDED,
+        source=_text(top, "source"),
         not_counted=not_counted.texts() if not_counted else (),
     )
 

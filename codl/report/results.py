@@ -195,7 +195,7 @@ class SearchResult:
     predicted_ms: float | None
     search_ms: float | None
     chains: tuple[Chain, ...]
-    source: str = "measured"
+    source: str = ""
     not_counted: tuple[str, ...] = ()
 
 

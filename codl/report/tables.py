@@ -169,11 +169,11 @@ def plan_content(result: SearchResult) -> Table:
     )
     rows = tuple(Row(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
     predictor = f" by {result.predictor}" if result.predictor else ""
+    source = f" from {result.source} latencies" if result.source else ""
     caption = [*soc_lines(result.soc)]
     if result.predicted_ms is not None:
         caption.append(
-            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}, from "
-            f"{result.source} latencies; nothing was run."
+            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}{source}; nothing was run."
         )
     if result.not_counted:
         caption.append(f"Not counted, for want of latencies: {', '.join(result.not_counted)}.")
