@@ -45,7 +45,7 @@ DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relay
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 #: What features count, by their names.
-UNITS = "bytes where the name ends so, else a count"
+UNITS = "bytes or ms where the name ends so, else a count"
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
 
