@@ -23,6 +23,14 @@ from codl.ops import Conv2d, Shape, parse, to_text
 from codl.soc import Soc
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
+#: The command with little effort.
+QUICKLY = """
+from codl.cli import main
+from codl.collect import collector
+QUICK = collector.Rounds(warm_up=1, visits=2, samples=1, span_s=0.05, more=1)
+collector.Rounds = lambda: QUICK
+main()
+"""
 OPS = [
     parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1 act=relu"),
     parse("pooling in=1x32x10x10 kernel=2x2 stride=2"),
@@ -79,8 +87,18 @@ def test_kills_lose_and_repeat_nothing(first_soc: Soc, tmp_path: Path) -> None:
     """A collection killed three times at random has the rows of a clean one."""
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
-    codl = [sys.executable, "-c", "from codl.cli import main; main()"]
-    command = [*codl, "collect", "--soc", "test", "--ops", "ops.csv", "--shares", "0.5,1"]
+    command = [
+        sys.executable,
+        "-c",
+        QUICKLY,
+        "collect",
+        "--soc",
+        "test",
+        "--ops",
+        "ops.csv",
+        "--shares",
+        "0.5,1",
+    ]
     run = {"cwd": tmp_path, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run([*command, "-o", "clean"], check=True, **run)  # type: ignore[call-overload]
     clean = Dataset.of("test", tmp_path / "clean")

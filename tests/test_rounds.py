@@ -72,7 +72,7 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
 def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
     machine = Machine()
     clock(machine)
-    effort = Rounds(span_s=0.0)
+    effort = Rounds(span_s=0.0, task_s=0.15)
     quick, slow, slowest = (Timed(machine.sample(s), effort) for s in (0.0001, 0.015, 1.0))
     assert (quick.repeats, quick.samples, quick.visits) == (3, 2, 20)
     assert (slow.repeats, slow.samples, slow.visits) == (1, 1, 10)

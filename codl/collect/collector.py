@@ -25,7 +25,9 @@ Progress = Callable[[int, int, float], None]
 #: Why a collection ended: nothing is left, a limit was reached, or more would change nothing.
 Stopped = Literal["done", "budget", "samples", "settled"]
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.
-MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 1 << 30, 3
+MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 2 << 30, 3
+#: A batch in less time than this share of its own would tell little.
+SHORTEST = 0.3
 #: A task that was measured while the machine was disturbed is measured again so often.
 RETRIES = 1
 
@@ -89,14 +91,11 @@ def collect(
     stopped: Stopped = "done" if samples is None or total <= samples else "samples"
     while missing:
         elapsed = time.monotonic() - start
-        if budget_s is not None and elapsed >= budget_s:
-            stopped = "budget"
-            break
         wanted = missing if chooser is None else chooser.choose(missing, elapsed)
-        if not wanted:
-            stopped = "settled"
+        left = float("inf") if budget_s is None else budget_s - (time.monotonic() - start)
+        if not wanted or left < SHORTEST * rounds.span_s or left <= 0:
+            stopped = "budget" if wanted else "settled"
             break
-        left = None if budget_s is None else budget_s - (time.monotonic() - start)
         state.measure(bench, wanted, left)
         missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
         if progress is not None:
@@ -143,12 +142,12 @@ class _State:
     def tries(self, task: Task) -> int:
         return self.again.get(task, 0)
 
-    def measure(self, bench: Bench, wanted: Sequence[Task], left_s: float | None) -> None:
-        """Measure the first of the tasks as a batch, in about `left_s` seconds or a batch's time.
+    def measure(self, bench: Bench, wanted: Sequence[Task], left_s: float) -> None:
+        """Measure the first of the tasks as a batch, in a batch's time or what is left.
 
         Those of a disturbed processor are left for later, but not more than `RETRIES` times.
         """
-        seconds = bench.rounds.span_s if left_s is None else min(left_s, bench.rounds.span_s)
+        seconds = min(left_s / 2, bench.rounds.span_s)  # half of it to build them
         prepared, found = _prepare(bench, wanted, seconds)
         anchors = self.anchors
         anchors.begin()
@@ -201,10 +200,13 @@ def _prepare(
     planned = taken = 0.0
     limit, begin = _memory_bytes(), time.monotonic()
     for task in wanted:
-        taken += COPIES * _bytes(task)
-        spent = time.monotonic() - begin
-        if prepared and (taken > limit or planned >= seconds or spent >= seconds):
+        is_enough = planned >= seconds or time.monotonic() - begin >= seconds
+        if is_enough and (prepared or done):
             break
+        size = COPIES * _bytes(task)
+        if prepared and taken + size > limit:
+            continue  # smaller ones may fit; it comes first in a later batch
+        taken += size
         one = bench.prepare(task)
         if isinstance(one, Prepared):
             prepared.append(one)

@@ -35,7 +35,7 @@ class Rounds:
     visits: int = 20
     samples: int = 2
     sample_s: float = 0.0003
-    task_s: float = 0.15
+    task_s: float = 0.1
     long_s: float = 0.005
     least: int = 6
     span_s: float = 10.0
@@ -62,8 +62,8 @@ class Timed:
         """Warm up, and see how many repeats make a sample, and how many visits it is worth."""
         rounds = self.rounds
         once = self.sample(1)[WHOLE]
-        for _ in range(rounds.warm_up - 1 if once < rounds.long_s else 0):
-            once = min(once, self.sample(1)[WHOLE])
+        if once < rounds.long_s:  # what allocates or compiles at first is much slower then
+            once = min(self.sample(1)[WHOLE] for _ in range(rounds.warm_up))
         self.repeats = max(1, round(rounds.sample_s / max(once, 1e-7)))
         self.samples = 1 if once > rounds.long_s else rounds.samples
         visit = self.samples * self.repeats * once

@@ -48,7 +48,7 @@ SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 #: What features count, by their names.
-UNITS = "bytes where the name ends so, else a count"
+UNITS = "bytes or ms where the name ends so, else a count"
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
 
@@ -136,8 +136,8 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     variant gives two items different features, or a feature that is not finite.
     """
     if kind := surroundings.kind_of(target):
-        asked = _surroundings(target, kind, items)
-        found = _of_rows(target, items, [item.features() for item in asked])
+        rows = [item.features() for item in _surroundings(target, kind, items)]
+        found = _of_rows(target, items, rows)
     elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]

@@ -24,8 +24,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.collect.benchmarks import Bench
-from codl.collect.protocol import Protocol
+from codl.collect import rounds
+from codl.collect.benchmarks import Bench, Prepared
+from codl.collect.rounds import Rounds
 from codl.collect.tasks import OpTask, load_network
 from codl.device.detect import detect
 from codl.device.opencl import open_device
@@ -42,7 +43,7 @@ Clock: TypeAlias = Callable[[], float]
 
 MODELS = ("vgg16", "yolov2", "resnet50", "mobilenet_v2")
 #: Quick, because a variant that is nearly the best will do.
-QUICK = Protocol(warm_up=1, min_samples=5, min_time_s=0.01, max_time_s=0.06)
+QUICK = Rounds(visits=10, task_s=0.05, span_s=0.0)
 #: Whatever disturbs only ever adds time, so that a low quantile says most about the work itself.
 QUANTILE = 0.25
 
@@ -114,19 +115,25 @@ def measure(network: Network, bench: Bench, seconds: float) -> Row:
 
 
 def fastest(network: Network, processor: Processor, bench: Bench) -> dict[str, str]:
-    """Every layer's fastest variant on a processor, each op measured alone."""
+    """Every layer's fastest variant on a processor, each op's measured in turns."""
     pick: dict[Op, str] = {}
     for op in dict.fromkeys(layer.op for layer in network.layers):
         found = [variant.name for variant in registry.variants(op, processor, bench.soc)]
         if len(found) > 1:
-            latency = {name: latency_ms(op, name, processor, bench) for name in found}
+            latency = latencies_ms(op, found, processor, bench)
             pick[op] = min(latency, key=latency.__getitem__)
     return {layer.name: pick[layer.op] for layer in network.layers if layer.op in pick}
 
 
-def latency_ms(op: Op, variant: str, processor: Processor, bench: Bench) -> float:
-    row = bench.row(OpTask((), variant, processor, op, op.dims[0], 1.0, op))
-    return row.p20_ms if row.status == "ok" else float("inf")
+def latencies_ms(
+    op: Op, variants: list[str], processor: Processor, bench: Bench
+) -> dict[str, float]:
+    tasks = {name: OpTask((), name, processor, op, op.dims[0], 1.0, op) for name in variants}
+    prepared = {name: bench.prepare(task) for name, task in tasks.items()}
+    ready = {name: one for name, one in prepared.items() if isinstance(one, Prepared)}
+    rounds.measure([one.timed for one in ready.values()], bench.rounds)
+    found = {name: one.row().latency_ms for name, one in ready.items()}
+    return {name: found.get(name, float("inf")) for name in variants}
 
 
 def in_turns(
