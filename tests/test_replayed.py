@@ -45,15 +45,17 @@ def test_every_variant_has_features(variant: registry.Variant) -> None:
 
 
 def test_features_of_a_convolution() -> None:
-    """3x3 of stride 1 on 6 channels, 10 outputs padded to 12; counted by hand."""
+    """3x3 of stride 1 on 6 channels padded to 8, 10 outputs padded to 12; counted by hand."""
     table = features.table("variant", "conv2d_gpu_replayed", [CONV], REPLAYED)
     found = dict(zip(table.names, table.values[0].tolist(), strict=True))
-    assert found["winograd_macs"] == 8 * 8 * 12 * 6 * 9
-    assert found["other_macs"] == found["pointwise_macs"] == found["depthwise_macs"] == 0
-    assert found["output_blocks"] == 8 * 8 * 3
-    assert found["waves"] == 3
-    assert found["loop_length"] == 54
-    assert found["weight_bytes"] == 4 * (10 * 6 * 9 + 10)
+    assert found["padded_macs"] == found["winograd_macs"] == 8 * 8 * 12 * 8 * 9
+    for name in ("other", "pointwise", "depthwise", "grouped", "line", "constant"):
+        assert found[f"{name}_macs"] == 0 or name == "constant"
+    assert found["constant_macs"] == found["padded_macs"]  # 2 * 12 * 6 * 9 bytes of weights
+    assert found["macs_f4"] == 2 * 2 * 36 * 8 * 12
+    assert found["work_items"] == 8 * 2 * 3
+    assert found["loop_length"] == 72
+    assert found["weight_bytes"] == 4 * 12 * 72
 
 
 def test_nothing_runs_on_a_replayed_soc(tmp_path: Path) -> None:
@@ -78,9 +80,10 @@ def test_the_source_is_kept_in_the_file(tmp_path: Path) -> None:
 
 def test_threads_are_those_of_the_variant() -> None:
     def waves(target: str, soc: Soc) -> float:
+        """Blocks of output channels that the busiest thread computes."""
         table = features.table("variant", target, [CONV], soc)
-        return float(table.values[0][table.names.index("waves")])
+        return float(table.values[0][table.names.index("block_waves")]) / (8 * 8 * 72)
 
     four = replace(REPLAYED, cpu=replace(REPLAYED.cpu, cores=(0, 1, 2, 3)))
-    assert waves("conv2d_cpu_replayed", four) == 48
-    assert waves("conv2d_cpu_replayed_threads2", four) == 96
+    assert waves("conv2d_cpu_replayed", four) == 1
+    assert waves("conv2d_cpu_replayed_threads2", four) == 2

@@ -307,7 +307,7 @@ def test_training_stands_split_beside_split(tmp_path: Path) -> None:
     linear = found.starting("linear")[0]
     assert linear[1:5] == ["2,000/500", "91.2", "-", "5.00"]
     assert linear[5:9] == ["2,000/500", "81.2", "-", "5.00"]
-    assert linear[9:] == ["12,345", "2.35", "not recorded"]
+    assert linear[9:] == ["12,345", "2.35", "-", "not recorded"]
     assert found.starting("cpu_gemm (cpu)")
     printed = terminal(train_table(train_result(training())))
     assert "81.2" in printed

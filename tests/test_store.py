@@ -169,7 +169,7 @@ def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     path = trained[0] / SOC.name / "codl" / f"{GEMM}.json"
     content = json.loads(path.read_text())
     assert (content["version"], content["unit"]) == (2, "ms")
-    assert content["feature_units"].startswith("bytes where")
+    assert content["feature_units"].startswith("bytes or ms where")
     ((name, digest),) = content["dataset"]["tables"].items()
     assert name == f"t_{GEMM}.csv"
     assert len(digest) == 16

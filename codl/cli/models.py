@@ -103,8 +103,11 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
             f"{chain.label} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used
         )
     table.caption = (
-        f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor}, found in {search_ms:.0f} ms"
+        f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies, "
+        f"found in {search_ms:.0f} ms"
     )
+    if plan.not_counted:
+        table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,7 +41,9 @@ class Plan:
 
     `sharing` is "gather" where every processor gets the whole of a tensor that it reads from (the
     paper's way), "missing" where only what it lacks moves. `predicted_ms` is None where nobody
-    predicted. `digest` identifies the model's structure.
+    predicted. `digest` identifies the model's structure. `source` says where the latencies come
+    from that the prediction rests on; `not_counted` names the layers, and the ways of data sharing,
+    that have none and count as nothing.
     """
 
     model: str
@@ -52,6 +54,8 @@ class Plan:
     sharing: Sharing
     predicted_ms: float | None
     chains: tuple[Chain, ...]
+    source: str = "measured"
+    not_counted: tuple[str, ...] = ()
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
@@ -101,7 +105,8 @@ def load_plan(path: Path) -> Plan:
     if not isinstance(chains, list):
         raise InvalidFileError(path, f"expected a list, got {chains!r}.", where="chains")
     loaded = tuple(_chain(path, chain, f"chains[{i}]") for i, chain in enumerate(chains))
-    return Plan(**{**content, "chains": loaded})
+    not_counted = tuple(content.pop("not_counted", ()))
+    return Plan(**{**content, "chains": loaded, "not_counted": not_counted})
 
 
 def _chain(path: Path, content: Any, where: str) -> Chain:
@@ -122,7 +127,7 @@ def _fields(path: Path, content: Any, cls: type[Plan | Chain], where: str) -> di
     for key in content:
         if key not in known:
             raise InvalidFileError(path, str(UnknownNameError("key", key, known)), where=where)
-    for key in known:
+    for key in (field.name for field in fields(cls) if field.default is MISSING):
         if key not in content:
             raise InvalidFileError(path, f"the key {key!r} is missing.", where=where)
     return dict(content)

@@ -9,6 +9,7 @@ from codl.execute.program import Residency, build_program, chain_outputs
 from codl.ops import Dim, Layer, Network, Region
 from codl.ops.chain import Half, cut
 from codl.ops.plan import Chain, Plan, Sharing
+from codl.plan import unmeasured
 from codl.plan.cost import CostModel
 
 #: Ratios that a search tries; the ends are one processor alone.
@@ -35,7 +36,7 @@ class ChainSearch:
 
     def __init__(self, network: Network, cost: CostModel, sharing: Sharing = "gather") -> None:
         self.network = network
-        self.cost = cost
+        self.cost = unmeasured.filled(cost, network)
         self.sharing: Sharing = sharing
         self._best: dict[tuple[str, ...], Candidate] = {}
         self._prefetch()
@@ -89,6 +90,8 @@ class ChainSearch:
             sharing=self.sharing,
             predicted_ms=None,
             chains=chains,
+            source=cost.soc.source,
+            not_counted=unmeasured.not_counted(cost, network),
         )
         program = build_program(network, plan, cost.soc)
         return replace(plan, predicted_ms=cost.program_ms(network, program))

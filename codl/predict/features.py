@@ -45,7 +45,7 @@ DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relay
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 #: What features count, by their names.
-UNITS = "bytes where the name ends so, else a count"
+UNITS = "bytes or ms where the name ends so, else a count"
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
 
@@ -128,6 +128,7 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     """
     if kind := surroundings.kind_of(target):
         rows = [item.features() for item in _surroundings(target, kind, items)]
+        found = _of_rows(target, items, rows)
     elif is_sharing(target):
         shapes = _shapes(target, items)
         rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]

@@ -171,10 +171,12 @@ def _predictor(row: Field) -> PredictorRow:
         mape=_number(row, "mape"),
         bytes=row.key("bytes").count(),
         us_per_prediction=row.key("us_per_prediction").number(),
+        coverage90=_number(row, "coverage90"),
     )
 
 
 def _search(top: Field) -> SearchResult:
+    not_counted = top.get("not_counted")
     return SearchResult(
         origin=_origin(top),
         soc=_soc(top.key("soc")),
@@ -184,6 +186,8 @@ def _search(top: Field) -> SearchResult:
         predicted_ms=_number(top, "predicted_ms"),
         search_ms=_number(top, "search_ms"),
         chains=tuple(_chain(chain) for chain in top.key("chains").items()),
+        source=_text(top, "source"),
+        not_counted=not_counted.texts() if not_counted else (),
     )
 
 

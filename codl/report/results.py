@@ -158,6 +158,7 @@ class PredictorRow:
     mape: float | None
     bytes: int
     us_per_prediction: float
+    coverage90: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,8 @@ class SearchResult:
     predicted_ms: float | None
     search_ms: float | None
     chains: tuple[Chain, ...]
+    source: str = ""
+    not_counted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def train_content(result: TrainResult) -> Table:
         *(Column(header, group) for group in splits.values() for header in accuracy),
         Column("bytes"),
         Column("\N{MICRO SIGN}s per prediction"),
+        Column("in 90 % interval (%)"),
         Column("source", numeric=False),
     )
     found: dict[str, dict[str, dict[str, PredictorRow]]] = {}
@@ -151,7 +152,9 @@ def _train_cells(
         cells += [digits(value) for value in (row.acc10, row.acc5, row.mape)]
     row = next(iter(by_split.values()))
     size, us = count(row.bytes), digits(row.us_per_prediction)
-    return (row.name, *cells, size, us, source)
+    shape = by_split.get("shape")
+    covered = digits(shape.coverage90) if shape else NONE
+    return (row.name, *cells, size, us, covered, source)
 
 
 def plan_content(result: SearchResult) -> Table:
@@ -166,11 +169,14 @@ def plan_content(result: SearchResult) -> Table:
     )
     rows = tuple(Row(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
     predictor = f" by {result.predictor}" if result.predictor else ""
+    source = f" from {result.source} latencies" if result.source else ""
     caption = [*soc_lines(result.soc)]
     if result.predicted_ms is not None:
         caption.append(
-            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}; nothing was run."
+            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}{source}; nothing was run."
         )
+    if result.not_counted:
+        caption.append(f"Not counted, for want of latencies: {', '.join(result.not_counted)}.")
     if result.search_ms is not None:
         caption.append(f"The search took {digits(result.search_ms)} ms.")
     caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")

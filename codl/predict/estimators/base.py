@@ -31,8 +31,12 @@ FLOOR = 0.1
 RESOLUTION_MS = 1e-3
 #: Folds that an estimator holds out within its training rows.
 INNER_FOLDS = 5
-#: How often run terms and the estimator are fitted in turn.
-RUN_PASSES = 2
+#: How often run terms and a rough model are fitted in turn.
+ROUGH_PASSES = 5
+#: Logarithms from which on a prediction is as wrong as can be.
+MOST_OFF = 0.5
+#: With fewer rows above the floors of runs, floors are left out.
+LEAST_FREE = 0.3
 
 
 class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -65,12 +69,50 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         shapes = _groups(X, groups)
         self.floor_ = float(FLOOR * y.min())
         self.runs_ = {}
-        self._fit(X, y, shapes)
         labels = _labels(runs, len(y))
-        for _ in range(RUN_PASSES if len(set(labels)) > 1 else 0):
-            self.runs_ = run_terms.fit_terms(np.maximum(self._inner(X), self.floor_), y, labels)
-            self._fit(X, run_terms.remove(self.runs_, y, labels), shapes)
+        if len(set(labels)) > 1:
+            self._fit_runs(X, y, shapes, labels)
+        else:
+            self._fit(X, y, shapes)
         return self
+
+    def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
+        """Fit the rows that are not at their run's floor, and the terms of runs, in turn."""
+        size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
+        floors = run_terms.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
+        free = run_terms.above_floors(floors, y, labels)
+        if free.sum() < LEAST_FREE * len(y):
+            floors, free = {}, np.ones(len(y), bool)
+        X, y, shapes = X[free], y[free], shapes[free]
+        labels = [label for label, is_free in zip(labels, free, strict=True) if is_free]
+        one = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
+
+        def terms(predicted: Vector) -> dict[str, RunTerm]:
+            predicted = np.maximum(predicted, self.floor_)
+            return run_terms.fit_terms(predicted, y, labels, groups=shapes, floors=floors)
+
+        def error(found: Mapping[str, RunTerm]) -> float:
+            """Of held-out shapes, once fitted with these terms; leaves the estimator so."""
+            self.runs_ = found
+            self._fit(X, run_terms.remove(found, y, labels), shapes)
+            inner = run_terms.apply(found, self._inner(X), labels)
+            off = np.abs(np.log(np.maximum(inner, self.floor_) / y))
+            return float(np.minimum(off, MOST_OFF).mean())
+
+        # Terms found beside a rough model miss what it cannot tell, those beside a fine one what
+        # it took for the op's: neither is always better.
+        tried: list[tuple[float, Mapping[str, RunTerm]]] = [(error(one), one)]
+        fine = terms(self._inner(X))
+        tried.append((error(fine), fine))
+        rough: Mapping[str, RunTerm] = one
+        for _ in range(ROUGH_PASSES):
+            rough = terms(self._rough(X, run_terms.remove(rough, y, labels)))
+        tried.append((error(rough), rough))
+        again = terms(self._inner(X))
+        tried.append((error(again), again))
+        best = min(tried, key=lambda pair: pair[0])[1]
+        if best is not again:
+            error(best)
 
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
         """Latencies in milliseconds, shaped (items); at least `floor_`.
@@ -97,8 +139,9 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._in_runs(low, runs), self._in_runs(high, runs)
 
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
-        if runs is not None:
-            latency_ms = run_terms.apply(self.runs_, latency_ms, _labels(runs, len(latency_ms)))
+        labels = _labels(runs, len(latency_ms))
+        if self.runs_:
+            latency_ms = run_terms.apply(self.runs_, latency_ms, labels)
         return np.maximum(latency_ms, self.floor_)
 
     def state(self, names: Sequence[str]) -> dict[str, Any]:
@@ -126,6 +169,13 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         raise NotImplementedError
+
+    def _rough(self, X: Vector, y: Vector) -> Vector:
+        """Predictions of the rows by what is simple enough to leave runs their differences."""
+        from codl.predict.estimators.linear import CodlLinear
+
+        result: Vector = CodlLinear().fit(X, y).predict(X)
+        return result
 
     def _inner(self, X: Vector) -> Vector:
         """Predictions of the rows just fitted, better of each without it."""

@@ -31,7 +31,7 @@ LEAST_ROWS = 8
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
 #: Pull of the level's slopes towards 0, for each row.
-RIDGE = 1e-2
+RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
 #: Shares of the second member that are tried.
@@ -107,7 +107,7 @@ class Codl(LatencyEstimator):
         self._check(X, y, groups, projections, rows)
 
     def _kernel(self, scaled: Vector, rest: Vector) -> Kernel:
-        some = np.random.default_rng(SEED).permutation(len(rest))[:SEARCHED]
+        some = _different(scaled)[:SEARCHED]
         found = Kernel.search(scaled[some], rest[some] - rest[some].mean(), steps=self.steps)
         return Kernel(rounded(found.lengths, 4), float(rounded(found.amplitude, 4)), found.noise)
 
@@ -256,6 +256,14 @@ class Codl(LatencyEstimator):
         if self.limits_[0] > self.limits_[1]:
             raise ValueError("limits must be in order.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
+
+
+def _different(scaled: Vector) -> Groups:
+    """All rows in random order, the first of every different item before their repetitions."""
+    order = np.random.default_rng(SEED).permutation(len(scaled))
+    first = np.unique(scaled[order], axis=0, return_index=True)[1]
+    result: Groups = np.concatenate([order[np.sort(first)], np.delete(order, first)])
+    return result
 
 
 def _members(state: Any, width: int, points: int) -> tuple[Member, ...]:

@@ -23,7 +23,7 @@ NOISE_BOUNDS = (np.log(5e-3), np.log(0.5))
 AMPLITUDE_BOUNDS = (np.log(1e-2), np.log(3.0))
 LENGTH_BOUNDS = (np.log(0.05), np.log(100.0))
 #: How far, in logarithms, length scales usually lie from the square root of their number.
-LENGTH_SPREAD = 1.5
+LENGTH_SPREAD = 0.8
 #: Added to the covariance of the points, as a share of the variance: keeps it well posed.
 JITTER = 1e-6
 #: Rows further off than so many times the noise count less, in proportion.

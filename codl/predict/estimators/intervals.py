@@ -54,10 +54,11 @@ class Errors:
         count = len(np.unique(groups))
         out = np.clip(0.5 + (LEVELS - 0.5) * (count + 1) / count, 0, 1)
         quantiles = np.quantile(scaled, out)
-        # The ends that so many rows cannot show follow from the spread.
+        # What was fitted has seen the held-out rows choose between fits; and so few groups cannot
+        # show the ends.
         wider = 1 + 1 / np.sqrt(count)
         middle = quantiles[len(LEVELS) // 2]
-        quantiles = middle + (quantiles - middle) * np.where(np.abs(LEVELS - 0.5) > 0.4, wider, 1)
+        quantiles = middle + (quantiles - middle) * wider
         return cls(scale, rounded(quantiles, 5))
 
     def bounds(self, signs: Vector, coverage: float) -> tuple[Vector, Vector]:

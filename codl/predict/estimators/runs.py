@@ -1,7 +1,9 @@
-"""What differs from one measurement run to another: an overhead and a factor for each run.
+"""What differs from one measurement run to another: an overhead, a factor and a floor for each run.
 
-A run's latency is factor x (latency in the typical run + overhead). Both are estimated from the
-run's own rows and drawn towards 1 and 0, so that a run of few rows keeps what all have in common.
+A run's latency is factor x (latency in the typical run + overhead), and never below its floor. The
+first two are estimated from the run's own rows and drawn towards 0 and 1, so that a run of few rows
+keeps what all have in common. A floor is the time after which a driver that waits looks again:
+where it shows, ops of very different size all take the same.
 """
 
 from __future__ import annotations
@@ -11,74 +13,147 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.predict.estimators.arrays import Vector, rounded
 
-#: Usual sizes, in logarithms, of a row's error and of a run's factor.
-ERROR = 0.08
+#: Usual sizes, in logarithms: of a row's error about its shape, of what is special to a shape, and
+#: of a run's factor; and that of a run's overhead, as a share of the run's lower quartile.
+ERROR = 0.04
+SHAPE_SPREAD = 0.2
 FACTOR_SPREAD = 0.2
-#: Overheads that are tried, as shares of the run's lower quartile, and their usual size.
-OVERHEADS = np.concatenate([-np.geomspace(0.3, 0.005, 12), [0.0], np.geomspace(0.005, 1.0, 17)])
-OVERHEAD_SPREAD = 0.3
+OVERHEAD_SPREAD = 0.07
+#: Steps of the solver; the overhead is not linear, and outliers are found as they show.
+STEPS = 6
+#: Rows further off than so many usual errors count less.
+OUTLIER = 2.0
+#: No overhead takes more than this share off the fastest prediction of its run.
+MOST = 0.5
+#: A floor shows where so large a share of a run's shapes, and so many, lie within this many
+#: logarithms, with so small a share of them below, though they are predicted to differ by so much.
+FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.2, 5, 0.12, 0.1, 0.6
 
 
 @dataclass(frozen=True)
 class RunTerm:
-    """Latency in a run = `factor` x (latency in the typical run + `overhead_ms`)."""
+    """Latency in a run = `factor` x (latency in the typical run + `overhead_ms`), or `floor_ms`."""
 
     overhead_ms: float = 0.0
     factor: float = 1.0
+    floor_ms: float = 0.0
 
 
 TYPICAL = RunTerm()
 
 
-def fit_terms(predicted: Vector, y: Vector, labels: Sequence[str]) -> dict[str, RunTerm]:
-    """The term of every run, from latencies predicted for the typical run and those measured."""
-    rows = np.asarray(labels)
+def find_floors(
+    size: Vector, y: Vector, labels: Sequence[str], groups: NDArray[np.intp]
+) -> dict[str, float]:
+    """The floor of every run, 0 where none shows; `size` says how latencies should differ."""
+    run = np.asarray(labels)
+    return {label: _floor(size, y, groups, np.flatnonzero(run == label)) for label in set(labels)}
+
+
+def _floor(size: Vector, y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> float:
+    shapes = np.unique(groups[rows])
+    own = [rows[groups[rows] == shape] for shape in shapes]
+    logs = np.log([np.median(y[at]) for at in own])
+    sizes = np.log([size[at[0]] for at in own])
+    order = np.argsort(logs)
+    logs, sizes = logs[order], sizes[order]
+    best, floor = 0, 0.0
+    for first in range(int(FLOOR_BELOW * len(logs)) + 1):
+        within = slice(first, int(np.searchsorted(logs, logs[first] + FLOOR_WIDTH, side="right")))
+        count = within.stop - first
+        low, high = np.quantile(sizes[within], [0.1, 0.9])
+        if count > best and high - low >= FLOOR_RANGE:
+            best, floor = count, float(np.exp(np.median(logs[within])))
+    enough = best >= max(FLOOR_SHAPES, FLOOR_SHARE * len(logs))
+    return float(rounded(floor)) if enough else 0.0
+
+
+def above_floors(
+    floors: Mapping[str, float], y: Vector, labels: Sequence[str]
+) -> NDArray[np.bool_]:
+    """Which rows say more than that they are at their run's floor."""
+    floor = np.array([floors.get(label, 0.0) for label in labels])
+    result: NDArray[np.bool_] = y > floor * np.exp(FLOOR_WIDTH / 2)
+    return result
+
+
+def fit_terms(
+    predicted: Vector,
+    y: Vector,
+    labels: Sequence[str],
+    *,
+    groups: NDArray[np.intp],
+    floors: Mapping[str, float],
+) -> dict[str, RunTerm]:
+    """The term of every run, from latencies predicted for the typical run and those measured.
+
+    Every shape (`groups`) may differ from its prediction by a factor of its own, in all runs alike:
+    so what tells runs apart is, above all, the shapes that they have in common.
+    """
+    names, run = np.unique(np.asarray(labels), return_inverse=True)
+    shape = np.unique(groups, return_inverse=True)[1].ravel()
+    count, shapes = len(names), int(shape.max()) + 1
+    unit = np.array([np.quantile(predicted[run == at], 0.25) for at in range(count)])
+    least = np.array([-MOST * predicted[run == at].min() for at in range(count)])
+    sizes = np.repeat([FACTOR_SPREAD, OVERHEAD_SPREAD, SHAPE_SPREAD], [count, count, shapes])
+    rows = np.arange(len(y))
+    design = np.zeros((len(y), len(sizes)))
+    design[rows, run] = 1
+    design[rows, 2 * count + shape] = 1
+    terms, trust = np.zeros(len(sizes)), np.ones(len(y))
+    for _ in range(STEPS):
+        overhead = terms[count : 2 * count] * unit
+        total = predicted + overhead[run]
+        slope = unit[run] / total
+        design[rows, count + run] = slope
+        target = np.log(y / total) + slope * terms[count + run]
+        weighted = design * trust[:, None]
+        normal = weighted.T @ design + np.diag((ERROR / sizes) ** 2)
+        terms = np.linalg.solve(normal, weighted.T @ target)
+        terms[count : 2 * count] = np.maximum(terms[count : 2 * count], least / unit)
+        trust = 1 / np.maximum(np.abs(target - design @ terms) / (OUTLIER * ERROR), 1)
+    factor, overhead = rounded(np.exp(terms[:count])), rounded(terms[count : 2 * count] * unit)
     return {
-        label: _fit(predicted[rows == label], y[rows == label]) for label in sorted(set(labels))
+        str(name): RunTerm(float(o), float(f), floors.get(str(name), 0.0))
+        for name, o, f in zip(names, overhead, factor, strict=True)
     }
-
-
-def _fit(predicted: Vector, y: Vector) -> RunTerm:
-    """The likeliest of some overheads, each with its likeliest factor; errors as in L1."""
-    unit = float(np.quantile(predicted, 0.25))
-    overheads = OVERHEADS * unit
-    overheads = overheads[predicted.min() + overheads > 0.3 * predicted.min()]
-    logs = np.log(y) - np.log(predicted + overheads[:, None])  # (overheads, rows)
-    shrink = len(y) / (len(y) + (ERROR / FACTOR_SPREAD) ** 2)
-    factors = shrink * np.median(logs, axis=1)
-    loss = np.abs(logs - factors[:, None]).sum(1) / ERROR
-    loss += 0.5 * (factors / FACTOR_SPREAD) ** 2
-    loss += np.abs(overheads / unit) / OVERHEAD_SPREAD
-    best = int(loss.argmin())
-    overhead, factor = rounded([overheads[best], np.exp(factors[best])])
-    return RunTerm(float(overhead), float(factor))
 
 
 def apply(terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[str]) -> Vector:
     """Latencies of the typical run as those of each row's run; an unknown run is typical."""
-    overhead, factor = _columns(terms, labels)
-    return factor * (latency_ms + overhead)
+    overhead, factor, floor = _columns(terms, labels)
+    return np.maximum(factor * (latency_ms + overhead), floor)
 
 
 def remove(terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[str]) -> Vector:
-    """The inverse of `apply`, kept to at least a fifth of what was measured."""
-    overhead, factor = _columns(terms, labels)
+    """The inverse of `apply` above the floor, kept to at least a fifth of what was measured."""
+    overhead, factor, _ = _columns(terms, labels)
     return np.maximum(latency_ms / factor - overhead, 0.2 * latency_ms / factor)
 
 
-def _columns(terms: Mapping[str, RunTerm], labels: Sequence[str]) -> tuple[Vector, Vector]:
-    own = [terms.get(label, TYPICAL) for label in labels]
-    return np.array([t.overhead_ms for t in own]), np.array([t.factor for t in own])
+def typical(terms: Mapping[str, RunTerm]) -> RunTerm:
+    """A run without overhead or factor, at the middle one's floor."""
+    floors = sorted(term.floor_ms for term in terms.values())
+    return RunTerm(floor_ms=floors[len(floors) // 2] if floors else 0.0)
+
+
+def _columns(terms: Mapping[str, RunTerm], labels: Sequence[str]) -> tuple[Vector, Vector, Vector]:
+    usual = typical(terms)
+    known = {label: terms.get(label, usual) for label in set(labels)}
+    own = [known[label] for label in labels]
+    columns = np.array([(t.overhead_ms, t.factor, t.floor_ms) for t in own]).reshape(-1, 3)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+_KEYS = ("overhead_ms", "factor", "floor_ms")
 
 
 def write(terms: Mapping[str, RunTerm]) -> dict[str, Any]:
-    return {
-        label: {"overhead_ms": term.overhead_ms, "factor": term.factor}
-        for label, term in terms.items()
-    }
+    return {label: {key: getattr(term, key) for key in _KEYS} for label, term in terms.items()}
 
 
 def read(state: Any) -> dict[str, RunTerm]:
@@ -89,11 +164,11 @@ def read(state: Any) -> dict[str, RunTerm]:
 
 
 def _term(label: str, term: Any) -> RunTerm:
-    if not isinstance(term, Mapping) or set(term) != {"overhead_ms", "factor"}:
-        raise ValueError(f"runs, {label}: must have overhead_ms and factor, got {term!r:.80}.")
+    if not isinstance(term, Mapping) or set(term) != set(_KEYS):
+        raise ValueError(f"runs, {label}: must have {', '.join(_KEYS)}, got {term!r:.80}.")
     for key, value in term.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise ValueError(f"runs, {label}: {key} must be a finite number, got {value!r}.")
-    if term["factor"] <= 0:
-        raise ValueError(f"runs, {label}: factor must be positive, got {term['factor']:g}.")
-    return RunTerm(float(term["overhead_ms"]), float(term["factor"]))
+    if term["factor"] <= 0 or term["floor_ms"] < 0:
+        raise ValueError(f"runs, {label}: factor must be positive and floor_ms not negative.")
+    return RunTerm(**{key: float(term[key]) for key in _KEYS})

@@ -1,0 +1,88 @@
+"""Planning where somebody has measured only some kinds of op: the others count as nothing.
+
+A table of other people's measurements has convolutions, say, and no pooling. A network with both
+can be planned all the same: what has no latency on either processor costs 0 on both, so it hinders
+no chain, and the plan names it as not counted. An op that was measured on one processor runs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.dataset import Direction
+from codl.kernels import registry
+from codl.ops import Network, Op, Shape
+from codl.plan.cost import CostModel, LatencyPredictors
+from codl.predict.features import PROCESSORS, sharing_target
+from codl.soc import Soc
+
+#: Other libraries' latencies on the CPU go from tensor to tensor, so these are part of them.
+INCLUDED: tuple[Direction, ...] = ("load", "store")
+MOVES: tuple[Direction, ...] = ("to_gpu", "to_cpu")
+
+
+@dataclass(frozen=True)
+class PartlyMeasured:
+    """Predictors that answer 0 for targets and directions that nobody has measured."""
+
+    predictors: LatencyPredictors
+    missing: frozenset[str]
+    free: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.predictors.name
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*self.predictors.targets, *sorted(self.missing))
+
+    def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
+        if target in self.missing:
+            return np.zeros(len(ops))
+        return self.predictors.latency_ms(target, ops)
+
+    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]:
+        if direction in self.free:
+            return np.zeros(len(shapes))
+        return self.predictors.sharing_ms(direction, shapes)
+
+
+def filled(cost: CostModel, network: Network) -> CostModel:
+    """The cost model of a replayed SoC, with nothing for what has no predictor; others as is."""
+    if not cost.soc.is_replayed or isinstance(cost.predictors, PartlyMeasured):
+        return cost
+    known = cost.predictors.targets
+    missing: set[str] = set()
+    for layer in network.layers:
+        own = _targets(layer.op, cost.soc)
+        if not own.intersection(known):
+            missing |= own
+    usual = registry.storages(cost.soc)[0]
+    free = {way for way in MOVES if sharing_target(way, usual) not in known}
+    partly = PartlyMeasured(cost.predictors, frozenset(missing), frozenset((*free, *INCLUDED)))
+    return replace(cost, predictors=partly)
+
+
+def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
+    """The layers, by name, and the ways of data sharing that a plan's latency leaves out."""
+    predictors = cost.predictors
+    if not isinstance(predictors, PartlyMeasured):
+        return ()
+    layers = [
+        layer.name for layer in network.layers if _targets(layer.op, cost.soc) <= predictors.missing
+    ]
+    ways = [f"data sharing, {way}" for way in MOVES if way in predictors.free]
+    return (*layers, *ways)
+
+
+def _targets(op: Op, soc: Soc) -> set[str]:
+    return {
+        registry.target(variant, op)
+        for processor in PROCESSORS
+        for variant in registry.variants(op, processor, soc)
+    }

@@ -1,0 +1,335 @@
+"""What estimators learn beside the common checks: forests, processes, intervals, runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+from codl.errors import CodlError
+from codl.predict.estimators import ESTIMATORS, Codl, LatencyEstimator, RandomForest, runs
+from codl.predict.estimators.arrays import from_rows, rounded, to_rows
+from codl.predict.estimators.base import inner_folds
+from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
+from codl.predict.estimators.intervals import Errors
+
+ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
+NAMES = ["macs", "bytes", "items", "loop"]
+
+
+def law(shapes: int, repeats: int = 1, *, seed: int = 0, noise: float = 0.0) -> tuple[Any, ...]:
+    """Simulated features, latencies of a law that is not linear, and shapes: rows in that order."""
+    rng = np.random.default_rng(seed)
+    X = np.exp(rng.uniform(2, 12, (shapes, 4)))
+    special = 1 + 0.3 * np.tanh(np.log(X[:, 0]) - 7)
+    y = (2e-5 * X[:, 0] + 1e-5 * X[:, 1]) * special + 0.01
+    X, y = np.repeat(X, repeats, axis=0), np.repeat(y, repeats)
+    return X, y * np.exp(noise * rng.standard_normal(len(y))), np.repeat(np.arange(shapes), repeats)
+
+
+def within(predicted: np.ndarray, y: np.ndarray, share: float = 0.1) -> float:
+    return float(np.mean(np.abs(predicted / y - 1) <= share))
+
+
+# Common to all
+
+
+@ALL
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 20])
+def test_little_data_gives_something_sane(cls: type[LatencyEstimator], rows: int) -> None:
+    if rows == 1 and cls.name == "gbdt":
+        pytest.skip("one row has nothing to split")
+    X, y, _ = law(rows)
+    fitted = cls().fit(X, y)
+    read = cls.from_state(json.loads(json.dumps(fitted.state(NAMES))), NAMES)
+    more = law(200, seed=1)[0]
+    predicted = read.predict(more)
+    np.testing.assert_array_equal(predicted, fitted.predict(more))
+    assert np.isfinite(predicted).all()
+    assert predicted.min() > 0
+
+
+@ALL
+def test_labels_must_fit_the_rows(cls: type[LatencyEstimator]) -> None:
+    X, y, _ = law(30)
+    for name in ("runs", "groups"):
+        with pytest.raises(ValueError, match=f"{name} must have 30 labels, got 2"):
+            cls().fit(X, y, **{name: ["a", "b"]})
+    with pytest.raises(ValueError, match="runs must have 3 labels, got 1"):
+        cls().fit(X, y).predict(X[:3], runs=["a"])
+
+
+@ALL
+def test_the_difference_between_runs_is_learned(cls: type[LatencyEstimator]) -> None:
+    """One run was 1.3 times slower: told so, nothing is lost on shapes that are held out."""
+    X, y, shapes = law(80, 3)
+    X, y, shapes = X[:, :2], 1e-5 * X[:, 0] + 2e-5 * X[:, 1] + 0.01, shapes
+    labels = np.array(["slow", "usual", "other"] * 80)
+    measured = np.where(labels == "slow", 1.3, 1.0) * y
+    train = shapes < 60
+    fitted = cls().fit(X[train], measured[train], runs=labels[train], groups=shapes[train])
+    again = cls.from_state(fitted.state(NAMES[:2]), NAMES[:2])
+    names = ["slow", "usual"]
+    low, high = (again.predict(X[~train], runs=[name] * 60) for name in reversed(names))
+    assert np.median(high / low) == pytest.approx(1.3, rel=0.03)
+    typical = again.predict(X[~train])
+    np.testing.assert_array_equal(again.predict(X[~train], runs=["unknown"] * 60), typical)
+
+
+# Random forest
+
+
+def test_a_forest_is_that_of_scikit_learn() -> None:
+    X, y, _ = law(150)
+    fitted = RandomForest().fit(X, y)
+    expected = RandomForestRegressor(16, max_leaf_nodes=32, max_features=0.7, random_state=0)
+    unseen = law(300, seed=3)[0]
+    np.testing.assert_allclose(
+        fitted.predict(unseen), expected.fit(X, y).predict(unseen), rtol=1e-3
+    )
+
+
+FOREST: list[tuple[str, str]] = [
+    ("0 1.5 9 -1 1 0 -1 2 0", "a right child must come after"),
+    ("0 1.5 1 -1 1 0 -1 2 0", "a right child must come after"),
+    ("7 1.5 2 -1 1 0 -1 2 0", "features must be whole numbers from -1 to 3"),
+    ("0.5 1.5 2 -1 1 0 -1 2 0", "features must be whole numbers"),
+    ("0 1.5 2 -1", "3 numbers for each node"),
+    ("0 nan 2 -1 1 0 -1 2 0", "finite"),
+    ("0 x 2 -1 1 0 -1 2 0", "must hold numbers"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FOREST)
+def test_forests_that_would_not_end_are_refused(text: str, message: str) -> None:
+    state = RandomForest().fit(*law(20)[:2]).state(NAMES)
+    good = "0 1.5 2 -1 1 0 -1 2 0"
+    assert RandomForest.from_state({**state, "trees": [good]}, NAMES).predict(np.eye(4)).max() == 1
+    with pytest.raises(ValueError, match=message):
+        RandomForest.from_state({**state, "trees": [good, text]}, NAMES)
+
+
+# Gaussian processes
+
+
+def test_a_process_with_all_points_is_the_exact_one() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    t = np.sin(2 * X[:, 0]) * X[:, 1] * 0.3
+    kernel = Kernel(np.array([0.8, 1.4]), 0.4, 0.05)
+    mine = Projection(kernel, X, X, t)
+    assert mine.trust.min() > 0.3
+    exact = GaussianProcessRegressor(
+        ConstantKernel(0.16) * Matern([0.8, 1.4], nu=2.5),
+        alpha=0.05**2 / mine.trust,
+        optimizer=None,
+    ).fit(X, t)
+    other = rng.uniform(-2, 2, (200, 2))
+    np.testing.assert_allclose(kernel(other, X) @ mine.weights, exact.predict(other), atol=2e-4)
+
+
+def test_rows_left_out_are_as_if_never_seen() -> None:
+    rng = np.random.default_rng(1)
+    X, t = rng.uniform(-2, 2, (80, 2)), rng.normal(0, 0.1, 80)
+    kernel, points = Kernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
+    mine, fold = Projection(kernel, points, X, t), np.arange(20, 40)
+    changed = t.copy()
+    changed[fold] = 99.0
+    np.testing.assert_allclose(mine.without(fold, t), mine.without(fold, changed), atol=1e-7)
+
+
+def test_an_outlier_moves_a_process_little() -> None:
+    X = np.linspace(-2, 2, 80)[:, None]
+    t = 0.2 * np.sin(2 * X[:, 0])
+    wrong = t.copy()
+    wrong[40] += 2.0
+    fitted = Projection(Kernel(np.array([0.8]), 0.3, 0.03), X, X, wrong).fitted()
+    assert np.abs(np.delete(fitted - t, 40)).max() < 0.1
+
+
+def test_the_search_finds_what_matters() -> None:
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((120, 3))
+    kernel = Kernel.search(X, 0.3 * np.sin(2 * X[:, 1]))
+    assert kernel.lengths[1] < 0.5 * kernel.lengths[[0, 2]].min()
+
+
+def test_points_are_spread_and_differ() -> None:
+    X = np.repeat(np.random.default_rng(0).standard_normal((30, 3)), 5, axis=0)
+    chosen = spread_points(X, 50)
+    assert len(chosen) == len(np.unique(X[chosen], axis=0)) == 30
+    assert len(spread_points(X, 7)) == 7
+
+
+# codl
+
+
+def test_codl_learns_what_is_not_linear() -> None:
+    X, y, shapes = law(150, 4, noise=0.02)
+    train = shapes < 110
+    scores = {}
+    for name in ("codl_linear", "random_forest", "codl"):
+        fitted = ESTIMATORS[name]().fit(X[train], y[train], groups=shapes[train])
+        scores[name] = within(fitted.predict(X[~train]), y[~train])
+    assert scores["codl"] > 0.9
+    assert scores["codl"] > max(scores["codl_linear"], scores["random_forest"]) + 0.05
+
+
+def test_codl_is_small() -> None:
+    X, y, _ = law(1000, noise=0.02)
+    assert len(json.dumps(Codl().fit(X, y).state(NAMES))) < 24 * 1024
+
+
+def _change(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(state: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            state = state[key]
+        state[path[-1]] = value
+
+    return apply
+
+
+BROKEN = [
+    (_change(["columns"], ["macs", "nothing"]), "columns"),
+    (_change(["points", 0], "1 2"), "points must have 4 numbers"),
+    (_change(["members", 0, "lengths"], ["0 1 1 1"]), "lengths and amplitude must be positive"),
+    (_change(["members", 1, "weights"], ["1 2 3"]), "weights must have"),
+    (_change(["members", 1], 7), "members must be mappings"),
+    (_change(["share"], 1.5), "share must be at most 1"),
+    (_change(["limits"], ["1 -1"]), "limits must be in order"),
+    (_change(["scaling", 1], "0 1 1 1"), "positive spreads"),
+    (_change(["errors", "scale"], ["-1 0 0"]), "scale must be positive"),
+    (_change(["errors", "quantiles"], ["1 2"]), "quantiles must have"),
+    (_change(["runs"], {"a": {"factor": 1}}), "runs, a: must have"),
+    (_change(["runs"], {"a": {"factor": 0, "overhead_ms": 0, "floor_ms": 0}}), "runs, a: factor"),
+    (_change(["runs"], {"a": {"factor": "1", "overhead_ms": 0, "floor_ms": 0}}), "finite number"),
+]
+
+
+@pytest.mark.parametrize(("apply", "message"), BROKEN, ids=[b[1] for b in BROKEN])
+def test_broken_states_are_refused(apply: Callable[[dict[str, Any]], None], message: str) -> None:
+    X, y, _ = law(60, noise=0.02)
+    state = json.loads(json.dumps(Codl(points=12).fit(X, y).state(NAMES)))
+    Codl.from_state(state, NAMES)
+    apply(state)
+    with pytest.raises(ValueError, match=message):
+        Codl.from_state(state, NAMES)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95])
+def test_intervals_cover_what_they_say(coverage: float) -> None:
+    """On shapes never seen, over several draws; each shape is special by about 8 %."""
+    shares = []
+    for seed in range(5):
+        X, y, shapes = law(200, 3, seed=seed, noise=0.01)
+        y *= np.exp(0.08 * np.random.default_rng(seed + 50).standard_normal(200))[shapes]
+        train = shapes < 120
+        fitted = Codl().fit(X[train], y[train], groups=shapes[train])
+        low, high = fitted.interval(X[~train], coverage)
+        predicted = fitted.predict(X[~train])
+        assert ((low <= high) & (low > 0)).all()
+        assert np.mean((low <= predicted) & (predicted <= high)) > coverage
+        shares.append(np.mean((low <= y[~train]) & (y[~train] <= high)))
+    assert coverage - 0.06 <= np.mean(shares) <= coverage + 0.07
+
+
+def test_intervals_are_wider_far_from_what_was_measured() -> None:
+    X, y, _ = law(120, noise=0.03)
+    fitted = Codl().fit(X, y)
+
+    def width(items: np.ndarray) -> float:
+        low, high = fitted.interval(items)
+        return float(np.median(high / low))
+
+    assert width(X * np.array([1e4, 1, 1, 1e3])) >= width(X)
+    assert fitted.interval(X, 0.95)[1].sum() > fitted.interval(X, 0.5)[1].sum()
+
+
+def test_intervals_follow_the_run() -> None:
+    X, y, shapes = law(60, 2)
+    labels = ["a", "b"] * 60
+    y = y * np.where(np.array(labels) == "b", 1.5, 1.0)
+    fitted = Codl().fit(X, y, runs=labels, groups=shapes)
+    a, b = (fitted.interval(X, runs=[run] * len(X)) for run in ("a", "b"))
+    ratio = fitted.runs_["b"].factor / fitted.runs_["a"].factor
+    assert np.median(b[1] / a[1]) == pytest.approx(ratio, rel=0.05)
+
+
+def test_an_interval_must_be_possible() -> None:
+    X, y, _ = law(30)
+    with pytest.raises(CodlError, match="between 0 and 1, got 1"):
+        Codl().fit(X, y).interval(X, 1.0)
+    with pytest.raises(CodlError, match="codl_linear does not say how far it may be off"):
+        ESTIMATORS["codl_linear"]().fit(X, y).interval(X)
+
+
+def test_quantiles_of_errors_are_those_of_their_law() -> None:
+    errors = 0.1 * np.random.default_rng(0).standard_normal(4000)
+    found = Errors.fit(errors, np.zeros((4000, 2)), np.arange(4000))
+    low, high = found.bounds(np.zeros((1, 2)), 0.8)
+    assert (low[0], high[0]) == pytest.approx((-0.128, 0.128), rel=0.05)
+
+
+# Runs
+
+
+def test_terms_of_runs_are_found() -> None:
+    rng = np.random.default_rng(0)
+    shapes = np.repeat(np.arange(40), 3)
+    typical = np.exp(rng.uniform(-2, 3, 40))[shapes]
+    labels = ["a", "b", "c"] * 40
+    terms = {
+        "a": runs.RunTerm(0.0, 1.0),
+        "b": runs.RunTerm(0.0, 1.25),
+        "c": runs.RunTerm(0.05, 1.0),
+    }
+    y = runs.apply(terms, typical, labels) * np.exp(0.01 * rng.standard_normal(120))
+    found = runs.fit_terms(typical, y, labels, groups=shapes, floors={})
+    for label, term in terms.items():
+        assert found[label].factor == pytest.approx(term.factor, rel=0.04)
+        assert found[label].overhead_ms == pytest.approx(term.overhead_ms, abs=0.015)
+    back = runs.remove(found, y, labels)
+    np.testing.assert_allclose(runs.apply(found, back, labels), y, rtol=1e-9)
+    assert runs.read(json.loads(json.dumps(runs.write(found)))) == found
+
+
+def test_the_floor_of_a_run_is_found_where_there_is_one() -> None:
+    rng = np.random.default_rng(1)
+    size = np.exp(rng.uniform(-3, 2, 40))
+    shapes, noise = np.arange(40), np.exp(0.02 * rng.standard_normal(80))
+    y = np.concatenate([np.maximum(size, 1.2), size]) * noise
+    labels = ["waits"] * 40 + ["polls"] * 40
+    both = np.concatenate([shapes, shapes])
+    floors = runs.find_floors(np.concatenate([size, size]), y, labels, both)
+    assert floors["waits"] == pytest.approx(1.2, rel=0.03)
+    assert floors["polls"] == 0
+    free = runs.above_floors(floors, y, labels)
+    assert free[40:].all()
+    assert (free[:40] == (y[:40] > 1.25)).mean() > 0.9
+
+
+# Pieces
+
+
+def test_rows_of_numbers_read_back_exactly() -> None:
+    values = rounded(np.random.default_rng(0).standard_normal((5, 3)) * 10.0 ** np.arange(3))
+    texts = json.loads(json.dumps(to_rows(values)))
+    np.testing.assert_array_equal(from_rows({"x": texts}, "x", rows=5, columns=3), values)
+    np.testing.assert_allclose(rounded(np.pi * 1e-9, 3), 3.14e-9)
+
+
+def test_inner_folds_hold_every_row_out_once() -> None:
+    groups = np.random.default_rng(0).integers(0, 23, 100)
+    folds = inner_folds(groups)
+    assert sorted(np.concatenate(folds).tolist()) == list(range(100))
+    assert not any(set(groups[a]) & set(groups[b]) for a in folds for b in folds if a is not b)
+    assert len(inner_folds(np.zeros(7, int))) == 5
