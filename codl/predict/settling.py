@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.dataset import Dataset
 from codl.errors import CodlError
-from codl.ops import Op
+from codl.ops import Op, Shape
 from codl.predict import features, samples
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.held_out import Rows
@@ -25,11 +25,13 @@ from codl.soc import Soc
 ESTIMATOR = "codl"
 #: The first look comes after so many seconds, and the next whenever this part of them has passed:
 #: a look takes some seconds, in which nothing is measured.
-FIRST_S, PAUSE = 60.0, 0.35
+FIRST_S, PAUSE = 60.0, 0.6
 #: With this share of rows of shapes never seen within 10 % and within 5 %, a target is done.
 ENOUGH = {"acc10": 95.0, "acc5": 80.0}
 #: Where so many more rows, in parts of those before, gain less than this, more will not either.
 GROWTH, GAIN = 0.3, 1.0
+#: A target is looked at again with so many more rows, in parts of those before.
+NEWS = 0.15
 #: Accuracy on fewer rows is chance.
 LEAST_ROWS = 30
 
@@ -61,6 +63,7 @@ class Settling:
     dataset: Dataset
     looks: dict[str, list[Look]] = field(default_factory=dict)
     regret: Regret | None = None
+    _parts: dict[str, list[Part]] = field(default_factory=dict)
     _next_s: float = FIRST_S
 
     def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
@@ -80,20 +83,20 @@ class Settling:
         return [*open_tasks, *(task for task in missing if task not in chosen)]
 
     def look(self) -> None:
-        """Hold out shapes for every target that has new rows."""
-        parts: list[Part] = []
+        """Hold out shapes for every target with news, what surrounds ops left out."""
         try:
             found, _ = samples.read(self.dataset)
         except CodlError:
             return  # there is no row yet
         with threadpool_limits(1, user_api="blas"):
             for own in found:
-                if features.is_mulayer(own.target) or not own.samples:
+                looks = self.looks.setdefault(own.target, []) if _is_learned(own) else None
+                if looks is None or (looks and len(own.samples) < (1 + NEWS) * looks[-1].rows):
                     continue
                 look, predicted = _held_out(own, self.soc)
-                self.looks.setdefault(own.target, []).append(look)
-                parts += _parts(own, predicted)
-        self.regret = regret(parts, self.soc)
+                looks.append(look)
+                self._parts[own.target] = _parts(own, predicted)
+        self.regret = regret([part for own in self._parts.values() for part in own], self.soc)
 
     def expected(self) -> dict[str, Any] | None:
         """What the last look found, as JSON; None before the first."""
@@ -105,7 +108,13 @@ class Settling:
 
     def _is_settled(self, task: Task) -> bool:
         looks = [self.looks.get(target, []) for target in _targets(task)]
-        return all(_has_settled(own) for own in looks)
+        return bool(looks) and all(_has_settled(own) for own in looks)
+
+
+def _is_learned(own: Samples) -> bool:
+    """Whether the tasks of a target are chosen here: parts of ops, and data sharing."""
+    items = [sample.item for sample in own.samples[:1]]
+    return not features.is_mulayer(own.target) and any(isinstance(i, Op | Shape) for i in items)
 
 
 def _has_settled(looks: Sequence[Look]) -> bool:
