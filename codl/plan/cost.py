@@ -1,24 +1,33 @@
-"""What a plan costs: predicted latencies of parts, summed as the co-executor will run them."""
+"""What the parts of a plan cost: predicted latencies of ops, of sharing, and of both at once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from math import inf
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.errors import UnsupportedError
-from codl.execute.program import Program, Transfer
+from codl.execute.program import Transfer
 from codl.kernels import registry
 from codl.kernels.base import Processor, Storage
 from codl.ops import Network, Op, Shape, to_text
 from codl.ops.chain import Half, Part
-from codl.predict.features import sharing_target
+from codl.predict.features import SHARING_PARTS, Item, sharing_target
+from codl.predict.surroundings import Beside, Cold, Launches, Load
 from codl.soc import Soc
+
+#: The names of variants by layer and processor, as plans have them.
+Variants: TypeAlias = Mapping[str, Mapping[str, str]]
+#: What is saved by running ops in one net leaves at least this share of their latencies.
+LEAST_SHARE = 0.1
+#: No load was seen to slow another down by more.
+MOST_SLOWDOWN = 3.0
 
 
 class LatencyPredictors(Protocol):
@@ -33,6 +42,8 @@ class LatencyPredictors(Protocol):
     def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]: ...
 
     def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]: ...
+
+    def predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)
@@ -55,9 +66,10 @@ class CostModel:
     predictors: LatencyPredictors
     #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
     by_op: bool = False
-    #: The fastest variant for each storage.
-    _choices: dict[tuple[Op, Processor], dict[Storage | None, Choice]] = field(default_factory=dict)
+    #: Every variant with a predictor, by name.
+    _choices: dict[tuple[Op, Processor], dict[str, Choice]] = field(default_factory=dict)
     _shared: dict[tuple[Direction, Shape], float] = field(default_factory=dict)
+    _parts: dict[tuple[Direction, Shape], Mapping[str, float]] = field(default_factory=dict)
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
         """Predict many ops in one batch for each kernel variant."""
@@ -76,27 +88,52 @@ class CostModel:
                     asked.setdefault(name, []).append((op, variant))
         for name, pairs in asked.items():
             latencies = self.predictors.latency_ms(name, [op for op, _ in pairs])
+            if processor == "gpu":
+                latencies = self._cold_ms([op for op, _ in pairs], latencies)
             for (op, variant), latency in zip(pairs, latencies, strict=True):
                 storage = variant.storage if processor == "gpu" else None
-                best = self._choices[op, processor].get(storage)
-                if best is None or latency < best.latency_ms:
-                    choice = Choice(variant.name, float(latency), storage)
-                    self._choices[op, processor][storage] = choice
+                choice = Choice(variant.name, float(latency), storage)
+                self._choices[op, processor][variant.name] = choice
+
+    def _cold_ms(self, ops: Sequence[Op], warm_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What ops take inside a network, where others have run since their weights were read."""
+        if "cold_gpu" not in self.predictors.targets:
+            return warm_ms
+        items = [Cold(op, float(ms)) for op, ms in zip(ops, warm_ms, strict=True)]
+        return np.maximum(warm_ms, self.predictors.predict("cold_gpu", items))
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""
         found = self._options(op, processor)
         return min(found, key=lambda choice: choice.latency_ms, default=None)
 
-    def _options(self, op: Op, processor: Processor) -> Collection[Choice]:
+    def _options(self, op: Op, processor: Processor, name: str = "") -> list[Choice]:
+        """The fastest variant for each storage; the one called `name` where that is known."""
         self.prefetch([op], processor)
-        return self._choices[op, processor].values()
+        known = self._choices[op, processor]
+        if name in known:
+            return [known[name]]
+        fastest: dict[Storage | None, Choice] = {}
+        for choice in sorted(known.values(), key=lambda choice: choice.latency_ms):
+            fastest.setdefault(choice.storage, choice)
+        return list(fastest.values())
 
-    def half_ms(self, half: Half, processor: Processor) -> float:
-        """A processor's half of a chain; infinite where it has no variant for a part."""
-        return sum(latency for _, latency in self._chosen(half, processor))
+    def half_ms(self, half: Half, processor: Processor, variants: Variants | None = None) -> float:
+        """A processor's half of a chain; infinite where it has no variant for a part.
 
-    def _chosen(self, half: Half, processor: Processor) -> list[tuple[Choice | None, float]]:
+        In the fastest variants, or in `variants` where they name one. Every op of the CPU was
+        measured as a net of its own, but a half is one net.
+        """
+        chosen = self._chosen(half, processor, variants or {})
+        total, count = sum(latency for _, latency in chosen), len(half.parts)
+        if processor == "gpu" or count < 2 or "dispatch_cpu" not in self.predictors.targets:
+            return total
+        saved = count * self._dispatch_ms("cpu", 1) - self._dispatch_ms("cpu", count)
+        return max(total - saved, LEAST_SHARE * total)
+
+    def _chosen(
+        self, half: Half, processor: Processor, variants: Variants
+    ) -> list[tuple[Choice | None, float]]:
         """For every part the variant that is fastest after the ones before, and its latency.
 
         That includes the copies of inputs that the half itself has computed in another storage.
@@ -106,7 +143,9 @@ class CostModel:
         for part in half.parts:
             latencies = {
                 choice: choice.latency_ms + self._relayouts_ms(part, choice, stored)
-                for choice in self._options(part.op, processor)
+                for choice in self._options(
+                    part.op, processor, variants.get(part.layer.name, {}).get(processor, "")
+                )
             }
             best = min(latencies, key=lambda choice: latencies[choice], default=None)
             chosen.append((best, float("inf") if best is None else latencies[best]))
@@ -140,52 +179,88 @@ class CostModel:
             self._shared[key] = float(self.predictors.sharing_ms(direction, [shape])[0])
         return self._shared[key]
 
-    def transfers_ms(self, transfers: Iterable[Transfer], network: Network) -> float:
-        shapes = network.shapes
-        return sum(
-            self.sharing_ms(t.direction, t.region.shape(shapes[t.tensor])) for t in transfers
-        )
+    def sharing_parts(self, transfer: Transfer, network: Network) -> Mapping[str, float]:
+        """Milliseconds of a transfer's parts by name; all of it a `copy` where none is known."""
+        shape = transfer.region.shape(network.shapes[transfer.tensor])
+        key = (transfer.direction, shape)
+        if key not in self._parts:
+            usual = registry.storages(self.soc)[0]
+            targets = {p: sharing_target(transfer.direction, usual, p) for p in SHARING_PARTS}
+            known = {p: t for p, t in targets.items() if t in self.predictors.targets}
+            self._parts[key] = {
+                part: float(self.predictors.predict(target, [shape])[0])
+                for part, target in known.items()
+            } or {"copy": self.sharing_ms(*key)}
+        return self._parts[key]
 
-    def segment_ms(
+    def loads(
         self,
         network: Network,
         outputs: Sequence[str],
         halves: tuple[Half, Half],
-        transfers: Iterable[Transfer],
-    ) -> float:
-        """A chain: what is shared before it, then the slower of its two halves.
+        variants: Variants | None = None,
+    ) -> tuple[Load, Load]:
+        """What each processor does of a chain, were it alone; in given variants, or the fastest.
 
         The CPU's half begins with packing its inputs, and ends with storing its outputs where
         others can read them.
         """
         cpu, gpu = halves
         shapes = network.shapes
-        loaded = sum(
-            self.sharing_ms("load", region.shape(shapes[name]))
-            for name, region in cpu.inputs.items()
+        moved: list[tuple[Direction, Shape]] = [
+            *(("load", region.shape(shapes[n])) for n, region in cpu.inputs.items()),
+            *(("store", cpu.outputs[n].shape(shapes[n])) for n in outputs if n in cpu.outputs),
+        ]
+        packing = Load(
+            bytes=float(sum(2 * shape.bytes for _, shape in moved)),
+            flops=0.0,
+            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in moved),
         )
-        stored = sum(
-            self.sharing_ms("store", cpu.outputs[name].shape(shapes[name]))
-            for name in outputs
-            if name in cpu.outputs
-        )
-        slower = max(loaded + self.half_ms(cpu, "cpu") + stored, self.half_ms(gpu, "gpu"))
-        return self.transfers_ms(transfers, network) + slower
+        return self._load(cpu, "cpu", variants) + packing, self._load(gpu, "gpu", variants)
 
-    def program_ms(self, network: Network, program: Program) -> float:
-        """A whole plan, with the transfers that the co-executor will make."""
-        total = self.transfers_ms(program.final, network)
-        for segment in program.segments:
-            halves = (segment.cpu, segment.gpu)
-            total += self.segment_ms(network, segment.outputs, halves, segment.transfers)
-        return total
+    def _load(self, half: Half, processor: Processor, variants: Variants | None) -> Load:
+        return Load(
+            bytes=float(sum(part.op.bytes for part in half.parts)),
+            flops=float(sum(part.op.flops for part in half.parts)),
+            latency_ms=self.half_ms(half, processor, variants),
+        )
+
+    def slowdowns(self, pairs: Sequence[tuple[Load, Load]]) -> list[tuple[float, float]]:
+        """How many times longer each of two loads takes while the other is under way; at least 1.
+
+        Where contention was not measured, both are 1.
+        """
+        alone: list[tuple[float, float]] = [(1.0, 1.0)] * len(pairs)
+        both = [i for i, loads in enumerate(pairs) if all(0 < x.latency_ms < inf for x in loads)]
+        sides = ("contention_cpu", "contention_gpu")
+        if not both or not set(sides) <= set(self.predictors.targets):
+            return alone
+        factors = []
+        for side, target in enumerate(sides):
+            items = [Beside(pairs[i][side], pairs[i][1 - side]) for i in both]
+            own = np.array([item.own.latency_ms for item in items])
+            factors.append(
+                np.clip(self.predictors.predict(target, items) / own, 1.0, MOST_SLOWDOWN)
+            )
+        for i, cpu, gpu in zip(both, *factors, strict=True):
+            alone[i] = (float(cpu), float(gpu))
+        return alone
+
+    def launches_ms(self, half: Half) -> float:
+        """What enqueueing a half's kernels takes the CPU, before it gets to its own half."""
+        if not half.parts or "dispatch_gpu" not in self.predictors.targets:
+            return 0.0
+        return max(0.0, self._dispatch_ms("gpu", len(half.parts) + 1) - self._dispatch_ms("gpu", 1))
+
+    def _dispatch_ms(self, processor: Processor, count: int) -> float:
+        return float(self.predictors.predict(f"dispatch_{processor}", [Launches(count)])[0])
 
     def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:
         """The chosen variant of every layer on every processor that has a part of it."""
         chosen: dict[str, dict[str, str]] = {}
         sides: tuple[tuple[Processor, Half], ...] = (("cpu", cpu), ("gpu", gpu))
         for processor, half in sides:
-            choices = self._chosen(half, processor)
+            choices = self._chosen(half, processor, {})
             for part, (choice, _) in zip(half.parts, choices, strict=True):
                 if choice is None:
                     raise UnsupportedError(

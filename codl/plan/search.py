@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codl.execute.program import Residency, build_program, chain_outputs
+from codl.execute.program import Residency, Transfer, build_program, chain_outputs
 from codl.ops import Dim, Layer, Network, Region
 from codl.ops.chain import Half, cut
 from codl.ops.plan import Chain, Plan, Sharing
 from codl.plan import unmeasured
+from codl.plan.clocks import Clocks, program_ms
 from codl.plan.cost import CostModel
 
 #: Ratios that a search tries; the ends are one processor alone.
@@ -45,15 +46,36 @@ class ChainSearch:
         """The fastest dimension and ratio of a chain, one processor alone included."""
         key = tuple(layer.name for layer in layers)
         if key not in self._best:
-            candidates = [self.at(layers, dim, r) for dim, r in self._cuts(layers)]
+            candidates = self._evaluate(layers, self._cuts(layers))
             self._best[key] = min(candidates, key=lambda c: c.latency_ms)
         return self._best[key]
 
     def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Candidate:
         """A chain at a given dimension and ratio."""
-        outputs = chain_outputs(self.network, layers)
-        block = self.cost.soc.gpu.vector_width
-        halves = cut(layers, outputs, dim, gpu_ratio, block=block)
+        return self._evaluate(layers, [(dim, gpu_ratio)])[0]
+
+    def _evaluate(
+        self, layers: Sequence[Layer], cuts: Sequence[tuple[Dim, float]]
+    ) -> list[Candidate]:
+        outputs, cost = chain_outputs(self.network, layers), self.cost
+        block = cost.soc.gpu.vector_width
+        halves = [cut(layers, outputs, dim, ratio, block=block) for dim, ratio in cuts]
+        loads = [cost.loads(self.network, outputs, own) for own in halves]
+        found = []
+        for (dim, ratio), own, load, slower in zip(
+            cuts, halves, loads, cost.slowdowns(loads), strict=True
+        ):
+            clocks = Clocks(self.network, cost)
+            before, after = self._transfers(layers, outputs, own)
+            clocks.stage(before, own[1], load, slower)
+            clocks.stage(after)
+            found.append(Candidate(tuple(layers), dim, ratio, own, clocks.end))
+        return found
+
+    def _transfers(
+        self, layers: Sequence[Layer], outputs: Sequence[str], halves: tuple[Half, Half]
+    ) -> tuple[list[Transfer], list[Transfer]]:
+        """What moves before a chain and after it, between it and tensors whole on the CPU."""
         residency = self._residency_before(layers)
         before = residency.require("cpu", halves[0].inputs)
         before += residency.require("gpu", halves[1].inputs)
@@ -61,8 +83,7 @@ class ChainSearch:
         residency.produce("gpu", halves[1], outputs)
         shapes = self.network.shapes
         after = residency.require("cpu", {name: Region.whole(shapes[name]) for name in outputs})
-        latency = self.cost.segment_ms(self.network, outputs, halves, [*before, *after])
-        return Candidate(tuple(layers), dim, gpu_ratio, halves, latency)
+        return before, after
 
     def computing_ms(self, candidate: Candidate) -> float:
         """A candidate's slower half, data sharing left out."""
@@ -94,7 +115,7 @@ class ChainSearch:
             not_counted=unmeasured.not_counted(cost, network),
         )
         program = build_program(network, plan, cost.soc)
-        return replace(plan, predicted_ms=cost.program_ms(network, program))
+        return replace(plan, predicted_ms=program_ms(network, program, cost))
 
     def _residency_before(self, layers: Sequence[Layer]) -> Residency:
         """Everything that the chain reads, whole on the CPU."""

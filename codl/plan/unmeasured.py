@@ -17,7 +17,7 @@ from codl.dataset import Direction
 from codl.kernels import registry
 from codl.ops import Network, Op, Shape
 from codl.plan.cost import CostModel, LatencyPredictors
-from codl.predict.features import PROCESSORS, sharing_target
+from codl.predict.features import PROCESSORS, Item, sharing_target
 from codl.soc import Soc
 
 #: Other libraries' latencies on the CPU go from tensor to tensor, so these are part of them.
@@ -42,14 +42,17 @@ class PartlyMeasured:
         return (*self.predictors.targets, *sorted(self.missing))
 
     def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
-        if target in self.missing:
-            return np.zeros(len(ops))
-        return self.predictors.latency_ms(target, ops)
+        return self.predict(target, ops)
 
     def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]:
         if direction in self.free:
             return np.zeros(len(shapes))
         return self.predictors.sharing_ms(direction, shapes)
+
+    def predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        if target in self.missing:
+            return np.zeros(len(items))
+        return self.predictors.predict(target, items)
 
 
 def filled(cost: CostModel, network: Network) -> CostModel:

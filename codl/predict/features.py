@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -41,6 +42,8 @@ FeatureSet: TypeAlias = Literal["flops", "variant"]
 Item: TypeAlias = Op | Shape | Surrounding
 
 DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relayout")
+#: The parts of sharing between the processors; each is predicted for itself too.
+SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 #: How the GPU may store what is shared, by the text in a dataset.
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
@@ -62,13 +65,19 @@ def mulayer_target(kind: str, processor: Processor) -> str:
     return f"{_MULAYER}{kind}_{processor}"
 
 
-def sharing_target(direction: Direction, storage: Storage = BLOCKED) -> str:
-    """What sharing costs where the GPU stores tensors so."""
-    return f"{_SHARING}{direction}{storage.suffix}"
+def sharing_target(direction: Direction, storage: Storage = BLOCKED, part: str = "") -> str:
+    """What sharing costs where the GPU stores tensors so: all of it, or one of `SHARING_PARTS`."""
+    return f"{_SHARING}{direction}{storage.suffix}" + (f"_{part}" if part else "")
 
 
-def _sharing_targets() -> dict[str, Storage]:
-    return {sharing_target(way, s): s for way in DIRECTIONS for s in STORAGES.values()}
+@cache
+def _sharing_targets() -> Mapping[str, Storage]:
+    return {
+        sharing_target(way, storage, part): storage
+        for way in DIRECTIONS
+        for storage in STORAGES.values()
+        for part in ("", *SHARING_PARTS)
+    }
 
 
 def is_mulayer(target: str) -> bool:

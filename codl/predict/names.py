@@ -8,3 +8,5 @@ from pathlib import Path
 FOLDER = Path("predictors")
 #: Every estimator's name; `estimators.ESTIMATORS` has them by these.
 NAMES = ("flops_linear", "codl_linear", "random_forest", "gbdt", "codl")
+#: What plans are timed by, and made by where a strategy is not tied to another.
+DEFAULT = "codl"

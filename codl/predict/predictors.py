@@ -45,14 +45,14 @@ class Predictors:
 
         Raises `UnknownNameError` for a target without a predictor, or that the ops do not have.
         """
-        return self._predict(target, ops)
+        return self.predict(target, ops)
 
     def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]:
         """Milliseconds to share a region of every shape, shaped (shapes), all positive.
 
         Raises `UnknownNameError` where there is no predictor for the direction.
         """
-        return self._predict(self.sharing_target(direction), shapes)
+        return self.predict(self.sharing_target(direction), shapes)
 
     def sharing_target(self, direction: Direction) -> str:
         """The target for the SoC's usual storage; to relayout is to copy to its last one."""
@@ -60,7 +60,11 @@ class Predictors:
         stored = {"store": BLOCKED, "relayout": [usual, *others][-1]}.get(direction, usual)
         return features.sharing_target(direction, stored)
 
-    def _predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+    def predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        """Milliseconds for items of one target, shaped (items), all positive.
+
+        Raises `UnknownNameError` for a target without a predictor, or that the items do not have.
+        """
         if target not in self.stored:
             fix = f"They are in {self.folder}; `codl train --soc {self.soc.name}` trains them."
             raise UnknownNameError(f"target of {self.name}", target, self.stored, fix=fix)

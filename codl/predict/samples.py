@@ -149,25 +149,40 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
             reason = str(UnknownNameError("layout", row.layout, features.STORAGES))
             raise InvalidFileError(table.path, reason, where=f"{row.key}")
     for direction, layout in dict.fromkeys((row.direction, row.layout) for row in rows):
-        target = features.sharing_target(direction, features.STORAGES[layout])  # type: ignore[arg-type]
         own = [row for row in rows if (row.direction, row.layout) == (direction, layout)]
-        ok = [row for row in own if row.status == "ok"]
+        found += _of_direction(table.path, own, factors)
+    return found
+
+
+def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> list[Samples]:
+    """The samples of one direction and layout: of the whole, and of each part that takes time."""
+    ok = [row for row in rows if row.status == "ok"]
+    direction, storage = rows[0].direction, features.STORAGES[rows[0].layout]
+    parts = features.SHARING_PARTS if direction in ("to_gpu", "to_cpu") else ()
+    found = []
+    for part in ("", *parts):
+        target = features.sharing_target(direction, storage, part)  # type: ignore[arg-type]
         samples = []
         for row in ok:
+            latency_ms = getattr(row, f"{part}_ms") if part else row.latency_ms
             try:
                 shape = features.read(target, row.shape)
             except CodlError as error:
-                raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-            sample = Sample(shape, (shape,), row.latency_ms, row.source, row.run)
+                raise InvalidFileError(path, str(error), where=f"{row.key}") from error
             both = list(factors.get(row.run, {}).values()) or [1.0]
-            samples.append(_calibrated(sample, mean(both)))
+            if latency_ms > 0:
+                sample = Sample(shape, (shape,), latency_ms, row.source, row.run)
+                samples.append(_calibrated(sample, mean(both)))
+        if part and not samples:
+            continue  # replayed tables have wholes alone
+        failed = len(rows) - len(ok)
         found.append(
             Samples(
                 target=target,
                 processor=None,
                 samples=tuple(samples),
-                failed=len(own) - len(ok),
-                files=(table.path,),
+                failed=0 if part else failed,
+                files=(path,),
             )
         )
     return found

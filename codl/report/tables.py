@@ -173,7 +173,8 @@ def plan_content(result: SearchResult) -> Table:
     caption = [*soc_lines(result.soc)]
     if result.predicted_ms is not None:
         caption.append(
-            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}{source}; nothing was run."
+            f"Predicted latency: {digits(result.predicted_ms)} ms{predictor}{source}; "
+            "nothing was run."
         )
     if result.not_counted:
         caption.append(f"Not counted, for want of latencies: {', '.join(result.not_counted)}.")

@@ -8,11 +8,12 @@ from typing import ClassVar, Protocol
 
 from codl import dataset
 from codl.dataset import Dataset
+from codl.errors import InvalidFileError
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
 from codl.plan.cost import CostModel
 from codl.plan.search import ChainSearch
-from codl.predict.names import FOLDER
+from codl.predict.names import DEFAULT, FOLDER
 from codl.soc import Soc
 
 
@@ -35,6 +36,13 @@ class Context:
         name = self.predictor or default
         return CostModel(self.soc, load(self.soc, name, self.predictors_folder), by_op)
 
+    def default_cost(self) -> CostModel | None:
+        """That of the default predictor, with which any plan is timed; None where not trained."""
+        try:
+            return self.cost(DEFAULT)
+        except InvalidFileError:
+            return None
+
     @property
     def dataset(self) -> Dataset:
         return Dataset.of(self.soc.name, self.dataset_root)
@@ -51,7 +59,7 @@ class Strategy(Protocol):
 
 def one_processor(network: Network, context: Context, strategy: str, gpu_ratio: float) -> Plan:
     """Everything on one processor; an op that it cannot do goes to the other."""
-    search = ChainSearch(network, context.cost("gbdt"))
+    search = ChainSearch(network, context.cost(DEFAULT))
     groups: list[tuple[float, list[Layer]]] = []
     for layer in network.layers:
         able = search.at([layer], "H", gpu_ratio).latency_ms < float("inf")

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from codl.ops import Network
 from codl.ops.plan import Plan
+from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, one_processor
 
 
 class Cpu:
     name: ClassVar[str] = "cpu"
-    default_predictor: ClassVar[str] = "gbdt"
+    default_predictor: ClassVar[str] = DEFAULT
 
     def plan(self, network: Network, context: Context) -> Plan:
         return one_processor(network, context, self.name, 0.0)

@@ -16,8 +16,12 @@ from codl.collect.protocol import Latency
 from codl.errors import CodlError
 from codl.execute.engine import Engine
 from codl.execute.gpu_half import Fallback
+from codl.execute.program import build_program
 from codl.execute.timeline import Span
 from codl.ops import Array, Network, lower
+from codl.ops.plan import Plan
+from codl.plan.clocks import program_ms
+from codl.plan.cost import CostModel
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 
@@ -116,10 +120,18 @@ def evaluate(
     note(f"{model}: measuring {', '.join(engines)} interleaved")
     latencies = interleave({name: e.run for name, e in engines.items()}, effort or Effort())
     limit = _ideal(network, context) if with_ideal else None
+    cost = context.default_cost()
     results = [
         Result(model, s.name, None, None, "measured", status="failed", reason=failed[s.name])
         if s.name in failed
-        else _result(model, engines[s.name], latencies, errors[s.name], limit)
+        else _result(
+            model,
+            engines[s.name],
+            latencies,
+            errors[s.name],
+            limit,
+            _predicted_ms(network, engines[s.name].plan, cost),
+        )
         for s in strategies
     ]
     if limit is not None:
@@ -178,12 +190,20 @@ def _ideal(network: Network, context: Context) -> Result:
     return Result(network.name, ideal.NAME, Latency(ms, ms, ms, 0), None, "computed")
 
 
+def _predicted_ms(network: Network, plan: Plan, cost: CostModel | None) -> float | None:
+    """By the default predictor, whatever the plan was made with, where that is trained."""
+    if cost is None:
+        return plan.predicted_ms
+    return program_ms(network, build_program(network, plan, cost.soc), cost)
+
+
 def _result(
     model: str,
     engine: Engine,
     latencies: Mapping[str, Latency],
     errors: tuple[float, float],
     limit: Result | None,
+    predicted_ms: float | None,
 ) -> Result:
     strategy = engine.plan.strategy
     latency = latencies[strategy]
@@ -193,7 +213,7 @@ def _result(
         model=model,
         strategy=strategy,
         latency_ms=latency,
-        predicted_ms=engine.plan.predicted_ms,
+        predicted_ms=predicted_ms,
         source="measured",
         cosine=errors[0],
         max_rel_err=errors[1],

@@ -1,0 +1,97 @@
+"""Dispatch, cold caches and contention: measured for real, predicted, and counted in plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codl.collect.collector import collect
+from codl.collect.rounds import Rounds
+from codl.collect.surroundings import surroundings_tasks
+from codl.collect.tasks import ColdTask, ContentionTask, DispatchTask
+from codl.dataset import Dataset
+from codl.errors import CodlError, MismatchError
+from codl.ops import parse, to_text
+from codl.plan.clocks import both_ends
+from codl.predict import features, samples
+from codl.predict.surroundings import Beside, Cold, Launches, Load
+from codl.soc import Soc
+
+OPS = [
+    parse(text)
+    for text in (
+        "conv2d in=1x32x12x12 oc=32 kernel=3x3 pad=1",
+        "pooling in=1x32x12x12 kernel=2 stride=2",
+        "fc in=1x128x1x1 oc=64",
+    )
+]
+QUICK = Rounds(visits=1, samples=1, span_s=0.0, more=1)
+MS = st.floats(0.0, 100.0)
+SLOWER = st.floats(1.0, 3.0)
+
+
+def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: Path) -> None:
+    dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, first_soc)
+    kinds = {type(task) for task in tasks}
+    assert kinds == {DispatchTask, ColdTask, ContentionTask}
+    done = collect(first_soc, dataset, tasks, rounds=QUICK)
+    assert (done.left, done.failed) == (0, 0)
+    found, notes = samples.read(dataset)
+    assert not notes
+    by_target = {own.target: own for own in found if own.samples}
+    for name in ("dispatch_cpu", "dispatch_gpu", "cold_gpu", "contention_cpu", "contention_gpu"):
+        own = by_target[name]
+        assert own.processor == name[-3:]
+        table = features.table("variant", name, own.items, first_soc)
+        assert (table.values >= 0).all()
+    pair = next(task for task in tasks if isinstance(task, ContentionTask))
+    row = next(r for r in dataset.table("contention").read() if r.key == pair.key)
+    beside = next(
+        item
+        for item in by_target["contention_gpu"].items
+        if isinstance(item, Beside) and item.own.latency_ms == row.gpu_alone_ms
+    )
+    assert beside.own.bytes == pair.gpu.bytes
+    assert beside.other.latency_ms == row.cpu_alone_ms
+
+
+@pytest.mark.parametrize(
+    ("target", "item"),
+    [
+        ("dispatch_cpu", Launches(8)),
+        ("cold_gpu", Cold(OPS[0], 0.125)),
+        ("contention_cpu", Beside(Load(1e6, 2e7, 0.3), Load(4e5, 0.0, 0.01))),
+    ],
+)
+def test_items_are_written_and_read(target: str, item: Any) -> None:
+    assert features.read(target, features.write(item)) == item
+    assert target in features.targets_of(item)
+    with pytest.raises(CodlError, match=r"Cannot read 'nonsense': expected \w+=NUMBER"):
+        type(item).read("nonsense" if not isinstance(item, Cold) else f"{to_text(OPS[0])} nonsense")
+    with pytest.raises(MismatchError, match=f"{target} is predicted for {type(item).__name__}"):
+        features.table("variant", target, [OPS[0]], None)  # type: ignore[arg-type]
+
+
+@given(st.tuples(MS, MS), st.tuples(MS, MS), st.tuples(SLOWER, SLOWER))
+def test_two_works_end_as_small_steps_say(
+    starts: tuple[float, float], works: tuple[float, float], slowdowns: tuple[float, float]
+) -> None:
+    """Against a simulation in small steps, and between never and always being slowed down."""
+    ends = both_ends(starts, works, slowdowns)
+    for i in (0, 1):
+        assert starts[i] + works[i] <= ends[i] * (1 + 1e-9) + 1e-9
+        assert ends[i] <= starts[i] + works[i] * slowdowns[i] + 1e-6
+    step, now, left, expected = 0.05, 0.0, list(works), list(starts)
+    while max(left) > 1e-12 and now < 1000:
+        active = [starts[i] <= now and left[i] > 1e-12 for i in (0, 1)]
+        for i in (0, 1):
+            if active[i]:
+                left[i] -= step / (slowdowns[i] if all(active) else 1.0)
+                expected[i] = now + step
+        now += step
+    assert np.allclose(ends, expected, atol=6 * step)
