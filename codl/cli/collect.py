@@ -36,7 +36,7 @@ STOPPED = {
     "settled": "accuracy has settled",
 }
 #: Ops beside those of the models that a budget is spent on.
-SIMILAR = 300
+SIMILAR = 800
 
 
 def collect_data(
