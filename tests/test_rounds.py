@@ -19,6 +19,7 @@ from codl.dataset import Dataset, OpRow
 from codl.ops import parse, to_text
 from codl.predict import samples
 from codl.soc import Soc
+from codl.strategies import machine
 
 OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
 
@@ -123,7 +124,7 @@ def simulated(
     bench = SimulatedBench(machine, effort)
     monkeypatch.setattr(collector, "Bench", lambda *args: bench)
     monkeypatch.setattr(
-        anchors, "_prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
+        anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
     )
     dataset = Dataset.of("test", folder)
 
@@ -186,6 +187,24 @@ def test_a_later_run_is_calibrated_by_its_anchors(
     run(resume=True)
     assert dataset.calibration()["run2"] == pytest.approx({"cpu": 1.1, "gpu": 1.1})
     assert calibration(dataset.manifest()["runs"], "run1") == {"cpu": 1.0, "gpu": 1.0}
+
+
+def test_an_evaluation_says_how_slow_the_machine_is(
+    first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth slower than when the dataset was measured, but for a moment."""
+    simulation = Machine()
+    clock(simulation)
+    dataset, bench, run = simulated(first_soc, tmp_path, simulation, monkeypatch)
+    monkeypatch.setattr(machine, "Bench", lambda *args: bench)
+    assert machine.Machine.of(first_soc, dataset) is None
+    run(samples=5)
+    beside = machine.Machine.of(first_soc, dataset)
+    assert beside is not None
+    for factor in (1.1, 1.1, 5.0, 1.1, 1.1):
+        simulation.slowdown = lambda now, factor=factor: factor
+        beside.visit()
+    assert beside.slowdown() == pytest.approx({"cpu": 1.1, "gpu": 1.1})
 
 
 def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
