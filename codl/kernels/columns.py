@@ -162,20 +162,13 @@ class WindowColumns(Columns):
     @cached_property
     def tap_rows(self) -> Column:
         """Rows of windows that lie in the input, of the windows of one output column."""
-        below = (self.oh - 1) * self.sh + self.extent_h - self.ih - self.top
-        return (
-            self.oh * self.kh - _outside(self.top, self.sh, self) - _outside(below, self.sh, self)
-        )
-
-
-def _outside(past: Column, ops: WindowColumns) -> Column:
-    """Rows of windows on the padding at one side, where the outermost window is `past` the edge."""
-    past = np.maximum(past, 0.0)
-    # Of every next window `stride` rows fewer; with dilation only every so many rows are taps.
-    windows = np.minimum(np.ceil(past / ops.sh), ops.oh)
-    rows = (windows * past - ops.sh * windows * (windows - 1) / 2) / ops.dh
-    result: Column = np.minimum(rows, windows * ops.kh)
-    return result
+        rows = np.zeros_like(self.ih)
+        for tap in range(int(self.kh.max())):
+            above = self.top - tap * self.dh
+            first = np.maximum(ceil_div(above, self.sh), 0)
+            last = np.minimum(np.floor((above + self.ih - 1) / self.sh), self.oh - 1)
+            rows = rows + np.where(tap < self.kh, np.maximum(last - first + 1, 0), 0)
+        return rows
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _all_tiles() -> NDArray[np.float64]:
             for oc, ranges in row.items():
                 for first, last in ranges:
                     at = LEVELS.index(ic) + 1, LEVELS.index(oc) + 1
-                    tiles[(*at, slice(first, last + 1))] = tile
+                    tiles[at][first : last + 1] = tile
     tiles.flags.writeable = False
     return tiles
 
