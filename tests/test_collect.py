@@ -46,12 +46,7 @@ def test_every_variant_and_share_is_measured(first_soc: Soc, tmp_path: Path) -> 
     dataset = Dataset.of("test", tmp_path)
     tasks = make_tasks(OPS, first_soc, [0.5, 1.0])
     done = collect(first_soc, dataset, tasks, rounds=QUICK)
-    # One sample each: only what is a difference of two latencies may be lost in their noise.
-    failed = [r for table in dataset.tables().values() for r in table.read() if r.status != "ok"]
-    assert len(failed) == done.failed
-    assert all(r.direction in ("load", "store") for r in failed)
-    assert all("lost in the noise" in r.reason for r in failed)
-    assert done.left == 0
+    assert done.failed == done.left == 0
     names = set(dataset.tables())
     for op in ("conv2d", "pooling", "fc"):
         assert {f"mulayer_{op}_cpu", f"mulayer_{op}_gpu"} <= names

@@ -13,7 +13,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from codl.errors import CodlError
-from codl.predict.estimators import ESTIMATORS, Codl, LatencyEstimator, RandomForest, runs
+from codl.predict.estimators import ESTIMATORS, Codl, Gbdt, LatencyEstimator, RandomForest, runs
 from codl.predict.estimators.arrays import from_rows, rounded, to_rows
 from codl.predict.estimators.base import inner_folds
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
@@ -113,6 +113,26 @@ def test_forests_that_would_not_end_are_refused(text: str, message: str) -> None
     assert RandomForest.from_state({**state, "trees": [good]}, NAMES).predict(np.eye(4)).max() == 1
     with pytest.raises(ValueError, match=message):
         RandomForest.from_state({**state, "trees": [good, text]}, NAMES)
+
+
+# Gradient-boosted trees
+
+
+def test_monotone_trees_never_fall() -> None:
+    X, y, _ = law(150)
+    y = y * np.exp(0.3 * np.random.default_rng(0).standard_normal(150))
+    free, monotone = Gbdt().fit(X, y), Gbdt(monotone=True).fit(X, y)
+    items = law(20, seed=4)[0]
+    steps = np.exp(np.linspace(0, 6, 40))
+    falls = {"free": 0, "monotone": 0}
+    for column in range(X.shape[1]):
+        along = np.repeat(items[:, None], len(steps), axis=1)
+        along[:, :, column] *= steps
+        for name, fitted in {"free": free, "monotone": monotone}.items():
+            predicted = fitted.predict(along.reshape(-1, X.shape[1])).reshape(along.shape[:2])
+            falls[name] += int((np.diff(predicted, axis=1) < -1e-12).sum())
+    assert falls["monotone"] == 0
+    assert falls["free"] > 0
 
 
 # Gaussian processes

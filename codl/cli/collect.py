@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
@@ -21,10 +22,21 @@ from codl.collect.tasks import FEW_SHARES, SHARES, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import BUILT_IN
+from codl.soc import Soc
+
+if TYPE_CHECKING:
+    from codl.predict.settling import Settling
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
+#: Why a collection ended.
+STOPPED = {
+    "done": "all is measured",
+    "budget": "the budget is over",
+    "samples": "as many as wanted",
+    "settled": "accuracy has settled",
+}
 #: Ops beside those of the models that a budget is spent on.
-SIMILAR = 300
+SIMILAR = 800
 
 
 def collect_data(
@@ -64,8 +76,12 @@ def collect_data(
 
     Measurements are made in batches of about ten seconds, in which all of a batch take turns, so
     that other programs disturb a few samples of each and not all samples of one. A batch's rows are
-    written when it ends, in an order of which any first part is representative: a budget may cut it
-    anywhere, and a killed run goes on with --resume.
+    written when it ends, in an order of which any first part is representative; a killed run goes
+    on with --resume.
+
+    With --budget, time goes to where predictions on shapes never seen are not good enough yet, and
+    it ends before its time where more rows would change nothing. It then says what to expect:
+    accuracy on shapes held out, and the regret of the splits that predictions would choose.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -80,6 +96,7 @@ def collect_data(
     others = similar_ops(own, similar_count(similar, limit))
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
     target = Dataset.of(described.name, output)
+    chooser = None if limit is None else _chooser(described, target)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
@@ -91,9 +108,19 @@ def collect_data(
             resume=resume,
             budget_s=limit,
             samples=samples,
+            chooser=chooser,
             progress=update,
         )
-    emit("collect", asdict(done), lambda: _table(target, done), as_json=json)
+    expected = None if chooser is None else chooser.expected()
+    result = {**asdict(done), "expected": expected}
+    emit("collect", result, lambda: _table(target, done, expected), as_json=json)
+
+
+def _chooser(soc: Soc, target: Dataset) -> Settling:
+    """Imported here: without a budget nobody waits for the libraries of predictors."""
+    from codl.predict.settling import Settling
+
+    return Settling(soc, target)
 
 
 def similar_count(given: int | None, budget_s: float | None) -> int:
@@ -103,16 +130,33 @@ def similar_count(given: int | None, budget_s: float | None) -> int:
     return usual if given is None else given
 
 
-def _table(target: Dataset, done: Collected) -> Table:
+def _table(target: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:
     title = f"Dataset of {target.folder.name}"
-    table = Table("file", "rows", title=title, title_justify="left")
+    names = ("file", "rows") + (("within 10 %", "within 5 %", "MAPE") if expected else ())
+    table = Table(*names, title=title, title_justify="left")
+    looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
     for name, rows in target.tables().items():
-        table.add_row(f"t_{name}.csv", str(len(rows.read())))
+        look = looks.pop(name, {})
+        table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
+    for name, look in looks.items():  # the directions of data sharing
+        table.add_row(name, str(look["rows"]), *_accuracy(look))
     table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s, {done.failed} failed, "
-        f"{done.skipped} there before, {done.left} measurements left, {done.again} measured twice"
+        f"{done.rows} rows written in {done.seconds:.0f} s ({STOPPED[done.stopped]}), "
+        f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
+        f"{done.again} measured twice"
     )
+    if expected:
+        table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
+        if expected["regret"]:
+            table.caption += ", regret {mean} % in the mean, {p95} % at p95, {ops} ops".format(
+                **expected["regret"]
+            )
     return table
+
+
+def _accuracy(look: dict[str, Any]) -> list[str]:
+    values = [look.get(name) for name in ("acc10", "acc5", "mape")]
+    return ["" if value is None else f"{value:.1f} %" for value in values]
 
 
 def seconds(text: str) -> float:

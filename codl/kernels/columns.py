@@ -47,9 +47,27 @@ def halvings(sizes: Column, width: int) -> Column:
     return steps
 
 
+#: Bytes of a core's first-level cache, and caches of the second level that the third is worth:
+#: what is larger streams from memory. SoC files do not say; these are usual.
+FIRST_LEVEL, THIRD_LEVEL = 1 << 15, 16
+
+
 def beyond(amount: Column, cache_bytes: float) -> Column:
-    """The bytes of something that does not fit in a cache, 0 where it fits."""
-    return np.where(amount > cache_bytes, amount, 0.0)
+    """The bytes of something that is read again and again and does not stay in a cache.
+
+    None where it fills half the cache, all where it is half as large again.
+    """
+    result: Column = amount * np.clip(amount / cache_bytes - 0.5, 0.0, 1.0)
+    return result
+
+
+def by_level(name: str, amount: Column, cache_bytes: float) -> FeatureColumns:
+    """Bytes, those from beyond the second-level cache, and those that are far away, in memory."""
+    return {
+        f"{name}_bytes": amount,
+        f"{name}_beyond": beyond(amount, cache_bytes),
+        f"{name}_far": beyond(amount, THIRD_LEVEL * cache_bytes),
+    }
 
 
 def single(features: Mapping[str, Column]) -> dict[str, float]:
@@ -135,6 +153,22 @@ class WindowColumns(Columns):
     @cached_property
     def window(self) -> Column:
         return self.kh * self.kw
+
+    @cached_property
+    def is_padded(self) -> NDArray[np.bool_]:
+        padded: NDArray[np.bool_] = self.top + self.left + self.bottom + self.right > 0
+        return padded
+
+    @cached_property
+    def tap_rows(self) -> Column:
+        """Rows of windows that lie in the input, of the windows of one output column."""
+        rows = np.zeros_like(self.ih)
+        for tap in range(int(self.kh.max())):
+            above = self.top - tap * self.dh
+            first = np.maximum(ceil_div(above, self.sh), 0)
+            last = np.minimum(np.floor((above + self.ih - 1) / self.sh), self.oh - 1)
+            rows = rows + np.where(tap < self.kh, np.maximum(last - first + 1, 0), 0)
+        return rows
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Rows:
             self.values[at],
             self.latency_ms[at],
             runs=self.runs_at(at),
-            groups=groups,  # type: ignore[arg-type]
+            groups=groups,
         )
 
     def runs_at(self, at: NDArray[np.intp]) -> list[str] | None:

@@ -35,9 +35,8 @@ class Machine:
         return cls(found, usual) if found else None
 
     def visit(self) -> None:
-        """Measure every anchor a few times, its data in the caches again."""
+        """Measure every anchor a few times."""
         for one in self.prepared:
-            one.timed.sample(one.timed.repeats)
             one.timed.visit()
 
     def slowdown(self) -> dict[str, float]:

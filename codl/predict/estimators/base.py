@@ -54,7 +54,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         y: ArrayLike,
         *,
         runs: Sequence[str] | None = None,
-        groups: Sequence[Any] | None = None,
+        groups: Sequence[Any] | Groups | None = None,
     ) -> E:
         """Fit features (items, features) to latencies (items), which must be positive.
 
@@ -222,7 +222,7 @@ def inner_folds(groups: Groups) -> list[Groups]:
     return [np.flatnonzero(folds == fold) for fold in range(count)]
 
 
-def _groups(X: Vector, groups: Sequence[Any] | None) -> Groups:
+def _groups(X: Vector, groups: Sequence[Any] | Groups | None) -> Groups:
     if groups is None:
         return np.unique(X, axis=0, return_inverse=True)[1].ravel().astype(np.intp)
     if len(groups) != len(X):

@@ -29,6 +29,9 @@ class Gbdt(LatencyEstimator):
 
     The trees are fitted to log(latency / base), so that what they cannot do, following a law past
     the largest op that was measured, is left to the base.
+
+    With `monotone`, no prediction falls as a feature grows, since every feature is a cost. It costs
+    accuracy (docs/predictors.md): what the base puts too high can no longer be put lower.
     """
 
     name: ClassVar[str] = "gbdt"
@@ -37,12 +40,19 @@ class Gbdt(LatencyEstimator):
     booster_: _Booster
 
     def __init__(
-        self, *, rounds: int = 200, learning_rate: float = 0.05, leaves: int = 8, leaf_rows: int = 4
+        self,
+        *,
+        rounds: int = 80,
+        learning_rate: float = 0.1,
+        leaves: int = 8,
+        leaf_rows: int = 4,
+        monotone: bool = False,
     ) -> None:
         self.rounds = rounds
         self.learning_rate = learning_rate
         self.leaves = leaves
         self.leaf_rows = leaf_rows
+        self.monotone = monotone
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         lightgbm = _lightgbm()
@@ -60,6 +70,8 @@ class Gbdt(LatencyEstimator):
             "seed": 0,
             "verbosity": -1,
         }
+        if self.monotone:
+            parameters["monotone_constraints"] = [1] * X.shape[1]
         self.base_ = CodlLinear().fit(X, y)
         target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.predict(X))
         data = lightgbm.Dataset(X, target, params=parameters)
