@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from codl.cli.app import app
 from codl.cli.collect import parse_shares, seconds
 from codl.collect.collector import collect
 from codl.collect.protocol import Latency, Protocol, measure
@@ -107,6 +111,35 @@ def test_kills_lose_and_repeat_nothing(
     done = collect(first_soc, killed, tasks, resume=True, rounds=QUICK)
     assert done.skipped > 0
     assert keys(killed) == {name: sorted(own) for name, own in wanted.items()}
+
+
+def test_a_budget_says_what_to_expect(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_soc.save(tmp_path / "socs" / "test.yaml")
+    (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("codl.collect.surroundings.ROUNDS", 1)
+    monkeypatch.setattr("codl.collect.anchors.TOLERANCE", float("inf"))
+    monkeypatch.setattr("codl.collect.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
+    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "3s", "--json"]
+    done = CliRunner().invoke(app, ["collect", *options])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["stopped"] in ("budget", "done", "settled")
+    dataset = Dataset.of("test", tmp_path / "lat_datasets")
+    ok = {
+        name: sum(row.status == "ok" for row in table.read())
+        for name, table in dataset.tables().items()
+    }
+    found = {look["target"]: look for look in answer["expected"]["targets"]}
+    assert {"conv2d_cpu_gemm", "fc_gpu_direct", "data_sharing_to_gpu"} <= found.keys()
+    assert not any(name.startswith("mulayer") for name in found)
+    for name, look in found.items():
+        assert 0 <= look["tested"] <= look["rows"] <= ok.get(name, 10**9)
+        assert look["acc10"] is None or 0 <= look["acc5"] <= look["acc10"] <= 100
+    assert answer["expected"]["predictor"] == "codl"
+    assert answer["expected"]["regret"]["ops"] >= 1
 
 
 def lines(dataset: Dataset) -> int:
