@@ -37,6 +37,8 @@ STOPPED = {
 }
 #: Ops beside those of the models that a budget is spent on.
 SIMILAR = 800
+#: This part of a budget is measured in; the rest is for a last look at what came of it.
+MEASURING = 0.97
 
 
 def collect_data(
@@ -79,9 +81,11 @@ def collect_data(
     written when it ends, in an order of which any first part is representative; a killed run goes
     on with --resume.
 
-    With --budget, time goes to where predictions on shapes never seen are not good enough yet, and
-    it ends before its time where more rows would change nothing. It then says what to expect:
-    accuracy on shapes held out, and the regret of the splits that predictions would choose.
+    With --budget, half of the measurements stay in random order. The others come first where a
+    predictor is least certain and nothing alike is measured, and where the choice of a split hangs
+    on it. Collection ends before its time where more would change nothing, and says what to expect:
+    accuracy on shapes held out, by the random half, and the regret of the splits that predictions
+    would choose.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -96,7 +100,7 @@ def collect_data(
     others = similar_ops(own, similar_count(similar, limit))
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
     target = Dataset.of(described.name, output)
-    chooser = None if limit is None else _chooser(described, target)
+    chooser = None if limit is None else _chooser(described, target, limit)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
@@ -106,7 +110,7 @@ def collect_data(
                 *make_tasks(own, described, parts, others),
             ],
             resume=resume,
-            budget_s=limit,
+            budget_s=None if limit is None else MEASURING * limit,
             samples=samples,
             chooser=chooser,
             progress=update,
@@ -116,11 +120,11 @@ def collect_data(
     emit("collect", result, lambda: _table(target, done, expected), as_json=json)
 
 
-def _chooser(soc: Soc, target: Dataset) -> Settling:
+def _chooser(soc: Soc, target: Dataset, budget_s: float) -> Settling:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
     from codl.predict.settling import Settling
 
-    return Settling(soc, target)
+    return Settling(soc, target, budget_s)
 
 
 def similar_count(given: int | None, budget_s: float | None) -> int:

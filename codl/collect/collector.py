@@ -91,7 +91,9 @@ def collect(
     stopped: Stopped = "done" if samples is None or total <= samples else "samples"
     while missing:
         elapsed = time.monotonic() - start
-        wanted = missing if chooser is None else chooser.choose(missing, elapsed)
+        wanted = missing
+        if chooser is not None:
+            wanted = sorted(chooser.choose(missing, elapsed), key=state.tries)
         left = float("inf") if budget_s is None else budget_s - (time.monotonic() - start)
         if not wanted or left < SHORTEST * rounds.span_s or left <= 0:
             stopped = "budget" if wanted else "settled"
