@@ -231,4 +231,23 @@ def test_rows_of_taps_in_the_input_are_counted(data: st.DataObject) -> None:
         for out in range(op.output.h)
         for tap in range(kernel)
     )
-    assert ConvColumns.of([op]).tap_rows[0] == sum(taps)
+    inside = sum(taps)
+    turned = parse(
+        f"conv2d in=1x4x9x{rows} oc=4 kernel=1x{kernel} stride=1x{stride} "
+        f"dilation=1x{dilation} pad=0,{top},0,{bottom}"
+    )
+    assert ConvColumns.of([op]).tap_rows[0] == inside
+    assert ConvColumns.of([turned]).tap_columns[0] == inside
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_packed_vectors_are_as_wide_as_divides_the_channels(width: int) -> None:
+    channels = np.arange(1.0, 200.0)
+    widths = [max(w for w in (1, 4, 8, 16) if w <= width and c % w == 0) for c in channels]
+    assert columns.packed_vectors(channels, width).tolist() == (channels / widths).tolist()
+
+
+def test_bytes_beyond_a_cache_begin_where_it_is_half_full() -> None:
+    amount = np.array([0.0, 40.0, 50.0, 100.0, 150.0, 400.0])
+    assert columns.beyond(amount, 100.0).tolist() == [0, 0, 0, 50, 150, 400]
+    assert columns.beyond(amount, 0.0).tolist() == amount.tolist()  # not known

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +20,7 @@ from codl.cli.output import JsonOption, SocOption, emit, progress
 from codl.collect.collector import Collected, collect
 from codl.collect.similar import similar_ops
 from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import FEW_SHARES, SHARES, load_ops, make_tasks
+from codl.collect.tasks import FEW_SHARES, SEED, SHARES, Task, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import BUILT_IN
@@ -37,6 +39,10 @@ STOPPED = {
 }
 #: Ops beside those of the models that a budget is spent on.
 SIMILAR = 800
+#: What surrounds ops is slow to measure, and comes after every so many other tasks.
+EVERY = 8
+#: This part of a budget is measured in; the rest is for a last look at what came of it.
+MEASURING = 0.97
 
 
 def collect_data(
@@ -79,9 +85,11 @@ def collect_data(
     written when it ends, in an order of which any first part is representative; a killed run goes
     on with --resume.
 
-    With --budget, time goes to where predictions on shapes never seen are not good enough yet, and
-    it ends before its time where more rows would change nothing. It then says what to expect:
-    accuracy on shapes held out, and the regret of the splits that predictions would choose.
+    With --budget, half of the measurements stay in random order. The others come first where a
+    predictor is least certain and nothing alike is measured, and where the choice of a split hangs
+    on it. Collection ends before its time where more would change nothing, and says what to expect:
+    accuracy on shapes held out, by the random half, and the regret of the splits that predictions
+    would choose.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -96,17 +104,17 @@ def collect_data(
     others = similar_ops(own, similar_count(similar, limit))
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
     target = Dataset.of(described.name, output)
-    chooser = None if limit is None else _chooser(described, target)
+    chooser = None if limit is None else _chooser(described, target, limit)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
             target,
-            [
-                *surroundings_tasks(own, described),
-                *make_tasks(own, described, parts, others),
-            ],
+            mixed(
+                surroundings_tasks(own, described),
+                make_tasks(own, described, parts, others),
+            ),
             resume=resume,
-            budget_s=limit,
+            budget_s=None if limit is None else MEASURING * limit,
             samples=samples,
             chooser=chooser,
             progress=update,
@@ -116,11 +124,23 @@ def collect_data(
     emit("collect", result, lambda: _table(target, done, expected), as_json=json)
 
 
-def _chooser(soc: Soc, target: Dataset) -> Settling:
+def _chooser(soc: Soc, target: Dataset, budget_s: float) -> Settling:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
     from codl.predict.settling import Settling
 
-    return Settling(soc, target)
+    return Settling(soc, target, budget_s)
+
+
+def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
+    """One of the slow ones, in random order, after every few others: a short budget needs both."""
+    left = list(slow)
+    random.Random(SEED).shuffle(left)
+    found: list[Task] = []
+    for at, task in enumerate(others):
+        found.append(task)
+        if at % EVERY == EVERY - 1 and left:
+            found.append(left.pop())
+    return [*found, *left]
 
 
 def similar_count(given: int | None, budget_s: float | None) -> int:

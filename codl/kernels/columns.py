@@ -47,6 +47,15 @@ def halvings(sizes: Column, width: int) -> Column:
     return steps
 
 
+def packed_vectors(channels: Column, width: int) -> Column:
+    """Vectors of ncnn's packed layout: as wide as divides the channels, 4 at least, or 1."""
+    vectors = channels
+    for lanes in (4, 8, 16):
+        if lanes <= width:
+            vectors = np.where(np.mod(channels, lanes) == 0, channels / lanes, vectors)
+    return vectors
+
+
 #: Bytes of a core's first-level cache, and caches of the second level that the third is worth:
 #: what is larger streams from memory. SoC files do not say; these are usual.
 FIRST_LEVEL, THIRD_LEVEL = 1 << 15, 16
@@ -55,9 +64,10 @@ FIRST_LEVEL, THIRD_LEVEL = 1 << 15, 16
 def beyond(amount: Column, cache_bytes: float) -> Column:
     """The bytes of something that is read again and again and does not stay in a cache.
 
-    None where it fills half the cache, all where it is half as large again.
+    None where it fills half the cache, all where it is half as large again, or where the cache is
+    not known (0).
     """
-    result: Column = amount * np.clip(amount / cache_bytes - 0.5, 0.0, 1.0)
+    result: Column = amount * np.clip(amount / max(cache_bytes, 1.0) - 0.5, 0.0, 1.0)
     return result
 
 
@@ -68,6 +78,13 @@ def by_level(name: str, amount: Column, cache_bytes: float) -> FeatureColumns:
         f"{name}_beyond": beyond(amount, cache_bytes),
         f"{name}_far": beyond(amount, THIRD_LEVEL * cache_bytes),
     }
+
+
+def gpu_cache_bytes(soc: Soc) -> float:
+    """What a core, or the whole GPU, has before the memory or a cache that others share."""
+    if soc.gpu.is_cpu:
+        return float(soc.cpu.l2_cache_bytes)
+    return float(max(soc.gpu.global_mem_cache_size, FIRST_LEVEL))
 
 
 def single(features: Mapping[str, Column]) -> dict[str, float]:
@@ -162,13 +179,29 @@ class WindowColumns(Columns):
     @cached_property
     def tap_rows(self) -> Column:
         """Rows of windows that lie in the input, of the windows of one output column."""
-        rows = np.zeros_like(self.ih)
-        for tap in range(int(self.kh.max())):
-            above = self.top - tap * self.dh
-            first = np.maximum(ceil_div(above, self.sh), 0)
-            last = np.minimum(np.floor((above + self.ih - 1) / self.sh), self.oh - 1)
-            rows = rows + np.where(tap < self.kh, np.maximum(last - first + 1, 0), 0)
-        return rows
+        return _inside(self.oh, self.ih, self.kh, (self.sh, self.dh, self.top))
+
+    @cached_property
+    def tap_columns(self) -> Column:
+        """Columns of windows that lie in the input, of the windows of one output row."""
+        return _inside(self.ow, self.iw, self.kw, (self.sw, self.dw, self.left))
+
+
+def _inside(
+    outs: Column, size: Column, taps: Column, step: tuple[Column, Column, Column]
+) -> Column:
+    """Taps of the windows of `outs` outputs that lie in an input of `size`.
+
+    `step`: the stride, the dilation, and the padding in front.
+    """
+    stride, dilation, before = step
+    found = np.zeros_like(size)
+    for tap in range(int(taps.max())):
+        offset = before - tap * dilation
+        first = np.maximum(ceil_div(offset, stride), 0)
+        last = np.minimum(np.floor((offset + size - 1) / stride), outs - 1)
+        found = found + np.where(tap < taps, np.maximum(last - first + 1, 0), 0)
+    return found
 
 
 @dataclass(frozen=True)

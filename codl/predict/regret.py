@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from codl.collect.tasks import SHARES, part_of
 from codl.kernels.base import Processor
 from codl.ops import Activation, Op
 from codl.soc import Soc
+
+#: A part of an op without its activation, on a processor.
+Key: TypeAlias = tuple[Processor, Op]
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,12 @@ class _Half:
     best: float
 
 
-_NOTHING = _Half(0.0, 0.0, 0.0)
-
-
 def regret(parts: Iterable[Part], soc: Soc) -> Regret | None:
     """Over all ops with a split that was measured on both sides; None where there is none."""
-    halves: dict[tuple[Processor, Op], list[Part]] = {}
+    halves: dict[Key, list[Part]] = {}
     for part in parts:
-        halves.setdefault((part.processor, _plain(part.part)), []).append(part)
-    ops = dict.fromkeys(_plain(part.op) for own in halves.values() for part in own)
+        halves.setdefault(key_of(part.processor, part.part), []).append(part)
+    ops = dict.fromkeys(plain(part.op) for own in halves.values() for part in own)
     known = {key: _half(own) for key, own in halves.items()}
     found = [value for op in ops if (value := _of(op, known, soc)) is not None]
     if not found:
@@ -59,8 +60,25 @@ def regret(parts: Iterable[Part], soc: Soc) -> Regret | None:
     return Regret(len(found), round(mean, 2), round(p95, 2))
 
 
-def _plain(op: Op) -> Op:
+def plain(op: Op) -> Op:
+    """The op without its activation, which makes no other shape."""
     return op.with_activation(Activation())
+
+
+def key_of(processor: Processor, part: Op) -> Key:
+    return processor, plain(part)
+
+
+def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
+    """What is run in every split of an op, one part on each processor; and whole on either one."""
+    found: list[tuple[Key, ...]] = [(key_of("cpu", op),), (key_of("gpu", op),)]
+    for dim in op.dims:
+        for share in SHARES[:-1]:
+            cpu = part_of(op, "cpu", dim, round(1 - share, 6), soc)
+            gpu = part_of(op, "gpu", dim, share, soc)
+            if cpu is not None and gpu is not None:
+                found.append((key_of("cpu", cpu), key_of("gpu", gpu)))
+    return found
 
 
 def _half(own: Sequence[Part]) -> _Half:
@@ -69,31 +87,15 @@ def _half(own: Sequence[Part]) -> _Half:
     return _Half(chosen.predicted_ms, chosen.latency_ms, best)
 
 
-def _of(op: Op, known: dict[tuple[Processor, Op], _Half], soc: Soc) -> float | None:
+def _of(op: Op, known: Mapping[Key, _Half], soc: Soc) -> float | None:
     """Latency of the split with the lowest prediction over the lowest latency, less 1."""
-    splits = [
-        (cpu, gpu)
-        for dim in op.dims
-        for share in SHARES[:-1]
-        if (cpu := _find(op, "cpu", dim, round(1 - share, 6), known, soc)) is not None
-        and (gpu := _find(op, "gpu", dim, share, known, soc)) is not None
+    pairs = [
+        [known[key] for key in keys]
+        for keys in splits(op, soc)
+        if all(key in known for key in keys)
     ]
-    if not splits:
+    if not any(len(pair) == 2 for pair in pairs):
         return None
-    whole = [(known.get(("cpu", op)), _NOTHING), (_NOTHING, known.get(("gpu", op)))]
-    splits += [(cpu, gpu) for cpu, gpu in whole if cpu is not None and gpu is not None]
-    cpu, gpu = min(splits, key=lambda pair: max(pair[0].predicted, pair[1].predicted))
-    best = min(max(one.best, other.best) for one, other in splits)
-    return max(cpu.chosen, gpu.chosen) / best - 1
-
-
-def _find(
-    op: Op,
-    processor: Processor,
-    dim: str,
-    share: float,
-    known: dict[tuple[Processor, Op], _Half],
-    soc: Soc,
-) -> _Half | None:
-    part = part_of(op, processor, dim, share, soc)  # type: ignore[arg-type]
-    return None if part is None else known.get((processor, _plain(part)))
+    chosen = min(pairs, key=lambda pair: max(half.predicted for half in pair))
+    best = min(max(half.best for half in pair) for pair in pairs)
+    return max(half.chosen for half in chosen) / best - 1

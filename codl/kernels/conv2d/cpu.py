@@ -23,6 +23,7 @@ from codl.kernels.columns import (
     by_level,
     ceil_div,
     halvings,
+    packed_vectors,
     round_up,
     single,
 )
@@ -151,6 +152,48 @@ class _Blocks:
 
 
 @dataclass(frozen=True)
+class _PointBlocks:
+    """How ncnn blocks the products of Winograd: M x K, K x N and M x N share the cache.
+
+    A third of it limits M, what is left beside M limits K, and both limit N; a micro-kernel takes a
+    vector of the M and 12 of the N, fewer at the end.
+    """
+
+    block_m: Column
+    block_n: Column
+    blocks_m: Column
+    blocks_n: Column
+    blocks_k: Column
+    steps_n: Column
+
+    @classmethod
+    def of(cls, m: Column, n: Column, k: Column, soc: Soc) -> _PointBlocks:
+        lanes, floats = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes / 4
+        most = max(lanes, np.floor(np.sqrt(floats / 3) / lanes) * lanes)
+        block_m = _even(m, np.full_like(m, most), lanes)
+        left = np.floor(np.sqrt(floats) - block_m)
+        block_k = _even(k, np.maximum(lanes, np.floor(left / lanes) * lanes), lanes)
+        room = np.floor((floats - block_m * block_k) / (block_m + block_k))
+        block_n = _even(n, np.maximum(4, np.floor(room / 4) * 4), 4)
+        blocks_n = ceil_div(n, block_n)
+        last = n - (blocks_n - 1) * block_n
+        steps_n = (blocks_n - 1) * _twelves(block_n) + _twelves(last)
+        return cls(block_m, block_n, ceil_div(m, block_m), blocks_n, ceil_div(k, block_k), steps_n)
+
+
+def _even(size: Column, most: Column, unit: int) -> Column:
+    """The size of blocks of about the same size, multiples of `unit` up to `most`."""
+    result: Column = np.minimum(most, round_up(ceil_div(size, ceil_div(size, most)), unit))
+    return result
+
+
+def _twelves(size: Column) -> Column:
+    """Steps of 12, and of 8, 4, 2 and 1 for the rest."""
+    result: Column = np.floor(size / 12) + halvings(np.mod(size, 12), 8)
+    return result
+
+
+@dataclass(frozen=True)
 class CpuDirect(_CpuConv):
     """Sliding window over packed channels; also what ncnn does for grouped convolutions."""
 
@@ -178,6 +221,7 @@ class CpuDirect(_CpuConv):
         planar = short & (np.mod(ops.ic, 4) > 0)
         half = short & (np.mod(ops.ic, lanes) == lanes / 2)
         steps = windows * ops.group_ic
+        alone_steps = ops.pixels * packed_vectors(ops.oc, lanes) * ops.window * alone
         panel = beyond(4.0 * lanes * ops.group_ic * ops.window, FIRST_LEVEL)
         padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
         moved = by_level("moved", padded_bytes + 4.0 * ops.oc * ops.pixels, soc.cpu.l2_cache_bytes)
@@ -187,8 +231,8 @@ class CpuDirect(_CpuConv):
             "planar_strided_steps": steps * (planar & (ops.sh > 1)),
             "half_steps": steps * half,
             "windows": windows * ~alone,
-            "depthwise_steps": windows * (alone & (ops.sh == 1)),
-            "depthwise_strided_steps": windows * (alone & (ops.sh > 1)),
+            "depthwise_steps": alone_steps * (ops.sh == 1),
+            "depthwise_strided_steps": alone_steps * (ops.sh > 1),
             "output_vectors": vectors,
             "panels_streamed": panel * vectors * ~alone,
             "padded_bytes": padded_bytes,
@@ -219,14 +263,14 @@ class CpuGemm(_CpuConv):
         lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
         m, n, k = ops.oc, ops.pixels, ops.ic * ops.window
         blocks = _Blocks.of(m, n, k, soc)
-        copies = n * ops.window * halvings(ops.ic, lanes)
+        copies = n * ops.window * packed_vectors(ops.ic, lanes)
         return {
             "padded_macs": round_up(m, lanes) * k * n,
             "kernel_steps": blocks.steps(soc) * k,
             "input_vectors": copies,
             "window_vectors": copies * (ops.window > 1),
             "scalar_inputs": n * k * (np.mod(ops.ic, 4) > 0),
-            "output_vectors": n * halvings(m, lanes),
+            "output_vectors": n * packed_vectors(m, lanes),
             "scalar_outputs": n * m * (np.mod(m, 4) > 0),
             "weights_streamed": beyond(4.0 * m * k, cache) * blocks.blocks_n,
             "packed_streamed": beyond(4.0 * n * k, cache) * blocks.blocks_m,
@@ -280,27 +324,37 @@ class CpuWinograd(_CpuConv):
         return None
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        """Transforms into points, a matrix product at each point, and transforms out of sums."""
+        """Transforms into points, a matrix product at each point, and transforms out of sums.
+
+        Points of all tiles are made first, and read again for every block of output channels; the
+        sums of a block are read again for every block of input channels but the first.
+        """
         lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
         tile = usual_tile(ops) if self.tile is None else np.full_like(ops.ic, self.tile)
         points = (tile + 2) ** 2
         tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
-        blocks = _Blocks.of(ops.oc, tiles, ops.ic, soc)
-        into = points * tiles * halvings(ops.ic, lanes)
-        out_of = points * tiles * halvings(ops.oc, lanes)
-        sums = beyond(4.0 * points * blocks.block_m * blocks.block_n, cache)
-        transformed = by_level("point", 4.0 * points * ops.ic * tiles, cache)
-        weights = by_level("weight", 4.0 * points * ops.ic * ops.oc, cache)
+        blocks = _PointBlocks.of(ops.oc, tiles, ops.ic, soc)
+        into = points * tiles * packed_vectors(ops.ic, lanes)
+        out_of = points * tiles * packed_vectors(ops.oc, lanes)
+        values: FeatureColumns = {}
+        for size in TILES:
+            values[f"input_transforms_f{size}"] = into * (tile == size)
+            values[f"output_transforms_f{size}"] = out_of * (tile == size)
+        sums = points * blocks.block_m * blocks.block_n
+        sums_beyond = beyond(4.0 * sums, cache) / sums * points * ops.oc * tiles
+        point_bytes = 4.0 * points * ops.ic * tiles
+        weight_bytes = 4.0 * points * ops.ic * ops.oc
+        vectors = halvings(ops.oc, lanes)
         return {
-            "padded_macs": points * round_up(ops.oc, lanes) * ops.ic * tiles,
-            "input_transforms_f4": into * (tile == 4),
-            "output_transforms_f4": out_of * (tile == 4),
-            "input_transforms_f6": into * (tile == 6),
-            "point_bytes": transformed["point_bytes"],
-            "point_far": transformed["point_far"],
-            "weight_bytes": weights["weight_bytes"],
-            "weight_far": weights["weight_far"],
-            "sums_beyond": sums / (blocks.block_m * blocks.block_n) * tiles * ops.oc,
-            "padded_bytes": 4.0 * ops.ic * ops.padded_h * ops.padded_w,
-            "output_bytes": 4.0 * ops.oc * ops.pixels,
+            "padded_macs": points * vectors * lanes * ops.ic * tiles,
+            "kernel_steps": points * vectors * blocks.steps_n * ops.ic,
+            **values,
+            "sums_again": points * vectors * tiles * (blocks.blocks_k - 1),
+            "sums_beyond": sums_beyond,
+            "points_again": beyond(point_bytes, cache) * (blocks.blocks_m - 1),
+            "weights_again": beyond(weight_bytes, cache) * (blocks.blocks_n - 1),
+            **by_level("point", point_bytes, cache),
+            **by_level("weight", weight_bytes, cache),
+            **by_level("padded", 4.0 * ops.ic * ops.padded_h * ops.padded_w, cache),
+            **by_level("output", 4.0 * ops.oc * ops.pixels, cache),
         }
