@@ -23,28 +23,40 @@ from codl.predict.estimators.intervals import Errors
 from codl.predict.estimators.linear import CodlLinear
 from codl.predict.features import FeatureSet
 
-#: Rows that the kernels' lengths are found with: the search takes time with their cube.
-SEARCHED = 180
+#: Items that the kernels' lengths are found with: the search takes time with their cube.
+SEARCHED = 140
 SEED = 0
 #: With fewer rows the base stands alone.
 LEAST_ROWS = 8
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
+#: The part of the noise that all rows of an item have in common.
+ITEM_NOISE = 0.5
 #: Pull of the level's slopes towards 0, for each row.
 RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
-#: Shares of the second member that are tried.
-SHARES = np.linspace(0, 1, 11)
-#: A share must beat none by this part of the error: what is gained by less is chance.
-WORTH = 0.01
+#: Shares of the members that are tried come in so many steps.
+SHARE_STEPS = 4
+#: Shares must beat equal ones by this part of the error: less is chance.
+WORTH = 0.02
+#: From so many columns on, directions of them say more than each alone.
+MANY_COLUMNS = 8
+#: Directions in which the scaled features spread less than this are noise.
+LEAST_SPREAD = 0.05
+#: A direction's spread counts by this power: those that vary most matter most, though not so much.
+SPREAD_POWER = 0.5
 
 
 @dataclass(frozen=True)
 class Member:
-    """A line on the scaled features plus a Gaussian process, of a logarithm."""
+    """A line on the scaled features plus a Gaussian process on them or on `axes` of them.
+
+    Both are of a logarithm. `axes` is shaped (features, directions), None for the features.
+    """
 
     line: Vector
+    axes: Vector | None
     lengths: Vector
     amplitude: float
     weights: Vector
@@ -52,18 +64,32 @@ class Member:
     def kernel(self, noise: float = 0.0) -> Kernel:
         return Kernel(self.lengths, self.amplitude, noise)
 
+    def covariance(self, scaled: Vector, points: Vector) -> Vector:
+        """Shaped (items, points)."""
+        return self.kernel()(_along(scaled, self.axes), _along(points, self.axes))
+
     def predict(self, scaled: Vector, points: Vector) -> tuple[Vector, Vector]:
         """The logarithm, and how far from all points an item is: 0 at one, 1 far from all."""
-        covariance = self.kernel()(scaled, points)
+        covariance = self.covariance(scaled, points)
         near = covariance.max(1) / self.amplitude**2
         return _line(scaled, self.line) + covariance @ self.weights, 1 - near
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A member before its share is known; `is_level` where it stands without the base."""
+
+    member: Member
+    projection: Projection
+    is_level: bool
 
 
 class Codl(LatencyEstimator):
     """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs).
 
-    Blended with a second process on the latency's logarithm itself, by the share that did best on
-    shapes held out within the training rows. Their errors give the intervals.
+    Blended with processes on the latency's logarithm itself, one on the features, one on the
+    directions in which they spread, by the shares that did best on shapes held out within the
+    training rows. Their errors give the intervals.
     """
 
     name: ClassVar[str] = "codl"
@@ -74,11 +100,12 @@ class Codl(LatencyEstimator):
     spread_: Vector
     points_: Vector
     members_: tuple[Member, ...]
-    share_: float
+    is_level_: tuple[bool, ...]
+    shares_: Vector
     limits_: Vector
     errors_: Errors
 
-    def __init__(self, *, points: int = 128, steps: int = 30) -> None:
+    def __init__(self, *, points: int = 128, steps: int = 25) -> None:
         self.points = points
         self.steps = steps
 
@@ -90,73 +117,104 @@ class Codl(LatencyEstimator):
         if len(y) < LEAST_ROWS or not self.columns_:
             self._fit_base_alone(X, logs)
             return
+        items = _Items.of(scaled)
         rows = spread_points(scaled, self.points)
         self.points_ = rounded(scaled[rows], 4)
         base = np.log(self.base_.predict(X))
-        level = _ridge(scaled, logs)
-        lines = (np.append(np.zeros(scaled.shape[1]), np.median(logs - base)), level)
-        members, projections = [], []
-        for line, target in zip(lines, (logs - base, logs), strict=True):
-            line = rounded(line)
-            rest = target - _line(scaled, line)
-            projection = Projection(self._kernel(scaled, rest), self.points_, scaled, rest)
-            kernel, weights = projection.kernel, rounded(projection.weights)
-            members.append(Member(line, kernel.lengths, kernel.amplitude, weights))
-            projections.append(projection)
-        self.members_ = tuple(members)
-        self._check(X, y, groups, projections, rows)
+        residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
+        level, axes = _ridge(scaled, logs), _axes(scaled)
+        candidates = [
+            self._candidate(scaled, logs - base, residual, items),
+            self._candidate(scaled, logs, level, items, is_level=True),
+        ]
+        if scaled.shape[1] >= MANY_COLUMNS:
+            turned = self._candidate(scaled, logs, level, items, is_level=True, axes=axes)
+            candidates.append(turned)
+        self._choose(X, y, groups, candidates, rows)
 
-    def _kernel(self, scaled: Vector, rest: Vector) -> Kernel:
-        some = _different(scaled)[:SEARCHED]
-        found = Kernel.search(scaled[some], rest[some] - rest[some].mean(), steps=self.steps)
+    def _candidate(
+        self,
+        scaled: Vector,
+        target: Vector,
+        line: Vector,
+        items: _Items,
+        *,
+        is_level: bool = False,
+        axes: Vector | None = None,
+    ) -> _Candidate:
+        line = rounded(line)
+        rest, along = target - _line(scaled, line), _along(scaled, axes)
+        kernel = self._kernel(items, along, rest)
+        points = _along(self.points_, axes)
+        projection = Projection(kernel, points, along, rest, items.share)
+        weights = rounded(projection.weights)
+        member = Member(line, axes, kernel.lengths, kernel.amplitude, weights)
+        return _Candidate(member, projection, is_level)
+
+    def _kernel(self, items: _Items, scaled: Vector, rest: Vector) -> Kernel:
+        some = np.random.default_rng(SEED).permutation(len(items.first))[:SEARCHED]
+        target = items.medians(rest, some)
+        trust = items.count[some] * items.share[items.first[some]]
+        found = Kernel.search(
+            scaled[items.first[some]], target - target.mean(), trust, steps=self.steps
+        )
         return Kernel(rounded(found.lengths, 4), float(rounded(found.amplitude, 4)), found.noise)
 
     def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
         self.points_ = np.empty((0, len(self.columns_)))
-        self.members_, self.share_ = (), 0.0
+        self.members_, self.is_level_, self.shares_ = (), (), np.empty(0)
         off = float(np.median(logs - np.log(self.base_.predict(X)))) if len(logs) > 1 else 0.0
         self.limits_ = rounded([min(off, 0.0), max(off, 0.0)])
         self.errors_ = Errors.unknown(2)
         self.inner_ = self.base_.predict(X)
 
-    def _check(
+    def _choose(
         self,
         X: Vector,
         y: Vector,
         groups: Groups,
-        projections: Sequence[Projection],
+        candidates: Sequence[_Candidate],
         rows: Groups,
     ) -> None:
-        """Hold out shapes in turn: the best share, the limits and the errors follow."""
+        """Hold out shapes in turn: the best shares, the limits and the errors follow."""
+        logs = np.log(np.maximum(y, RESOLUTION_MS))
+        base, corrections = self._held_out(X, y, groups, candidates)
+        low, high = np.quantile(logs - base, [0.0, 1.0])
+        self.limits_ = rounded([low - SLACK, high + SLACK])
+        corrections = corrections.clip(*self.limits_)
+        tried = _shares(len(candidates))
+        wrong = np.minimum(np.abs(logs - base - tried @ corrections), 1).mean(1)
+        best = int(np.argmin(wrong))
+        if wrong[best] > (1 - WORTH) * wrong[0]:
+            best = 0
+        kept = np.flatnonzero(tried[best]).tolist()
+        self.members_ = tuple(candidates[at].member for at in kept)
+        self.is_level_ = tuple(candidates[at].is_level for at in kept)
+        self.shares_ = tried[best, kept]
+        corrections = corrections[kept]
+        mixed = base + self.shares_ @ corrections
+        far = _far(candidates[kept[0]].projection, groups, rows)
+        signs = np.column_stack([np.ptp(corrections, axis=0), far])
+        self.errors_ = Errors.fit(logs - mixed, signs, groups)
+        self.inner_ = np.exp(mixed)
+
+    def _held_out(
+        self, X: Vector, y: Vector, groups: Groups, candidates: Sequence[_Candidate]
+    ) -> tuple[Vector, Vector]:
+        """The base's logarithms (rows), and what candidates add to it (candidates, rows)."""
         logs, scaled = np.log(np.maximum(y, RESOLUTION_MS)), self._scaled(X)
-        base, far = np.empty(len(y)), np.empty(len(y))
-        held_out = np.empty((2, len(y)))
+        base, found = np.empty(len(y)), np.empty((len(candidates), len(y)))
         for fold in inner_folds(groups):
             train = np.setdiff1d(np.arange(len(y)), fold)
             all_base = np.log(_base(X[train], y[train]).predict(X))
             base[fold] = all_base[fold]
-            level = _ridge(scaled[train], logs[train])
-            shift = np.median((logs - all_base)[train])
-            lines = (all_base + shift, _line(scaled, level))
-            for at, (line, projection) in enumerate(zip(lines, projections, strict=True)):
+            level = _line(scaled, _ridge(scaled[train], logs[train]))
+            shifted = all_base + np.median((logs - all_base)[train])
+            for at, candidate in enumerate(candidates):
+                line, projection = level if candidate.is_level else shifted, candidate.projection
                 weights = projection.without(fold, logs - line)
-                held_out[at, fold] = line[fold] + projection.cross[fold] @ weights
-            others = ~np.isin(rows, fold)
-            near = projections[0].cross[np.ix_(fold, others)] if others.any() else np.zeros((1, 1))
-            far[fold] = 1 - near.max(1) / projections[0].kernel.amplitude ** 2
-        corrections = held_out - base
-        low, high = np.quantile(logs - base, [0.0, 1.0])
-        self.limits_ = rounded([low - SLACK, high + SLACK])
-        corrections = corrections.clip(*self.limits_)
-        wrong = [
-            np.minimum(np.abs(logs - base - _mix(corrections, share)), 1).mean() for share in SHARES
-        ]
-        best = int(np.argmin(wrong))
-        self.share_ = float(SHARES[best]) if wrong[best] < (1 - WORTH) * wrong[0] else 0.0
-        mixed = base + _mix(corrections, self.share_)
-        signs = np.column_stack([np.abs(corrections[0] - corrections[1]), far])
-        self.errors_ = Errors.fit(logs - mixed, signs, groups)
-        self.inner_ = np.exp(mixed)
+                found[at, fold] = line[fold] + projection.cross[fold] @ weights
+        return base, found - base
 
     def _scale(self, X: Vector) -> None:
         """Keep the columns that vary and say something of their own."""
@@ -176,33 +234,33 @@ class Codl(LatencyEstimator):
         scaled /= self.spread_
         return scaled
 
-    def _corrections(self, X: Vector, base: Vector, *, both: bool) -> tuple[Vector, Vector]:
-        """What each member corrects the base's logarithm by, and how far an item is from points.
-
-        A member without a share is not asked, unless for `both`.
-        """
-        result, far = np.zeros((2, len(X))), np.ones(len(X))
+    def _corrections(self, X: Vector, base: Vector) -> tuple[Vector, Vector]:
+        """What each member adds to the base's logarithm, and how far an item is from points."""
         if not self.members_:
-            return result + self.limits_.sum(), far
+            return np.full((1, len(X)), self.limits_.sum()), np.ones(len(X))
         scaled = self._scaled(X)
-        residual, level = self.members_
-        if both or self.share_ < 1:
-            result[0], far = residual.predict(scaled, self.points_)
-        if both or self.share_ > 0:
-            result[1] = level.predict(scaled, self.points_)[0] - base
+        result = np.empty((len(self.members_), len(X)))
+        far = np.ones(len(X))
+        for at, (member, is_level) in enumerate(zip(self.members_, self.is_level_, strict=True)):
+            result[at], own = member.predict(scaled, self.points_)
+            result[at] -= base if is_level else 0.0
+            far = own if at == 0 else far
         return result.clip(*self.limits_), far
+
+    def _mixed(self, corrections: Vector) -> Vector:
+        return self.shares_ @ corrections if self.members_ else corrections[0]
 
     def _predict(self, X: Vector) -> Vector:
         base = self.base_.predict(X)
-        corrections, _ = self._corrections(X, np.log(base), both=False)
-        return base * np.exp(_mix(corrections, self.share_))
+        corrections, _ = self._corrections(X, np.log(base))
+        return base * np.exp(self._mixed(corrections))
 
     def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
         base = self.base_.predict(X)
-        corrections, far = self._corrections(X, np.log(base), both=True)
-        signs = np.column_stack([np.abs(corrections[0] - corrections[1]), far])
+        corrections, far = self._corrections(X, np.log(base))
+        signs = np.column_stack([np.ptp(corrections, axis=0), far])
         low, high = self.errors_.bounds(signs, coverage)
-        predicted = base * np.exp(_mix(corrections, self.share_))
+        predicted = base * np.exp(self._mixed(corrections))
         return predicted * np.exp(low), predicted * np.exp(high)
 
     def _inner(self, X: Vector) -> Vector:
@@ -216,14 +274,18 @@ class Codl(LatencyEstimator):
             "points": to_rows(self.points_) if len(self.points_) else [],
             "members": [
                 {
+                    "share": share,
+                    "is_level": is_level,
                     "line": to_rows(member.line),
+                    "axes": [] if member.axes is None else to_rows(member.axes),
                     "lengths": to_rows(member.lengths),
                     "amplitude": member.amplitude,
                     "weights": to_rows(member.weights),
                 }
-                for member in self.members_
+                for share, is_level, member in zip(
+                    self.shares_.tolist(), self.is_level_, self.members_, strict=True
+                )
             ],
-            "share": self.share_,
             "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
@@ -248,41 +310,107 @@ class Codl(LatencyEstimator):
         if (self.spread_ <= 0).any():
             raise ValueError("scaling must have positive spreads.")
         self.points_ = from_rows(state, "points", rows=None, columns=width)
-        self.members_ = _members(state.get("members"), width, len(self.points_))
-        self.share_ = number(state, "share", non_negative=True)
-        if self.share_ > 1:
-            raise ValueError(f"share must be at most 1, got {self.share_:g}.")
+        read = _members(state.get("members"), width, len(self.points_))
+        self.members_ = tuple(member for member, _, _ in read)
+        self.is_level_ = tuple(is_level for _, is_level, _ in read)
+        self.shares_ = np.array([share for _, _, share in read])
+        if read and abs(self.shares_.sum() - 1) > 1e-9:
+            raise ValueError(f"members: shares must add up to 1, got {self.shares_.sum():g}.")
         self.limits_ = vector(state, "limits", 2)
         if self.limits_[0] > self.limits_[1]:
             raise ValueError("limits must be in order.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
 
 
-def _different(scaled: Vector) -> Groups:
-    """All rows in random order, the first of every different item before their repetitions."""
-    order = np.random.default_rng(SEED).permutation(len(scaled))
-    first = np.unique(scaled[order], axis=0, return_index=True)[1]
-    result: Groups = np.concatenate([order[np.sort(first)], np.delete(order, first)])
-    return result
+@dataclass(frozen=True)
+class _Items:
+    """Which rows repeat an item: the first of each, how often it stands, and every row's item.
+
+    Repetitions agree about what an item takes, not about how far items like it differ from the
+    model; so a row's `share` falls with them, such that no item counts for more than
+    1 / `ITEM_NOISE` rows.
+    """
+
+    first: Groups
+    count: Groups
+    of_row: Groups
+    share: Vector
+
+    @classmethod
+    def of(cls, scaled: Vector) -> _Items:
+        _, first, of_row, count = np.unique(
+            scaled, axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        of_row = of_row.ravel()
+        return cls(first, count, of_row, 1 / (1 + ITEM_NOISE * (count[of_row] - 1)))
+
+    def medians(self, values: Vector, items: Groups) -> Vector:
+        """The median over each item's rows."""
+        order = np.argsort(self.of_row, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(self.count)])
+        return np.array([np.median(values[order[starts[i] : starts[i + 1]]]) for i in items])
 
 
-def _members(state: Any, width: int, points: int) -> tuple[Member, ...]:
-    expected = 2 if points else 0
-    if not isinstance(state, list) or len(state) != expected:
+def _members(state: Any, width: int, points: int) -> list[tuple[Member, bool, float]]:
+    """Members, whether each is a level, and their shares."""
+    if not isinstance(state, list) or bool(state) != bool(points):
         raise ValueError(
-            f"members must be a list of {expected} where there are {points} points, "
+            f"members must be a list, empty where there are no points; there are {points} points, "
             f"got {state!r:.80}."
         )
     members = []
     for own in state:
         if not isinstance(own, Mapping):
             raise ValueError(f"members must be mappings, got {own!r:.80}.")
-        lengths, amplitude = vector(own, "lengths", width), number(own, "amplitude")
+        axes = from_rows(own, "axes", rows=width, columns=_width(own)) if own.get("axes") else None
+        directions = width if axes is None else axes.shape[1]
+        lengths, amplitude = vector(own, "lengths", directions), number(own, "amplitude")
         if (lengths <= 0).any() or amplitude <= 0:
             raise ValueError("members: lengths and amplitude must be positive.")
+        if not isinstance(own.get("is_level"), bool):
+            raise ValueError(f"members: is_level must be true or false, got {own.get('is_level')}.")
         line, weights = vector(own, "line", width + 1), vector(own, "weights", points)
-        members.append(Member(line, lengths, amplitude, weights))
-    return tuple(members)
+        member = Member(line, axes, lengths, amplitude, weights)
+        members.append((member, own["is_level"], number(own, "share", non_negative=True)))
+    return members
+
+
+def _width(member: Mapping[str, Any]) -> int:
+    """The directions of a member's axes, by the first row."""
+    rows = member["axes"]
+    return len(rows[0].split()) if isinstance(rows, list) and isinstance(rows[0], str) else 0
+
+
+def _axes(scaled: Vector) -> Vector:
+    """Directions in which the features spread, as columns; each scaled to a power of its spread."""
+    _, spreads, directions = np.linalg.svd(scaled, full_matrices=False)
+    spreads = spreads / np.sqrt(len(scaled))
+    kept = spreads > LEAST_SPREAD
+    return rounded(directions[kept].T * spreads[kept] ** (SPREAD_POWER - 1), 4)
+
+
+def _along(scaled: Vector, axes: Vector | None) -> Vector:
+    result: Vector = scaled if axes is None else scaled @ axes
+    return result
+
+
+def _shares(count: int) -> Vector:
+    """Ways to share 1 among `count`: equally, all in steps, in this order."""
+    grid = np.indices([SHARE_STEPS + 1] * count).reshape(count, -1).T
+    result: Vector = np.vstack([np.ones((1, count)) / count, grid[grid.sum(1) == SHARE_STEPS]])
+    result[1:] /= SHARE_STEPS
+    return result
+
+
+def _far(projection: Projection, groups: Groups, rows: Groups) -> Vector:
+    """How far every row is from the points (those of `rows`) of other folds."""
+    far = np.ones(len(groups))
+    for fold in inner_folds(groups):
+        others = ~np.isin(rows, fold)
+        if others.any():
+            near = projection.cross[np.ix_(fold, others)].max(1)
+            far[fold] = 1 - near / projection.kernel.amplitude**2
+    return far
 
 
 def _base(X: Vector, y: Vector) -> CodlLinear:
@@ -304,9 +432,4 @@ def _ridge(scaled: Vector, target: Vector) -> Vector:
     pull = np.full(rows.shape[1], RIDGE * len(rows))
     pull[-1] = 1e-9
     result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
-    return result
-
-
-def _mix(corrections: Vector, share: float) -> Vector:
-    result: Vector = (1 - share) * corrections[0] + share * corrections[1]
     return result

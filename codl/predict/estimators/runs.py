@@ -33,6 +33,9 @@ MOST = 0.5
 #: logarithms, with so small a share of them below, though they are predicted to differ by so much.
 FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.2, 5, 0.12, 0.1, 0.6
 
+#: A floor that shows in another run needs no more than so many shapes within so many logarithms.
+SHARED_SHAPES, SHARED_WIDTH = 2, 0.08
+
 
 @dataclass(frozen=True)
 class RunTerm:
@@ -49,16 +52,37 @@ TYPICAL = RunTerm()
 def find_floors(
     size: Vector, y: Vector, labels: Sequence[str], groups: NDArray[np.intp]
 ) -> dict[str, float]:
-    """The floor of every run, 0 where none shows; `size` says how latencies should differ."""
+    """The floor of every run, 0 where none shows; `size` says how latencies should differ.
+
+    One driver waits in all runs alike, so a floor that shows in one is looked for in the others.
+    """
     run = np.asarray(labels)
-    return {label: _floor(size, y, groups, np.flatnonzero(run == label)) for label in set(labels)}
+    rows = {label: np.flatnonzero(run == label) for label in sorted(set(labels))}
+    floors = {label: _floor(size, y, groups, own) for label, own in rows.items()}
+    shown = sorted({floor for floor in floors.values() if floor > 0})
+    for label, own in rows.items():
+        if shown and not floors[label]:
+            logs = np.log(_by_shape(y, groups, own))
+            at = [floor for floor in shown if _is_at(logs - np.log(floor))]
+            floors[label] = max(at, default=0.0)
+    return floors
+
+
+def _is_at(above: Vector) -> bool:
+    """Whether shapes, by their logarithms above a floor of other runs, have it too."""
+    near = np.abs(above) < SHARED_WIDTH
+    return bool(near.sum() >= SHARED_SHAPES and (above <= -SHARED_WIDTH).mean() <= FLOOR_BELOW)
+
+
+def _by_shape(y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> Vector:
+    """The median latency of every shape among some rows, in the shapes' order."""
+    own = groups[rows]
+    return np.array([np.median(y[rows[own == shape]]) for shape in np.unique(own)])
 
 
 def _floor(size: Vector, y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> float:
-    shapes = np.unique(groups[rows])
-    own = [rows[groups[rows] == shape] for shape in shapes]
-    logs = np.log([np.median(y[at]) for at in own])
-    sizes = np.log([size[at[0]] for at in own])
+    logs = np.log(_by_shape(y, groups, rows))
+    sizes = np.log(_by_shape(size, groups, rows))
     order = np.argsort(logs)
     logs, sizes = logs[order], sizes[order]
     best, floor = 0, 0.0
