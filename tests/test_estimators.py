@@ -201,8 +201,9 @@ def test_codl_learns_what_is_not_linear() -> None:
     assert scores["codl"] > max(scores["codl_linear"], scores["random_forest"]) + 0.05
 
 
-def test_many_columns_are_turned_and_read_back() -> None:
+def test_many_columns_are_turned_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten columns that are mixtures of three sizes: the directions are three."""
+    monkeypatch.setattr("codl.predict.estimators.codl.WORTH", 1.0)  # keeps every member
     rng = np.random.default_rng(3)
     sizes = rng.standard_normal((120, 3))
     X = np.exp(12 + sizes @ rng.standard_normal((3, 10)))
@@ -214,6 +215,28 @@ def test_many_columns_are_turned_and_read_back() -> None:
     state = json.loads(json.dumps(fitted.state(names)))
     np.testing.assert_array_equal(Codl.from_state(state, names).predict(X), fitted.predict(X))
     assert np.median(np.abs(fitted.predict(X[90:]) / y[90:] - 1)) < 0.08
+
+
+def test_very_many_items_are_told_by_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law of parities, which no smooth process can follow."""
+    rng = np.random.default_rng(4)
+    X = np.exp(rng.uniform(2, 8, (600, 3)))
+    steps = np.floor(2 * np.log(X[:, 0])) % 2 + np.floor(1.5 * np.log(X[:, 1])) % 2
+    y = 1e-3 * X.sum(1) * np.exp(0.4 * steps)
+    smooth = Codl().fit(X[:500], y[:500])
+    monkeypatch.setattr("codl.predict.estimators.codl.MANY_ITEMS", 400)
+    fitted = Codl().fit(X[:500], y[:500])
+    assert (smooth.trees_ is None, fitted.trees_ is None) == (True, False)
+    scores = [within(one.predict(X[500:]), y[500:]) for one in (fitted, smooth)]
+    assert scores[0] > scores[1] + 0.15
+    names = ["a", "b", "c"]
+    state = json.loads(json.dumps(fitted.state(names)))
+    read = Codl.from_state(state, names)
+    np.testing.assert_allclose(read.predict(X), fitted.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(read.interval(X), fitted.interval(X), rtol=1e-12)
+    state["trees"]["model"][-1] = "changed"
+    with pytest.raises(ValueError, match="SHA-256"):
+        Codl.from_state(state, names)
 
 
 def test_repetitions_do_not_outvote_other_items() -> None:

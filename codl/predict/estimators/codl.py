@@ -16,11 +16,19 @@ from codl.predict.estimators.base import (
     State,
     Vector,
     inner_folds,
-    number,
 )
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.intervals import Errors
 from codl.predict.estimators.linear import CodlLinear
+from codl.predict.estimators.members import (
+    Items,
+    Member,
+    along,
+    on_line,
+    read_members,
+    spread_axes,
+)
+from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
 
 #: Items that the kernels' lengths are found with: the search takes time with their cube.
@@ -30,8 +38,6 @@ SEED = 0
 LEAST_ROWS = 8
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
-#: The part of the noise that all rows of an item have in common.
-ITEM_NOISE = 0.5
 #: Pull of the level's slopes towards 0, for each row.
 RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
@@ -42,37 +48,16 @@ SHARE_STEPS = 4
 WORTH = 0.02
 #: From so many columns on, directions of them say more than each alone.
 MANY_COLUMNS = 8
-#: Directions in which the scaled features spread less than this are noise.
-LEAST_SPREAD = 0.05
-#: A direction's spread counts by this power: those that vary most matter most, though not so much.
-SPREAD_POWER = 0.5
-
-
-@dataclass(frozen=True)
-class Member:
-    """A line on the scaled features plus a Gaussian process on them or on `axes` of them.
-
-    Both are of a logarithm. `axes` is shaped (features, directions), None for the features.
-    """
-
-    line: Vector
-    axes: Vector | None
-    lengths: Vector
-    amplitude: float
-    weights: Vector
-
-    def kernel(self, noise: float = 0.0) -> Kernel:
-        return Kernel(self.lengths, self.amplitude, noise)
-
-    def covariance(self, scaled: Vector, points: Vector) -> Vector:
-        """Shaped (items, points)."""
-        return self.kernel()(_along(scaled, self.axes), _along(points, self.axes))
-
-    def predict(self, scaled: Vector, points: Vector) -> tuple[Vector, Vector]:
-        """The logarithm, and how far from all points an item is: 0 at one, 1 far from all."""
-        covariance = self.covariance(scaled, points)
-        near = covariance.max(1) / self.amplitude**2
-        return _line(scaled, self.line) + covariance @ self.weights, 1 - near
+#: From so many items on, trees know what processes on a few points cannot.
+MANY_ITEMS = 800
+TREES = {
+    "objective": "regression",
+    "learning_rate": 0.08,
+    "num_leaves": 24,
+    "min_data_in_leaf": 4,
+    "feature_fraction": 0.3,
+}
+ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -88,8 +73,9 @@ class Codl(LatencyEstimator):
     """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs).
 
     Blended with processes on the latency's logarithm itself, one on the features, one on the
-    directions in which they spread, by the shares that did best on shapes held out within the
-    training rows. Their errors give the intervals.
+    directions in which they spread, and where there are very many items with boosted trees, by the
+    shares that did best on shapes held out within the training rows. Their errors give the
+    intervals.
     """
 
     name: ClassVar[str] = "codl"
@@ -102,6 +88,7 @@ class Codl(LatencyEstimator):
     members_: tuple[Member, ...]
     is_level_: tuple[bool, ...]
     shares_: Vector
+    trees_: Trees | None
     limits_: Vector
     errors_: Errors
 
@@ -117,12 +104,12 @@ class Codl(LatencyEstimator):
         if len(y) < LEAST_ROWS or not self.columns_:
             self._fit_base_alone(X, logs)
             return
-        items = _Items.of(scaled)
+        items = Items.of(scaled)
         rows = spread_points(scaled, self.points)
         self.points_ = rounded(scaled[rows], 4)
         base = np.log(self.base_.predict(X))
         residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
-        level, axes = _ridge(scaled, logs), _axes(scaled)
+        level, axes = _ridge(scaled, logs), spread_axes(scaled)
         candidates = [
             self._candidate(scaled, logs - base, residual, items),
             self._candidate(scaled, logs, level, items, is_level=True),
@@ -130,28 +117,40 @@ class Codl(LatencyEstimator):
         if scaled.shape[1] >= MANY_COLUMNS:
             turned = self._candidate(scaled, logs, level, items, is_level=True, axes=axes)
             candidates.append(turned)
+        self.trees_ = None
+        if len(items.first) >= MANY_ITEMS:
+            self.trees_ = self._grow(X, base, logs)
         self._choose(X, y, groups, candidates, rows)
+
+    def _grow(self, X: Vector, base: Vector, logs: Vector) -> Trees:
+        """Trees of what the base's logarithm lacks."""
+        return Trees.fit(self._seen(X, base), logs - base, rounds=ROUNDS, parameters=TREES)
+
+    def _seen(self, X: Vector, base: Vector) -> Vector:
+        """What trees look at: the features' logarithms, alone and over the base."""
+        logs = np.log1p(np.abs(X[:, self.columns_]))
+        return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
 
     def _candidate(
         self,
         scaled: Vector,
         target: Vector,
         line: Vector,
-        items: _Items,
+        items: Items,
         *,
         is_level: bool = False,
         axes: Vector | None = None,
     ) -> _Candidate:
         line = rounded(line)
-        rest, along = target - _line(scaled, line), _along(scaled, axes)
-        kernel = self._kernel(items, along, rest)
-        points = _along(self.points_, axes)
-        projection = Projection(kernel, points, along, rest, items.share)
+        rest, turned = target - on_line(scaled, line), along(scaled, axes)
+        kernel = self._kernel(items, turned, rest)
+        points = along(self.points_, axes)
+        projection = Projection(kernel, points, turned, rest, items.share)
         weights = rounded(projection.weights)
         member = Member(line, axes, kernel.lengths, kernel.amplitude, weights)
         return _Candidate(member, projection, is_level)
 
-    def _kernel(self, items: _Items, scaled: Vector, rest: Vector) -> Kernel:
+    def _kernel(self, items: Items, scaled: Vector, rest: Vector) -> Kernel:
         some = np.random.default_rng(SEED).permutation(len(items.first))[:SEARCHED]
         target = items.medians(rest, some)
         trust = items.count[some] * items.share[items.first[some]]
@@ -162,7 +161,7 @@ class Codl(LatencyEstimator):
 
     def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
         self.points_ = np.empty((0, len(self.columns_)))
-        self.members_, self.is_level_, self.shares_ = (), (), np.empty(0)
+        self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
         off = float(np.median(logs - np.log(self.base_.predict(X)))) if len(logs) > 1 else 0.0
         self.limits_ = rounded([min(off, 0.0), max(off, 0.0)])
         self.errors_ = Errors.unknown(2)
@@ -182,18 +181,21 @@ class Codl(LatencyEstimator):
         low, high = np.quantile(logs - base, [0.0, 1.0])
         self.limits_ = rounded([low - SLACK, high + SLACK])
         corrections = corrections.clip(*self.limits_)
-        tried = _shares(len(candidates))
+        tried = _shares(len(corrections))
         wrong = np.minimum(np.abs(logs - base - tried @ corrections), 1).mean(1)
         best = int(np.argmin(wrong))
         if wrong[best] > (1 - WORTH) * wrong[0]:
             best = 0
         kept = np.flatnonzero(tried[best]).tolist()
-        self.members_ = tuple(candidates[at].member for at in kept)
-        self.is_level_ = tuple(candidates[at].is_level for at in kept)
-        self.shares_ = tried[best, kept]
-        corrections = corrections[kept]
-        mixed = base + self.shares_ @ corrections
-        far = _far(candidates[kept[0]].projection, groups, rows)
+        if len(candidates) not in kept:
+            self.trees_ = None
+        members = [at for at in kept if at < len(candidates)] or [0]
+        self.members_ = tuple(candidates[at].member for at in members)
+        self.is_level_ = tuple(candidates[at].is_level for at in members)
+        self.shares_ = tried[best, members]
+        mixed = base + tried[best] @ corrections
+        corrections = corrections[sorted({*members, *kept})]
+        far = _far(candidates[members[0]].projection, groups, rows)
         signs = np.column_stack([np.ptp(corrections, axis=0), far])
         self.errors_ = Errors.fit(logs - mixed, signs, groups)
         self.inner_ = np.exp(mixed)
@@ -203,17 +205,20 @@ class Codl(LatencyEstimator):
     ) -> tuple[Vector, Vector]:
         """The base's logarithms (rows), and what candidates add to it (candidates, rows)."""
         logs, scaled = np.log(np.maximum(y, RESOLUTION_MS)), self._scaled(X)
-        base, found = np.empty(len(y)), np.empty((len(candidates), len(y)))
+        base, found = np.empty(len(y)), np.empty((len(candidates) + bool(self.trees_), len(y)))
         for fold in inner_folds(groups):
             train = np.setdiff1d(np.arange(len(y)), fold)
             all_base = np.log(_base(X[train], y[train]).predict(X))
             base[fold] = all_base[fold]
-            level = _line(scaled, _ridge(scaled[train], logs[train]))
+            level = on_line(scaled, _ridge(scaled[train], logs[train]))
             shifted = all_base + np.median((logs - all_base)[train])
             for at, candidate in enumerate(candidates):
                 line, projection = level if candidate.is_level else shifted, candidate.projection
                 weights = projection.without(fold, logs - line)
                 found[at, fold] = line[fold] + projection.cross[fold] @ weights
+            if self.trees_:
+                trees = self._grow(X[train], all_base[train], logs[train])
+                found[-1, fold] = base[fold] + trees.predict(self._seen(X[fold], base[fold]))
         return base, found - base
 
     def _scale(self, X: Vector) -> None:
@@ -235,7 +240,10 @@ class Codl(LatencyEstimator):
         return scaled
 
     def _corrections(self, X: Vector, base: Vector) -> tuple[Vector, Vector]:
-        """What each member adds to the base's logarithm, and how far an item is from points."""
+        """What each member adds to the base's logarithm, and how far an item is from points.
+
+        Trees come last, where there are any.
+        """
         if not self.members_:
             return np.full((1, len(X)), self.limits_.sum()), np.ones(len(X))
         scaled = self._scaled(X)
@@ -245,10 +253,20 @@ class Codl(LatencyEstimator):
             result[at], own = member.predict(scaled, self.points_)
             result[at] -= base if is_level else 0.0
             far = own if at == 0 else far
+        if self.trees_:
+            result = np.vstack([result, self.trees_.predict(self._seen(X, base))])
         return result.clip(*self.limits_), far
 
     def _mixed(self, corrections: Vector) -> Vector:
-        return self.shares_ @ corrections if self.members_ else corrections[0]
+        if not self.members_:
+            alone: Vector = corrections[0]
+            return alone
+        # The trees' share is what members leave of 1.
+        shares = self.shares_
+        if self.trees_:
+            shares = np.append(shares, 1 - shares.sum())
+        mixed: Vector = shares @ corrections
+        return mixed
 
     def _predict(self, X: Vector) -> Vector:
         base = self.base_.predict(X)
@@ -273,22 +291,19 @@ class Codl(LatencyEstimator):
             "scaling": to_rows(np.vstack([self.center_, self.spread_])),
             "points": to_rows(self.points_) if len(self.points_) else [],
             "members": [
-                {
-                    "share": share,
-                    "is_level": is_level,
-                    "line": to_rows(member.line),
-                    "axes": [] if member.axes is None else to_rows(member.axes),
-                    "lengths": to_rows(member.lengths),
-                    "amplitude": member.amplitude,
-                    "weights": to_rows(member.weights),
-                }
+                {"share": share, "is_level": is_level, **member.state()}
                 for share, is_level, member in zip(
                     self.shares_.tolist(), self.is_level_, self.members_, strict=True
                 )
             ],
+            "trees": self.trees_.state(self._tree_names()) if self.trees_ else {},
             "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
+
+    def _tree_names(self) -> list[str]:
+        """Plain numbers: the features' own names stand in `columns`."""
+        return [f"seen_{at}" for at in range(3 * len(self.columns_) + 1)]
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         base, columns = state.get("base"), state.get("columns")
@@ -310,88 +325,20 @@ class Codl(LatencyEstimator):
         if (self.spread_ <= 0).any():
             raise ValueError("scaling must have positive spreads.")
         self.points_ = from_rows(state, "points", rows=None, columns=width)
-        read = _members(state.get("members"), width, len(self.points_))
+        read = read_members(state.get("members"), width, len(self.points_))
         self.members_ = tuple(member for member, _, _ in read)
         self.is_level_ = tuple(is_level for _, is_level, _ in read)
         self.shares_ = np.array([share for _, _, share in read])
-        if read and abs(self.shares_.sum() - 1) > 1e-9:
-            raise ValueError(f"members: shares must add up to 1, got {self.shares_.sum():g}.")
+        trees, total = state.get("trees"), float(self.shares_.sum())
+        if not isinstance(trees, Mapping):
+            raise ValueError(f"trees must be a mapping, got {trees!r:.80}.")
+        self.trees_ = Trees.from_state(trees, self._tree_names()) if trees else None
+        if total > 1 + 1e-9 or (read and not trees and total < 1 - 1e-9):
+            raise ValueError(f"members: shares must add up to 1, got {total:g}.")
         self.limits_ = vector(state, "limits", 2)
         if self.limits_[0] > self.limits_[1]:
             raise ValueError("limits must be in order.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
-
-
-@dataclass(frozen=True)
-class _Items:
-    """Which rows repeat an item: the first of each, how often it stands, and every row's item.
-
-    Repetitions agree about what an item takes, not about how far items like it differ from the
-    model; so a row's `share` falls with them, such that no item counts for more than
-    1 / `ITEM_NOISE` rows.
-    """
-
-    first: Groups
-    count: Groups
-    of_row: Groups
-    share: Vector
-
-    @classmethod
-    def of(cls, scaled: Vector) -> _Items:
-        _, first, of_row, count = np.unique(
-            scaled, axis=0, return_index=True, return_inverse=True, return_counts=True
-        )
-        of_row = of_row.ravel()
-        return cls(first, count, of_row, 1 / (1 + ITEM_NOISE * (count[of_row] - 1)))
-
-    def medians(self, values: Vector, items: Groups) -> Vector:
-        """The median over each item's rows."""
-        order = np.argsort(self.of_row, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(self.count)])
-        return np.array([np.median(values[order[starts[i] : starts[i + 1]]]) for i in items])
-
-
-def _members(state: Any, width: int, points: int) -> list[tuple[Member, bool, float]]:
-    """Members, whether each is a level, and their shares."""
-    if not isinstance(state, list) or bool(state) != bool(points):
-        raise ValueError(
-            f"members must be a list, empty where there are no points; there are {points} points, "
-            f"got {state!r:.80}."
-        )
-    members = []
-    for own in state:
-        if not isinstance(own, Mapping):
-            raise ValueError(f"members must be mappings, got {own!r:.80}.")
-        axes = from_rows(own, "axes", rows=width, columns=_width(own)) if own.get("axes") else None
-        directions = width if axes is None else axes.shape[1]
-        lengths, amplitude = vector(own, "lengths", directions), number(own, "amplitude")
-        if (lengths <= 0).any() or amplitude <= 0:
-            raise ValueError("members: lengths and amplitude must be positive.")
-        if not isinstance(own.get("is_level"), bool):
-            raise ValueError(f"members: is_level must be true or false, got {own.get('is_level')}.")
-        line, weights = vector(own, "line", width + 1), vector(own, "weights", points)
-        member = Member(line, axes, lengths, amplitude, weights)
-        members.append((member, own["is_level"], number(own, "share", non_negative=True)))
-    return members
-
-
-def _width(member: Mapping[str, Any]) -> int:
-    """The directions of a member's axes, by the first row."""
-    rows = member["axes"]
-    return len(rows[0].split()) if isinstance(rows, list) and isinstance(rows[0], str) else 0
-
-
-def _axes(scaled: Vector) -> Vector:
-    """Directions in which the features spread, as columns; each scaled to a power of its spread."""
-    _, spreads, directions = np.linalg.svd(scaled, full_matrices=False)
-    spreads = spreads / np.sqrt(len(scaled))
-    kept = spreads > LEAST_SPREAD
-    return rounded(directions[kept].T * spreads[kept] ** (SPREAD_POWER - 1), 4)
-
-
-def _along(scaled: Vector, axes: Vector | None) -> Vector:
-    result: Vector = scaled if axes is None else scaled @ axes
-    return result
 
 
 def _shares(count: int) -> Vector:
@@ -419,11 +366,6 @@ def _base(X: Vector, y: Vector) -> CodlLinear:
     base.coef_ = rounded(base.coef_)
     base.intercept_ = float(rounded(base.intercept_))
     return base
-
-
-def _line(scaled: Vector, line: Vector) -> Vector:
-    result: Vector = scaled @ line[:-1] + line[-1]
-    return result
 
 
 def _ridge(scaled: Vector, target: Vector) -> Vector:
