@@ -70,7 +70,8 @@ def test_the_dataset_and_the_predictors_say_what_they_are(workplace: Path) -> No
     assert info["rows"] > 50
     trained = answer(workplace, "train", "--soc", "test", "--predictor", "codl_linear")
     keys = {"name", "target", "processor", "n_train", "n_test", "split", "acc10", "acc5", "mape",
-            "bytes", "us_per_prediction"}  # fmt: skip
+            "acc10_typical", "coverage90", "bytes", "us_per_prediction",
+            "us_without_features"}  # fmt: skip
     assert all(set(p) == keys for p in trained["predictors"])
     assert {p["split"] for p in trained["predictors"]} == {"row", "shape"}
 
@@ -105,6 +106,7 @@ def test_eval_and_report(workplace: Path) -> None:
             assert row["cosine"] >= 0.99999
             assert row["fallbacks"] == []
             assert row["max_rel_err"] <= 1e-3
+            assert set(row["slowdown"]) == {"cpu", "gpu"}
             assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
     run(workplace, "report", "eval.json", "-o", "report.html")
     page = (workplace / "report.html").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from platform import machine
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import convolutions, fully_connected, poolings
 
+from codl.collect.work import operands
+from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.kernels import columns, registry, tiling, tiling_columns, tuned
 from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColumns
-from codl.ops import Conv2d, FullyConnected, Op, Pool2d, parse
+from codl.kernels.conv2d.cpu import TILES, CpuWinograd
+from codl.kernels.conv2d.cpu_tiles import usual_tile
+from codl.ops import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse
 from codl.predict import features
 from codl.soc import CpuSide, GpuSide, Soc
 
@@ -41,6 +46,8 @@ SOCS = (
     Soc("real", "", CPU, replace(GPU, type="gpu", compute_units=12, vector_width=4, wave_size=32)),
 )
 KINDS = {Conv2d: ConvColumns, Pool2d: PoolColumns, FullyConnected: FcColumns}
+#: With more channels ncnn takes another tile, which may compute less.
+OWN_CHOICE = (CpuWinograd(), CpuWinograd(packed=False))
 
 
 def by_columns(op: Op) -> list[Any]:
@@ -150,7 +157,8 @@ def test_more_output_channels_never_cost_fewer_operations_or_bytes(soc: Soc) -> 
             continue
         table = features.table("variant", registry.target(variant, PARTS[0]), PARTS, soc)
         at = {name: index for index, name in enumerate(table.names)}
-        for name in ("flops", "weight_bytes", "output_bytes", "padded_macs"):
+        by_tile = {"padded_macs", "weight_bytes"} if variant in OWN_CHOICE else set()
+        for name in {"flops", "weight_bytes", "output_bytes", "padded_macs"} - by_tile:
             if name in at:
                 by_height = table.values[:, at[name]].reshape(-1, 3)
                 assert (np.diff(by_height, axis=0) >= 0).all(), (variant.name, name)
@@ -170,3 +178,76 @@ def test_a_tuned_choice_changes_the_row_of_its_op_alone(monkeypatch: pytest.Monk
     rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
     assert rows[3] != variant.features(PARTS[3], soc)
     assert [{n: v[i] for n, v in found.items()} for i in range(len(PARTS))] == rows
+
+
+#: Channels in and out, and rows and columns, on either side of what decides.
+WINOGRAD = (
+    *((ic, oc, size, 30) for ic in (17, 32, 64) for oc in (8, 16, 48) for size in (4, 9, 13, 30)),
+    *((ic, oc, 9, size) for ic in (8, 128, 512) for oc in (32, 64, 256) for size in (6, 9, 11)),
+    *((24, 24, size, size) for size in (21, 25, 36, 37, 42, 75, 76, 108)),
+    *((8, 24, 46, size) for size in (31, 34, 46, 47)),
+    *((100, oc, 18, 18) for oc in (128, 512)),
+)
+
+
+@pytest.mark.skipif(machine() not in ("x86_64", "AMD64"), reason="other machines, other choices")
+def test_the_tile_that_is_counted_is_the_one_that_ncnn_takes(first_soc: Soc) -> None:
+    """Tiles round differently, so the outputs of only one tile are those of ncnn's choice."""
+    ops = [parse(f"conv2d in=1x{c}x{h}x{w} oc={o} kernel=3x3 pad=1") for c, o, h, w in WINOGRAD]
+    found = []
+    for op in ops:
+        usual, *others = (
+            cpu_output(op, CpuWinograd(tile=tile), first_soc) for tile in (None, *TILES)
+        )
+        same = [t for t, other in zip(TILES, others, strict=True) if np.array_equal(usual, other)]
+        assert len(same) == 1
+        found += same
+    assert set(found) == set(TILES)
+    assert found == usual_tile(ConvColumns.of(ops)).tolist()
+
+
+def cpu_output(op: Op, variant: CpuWinograd, soc: Soc) -> Array:
+    (x,), weights = operands(op)
+    source = Home.allocate(op.inputs[0], Region.whole(op.inputs[0]))
+    target = Home.allocate(op.output, Region.whole(op.output))
+    source.array[...] = x
+    layer = CpuLayer("conv", op, variant, (("x", source.held),), "y", target.held, weights)
+    CpuNet([layer], {"x": source}, {"y": target}, soc, own_memory=True).run()
+    return target.array
+
+
+@given(st.data())
+def test_rows_of_taps_in_the_input_are_counted(data: st.DataObject) -> None:
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    kernel, stride, dilation = draw(1, 5), draw(1, 3), draw(1, 2)
+    top, bottom = draw(0, kernel), draw(0, kernel)
+    rows = max(draw(1, 12), (kernel - 1) * dilation + 1 - top - bottom)
+    op = parse(
+        f"conv2d in=1x4x{rows}x9 oc=4 kernel={kernel}x1 stride={stride}x1 "
+        f"dilation={dilation}x1 pad={top},0,{bottom},0"
+    )
+    taps = (
+        0 <= out * stride + tap * dilation - top < rows
+        for out in range(op.output.h)
+        for tap in range(kernel)
+    )
+    inside = sum(taps)
+    turned = parse(
+        f"conv2d in=1x4x9x{rows} oc=4 kernel=1x{kernel} stride=1x{stride} "
+        f"dilation=1x{dilation} pad=0,{top},0,{bottom}"
+    )
+    assert ConvColumns.of([op]).tap_rows[0] == inside
+    assert ConvColumns.of([turned]).tap_columns[0] == inside
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_packed_vectors_are_as_wide_as_divides_the_channels(width: int) -> None:
+    channels = np.arange(1.0, 200.0)
+    widths = [max(w for w in (1, 4, 8, 16) if w <= width and c % w == 0) for c in channels]
+    assert columns.packed_vectors(channels, width).tolist() == (channels / widths).tolist()
+
+
+def test_bytes_beyond_a_cache_begin_where_it_is_half_full() -> None:
+    amount = np.array([0.0, 40.0, 50.0, 100.0, 150.0, 400.0])
+    assert columns.beyond(amount, 100.0).tolist() == [0, 0, 0, 50, 150, 400]
+    assert columns.beyond(amount, 0.0).tolist() == amount.tolist()  # not known

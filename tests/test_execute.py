@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from codl.collect.work import operands
+from codl.device.cpu import ALIGNMENT, CpuLayer, CpuNet, Home
 from codl.errors import CodlError, MismatchError
 from codl.execute.engine import Engine
 from codl.execute.program import build_program
@@ -19,7 +22,7 @@ from codl.execute.timeline import sharing_ms
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
 from codl.models.builder import ModelBuilder
-from codl.ops import Array, Layer, Network, lower
+from codl.ops import Array, Layer, Network, Region, Shape, lower, parse
 from codl.ops.plan import Chain, Plan
 from codl.soc import Soc
 from codl.strategies.evaluation import cosine, max_rel_err
@@ -227,3 +230,31 @@ def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) 
     short = Plan(**{**plan.__dict__, "chains": plan.chains[:-1]})
     with pytest.raises(MismatchError, match="each once"):
         Engine(network, short, first_soc)
+
+
+def test_arrays_of_the_cpu_begin_where_copies_are_fast() -> None:
+    for columns in range(1, 9):
+        home = Home.allocate(Shape(1, 3, 5, columns), Region.whole(Shape(1, 3, 5, columns)))
+        assert home.array.ctypes.data % ALIGNMENT == 0
+        assert home.array.shape == (1, 3, 5, columns)
+        assert not home.array.any()
+
+
+def test_nets_with_memory_of_their_own_compute_the_same(first_soc: Soc) -> None:
+    op = parse("conv2d in=1x32x9x11 oc=24 kernel=3x3 pad=1 act=relu")
+    (x,), weights = operands(op)
+    found = []
+    for own_memory in (False, True, True):
+        source = Home.allocate(op.input, Region.whole(op.input))
+        target = Home.allocate(op.output, Region.whole(op.output))
+        source.array[...] = x
+        variant: Any = registry.variants(op, "cpu", first_soc)[0]
+        reads = (("x", source.held),)
+        layer = CpuLayer("conv", op, variant, reads, "y", target.held, weights)
+        net = CpuNet([layer], {"x": source}, {"y": target}, first_soc, own_memory=own_memory)
+        for _ in range(3):
+            net.run()
+        del net  # gives back its memory, of which the arrays are no part
+        found.append(target.array)
+    assert np.abs(found[0]).max() > 0
+    assert all(np.array_equal(found[0], other) for other in found[1:])

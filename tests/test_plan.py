@@ -149,8 +149,8 @@ def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
     }
 
     class Known(CostModel):
-        def sharing_parts(self, transfer: Transfer, network: Network) -> Any:
-            return parts[transfer.direction]
+        def sharing_parts(self, direction: Any, shape: Shape) -> Any:
+            return parts[direction]
 
     clocks = Clocks(network, Known(SOC, law), cpu=1.0, gpu=2.0)
     name, shape = next(iter(network.inputs.items()))

@@ -181,11 +181,32 @@ def test_flops_features_are_those_of_mulayer() -> None:
     assert fc == {"flops": 2 * 25088 * 10, "in_features": 25088, "out_features": 10}
 
 
-def test_sharing_features() -> None:
-    shapes = [Shape(1, 6, 5, 7), Shape(1, 4, 1, 7)]
+def test_what_an_exchange_transposes_and_copies_is_counted() -> None:
+    """The GPU has blocks of 4 channels: 2 of them by 9 pieces of 4 pixels, or one by one."""
+    shapes = [Shape(1, 6, 5, 7), Shape(1, 4, 1, 3), Shape(1, 8, 16, 32)]
     table = features.table("variant", "data_sharing_to_cpu", shapes, SOC)
-    assert table.names == ("bytes", "padded_bytes", "channels", "rows", "blocks")
-    assert table.values.tolist() == [[840, 1120, 6, 5, 2], [112, 112, 4, 1, 1]]
+    values = dict(zip(table.names, table.values.T.tolist(), strict=True))
+    assert values["chunks"] == [18, 0, 256]
+    assert values["unaligned_chunks"] == [18, 0, 0]
+    assert values["conflicting_chunks"] == [0, 0, 256]
+    assert values["partial_chunks"] == [9, 0, 0]
+    assert values["single_elements"] == [0, 12, 0]
+    assert values["copied_bytes"] == [840, 48, 16384]
+    assert values["padded_bytes"] == [1120, 48, 16384]
+    names = features.table("variant", "data_sharing_to_gpu", shapes, SOC).names
+    assert names == table.names
+
+
+def test_what_a_net_packs_is_counted_by_the_width_that_it_packs_by() -> None:
+    shapes = [Shape(1, channels, 2, 3) for channels in (32, 24, 20, 6)]
+    table = features.table("variant", "data_sharing_load", shapes, SOC)
+    values = dict(zip(table.names, table.values.T.tolist(), strict=True))
+    assert values["packed_by_16"] == [12, 0, 0, 0]
+    assert values["packed_by_8"] == [0, 18, 0, 0]
+    assert values["packed_by_4"] == [0, 0, 30, 0]
+    assert values["plain_bytes"] == [0, 0, 0, 144]
+    assert values["vectors"] == [2, 3, 5, 0]
+    assert features.table("flops", "data_sharing_load", shapes, SOC).names == ("bytes",)
 
 
 OPS = (

@@ -19,6 +19,7 @@ from codl.dataset import Dataset, OpRow
 from codl.ops import parse, to_text
 from codl.predict import samples
 from codl.soc import Soc
+from codl.strategies import machine
 
 OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
 
@@ -72,15 +73,37 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
 def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
     machine = Machine()
     clock(machine)
-    effort = Rounds(span_s=0.0, task_s=0.15)
+    effort = Rounds(span_s=0.0, task_s=0.19, least=3)
     quick, slow, slowest = (Timed(machine.sample(s), effort) for s in (0.0001, 0.015, 1.0))
-    assert (quick.repeats, quick.samples, quick.visits) == (3, 2, 20)
-    assert (slow.repeats, slow.samples, slow.visits) == (1, 1, 10)
+    assert (quick.settle, quick.repeats, quick.samples, quick.visits) == (6, 3, 3, 12)
+    assert (slow.settle, slow.repeats, slow.samples, slow.visits) == (1, 1, 1, 6)
     assert slowest.visits == effort.least
     due = [turn for turn in range(effort.visits) if slow.is_due(turn)]
-    assert due == list(range(1, 20, 2))
+    assert due == list(range(1, 12, 2))
     assert sum(slowest.is_due(turn) for turn in range(3 * effort.visits)) == 3 * effort.least
-    assert slow.seconds == pytest.approx(0.15)
+    assert slow.seconds == pytest.approx(6 * 2 * 0.015)
+
+
+def test_no_sample_is_of_what_the_others_put_out_of_the_caches(clock: Any) -> None:
+    """Two things that share a cache, each slower in its first runs after the other one's."""
+    clock(Machine())
+    ran: list[str] = []
+
+    def sample(name: str) -> Callable[[int], dict[str, float]]:
+        def run(repeats: int) -> dict[str, float]:
+            taken = []
+            for _ in range(repeats):
+                ran.append(name)
+                taken.append(0.002 if len(set(ran[-effort.settle - 1 :])) > 1 else 0.001)
+            return {WHOLE: sum(taken) / repeats}
+
+        return run
+
+    effort = Rounds(span_s=0.0, settle=4, settle_s=1.0)
+    things = [Timed(sample(name), effort) for name in "ab"]
+    rounds.measure(things, effort)
+    for thing in things:
+        assert set(thing.found[WHOLE]) == {0.001}
 
 
 def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
@@ -94,7 +117,7 @@ def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
     effort = Rounds(span_s=0.1, more=3)
     thing = Timed(machine.sample(0.001), effort)
     rounds.measure([thing], effort, lambda: True)
-    assert len(thing.found[WHOLE]) == 3 * effort.visits * effort.samples
+    assert len(thing.found[WHOLE]) == 3 * thing.visits * effort.samples
 
 
 class SimulatedBench:
@@ -123,7 +146,7 @@ def simulated(
     bench = SimulatedBench(machine, effort)
     monkeypatch.setattr(collector, "Bench", lambda *args: bench)
     monkeypatch.setattr(
-        anchors, "_prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
+        anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
     )
     dataset = Dataset.of("test", folder)
 
@@ -144,7 +167,7 @@ def test_what_was_measured_while_the_machine_was_slow_is_measured_again(
     first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow stretch, longer than a batch goes on for, leaves no trace in the rows."""
-    machine = Machine(lambda now: 1.2 if 1 < now < 2.5 else 1.0)
+    machine = Machine(lambda now: 1.2 if 2 < now < 6 else 1.0)
     clock(machine)
     dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
     monkeypatch.setattr(collector, "MEMORY_BYTES", 400_000)  # a few tasks a batch
@@ -186,6 +209,24 @@ def test_a_later_run_is_calibrated_by_its_anchors(
     run(resume=True)
     assert dataset.calibration()["run2"] == pytest.approx({"cpu": 1.1, "gpu": 1.1})
     assert calibration(dataset.manifest()["runs"], "run1") == {"cpu": 1.0, "gpu": 1.0}
+
+
+def test_an_evaluation_says_how_slow_the_machine_is(
+    first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth slower than when the dataset was measured, but for a moment."""
+    simulation = Machine()
+    clock(simulation)
+    dataset, bench, run = simulated(first_soc, tmp_path, simulation, monkeypatch)
+    monkeypatch.setattr(machine, "Bench", lambda *args: bench)
+    assert machine.Machine.of(first_soc, dataset) is None
+    run(samples=5)
+    beside = machine.Machine.of(first_soc, dataset)
+    assert beside is not None
+    for factor in (1.1, 1.1, 5.0, 1.1, 1.1):
+        simulation.slowdown = lambda now, factor=factor: factor
+        beside.visit()
+    assert beside.slowdown() == pytest.approx({"cpu": 1.1, "gpu": 1.1})
 
 
 def test_training_divides_by_the_calibration(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from test_execute import branching, defaults
 from test_kernels import assert_close, operands, reference, run_gpu
 
 from codl import soc as socs
-from codl.collect.benchmarks import Bench
+from codl.collect.benchmarks import Bench, Prepared
 from codl.collect.tasks import SharingTask, make_tasks
 from codl.dataset import Dataset, SharingRow
 from codl.device import detect
@@ -186,7 +186,10 @@ def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
     }
     bench = Bench(both, "run1")
     for task in tasks:
-        row = bench.row(task)
+        prepared = bench.prepare(task)
+        assert isinstance(prepared, Prepared)
+        prepared.timed.visit()
+        row = prepared.row()
         assert row.key == task.key
         assert row.status == "ok" or task.direction in ("load", "store")
 

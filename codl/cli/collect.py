@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
@@ -17,14 +20,29 @@ from codl.cli.output import JsonOption, SocOption, emit, progress
 from codl.collect.collector import Collected, collect
 from codl.collect.similar import similar_ops
 from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import FEW_SHARES, SHARES, load_ops, make_tasks
+from codl.collect.tasks import FEW_SHARES, SEED, SHARES, Task, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import BUILT_IN
+from codl.soc import Soc
+
+if TYPE_CHECKING:
+    from codl.predict.settling import Settling
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
+#: Why a collection ended.
+STOPPED = {
+    "done": "all is measured",
+    "budget": "the budget is over",
+    "samples": "as many as wanted",
+    "settled": "accuracy has settled",
+}
 #: Ops beside those of the models that a budget is spent on.
-SIMILAR = 300
+SIMILAR = 800
+#: What surrounds ops is slow to measure, and comes after every so many other tasks.
+EVERY = 8
+#: This part of a budget is measured in; the rest is for a last look at what came of it.
+MEASURING = 0.97
 
 
 def collect_data(
@@ -64,8 +82,14 @@ def collect_data(
 
     Measurements are made in batches of about ten seconds, in which all of a batch take turns, so
     that other programs disturb a few samples of each and not all samples of one. A batch's rows are
-    written when it ends, in an order of which any first part is representative: a budget may cut it
-    anywhere, and a killed run goes on with --resume.
+    written when it ends, in an order of which any first part is representative; a killed run goes
+    on with --resume.
+
+    With --budget, half of the measurements stay in random order. The others come first where a
+    predictor is least certain and nothing alike is measured, and where the choice of a split hangs
+    on it. Collection ends before its time where more would change nothing, and says what to expect:
+    accuracy on shapes held out, by the random half, and the regret of the splits that predictions
+    would choose.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -80,20 +104,43 @@ def collect_data(
     others = similar_ops(own, similar_count(similar, limit))
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
     target = Dataset.of(described.name, output)
+    chooser = None if limit is None else _chooser(described, target, limit)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
             target,
-            [
-                *surroundings_tasks(own, described),
-                *make_tasks(own, described, parts, others),
-            ],
+            mixed(
+                surroundings_tasks(own, described),
+                make_tasks(own, described, parts, others),
+            ),
             resume=resume,
-            budget_s=limit,
+            budget_s=None if limit is None else MEASURING * limit,
             samples=samples,
+            chooser=chooser,
             progress=update,
         )
-    emit("collect", asdict(done), lambda: _table(target, done), as_json=json)
+    expected = None if chooser is None else chooser.expected()
+    result = {**asdict(done), "expected": expected}
+    emit("collect", result, lambda: _table(target, done, expected), as_json=json)
+
+
+def _chooser(soc: Soc, target: Dataset, budget_s: float) -> Settling:
+    """Imported here: without a budget nobody waits for the libraries of predictors."""
+    from codl.predict.settling import Settling
+
+    return Settling(soc, target, budget_s)
+
+
+def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
+    """One of the slow ones, in random order, after every few others: a short budget needs both."""
+    left = list(slow)
+    random.Random(SEED).shuffle(left)
+    found: list[Task] = []
+    for at, task in enumerate(others):
+        found.append(task)
+        if at % EVERY == EVERY - 1 and left:
+            found.append(left.pop())
+    return [*found, *left]
 
 
 def similar_count(given: int | None, budget_s: float | None) -> int:
@@ -103,16 +150,33 @@ def similar_count(given: int | None, budget_s: float | None) -> int:
     return usual if given is None else given
 
 
-def _table(target: Dataset, done: Collected) -> Table:
+def _table(target: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:
     title = f"Dataset of {target.folder.name}"
-    table = Table("file", "rows", title=title, title_justify="left")
+    names = ("file", "rows") + (("within 10 %", "within 5 %", "MAPE") if expected else ())
+    table = Table(*names, title=title, title_justify="left")
+    looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
     for name, rows in target.tables().items():
-        table.add_row(f"t_{name}.csv", str(len(rows.read())))
+        look = looks.pop(name, {})
+        table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
+    for name, look in looks.items():  # the directions of data sharing
+        table.add_row(name, str(look["rows"]), *_accuracy(look))
     table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s, {done.failed} failed, "
-        f"{done.skipped} there before, {done.left} measurements left, {done.again} measured twice"
+        f"{done.rows} rows written in {done.seconds:.0f} s ({STOPPED[done.stopped]}), "
+        f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
+        f"{done.again} measured twice"
     )
+    if expected:
+        table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
+        if expected["regret"]:
+            table.caption += ", regret {mean} % in the mean, {p95} % at p95, {ops} ops".format(
+                **expected["regret"]
+            )
     return table
+
+
+def _accuracy(look: dict[str, Any]) -> list[str]:
+    values = [look.get(name) for name in ("acc10", "acc5", "mape")]
+    return ["" if value is None else f"{value:.1f} %" for value in values]
 
 
 def seconds(text: str) -> float:

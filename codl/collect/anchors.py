@@ -42,7 +42,7 @@ class Anchors:
     levels: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.prepared = tuple(_prepare(self.bench))
+        self.prepared = tuple(prepare(self.bench))
 
     @property
     def timed(self) -> list[Timed]:
@@ -58,11 +58,11 @@ class Anchors:
         rows = []
         for one in self.prepared:
             row: Any = one.row()
-            self.levels.setdefault(_key(one), []).append(row.latency_ms)
+            self.levels.setdefault(key(one), []).append(row.latency_ms)
             rows.append(
                 AnchorRow(
                     op=row.op,
-                    processor=_processor(one),
+                    processor=processor_of(one),
                     batch=batch,
                     latency_ms=row.latency_ms,
                     p20_ms=row.p20_ms,
@@ -76,9 +76,9 @@ class Anchors:
     def slowdown(self, processor: Processor) -> float:
         """By how much of the usual level a processor was slower in this batch; 0 in the first."""
         found = [
-            1e3 * level_s(one.timed.found[WHOLE]) / self.usual_ms(*_key(one)) - 1
+            1e3 * level_s(one.timed.found[WHOLE]) / self.usual_ms(*key(one)) - 1
             for one in self.prepared
-            if _processor(one) == processor and self.levels.get(_key(one))
+            if processor_of(one) == processor and self.levels.get(key(one))
         ]
         return median(found) if found else 0.0
 
@@ -111,7 +111,16 @@ def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, fl
     return factors
 
 
-def _prepare(bench: Bench) -> list[Prepared]:
+def first_ms(dataset: Dataset) -> dict[tuple[str, str], float]:
+    """The usual levels of a dataset's first run that has anchors, in milliseconds, by `key`."""
+    runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
+    levels: dict[str, dict[str, float]] = next(
+        (run["anchors_ms"] for run in runs.values() if run.get("anchors_ms")), {}
+    )
+    return {(op, side): ms for side, own in levels.items() for op, ms in own.items()}
+
+
+def prepare(bench: Bench) -> list[Prepared]:
     """The anchors that the SoC can run, each in the default variant of either processor."""
     found = []
     for op in map(parse, OPS):
@@ -121,9 +130,10 @@ def _prepare(bench: Bench) -> list[Prepared]:
     return found
 
 
-def _key(one: Prepared) -> tuple[str, str]:
-    return to_text(one.task.op), _processor(one)  # type: ignore[union-attr]
+def key(one: Prepared) -> tuple[str, str]:
+    """The op of an anchor and its processor."""
+    return to_text(one.task.op), processor_of(one)  # type: ignore[union-attr]
 
 
-def _processor(one: Prepared) -> Processor:
+def processor_of(one: Prepared) -> Processor:
     return one.task.processor  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ from codl.collect.tasks import (
     SurroundingsTask,
     Task,
 )
-from codl.collect.work import GpuWork, cpu_work, filler, one_op_net
+from codl.collect.work import GpuWork, cpu_work, filler, one_op_net, repeated
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuNet, Home
@@ -34,8 +34,8 @@ from codl.soc import Soc
 
 #: All samples of something in seconds, by part.
 Found = Mapping[str, Sequence[float]]
-#: Runs of an empty queue's `finish` whose median is what waiting costs.
-SYNCS = 5
+#: Waiting for a queue that is idle: what is in a step that runs kernels, and not theirs.
+SYNC = "sync"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Bench:
             "transform": lambda: gpu.run(kernels),
             "map": lambda: gpu.wait(shared.map(write=True)),
         }
-        return _in_steps(steps), self._shared(blank)
+        return _in_steps(steps, {SYNC: gpu.queue.finish}), _shared(blank)
 
     def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
         gpu, whole = self._gpu, Region.whole(shape)
@@ -145,50 +145,23 @@ class Bench:
             "copy": lambda: np.copyto(home.array, shared.array),
             "unmap": lambda: gpu.wait(shared.unmap()),
         }
-        return _in_steps(steps), self._shared(blank)
+        return _in_steps(steps, {SYNC: gpu.queue.finish}), _shared(blank)
 
     def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Packing what a net reads: a net that reads planar memory, less one that reads packed."""
-        planar, packed = self._passing_on(shape), self._passing_on(shape)
-        packed.pack_inputs()
-        return _difference(planar.compute, packed.compute, blank)
+        """Packing what a net reads; with the call, which is what counts where nothing is packed."""
+        return _as_copy(self._passing_on(shape).packed, blank)
 
     def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Unpacking a net's result to its home: a net with that, less one without."""
+        """Unpacking a net's result to its home."""
         net = self._passing_on(shape)
         net.pack_inputs()
-        return _difference(net.run, net.compute, blank)
+        results = net.compute()
+        return _as_copy(lambda: net.unpack(results), blank)
 
     def _passing_on(self, shape: Shape) -> CpuNet:
         """A net that passes its input on, as a pooling of one element."""
         op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
         return one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
-
-    def _shared(self, blank: SharingRow) -> Callable[[Found], Row]:
-        """A row of a whole exchange and its parts, and what a wait for an idle queue costs."""
-        sync_ms = self._sync_ms()
-
-        def fill(found: Found) -> Row:
-            parts = {part: 1e3 * level_s(samples) for part, samples in found.items()}
-            sync = min(sync_ms, parts["transform"])
-            return replace(
-                _filled(blank, found[WHOLE]),
-                transform_ms=parts["transform"] - sync,
-                sync_ms=sync,
-                map_ms=parts["map"],
-                unmap_ms=parts["unmap"],
-                copy_ms=parts["copy"],
-            )
-
-        return fill
-
-    def _sync_ms(self) -> float:
-        found = []
-        for _ in range(SYNCS):
-            start = perf_counter()
-            self._gpu.queue.finish()
-            found.append(perf_counter() - start)
-        return 1e3 * float(np.median(found))
 
 
 _Exchange = tuple[Callable[[int], Seconds], Callable[[Found], Row]]
@@ -205,37 +178,53 @@ def _timed(work: Callable[[int], None]) -> Callable[[int], Seconds]:
     return sample
 
 
-def _in_steps(steps: Mapping[str, Callable[[], object]]) -> Callable[[int], Seconds]:
-    """Seconds of every step of something, and of all of them together."""
+def _in_steps(
+    steps: Mapping[str, Callable[[], object]], aside: Mapping[str, Callable[[], object]]
+) -> Callable[[int], Seconds]:
+    """Seconds of every step of something, of all of them together, and of others aside."""
+    timed = [*steps.items(), *aside.items()]
 
     def sample(repeats: int) -> Seconds:
-        seconds = dict.fromkeys((WHOLE, *steps), 0.0)
+        seconds = dict.fromkeys((WHOLE, *steps, *aside), 0.0)
         for _ in range(repeats):
-            before = begin = perf_counter()
-            for name, step in steps.items():
+            before = perf_counter()
+            for name, step in timed:
                 step()
                 after = perf_counter()
                 seconds[name] += (after - before) / repeats
                 before = after
-            seconds[WHOLE] += (before - begin) / repeats
+        seconds[WHOLE] = sum(seconds[name] for name in steps)
         return seconds
 
     return sample
 
 
-def _difference(
-    more: Callable[[], object], less: Callable[[], object], blank: SharingRow
-) -> _Exchange:
-    """What one thing takes longer than another, in turns; a failure where noise hides it."""
+def _shared(blank: SharingRow) -> Callable[[Found], Row]:
+    """A row of a whole exchange and its parts, less what a wait for an idle queue costs."""
 
     def fill(found: Found) -> Row:
-        cost_ms = 1e3 * (level_s(found["more"]) - level_s(found["less"]))
-        if cost_ms <= 0:
-            raise DeviceError(f"lost in the noise: a difference of {cost_ms:.6f} ms")
-        row = _filled(blank, np.subtract(found["more"], found["less"]).tolist())
-        return replace(row, latency_ms=cost_ms, copy_ms=cost_ms)
+        parts = {part: 1e3 * level_s(samples) for part, samples in found.items()}
+        sync = min(parts[SYNC], parts["transform"])
+        return replace(
+            _filled(blank, found[WHOLE]),
+            transform_ms=parts["transform"] - sync,
+            sync_ms=sync,
+            map_ms=parts["map"],
+            unmap_ms=parts["unmap"],
+            copy_ms=parts["copy"],
+        )
 
-    return _in_steps({"less": less, "more": more}), fill
+    return fill
+
+
+def _as_copy(step: Callable[[], object], blank: SharingRow) -> _Exchange:
+    """One step that only copies."""
+
+    def fill(found: Found) -> Row:
+        row = _filled(blank, found[WHOLE])
+        return replace(row, copy_ms=row.latency_ms)
+
+    return _timed(repeated(step)), fill
 
 
 def _blank(task: Task, run: str) -> Row:

@@ -25,7 +25,10 @@ Progress = Callable[[int, int, float], None]
 #: Why a collection ended: nothing is left, a limit was reached, or more would change nothing.
 Stopped = Literal["done", "budget", "samples", "settled"]
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.
-MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 2 << 30, 3
+MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 6 << 30, 3
+#: Tasks that take more than one such share of that, and all of them together at most the other:
+#: enough small ones must fit beside them to fill a batch's time.
+LARGE, ALL_LARGE = 0.02, 0.5
 #: A batch in less time than this share of its own would tell little.
 SHORTEST = 0.3
 #: A task that was measured while the machine was disturbed is measured again so often.
@@ -91,7 +94,9 @@ def collect(
     stopped: Stopped = "done" if samples is None or total <= samples else "samples"
     while missing:
         elapsed = time.monotonic() - start
-        wanted = missing if chooser is None else chooser.choose(missing, elapsed)
+        wanted = missing
+        if chooser is not None:
+            wanted = sorted(chooser.choose(missing, elapsed), key=state.tries)
         left = float("inf") if budget_s is None else budget_s - (time.monotonic() - start)
         if not wanted or left < SHORTEST * rounds.span_s or left <= 0:
             stopped = "budget" if wanted else "settled"
@@ -197,16 +202,17 @@ def _prepare(
     """
     prepared: list[Prepared] = []
     done: list[tuple[Task, Row]] = []
-    planned = taken = 0.0
+    planned = taken = large = 0.0
     limit, begin = _memory_bytes(), time.monotonic()
     for task in wanted:
         is_enough = planned >= seconds or time.monotonic() - begin >= seconds
         if is_enough and (prepared or done):
             break
         size = COPIES * _bytes(task)
-        if prepared and taken + size > limit:
+        more = size if size > LARGE * limit else 0.0
+        if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
             continue  # smaller ones may fit; it comes first in a later batch
-        taken += size
+        taken, large = taken + size, large + more
         one = bench.prepare(task)
         if isinstance(one, Prepared):
             prepared.append(one)

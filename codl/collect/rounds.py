@@ -24,16 +24,21 @@ FASTEST = 3
 class Rounds:
     """Visit everything `visits` times, and take `samples` of it at each visit.
 
-    A sample repeats the work until it lasts `sample_s`, so that the clock's resolution does not
-    matter; its latency is the mean of its repeats. What takes so long that this would last more
-    than `task_s` seconds is visited less often, but `least` times, and one sample a visit is taken
-    of what lasts longer than `long_s`. A batch that is done before `span_s` seconds goes on until
-    then, with up to `more` times as many visits; so does one that was disturbed.
+    A visit begins with `settle` runs that are not timed, but not more than last `settle_s` seconds
+    or one: the others of a batch have put its data out of the caches, and a shared cache takes it
+    back only after several runs. A sample repeats the work until it lasts `sample_s`, so that the
+    clock's resolution does not matter; its latency is the mean of its repeats. What takes so long
+    that this would last more than `task_s` seconds is visited less often, but `least` times, and
+    one sample a visit is taken of what lasts longer than `long_s`. A batch that is done before
+    `span_s` seconds goes on until then, with up to `more` times as many visits; so does one that
+    was disturbed.
     """
 
     warm_up: int = 2
-    visits: int = 20
-    samples: int = 2
+    visits: int = 12
+    samples: int = 3
+    settle: int = 6
+    settle_s: float = 0.006
     sample_s: float = 0.0003
     task_s: float = 0.1
     long_s: float = 0.005
@@ -53,6 +58,8 @@ class Timed:
     rounds: Rounds
     found: dict[str, list[float]] = field(default_factory=dict)
     repeats: int = field(init=False)
+    #: Runs before the samples of a visit.
+    settle: int = field(init=False)
     #: Samples in one visit, and visits in `rounds.visits` rounds.
     samples: int = field(init=False)
     visits: int = field(init=False)
@@ -66,7 +73,8 @@ class Timed:
             once = min(self.sample(1)[WHOLE] for _ in range(rounds.warm_up))
         self.repeats = max(1, round(rounds.sample_s / max(once, 1e-7)))
         self.samples = 1 if once > rounds.long_s else rounds.samples
-        visit = self.samples * self.repeats * once
+        self.settle = max(1, min(rounds.settle, round(rounds.settle_s / max(once, 1e-7))))
+        visit = (self.settle + self.samples * self.repeats) * once
         fits = int(rounds.task_s / max(visit, 1e-9))
         self.visits = min(rounds.visits, max(fits, min(rounds.least, rounds.visits)))
         self.seconds = self.visits * visit
@@ -77,6 +85,7 @@ class Timed:
         return (turn + 1) * own // every > turn * own // every
 
     def visit(self) -> None:
+        self.sample(self.settle)
         for _ in range(self.samples):
             for part, seconds in self.sample(self.repeats).items():
                 self.found.setdefault(part, []).append(seconds)

@@ -10,6 +10,9 @@ import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codl.errors import CodlError
 from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape
 from codl.ops.concat import Concat
@@ -17,64 +20,100 @@ from codl.ops.eltwise import Eltwise
 from codl.ops.region import Region
 
 SEED = 20220627
-#: How many of the ops are of each kind, where the models have all; kinds of no other are added.
-WEIGHTS: Mapping[str, float] = {"conv2d": 6, "fc": 2, "pooling": 2, "eltwise": 1, "concat": 0.5}
+#: How many of the ops are of each sort, where the models have all; sorts of no other are added.
+#: Each has kernel variants of its own, which learn from no other sort.
+WEIGHTS: Mapping[str, float] = {
+    "conv2d, 3x3": 5,
+    "conv2d, 1x1": 2,
+    "conv2d, other": 2,
+    "conv2d, groups": 5,
+    "fc": 5,
+    "pooling, max": 5,
+    "pooling, avg": 4,
+    "eltwise": 2,
+    "concat": 1,
+}
 #: Sizes lie between those of two ops, and spread around that by a factor of 2 to this power.
-SPREAD = 0.5
+SPREAD = 1.0
+#: An op is that one of so many whose sizes are farthest from all others': they fill the range.
+CANDIDATES = 12
 #: Above this, channels are a multiple of the step below it, as models have them.
 FEW_CHANNELS, STEP = 16, 8
-#: This share of the ops has fewer rows than columns, as parts of a split have.
-FLAT = 0.3
-TRIES = 20
+#: This share of candidates has fewer rows than columns, as parts of a split have.
+FLAT = 0.15
+
+Sizes = NDArray[np.float64]
 
 
 def similar_ops(ops: Sequence[Op], count: int) -> list[Op]:
     """About `count` new ops between those given and around them, the same ones every time.
 
-    None larger than the largest of its kind, so that they cost no more than the models' own.
+    Their sizes are spread evenly over the range of sizes, on a logarithmic scale. None is larger
+    than the largest of its class, so that they cost no more than the models' own.
     """
     dice, classes = random.Random(SEED), _classes(ops)
-    total = sum(_weight(own, classes) for own in classes.values())
-    known = set(ops)
-    found: dict[Op, None] = {}
+    total = sum(WEIGHTS[sort] for sort in {_sort(own[0]) for own in classes.values()})
+    found: list[Op] = []
     for own in classes.values():
-        wanted = round(count * _weight(own, classes) / total)
-        largest = (max(op.flops for op in own), max(op.bytes for op in own))
-        for _ in range(wanted):
-            for _ in range(TRIES):
-                op = _between(dice.choice(own), dice.choice(own), dice)
-                fits = op is not None and op.flops <= largest[0] and op.bytes <= largest[1]
-                if op is not None and fits and op not in known and op not in found:
-                    found[op] = None
-                    break
-    return list(found)
+        wanted = count * WEIGHTS[_sort(own[0])] / total * _share(own, classes)
+        found += _spread(own, round(wanted), dice)
+    return found
+
+
+def _spread(own: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]:
+    """New ops of a class, each as far from all others as the best of some candidates."""
+    largest = (max(op.flops for op in own), max(op.bytes for op in own))
+    found: list[Op] = []
+    taken = [_sizes_of(op) for op in own]
+    for _ in range(wanted):
+        between = [_between(dice.choice(own), dice.choice(own), dice) for _ in range(CANDIDATES)]
+        some = [op for op in between if op and op.flops <= largest[0] and op.bytes <= largest[1]]
+        if not some:
+            continue
+        away = [float(np.abs(np.array(taken) - _sizes_of(op)).sum(1).min()) for op in some]
+        best = int(np.argmax(away))
+        if away[best] > 0:
+            found.append(some[best])
+            taken.append(_sizes_of(some[best]))
+    return found
+
+
+def _sizes_of(op: Op) -> Sizes:
+    """Logarithms of channels in and out, rows and columns, and of a window's rows."""
+    sizes = [op.output.c, op.input.h, op.input.w, *(shape.c for shape in op.inputs)]
+    return np.log2([*sizes, op.kernel.h] if isinstance(op, Conv2d | Pool2d) else sizes)
 
 
 def _classes(ops: Sequence[Op]) -> dict[Hashable, list[Op]]:
     """Ops that can be interpolated between: of one kind and, for convolutions, one algorithm."""
     classes: dict[Hashable, list[Op]] = {}
     for op in ops:
-        if op.kind in WEIGHTS:
+        if op.kind in _KINDS:
             classes.setdefault(_class(op), []).append(op)
     return classes
 
 
 def _class(op: Op) -> Hashable:
-    if isinstance(op, Conv2d):
-        single = op.kernel == (1, 1)
-        return (op.kind, op.groups > 1, single, max(op.stride) > 1 or max(op.kernel) > 3)
-    return (op.kind, op.flavor, len(op.inputs))
+    strided = isinstance(op, Conv2d) and max(op.stride) > 1
+    return (_sort(op), strided, len(op.inputs))
 
 
-def _weight(own: Sequence[Op], classes: Mapping[Hashable, Sequence[Op]]) -> float:
-    """A kind's weight, shared among its classes; of half that where channels come in groups."""
+def _sort(op: Op) -> str:
+    if isinstance(op, Pool2d):
+        return f"{op.kind}, {op.mode}"
+    if not isinstance(op, Conv2d):
+        return op.kind
+    if op.groups > 1:
+        return f"{op.kind}, groups"
+    is_plain = max(op.stride) == 1 and op.kernel == (3, 3)
+    return f"{op.kind}, " + ("1x1" if op.kernel == (1, 1) else "3x3" if is_plain else "other")
 
-    def share(some: Sequence[Op]) -> float:
-        return 0.5 if isinstance(some[0], Conv2d) and some[0].groups > 1 else 1.0
 
-    kind = own[0].kind
-    total = sum(share(some) for some in classes.values() if some[0].kind == kind)
-    return WEIGHTS[kind] * share(own) / total
+def _share(own: Sequence[Op], classes: Mapping[Hashable, Sequence[Op]]) -> float:
+    """A class's share of the ops of its sort: as many as it has, but not next to none."""
+    counts = [len(some) for some in classes.values() if _sort(some[0]) == _sort(own[0])]
+    least = sum(counts) / (2 * len(counts))
+    return max(len(own), least) / sum(max(count, least) for count in counts)
 
 
 def _between(a: Op, b: Op, dice: random.Random) -> Op | None:

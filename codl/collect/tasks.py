@@ -26,6 +26,8 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
 #: Shares of a tensor's rows whose exchange is measured.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
+#: Of so many similar ops the exchange of the input is measured, beside the models' own tensors.
+MORE_SHAPES = 160
 SEED = 20220627
 #: What goes through the caches before an op runs cold: more than those of phones and laptops hold.
 EVICTED_BYTES = 64 << 20
@@ -161,11 +163,11 @@ def _ops(network: Network) -> list[Op]:
 
 
 def make_tasks(
-    ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES, similar: Iterable[Op] = ()
+    ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES, similar: Sequence[Op] = ()
 ) -> list[Task]:
     """All measurements of `ops`, in a fixed random order: any first part is representative.
 
-    Of `similar` ones, which no model has, the whole op and its whole inputs are measured.
+    Of `similar` ones, which no model has, the whole op is measured, and of some the whole input.
     """
     tasks: list[Task] = []
     parts: dict[Shape, None] = {}
@@ -178,7 +180,8 @@ def make_tasks(
     for op in similar:
         for processor in get_args(Processor):
             tasks += op_tasks(op, processor, soc, [1.0])
-        parts.update(dict.fromkeys(op.inputs[:1]))
+    step = max(1, round(len(similar) / MORE_SHAPES))
+    parts.update(dict.fromkeys(op.inputs[0] for op in similar[::step]))
     tasks += _sharing_tasks(parts, soc)
     random.Random(SEED).shuffle(tasks)
     return tasks

@@ -84,7 +84,7 @@ def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
 
 
 def row_of_ops_net(ops: Sequence[Op], variant: Any, soc: Soc) -> CpuNet:
-    """A net of ops in a row, each of one input but for the first, over arrays of its own."""
+    """A net of ops in a row, each of one input but for the first, over memory of its own."""
     first, last = ops[0], ops[-1]
     inputs = {
         f"input{i}": Home.allocate(shape, Region.whole(shape))
@@ -96,7 +96,7 @@ def row_of_ops_net(ops: Sequence[Op], variant: Any, soc: Soc) -> CpuNet:
         layers.append(CpuLayer(name, op, variant, reads, name, whole, filler(op)))
         reads = ((name, whole),)
     result = Home.allocate(last.output, Region.whole(last.output))
-    return CpuNet(layers, inputs, {layers[-1].output: result}, soc)
+    return CpuNet(layers, inputs, {layers[-1].output: result}, soc, own_memory=True)
 
 
 def filler(op: Op) -> Weights:

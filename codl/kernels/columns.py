@@ -47,9 +47,44 @@ def halvings(sizes: Column, width: int) -> Column:
     return steps
 
 
+def packed_vectors(channels: Column, width: int) -> Column:
+    """Vectors of ncnn's packed layout: as wide as divides the channels, 4 at least, or 1."""
+    vectors = channels
+    for lanes in (4, 8, 16):
+        if lanes <= width:
+            vectors = np.where(np.mod(channels, lanes) == 0, channels / lanes, vectors)
+    return vectors
+
+
+#: Bytes of a core's first-level cache, and caches of the second level that the third is worth:
+#: what is larger streams from memory. SoC files do not say; these are usual.
+FIRST_LEVEL, THIRD_LEVEL = 1 << 15, 16
+
+
 def beyond(amount: Column, cache_bytes: float) -> Column:
-    """The bytes of something that does not fit in a cache, 0 where it fits."""
-    return np.where(amount > cache_bytes, amount, 0.0)
+    """The bytes of something that is read again and again and does not stay in a cache.
+
+    None where it fills half the cache, all where it is half as large again, or where the cache is
+    not known (0).
+    """
+    result: Column = amount * np.clip(amount / max(cache_bytes, 1.0) - 0.5, 0.0, 1.0)
+    return result
+
+
+def by_level(name: str, amount: Column, cache_bytes: float) -> FeatureColumns:
+    """Bytes, those from beyond the second-level cache, and those that are far away, in memory."""
+    return {
+        f"{name}_bytes": amount,
+        f"{name}_beyond": beyond(amount, cache_bytes),
+        f"{name}_far": beyond(amount, THIRD_LEVEL * cache_bytes),
+    }
+
+
+def gpu_cache_bytes(soc: Soc) -> float:
+    """What a core, or the whole GPU, has before the memory or a cache that others share."""
+    if soc.gpu.is_cpu:
+        return float(soc.cpu.l2_cache_bytes)
+    return float(max(soc.gpu.global_mem_cache_size, FIRST_LEVEL))
 
 
 def single(features: Mapping[str, Column]) -> dict[str, float]:
@@ -135,6 +170,38 @@ class WindowColumns(Columns):
     @cached_property
     def window(self) -> Column:
         return self.kh * self.kw
+
+    @cached_property
+    def is_padded(self) -> NDArray[np.bool_]:
+        padded: NDArray[np.bool_] = self.top + self.left + self.bottom + self.right > 0
+        return padded
+
+    @cached_property
+    def tap_rows(self) -> Column:
+        """Rows of windows that lie in the input, of the windows of one output column."""
+        return _inside(self.oh, self.ih, self.kh, (self.sh, self.dh, self.top))
+
+    @cached_property
+    def tap_columns(self) -> Column:
+        """Columns of windows that lie in the input, of the windows of one output row."""
+        return _inside(self.ow, self.iw, self.kw, (self.sw, self.dw, self.left))
+
+
+def _inside(
+    outs: Column, size: Column, taps: Column, step: tuple[Column, Column, Column]
+) -> Column:
+    """Taps of the windows of `outs` outputs that lie in an input of `size`.
+
+    `step`: the stride, the dilation, and the padding in front.
+    """
+    stride, dilation, before = step
+    found = np.zeros_like(size)
+    for tap in range(int(taps.max())):
+        offset = before - tap * dilation
+        first = np.maximum(ceil_div(offset, stride), 0)
+        last = np.minimum(np.floor((offset + size - 1) / stride), outs - 1)
+        found = found + np.where(tap < taps, np.maximum(last - first + 1, 0), 0)
+    return found
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 
 from codl.ops.base import Array, Op, Weights
@@ -37,8 +38,8 @@ class Network:
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     constants: Mapping[str, Array] = field(default_factory=dict)
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
         fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
         return {**self.inputs, **fixed, **{x.output: x.op.output for x in self.layers}}
 

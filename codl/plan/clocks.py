@@ -15,7 +15,7 @@ from typing import TypeAlias
 from codl.execute.program import Program, Transfer
 from codl.ops import Network
 from codl.ops.chain import Half
-from codl.plan.cost import CostModel
+from codl.plan.cost import CostModel, moved
 from codl.predict.surroundings import Load
 
 #: One of the CPU, one of the GPU.
@@ -43,7 +43,9 @@ class Clocks:
         slowdowns: Pair = (1.0, 1.0),
     ) -> None:
         """Exchange, then compute both halves; without halves only exchange."""
-        parts = [(t.direction, self.cost.sharing_parts(t, self.network)) for t in transfers]
+        parts = [
+            (way, self.cost.sharing_parts(way, s)) for way, s in moved(self.network, transfers)
+        ]
         ready = [self._send(own) for way, own in parts if way == "to_cpu"]
         for way, own in parts:
             if way == "to_gpu":

@@ -24,6 +24,8 @@ from codl.soc import Soc
 
 #: The names of variants by layer and processor, as plans have them.
 Variants: TypeAlias = Mapping[str, Mapping[str, str]]
+#: A tensor's region on its way from one place to another.
+Moved: TypeAlias = tuple[Direction, Shape]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
 #: No load was seen to slow another down by more.
@@ -68,8 +70,8 @@ class CostModel:
     by_op: bool = False
     #: Every variant with a predictor, by name.
     _choices: dict[tuple[Op, Processor], dict[str, Choice]] = field(default_factory=dict)
-    _shared: dict[tuple[Direction, Shape], float] = field(default_factory=dict)
-    _parts: dict[tuple[Direction, Shape], Mapping[str, float]] = field(default_factory=dict)
+    _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
+    _dispatched: dict[tuple[Processor, int], float] = field(default_factory=dict)
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
         """Predict many ops in one batch for each kernel variant."""
@@ -173,25 +175,38 @@ class CostModel:
         known = sharing_target("relayout", found[-1]) in self.predictors.targets
         return found if known else ()
 
-    def sharing_ms(self, direction: Direction, shape: Shape) -> float:
-        key = (direction, shape)
-        if key not in self._shared:
-            self._shared[key] = float(self.predictors.sharing_ms(direction, [shape])[0])
-        return self._shared[key]
+    def prefetch_sharing(self, moved: Iterable[Moved]) -> None:
+        """Predict data sharing in one batch for each direction and part."""
+        new: dict[Direction, list[Shape]] = {}
+        for direction, shape in dict.fromkeys(moved):
+            if (direction, shape) not in self._parts:
+                new.setdefault(direction, []).append(shape)
+        for direction, shapes in new.items():
+            by_part = self._sharing(direction, shapes)
+            for i, shape in enumerate(shapes):
+                self._parts[direction, shape] = {
+                    part: float(all_ms[i]) for part, all_ms in by_part.items()
+                }
 
-    def sharing_parts(self, transfer: Transfer, network: Network) -> Mapping[str, float]:
-        """Milliseconds of a transfer's parts by name; all of it a `copy` where none is known."""
-        shape = transfer.region.shape(network.shapes[transfer.tensor])
-        key = (transfer.direction, shape)
-        if key not in self._parts:
-            usual = registry.storages(self.soc)[0]
-            targets = {p: sharing_target(transfer.direction, usual, p) for p in SHARING_PARTS}
-            known = {p: t for p, t in targets.items() if t in self.predictors.targets}
-            self._parts[key] = {
-                part: float(self.predictors.predict(target, [shape])[0])
-                for part, target in known.items()
-            } or {"copy": self.sharing_ms(*key)}
-        return self._parts[key]
+    def _sharing(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Milliseconds by part, shaped (shapes); all of it a `copy` where no part is known."""
+        usual = registry.storages(self.soc)[0]
+        targets = {part: sharing_target(direction, usual, part) for part in SHARING_PARTS}
+        return {
+            part: self.predictors.predict(target, shapes)
+            for part, target in targets.items()
+            if target in self.predictors.targets
+        } or {"copy": self.predictors.sharing_ms(direction, shapes)}
+
+    def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
+        """Milliseconds of a transfer's parts by name."""
+        self.prefetch_sharing([(direction, shape)])
+        return self._parts[direction, shape]
+
+    def sharing_ms(self, direction: Direction, shape: Shape) -> float:
+        return sum(self.sharing_parts(direction, shape).values())
 
     def loads(
         self,
@@ -206,15 +221,11 @@ class CostModel:
         others can read them.
         """
         cpu, gpu = halves
-        shapes = network.shapes
-        moved: list[tuple[Direction, Shape]] = [
-            *(("load", region.shape(shapes[n])) for n, region in cpu.inputs.items()),
-            *(("store", cpu.outputs[n].shape(shapes[n])) for n in outputs if n in cpu.outputs),
-        ]
+        shared = packed(network, outputs, cpu)
         packing = Load(
-            bytes=float(sum(2 * shape.bytes for _, shape in moved)),
+            bytes=float(sum(2 * shape.bytes for _, shape in shared)),
             flops=0.0,
-            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in moved),
+            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in shared),
         )
         return self._load(cpu, "cpu", variants) + packing, self._load(gpu, "gpu", variants)
 
@@ -253,7 +264,11 @@ class CostModel:
         return max(0.0, self._dispatch_ms("gpu", len(half.parts) + 1) - self._dispatch_ms("gpu", 1))
 
     def _dispatch_ms(self, processor: Processor, count: int) -> float:
-        return float(self.predictors.predict(f"dispatch_{processor}", [Launches(count)])[0])
+        key = (processor, count)
+        if key not in self._dispatched:
+            target = f"dispatch_{processor}"
+            self._dispatched[key] = float(self.predictors.predict(target, [Launches(count)])[0])
+        return self._dispatched[key]
 
     def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:
         """The chosen variant of every layer on every processor that has a part of it."""
@@ -269,3 +284,17 @@ class CostModel:
                     )
                 chosen.setdefault(part.layer.name, {})[processor] = choice.variant
         return chosen
+
+
+def packed(network: Network, outputs: Sequence[str], cpu: Half) -> list[Moved]:
+    """What the CPU packs before its half of a chain, and unpacks after it for others to read."""
+    shapes = network.shapes
+    return [
+        *(("load", region.shape(shapes[name])) for name, region in cpu.inputs.items()),
+        *(("store", cpu.outputs[n].shape(shapes[n])) for n in outputs if n in cpu.outputs),
+    ]
+
+
+def moved(network: Network, transfers: Iterable[Transfer]) -> list[Moved]:
+    """What transfers move."""
+    return [(t.direction, t.region.shape(network.shapes[t.tensor])) for t in transfers]

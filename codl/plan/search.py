@@ -11,7 +11,7 @@ from codl.ops.chain import Half, cut
 from codl.ops.plan import Chain, Plan, Sharing
 from codl.plan import unmeasured
 from codl.plan.clocks import Clocks, program_ms
-from codl.plan.cost import CostModel
+from codl.plan.cost import CostModel, moved, packed
 
 #: Ratios that a search tries; the ends are one processor alone.
 RATIOS = tuple(i / 20 for i in range(21))
@@ -60,17 +60,33 @@ class ChainSearch:
         outputs, cost = chain_outputs(self.network, layers), self.cost
         block = cost.soc.gpu.vector_width
         halves = [cut(layers, outputs, dim, ratio, block=block) for dim, ratio in cuts]
+        cost.prefetch((part.op for own, _ in halves for part in own.parts), "cpu")
+        cost.prefetch((part.op for _, own in halves for part in own.parts), "gpu")
+        transfers = [self._transfers(layers, outputs, own) for own in halves]
+        self._prefetch_sharing(outputs, halves, transfers)
         loads = [cost.loads(self.network, outputs, own) for own in halves]
         found = []
-        for (dim, ratio), own, load, slower in zip(
-            cuts, halves, loads, cost.slowdowns(loads), strict=True
+        for (dim, ratio), own, (before, after), load, slower in zip(
+            cuts, halves, transfers, loads, cost.slowdowns(loads), strict=True
         ):
             clocks = Clocks(self.network, cost)
-            before, after = self._transfers(layers, outputs, own)
             clocks.stage(before, own[1], load, slower)
             clocks.stage(after)
             found.append(Candidate(tuple(layers), dim, ratio, own, clocks.end))
         return found
+
+    def _prefetch_sharing(
+        self,
+        outputs: Sequence[str],
+        halves: Sequence[tuple[Half, Half]],
+        transfers: Sequence[tuple[list[Transfer], list[Transfer]]],
+    ) -> None:
+        network, cost = self.network, self.cost
+        cost.prefetch_sharing(
+            way
+            for (cpu, _), (before, after) in zip(halves, transfers, strict=True)
+            for way in (*moved(network, [*before, *after]), *packed(network, outputs, cpu))
+        )
 
     def _transfers(
         self, layers: Sequence[Layer], outputs: Sequence[str], halves: tuple[Half, Half]

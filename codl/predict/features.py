@@ -28,9 +28,9 @@ from codl.kernels.base import (
     Storage,
     Variant,
 )
-from codl.kernels.image import TEXEL
+from codl.kernels.columns import FeatureColumns
 from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
-from codl.predict import surroundings
+from codl.predict import sharing, surroundings
 from codl.predict.surroundings import Surrounding
 from codl.soc import Soc
 
@@ -71,9 +71,10 @@ def sharing_target(direction: Direction, storage: Storage = BLOCKED, part: str =
 
 
 @cache
-def _sharing_targets() -> Mapping[str, Storage]:
+def _sharing_targets() -> Mapping[str, tuple[Direction, Storage]]:
+    """The direction and the GPU's storage of every target of data sharing."""
     return {
-        sharing_target(way, storage, part): storage
+        sharing_target(way, storage, part): (way, storage)
         for way in DIRECTIONS
         for storage in STORAGES.values()
         for part in ("", *SHARING_PARTS)
@@ -140,14 +141,28 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
         found = _of_rows(target, items, rows)
     elif is_sharing(target):
         shapes = _shapes(target, items)
-        rows = [_sharing(feature_set, shape, soc, _sharing_targets()[target]) for shape in shapes]
-        found = _of_rows(target, items, rows)
+        found = _of_shapes(feature_set, shapes, _sharing_targets()[target], soc)
     elif feature_set == "flops":
         found = _of_rows(target, items, [_flops(op) for op in _checked(target, items)])
     else:
         found = _by_variant(target, _ops(target, items), soc)
     _refuse_infinite(target, items, found)
     return found
+
+
+def _of_shapes(
+    feature_set: FeatureSet, shapes: Sequence[Shape], how: tuple[Direction, Storage], soc: Soc
+) -> FeatureTable:
+    if feature_set == "flops":
+        return FeatureTable(("bytes",), np.array([[float(shape.bytes)] for shape in shapes]))
+    return _of_columns(sharing.feature_columns(shapes, *how, soc), len(shapes))
+
+
+def _of_columns(columns: FeatureColumns, count: int) -> FeatureTable:
+    values = np.empty((count, len(columns)), np.float64)
+    for at, column in enumerate(columns.values()):
+        values[:, at] = column
+    return FeatureTable(tuple(columns), values)
 
 
 def _of_rows(
@@ -180,11 +195,7 @@ def _by_variant(target: str, ops: Sequence[Op], soc: Soc) -> FeatureTable:
     }
     first = variants[whats[0]]
     if len(variants) == 1 and hasattr(first, "feature_columns"):
-        columns = tuned.feature_columns(first, ops, soc)
-        values = np.empty((len(ops), len(columns)), np.float64)
-        for at, column in enumerate(columns.values()):
-            values[:, at] = column
-        return FeatureTable(tuple(columns), values)
+        return _of_columns(tuned.feature_columns(first, ops, soc), len(ops))
     rows = [tuned.features(variants[what], op, soc) for what, op in zip(whats, ops, strict=True)]
     return _of_rows(target, ops, rows)
 
@@ -236,18 +247,3 @@ def _flops(op: Op) -> dict[str, float]:
         f1 *= op.kernel.h * op.kernel.w / (op.stride.h * op.stride.w)
     sizes = {"f0": f0, "f1": f1}
     return {"flops": float(op.flops), **sizes} if isinstance(op, Conv2d) else sizes
-
-
-def _sharing(feature_set: FeatureSet, shape: Shape, soc: Soc, storage: Storage) -> dict[str, float]:
-    """What sharing a region moves: its bytes, also padded to whole blocks, and its pieces."""
-    if feature_set == "flops":
-        return {"bytes": float(shape.bytes)}
-    width = TEXEL if storage.layout == "image" else soc.gpu.vector_width
-    blocks = shape.n * -(-shape.c // width)
-    return {
-        "bytes": float(shape.bytes),
-        "padded_bytes": float(storage.element_bytes * blocks * width * shape.h * shape.w),
-        "channels": float(shape.n * shape.c),
-        "rows": float(shape.n * shape.h),
-        "blocks": float(blocks),
-    }

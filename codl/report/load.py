@@ -96,6 +96,7 @@ def _eval_row(row: Field) -> EvalRow:
         raise latency.wrong("null where the status is 'failed'")
     if not failed and latency.value is None:
         raise latency.wrong("a mapping with 'median' unless the status is 'failed'")
+    slowdown = row.get("slowdown")
     return EvalRow(
         model=row.key("model").text(),
         strategy=row.key("strategy").text(),
@@ -107,6 +108,7 @@ def _eval_row(row: Field) -> EvalRow:
         speedup=_number(row, "speedup"),
         of_ideal=_number(row, "of_ideal"),
         reason=(_text(row, "reason") or "no reason recorded") if failed else "",
+        slowdown={name: factor.number() for name, factor in slowdown.pairs()} if slowdown else {},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 #: Where a latency may come from.
@@ -76,7 +76,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class EvalRow:
-    """One strategy on one model. `latency_ms` is None exactly where it failed."""
+    """One strategy on one model. `latency_ms` is None exactly where it failed.
+
+    `slowdown` is how many times slower each processor was than when the dataset was measured.
+    """
 
     model: str
     strategy: str
@@ -88,6 +91,7 @@ class EvalRow:
     speedup: float | None = None
     of_ideal: float | None = None
     reason: str = ""
+    slowdown: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ from codl.report.results import (
     TrainResult,
 )
 
+#: Processors that are slower or faster than usual by less than this are as usual.
+NOTABLE = 0.05
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
     "replayed": "replayed: from somebody's earlier measurements, not from this run.",
@@ -78,8 +80,23 @@ def eval_content(result: EvalResult) -> Table:
         notes.append(
             "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
         )
+    notes += _machine(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
     return Table(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+
+
+def _machine(result: EvalResult) -> list[str]:
+    """How much slower the processors were than predictions know of, where that was seen."""
+    notes = []
+    for model in result.models:
+        found = next((row.slowdown for row in result.of(model) if row.slowdown), {})
+        if any(abs(factor - 1) > NOTABLE for factor in found.values()):
+            each = ", ".join(f"{side} {factor:.2f}" for side, factor in found.items())
+            notes.append(
+                f"{model}: anchor ops took {each} of what they did when the dataset was measured, "
+                "which predictions do not know."
+            )
+    return notes
 
 
 def _eval_row(row: EvalRow) -> Row:

@@ -24,6 +24,7 @@ from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
+from codl.strategies.machine import Machine
 
 SEED = 7
 Note = Callable[[str], None]
@@ -45,7 +46,9 @@ class Result:
     `latency_ms` is None where it failed, and `reason` says why. `speedup` is over the better single
     processor of the same run, `of_ideal` the ideal latency over this one. `fallbacks` are kernel
     variants that failed and were got around. `gpu_storage` is how the GPU's tensors lie;
-    `precision` what its tensors are stored, computed and accumulated in.
+    `precision` what its tensors are stored, computed and accumulated in. `slowdown` is how many
+    times slower each processor was than when the dataset was measured; predictions know nothing
+    of that.
     """
 
     model: str
@@ -62,6 +65,7 @@ class Result:
     fallbacks: tuple[Fallback, ...] = ()
     gpu_storage: tuple[str, ...] = ()
     precision: Mapping[str, str] | None = None
+    slowdown: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,11 @@ def evaluate(
             failed[strategy.name] = str(error)
     errors = {name: compare(engine, reference) for name, engine in engines.items()}
     note(f"{model}: measuring {', '.join(engines)} interleaved")
-    latencies = interleave({name: e.run for name, e in engines.items()}, effort or Effort())
+    machine = Machine.of(context.soc, context.dataset) if engines else None
+    beside = machine.visit if machine else lambda: None
+    runs = {name: engine.run for name, engine in engines.items()}
+    latencies = interleave(runs, effort or Effort(), beside)
+    slowdown = machine.slowdown() if machine else None
     limit = _ideal(network, context) if with_ideal else None
     cost = context.default_cost()
     results = [
@@ -131,6 +139,7 @@ def evaluate(
             errors[s.name],
             limit,
             _predicted_ms(network, engines[s.name].plan, cost),
+            slowdown,
         )
         for s in strategies
     ]
@@ -142,8 +151,15 @@ def evaluate(
     return results, timelines
 
 
-def interleave(runs: Mapping[str, Callable[[], None]], effort: Effort) -> dict[str, Latency]:
-    """Time several things in turns, so that whatever disturbs the machine disturbs all of them."""
+def interleave(
+    runs: Mapping[str, Callable[[], None]],
+    effort: Effort,
+    beside: Callable[[], None] = lambda: None,
+) -> dict[str, Latency]:
+    """Time several things in turns, so that whatever disturbs the machine disturbs all of them.
+
+    `beside` is called once a round.
+    """
     for _ in range(effort.warm_up):
         for run in runs.values():
             run()
@@ -154,6 +170,7 @@ def interleave(runs: Mapping[str, Callable[[], None]], effort: Effort) -> dict[s
             start = perf_counter()
             runs[name]()
             samples[name].append(perf_counter() - start)
+        beside()
         order.append(order.pop(0))  # nobody always follows the same neighbour
         rounds += 1
     return {name: Latency.of(times) for name, times in samples.items()}
@@ -204,6 +221,7 @@ def _result(
     errors: tuple[float, float],
     limit: Result | None,
     predicted_ms: float | None,
+    slowdown: Mapping[str, float] | None,
 ) -> Result:
     strategy = engine.plan.strategy
     latency = latencies[strategy]
@@ -222,6 +240,7 @@ def _result(
         fallbacks=engine.fallbacks,
         gpu_storage=tuple(map(str, engine.storages)),
         precision=engine.precision,
+        slowdown=slowdown,
     )
 
 

@@ -183,10 +183,16 @@ def measure_conv(op: Conv2d, gpu: OpenClDevice, peak: float) -> ConvRow:
     }
     kernels = gpu.bind(tuned.plan(variant, op, gpu.soc), places, weights=weights)
     took = seconds(gpu, kernels)
-    executed = 2 * tuned.features(variant, op, gpu.soc)["padded_macs"]
+    executed = 2 * macs(tuned.features(variant, op, gpu.soc))
     return ConvRow(
         to_text(op), variant.name, 1e6 * took, op.flops / took / peak, executed / took / peak
     )
+
+
+def macs(features: Mapping[str, float]) -> float:
+    """Multiply-adds that a variant makes, padding and all; some count them by their tile."""
+    padded = [value for name, value in features.items() if name.startswith("padded_macs")]
+    return sum(padded) if padded else features["macs"]
 
 
 def largest_convs(models: list[str]) -> list[Conv2d]:

@@ -69,6 +69,8 @@ def main() -> None:
             rows.append(measure(parse(text), gpu, args.variant, args.choices, args.seconds))
             if not args.json:
                 print(line(rows[-1]), flush=True)
+    if not rows:
+        raise SystemExit(f"No op of {args.ops} has {args.only!r} in it.")
     content = {**provenance(), "device": gpu.soc.gpu.name, "summary": summary(rows)}
     text = json.dumps({**content, "rows": [asdict(row) for row in rows]}, indent=1)
     if args.output:

@@ -14,7 +14,20 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from codl.kernels.base import Processor
-from codl.kernels.columns import ConvColumns, FeatureColumns, ceil_div, round_up, single
+from codl.kernels.columns import (
+    FIRST_LEVEL,
+    Column,
+    ConvColumns,
+    FeatureColumns,
+    beyond,
+    by_level,
+    ceil_div,
+    halvings,
+    packed_vectors,
+    round_up,
+    single,
+)
+from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.ncnn import (
     NO_GEMM,
     NO_WINOGRAD,
@@ -32,6 +45,9 @@ from codl.soc import Soc
 SMALL = 16
 
 WEIGHTS = ("weight", "bias")
+
+#: Output channels of one block of a matrix product.
+MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -105,12 +121,76 @@ class _CpuConv:
         raise NotImplementedError
 
 
-def _bytes(ops: ConvColumns) -> FeatureColumns:
-    return {
-        "input_bytes": 4.0 * ops.ic * ops.padded_h * ops.padded_w,
-        "weight_bytes": 4.0 * ops.oc * ops.ic * ops.window,
-        "output_bytes": 4.0 * ops.images * ops.oc * ops.pixels,
-    }
+@dataclass(frozen=True)
+class _Blocks:
+    """How ncnn blocks a matrix product of M x K by K x N so that a panel of each fits the cache.
+
+    Blocks of up to 64 of the M, of all K, and of as many of the N as there is room for; within one
+    a micro-kernel takes a vector of the M and 8 of the N, fewer at the end.
+    """
+
+    m: Column
+    n: Column
+    blocks_m: Column
+    blocks_n: Column
+    block_m: Column
+    block_n: Column
+
+    @classmethod
+    def of(cls, m: Column, n: Column, k: Column, soc: Soc) -> _Blocks:
+        lanes, room = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes / 4
+        block_m = round_up(ceil_div(m, ceil_div(m, MOST_ROWS)), lanes)
+        block_n = np.maximum(4, np.floor((room - block_m * k) / k / 4) * 4)
+        block_n = np.minimum(block_n, round_up(ceil_div(n, ceil_div(n, block_n)), 4))
+        return cls(m, n, ceil_div(m, block_m), ceil_div(n, block_n), block_m, block_n)
+
+    def steps(self, soc: Soc) -> Column:
+        """Runs of the micro-kernel, each over all K."""
+        whole = (self.blocks_n - 1) * halvings(self.block_n, 8)
+        rest = halvings(self.n - (self.blocks_n - 1) * self.block_n, 8)
+        return halvings(self.m, soc.cpu.simd_floats) * (whole + rest)
+
+
+@dataclass(frozen=True)
+class _PointBlocks:
+    """How ncnn blocks the products of Winograd: M x K, K x N and M x N share the cache.
+
+    A third of it limits M, what is left beside M limits K, and both limit N; a micro-kernel takes a
+    vector of the M and 12 of the N, fewer at the end.
+    """
+
+    block_m: Column
+    block_n: Column
+    blocks_m: Column
+    blocks_n: Column
+    blocks_k: Column
+    steps_n: Column
+
+    @classmethod
+    def of(cls, m: Column, n: Column, k: Column, soc: Soc) -> _PointBlocks:
+        lanes, floats = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes / 4
+        most = max(lanes, np.floor(np.sqrt(floats / 3) / lanes) * lanes)
+        block_m = _even(m, np.full_like(m, most), lanes)
+        left = np.floor(np.sqrt(floats) - block_m)
+        block_k = _even(k, np.maximum(lanes, np.floor(left / lanes) * lanes), lanes)
+        room = np.floor((floats - block_m * block_k) / (block_m + block_k))
+        block_n = _even(n, np.maximum(4, np.floor(room / 4) * 4), 4)
+        blocks_n = ceil_div(n, block_n)
+        last = n - (blocks_n - 1) * block_n
+        steps_n = (blocks_n - 1) * _twelves(block_n) + _twelves(last)
+        return cls(block_m, block_n, ceil_div(m, block_m), blocks_n, ceil_div(k, block_k), steps_n)
+
+
+def _even(size: Column, most: Column, unit: int) -> Column:
+    """The size of blocks of about the same size, multiples of `unit` up to `most`."""
+    result: Column = np.minimum(most, round_up(ceil_div(size, ceil_div(size, most)), unit))
+    return result
+
+
+def _twelves(size: Column) -> Column:
+    """Steps of 12, and of 8, 4, 2 and 1 for the rest."""
+    result: Column = np.floor(size / 12) + halvings(np.mod(size, 12), 8)
+    return result
 
 
 @dataclass(frozen=True)
@@ -128,14 +208,37 @@ class CpuDirect(_CpuConv):
         return None
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
+        """ncnn's generic kernel does a tap of an input channel at a time, for a vector of outputs.
+
+        Those for 3x3 windows and half a vector more of outputs are faster the fewer the inputs.
+        """
         lanes = soc.cpu.simd_floats
-        oc = round_up(ops.oc, lanes)
+        vectors = ops.pixels * halvings(ops.oc, lanes)
+        windows = vectors * ops.window
+        alone = ops.is_depthwise
+        short = ~alone & (ops.kh == 3) & (ops.kw == 3) & (ops.dh == 1) & (ops.dw == 1)
+        short &= np.mod(ops.oc, lanes) == lanes / 2
+        planar = short & (np.mod(ops.ic, 4) > 0)
+        half = short & (np.mod(ops.ic, lanes) == lanes / 2)
+        steps = windows * ops.group_ic
+        alone_steps = ops.pixels * packed_vectors(ops.oc, lanes) * ops.window * alone
+        panel = beyond(4.0 * lanes * ops.group_ic * ops.window, FIRST_LEVEL)
+        padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
+        moved = by_level("moved", padded_bytes + 4.0 * ops.oc * ops.pixels, soc.cpu.l2_cache_bytes)
         return {
-            "padded_macs": ops.pixels * oc * ops.group_ic * ops.window,
-            "output_blocks": ops.pixels * oc / lanes,
-            "rows": ops.oh * oc / lanes,
-            "depthwise_macs": ops.is_depthwise * ops.pixels * oc * ops.window,
-            **_bytes(ops),
+            "lane_steps": steps * ~(alone | planar | half),
+            "planar_steps": steps * (planar & (ops.sh == 1)),
+            "planar_strided_steps": steps * (planar & (ops.sh > 1)),
+            "half_steps": steps * half,
+            "windows": windows * ~alone,
+            "depthwise_steps": alone_steps * (ops.sh == 1),
+            "depthwise_strided_steps": alone_steps * (ops.sh > 1),
+            "output_vectors": vectors,
+            "panels_streamed": panel * vectors * ~alone,
+            "padded_bytes": padded_bytes,
+            "moved_beyond": moved["moved_beyond"],
+            "moved_far": moved["moved_far"],
+            "weight_bytes": 4.0 * ops.oc * ops.group_ic * ops.window,
         }
 
 
@@ -157,15 +260,26 @@ class CpuGemm(_CpuConv):
         return None
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        lanes = soc.cpu.simd_floats
-        n, k = ops.pixels, ops.ic * ops.window
-        m = round_up(ops.oc, lanes)
+        lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
+        m, n, k = ops.oc, ops.pixels, ops.ic * ops.window
+        blocks = _Blocks.of(m, n, k, soc)
+        copies = n * ops.window * packed_vectors(ops.ic, lanes)
         return {
-            "padded_macs": m * k * round_up(n, 8),
-            "pack_elements": k * n,
-            "output_blocks": n * m / lanes,
-            "window_copies": np.where(ops.window > 1, k * n, 0.0),
-            **_bytes(ops),
+            "padded_macs": round_up(m, lanes) * k * n,
+            "kernel_steps": blocks.steps(soc) * k,
+            "input_vectors": copies,
+            "window_vectors": copies * (ops.window > 1),
+            "scalar_inputs": n * k * (np.mod(ops.ic, 4) > 0),
+            "output_vectors": n * packed_vectors(m, lanes),
+            "scalar_outputs": n * m * (np.mod(m, 4) > 0),
+            "weights_streamed": beyond(4.0 * m * k, cache) * blocks.blocks_n,
+            "packed_streamed": beyond(4.0 * n * k, cache) * blocks.blocks_m,
+            "blocks": blocks.blocks_m * blocks.blocks_n,
+            **by_level("weight", 4.0 * m * k, cache),
+            **by_level("packed", 4.0 * n * k, cache),
+            "input_bytes": 4.0 * ops.ic * ops.ih * ops.iw,
+            "padded_bytes": 4.0 * ops.ic * ops.padded_h * ops.padded_w * ops.is_padded,
+            "output_bytes": 4.0 * m * n,
         }
 
 
@@ -210,15 +324,37 @@ class CpuWinograd(_CpuConv):
         return None
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        oc = round_up(ops.oc, soc.cpu.simd_floats)
-        values = _bytes(ops)
-        for tile in (4, 6) if self.tile is None else (self.tile,):
-            tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
-            points = (tile + 2) ** 2
-            values |= {
-                f"macs_f{tile}": points * tiles * ops.ic * oc,
-                f"input_transforms_f{tile}": points * tiles * ops.ic,
-                f"output_transforms_f{tile}": points * tiles * oc,
-                f"weight_points_f{tile}": points * ops.ic * oc,
-            }
-        return values
+        """Transforms into points, a matrix product at each point, and transforms out of sums.
+
+        Points of all tiles are made first, and read again for every block of output channels; the
+        sums of a block are read again for every block of input channels but the first.
+        """
+        lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
+        tile = usual_tile(ops) if self.tile is None else np.full_like(ops.ic, self.tile)
+        points = (tile + 2) ** 2
+        tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
+        blocks = _PointBlocks.of(ops.oc, tiles, ops.ic, soc)
+        into = points * tiles * packed_vectors(ops.ic, lanes)
+        out_of = points * tiles * packed_vectors(ops.oc, lanes)
+        values: FeatureColumns = {}
+        for size in TILES:
+            values[f"input_transforms_f{size}"] = into * (tile == size)
+            values[f"output_transforms_f{size}"] = out_of * (tile == size)
+        sums = points * blocks.block_m * blocks.block_n
+        sums_beyond = beyond(4.0 * sums, cache) / sums * points * ops.oc * tiles
+        point_bytes = 4.0 * points * ops.ic * tiles
+        weight_bytes = 4.0 * points * ops.ic * ops.oc
+        vectors = halvings(ops.oc, lanes)
+        return {
+            "padded_macs": points * vectors * lanes * ops.ic * tiles,
+            "kernel_steps": points * vectors * blocks.steps_n * ops.ic,
+            **values,
+            "sums_again": points * vectors * tiles * (blocks.blocks_k - 1),
+            "sums_beyond": sums_beyond,
+            "points_again": beyond(point_bytes, cache) * (blocks.blocks_m - 1),
+            "weights_again": beyond(weight_bytes, cache) * (blocks.blocks_n - 1),
+            **by_level("point", point_bytes, cache),
+            **by_level("weight", weight_bytes, cache),
+            **by_level("padded", 4.0 * ops.ic * ops.padded_h * ops.padded_w, cache),
+            **by_level("output", 4.0 * ops.oc * ops.pixels, cache),
+        }

@@ -87,14 +87,23 @@ class GpuDepthwise:
         tiles = ops.oh * columns.ceil_div(ops.ow, pixels)
         length = tiling_columns.strip(tiles, blocks, choice["strip"], soc)
         items = columns.ceil_div(tiles, length) * blocks
+        in_row = columns.ceil_div(ops.ow, pixels)
+        past = (in_row * pixels - 1) * ops.sw + ops.extent_w > ops.iw + ops.left
+        at_border = np.minimum(in_row, (ops.left > 0) + 1.0 * past)
+        # Rows of taps beside the input are left out.
+        loads = ops.tap_rows * blocks * _span(ops, pixels)
+        moved = byte_columns(ops, soc, self.storage)
+        moved_bytes = moved["input_bytes"] + moved["output_bytes"]
         return {
-            "padded_macs": tiles * blocks * pixels * ops.window * soc.gpu.vector_width,
+            "padded_macs": ops.tap_rows * in_row * blocks * pixels * ops.kw * soc.gpu.vector_width,
+            "tap_rows": ops.tap_rows * in_row * blocks,
+            "column_loads": loads * in_row,
+            "border_loads": loads * at_border,
+            "stores": ops.pixels * blocks,
             "tiles": tiles * blocks,
-            "column_loads": tiles * blocks * _span(ops, pixels) * ops.kh,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "flops": ops.flops,
-            **byte_columns(ops, soc, self.storage),
+            **columns.by_level("moved", moved_bytes, columns.gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

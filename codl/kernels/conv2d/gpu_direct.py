@@ -119,22 +119,38 @@ class GpuDirect:
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        width = soc.gpu.vector_width
+        width, cache = soc.gpu.vector_width, columns.gpu_cache_bytes(soc)
         tiles, items = t.tiles * t.out_blocks, t.strips * t.out_blocks
-        steps = ops.window * t.in_blocks
-        loop = ops.window * ops.group_ic
-        tile_macs = t.pixels * loop * width
+        steps, loop = ops.window * t.in_blocks, ops.window * ops.group_ic
+        slow = _tiles_over_ends(ops, t)
+        # Tiles of one row leave out the rows of their windows that are beside the input.
+        run = (t.tiles - slow) * ops.tap_rows / (ops.oh * ops.kh) + slow
+        tile_macs = t.out_blocks * t.pixels * loop * width
+        few = ops.group_ic <= MOST_UNROLLED
+        rest = np.where(few, 0.0, np.mod(ops.group_ic, width))
+        moved = byte_columns(ops, soc, self.storage)
+        weights = moved["weight_bytes"]
+        tile_input = 4.0 * t.in_blocks * width * t.pixels * ops.sh * ops.sw
         return {
-            "padded_macs": tiles * tile_macs,
+            "padded_macs": tile_macs * run,
+            "few_channels_macs": tile_macs * t.tiles * few,
             "tiles": tiles,
-            "tile_steps": tiles * steps,
+            "tile_steps": t.out_blocks * steps * run,
+            "row_end_steps": t.out_blocks * steps * slow,
             "padded_tap_steps": _padded_taps(ops) * t.in_blocks * t.out_blocks,
+            "rest_steps": tiles * ops.window * (rest > 0),
+            "rest_lanes": tiles * ops.window * rest,
             "loop_length": loop,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "wave_macs": tiling_columns.waves(tiles, soc) * tile_macs,
-            "flops": ops.flops,
-            **byte_columns(ops, soc, self.storage),
+            "panels_streamed": columns.beyond(4.0 * width * loop, columns.FIRST_LEVEL) * tiles,
+            "weights_streamed": columns.beyond(weights, cache) * t.strips,
+            "input_again": columns.beyond(tile_input * t.strip, columns.FIRST_LEVEL)
+            * t.strips
+            * t.out_blocks,
+            **columns.by_level("input", moved["input_bytes"], cache),
+            **columns.by_level("weight", weights, cache),
+            **columns.by_level("output", moved["output_bytes"], cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
@@ -212,6 +228,15 @@ def byte_columns(ops: ConvColumns, soc: Soc, storage: Storage = BLOCKED) -> Feat
         "weight_bytes": size * oc * ops.group_ic * ops.window,
         "output_bytes": size * oc * ops.pixels,
     }
+
+
+def _tiles_over_ends(ops: ConvColumns, t: _Tiling) -> Column:
+    """Tiles that lie in more than one row, or are not full: each of their pixels has a pointer."""
+    flat = (ops.window == 1) & (ops.sh == 1) & (ops.sw == 1) & ~ops.is_padded
+    crossing = np.where(ops.ow < t.pixels, t.tiles, np.minimum(ops.oh - 1, t.tiles))
+    crossing = np.where(flat | (np.mod(ops.ow, t.pixels) == 0), 0.0, crossing)
+    result: Column = np.minimum(crossing + (np.mod(ops.pixels, t.pixels) > 0), t.tiles)
+    return result
 
 
 def _padded_taps(ops: ConvColumns) -> Column:

@@ -61,13 +61,16 @@ class GpuGrouped:
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         items = ops.pixels * columns.ceil_div(ops.oc, self._width(soc))
-        outputs = ops.images * ops.oc * ops.pixels
+        outputs, moved = ops.oc * ops.pixels, byte_columns(ops, soc, self.storage)
+        moved_bytes = moved["input_bytes"] + moved["output_bytes"]
         return {
-            "macs": ops.flops / 2,
+            "macs": ops.tap_rows * ops.tap_columns * ops.oc * ops.group_ic,
+            "taps": outputs * ops.group_ic * ops.window,
             "rows_of_taps": outputs * ops.group_ic * ops.kh,
+            "outputs": outputs,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            **byte_columns(ops, soc, self.storage),
+            **columns.by_level("moved", moved_bytes, columns.gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

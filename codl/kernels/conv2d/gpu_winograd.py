@@ -67,29 +67,36 @@ class GpuWinograd:
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        width = soc.gpu.vector_width
+        width, cache = soc.gpu.vector_width, columns.gpu_cache_bytes(soc)
         out_channels = t.out_blocks * width
-        macs = t.points * t.computed * ops.ic * out_channels
         into = t.points * t.tiles * t.in_blocks * t.parts
         out_of = t.points * t.tiles * t.out_blocks
         values: FeatureColumns = {}
         for side in SIZES:
             here = t.side == side
-            values[f"padded_macs_s{side}"] = here * macs
             values[f"input_transforms_s{side}"] = here * into
             values[f"output_transforms_s{side}"] = here * out_of
-        streamed = self.storage.element_bytes * t.weight_points * ops.ic * out_channels
+        weights = self.storage.element_bytes * t.weight_points * ops.ic * out_channels
+        points = 4.0 * t.points_floats(width)
+        scratch = points + 4.0 * t.sums_floats(width)
+        panels = columns.beyond(points / t.points, columns.FIRST_LEVEL)
+        moved = byte_columns(ops, soc, self.storage)
         return {
+            "padded_macs": t.points * t.computed * ops.ic * out_channels,
             **values,
-            "weights_streamed": streamed * t.blocks,
-            "scratch_bytes": 4.0 * (t.points_floats(width) + t.sums_floats(width)),
-            "tiles_together": np.broadcast_to(t.together, t.tiles.shape),
-            "tile_blocks": t.blocks,
+            "weight_passes": t.points
+            * t.out_blocks
+            * ops.ic
+            * columns.ceil_div(t.computed, t.together),
+            "weights_streamed": columns.beyond(weights, cache) * t.blocks,
+            "points_again": panels * t.points * t.out_blocks * t.blocks,
+            "scratch_bytes": scratch,
+            "scratch_beyond": columns.beyond(scratch, cache) / t.most * t.computed,
             "block_tiles": t.most,
             "waves": columns.ceil_div(t.blocks, t.workers),
-            "flops": ops.flops,
-            **byte_columns(ops, soc, self.storage),
-            "weight_bytes": streamed,
+            **columns.by_level("weight", weights, cache),
+            **columns.by_level("input", moved["input_bytes"], cache),
+            **columns.by_level("output", moved["output_bytes"], cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from codl.kernels.base import Processor
-from codl.kernels.columns import FcColumns, FeatureColumns, round_up, single
+from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings, single
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over, one_image
 from codl.ops.fully_connected import FullyConnected
 from codl.soc import Soc
@@ -33,13 +31,11 @@ class CpuGemv:
         return single(self.feature_columns(FcColumns.of([op]), soc))
 
     def feature_columns(self, ops: FcColumns, soc: Soc) -> FeatureColumns:
-        """M rows of K columns; what does not fit the cache streams from memory."""
-        m, k = round_up(ops.oc, soc.cpu.simd_floats), ops.in_features
-        weight_bytes = 4.0 * ops.oc * k
+        """M rows of K columns, a vector of rows at a time; weights stream from where they are."""
+        m, k = halvings(ops.oc, soc.cpu.simd_floats), ops.in_features
         return {
-            "padded_macs": m * k,
-            "weight_bytes": weight_bytes,
-            "uncached_bytes": np.maximum(weight_bytes - soc.cpu.l2_cache_bytes, 0.0),
-            "input_bytes": 4.0 * ops.images * k,
-            "output_bytes": 4.0 * ops.images * ops.oc,
+            "kernel_steps": m * k,
+            "output_vectors": m,
+            "planar_bytes": 4.0 * ops.images * k * (ops.ih * ops.iw > 1),
+            **by_level("weight", 4.0 * ops.oc * k, soc.cpu.l2_cache_bytes),
         }

@@ -17,7 +17,14 @@ from codl.kernels.base import (
     Storage,
     TensorArg,
 )
-from codl.kernels.columns import ChoiceColumns, FcColumns, FeatureColumns, single
+from codl.kernels.columns import (
+    ChoiceColumns,
+    FcColumns,
+    FeatureColumns,
+    by_level,
+    gpu_cache_bytes,
+    single,
+)
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.ops.base import Array, Weights
@@ -73,16 +80,17 @@ class GpuDirect:
         steps = columns.round_up(ops.ic, 4) * ops.ih * ops.iw
         items = columns.ceil_div(blocks, outs) * group_shape(soc)[1]
         size = float(self.storage.element_bytes)
+        weights = size * steps * blocks * width
         return {
             "padded_macs": steps * blocks * width,
             "loop_length": steps,
+            "item_steps": steps * items,
             "streams": np.broadcast_to(np.asarray(outs, np.float64), blocks.shape),
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "flops": ops.flops,
             "input_bytes": size * ops.images * ops.in_features,
-            "weight_bytes": size * steps * blocks * width,
             "output_bytes": size * blocks * width,
+            **by_level("weight", weights, gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:

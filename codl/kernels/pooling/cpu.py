@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from codl.kernels.base import Processor
-from codl.kernels.columns import FeatureColumns, PoolColumns, ceil_div, single
+from codl.kernels.columns import (
+    FeatureColumns,
+    PoolColumns,
+    by_level,
+    packed_vectors,
+    single,
+)
 from codl.kernels.ncnn import NcnnLayer, one_image
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
@@ -44,10 +52,25 @@ class CpuDirect:
         return single(self.feature_columns(PoolColumns.of([op]), soc))
 
     def feature_columns(self, ops: PoolColumns, soc: Soc) -> FeatureColumns:
-        lanes, channels = soc.cpu.simd_floats, ops.images * ops.ic
+        """Reads of vectors of channels, and the bytes that they are of.
+
+        ncnn has kernels of their own for windows of 2x2 and 3x3 at stride 2; they are the fast
+        ones. Padding is written out first.
+        """
+        channels, packed = packed_vectors(ops.ic, soc.cpu.simd_floats), np.mod(ops.ic, 4) == 0
+        outputs = ops.pixels * channels
+        square = (ops.kh == ops.kw) & (ops.sh == 2) & (ops.sw == 2) & packed
+        twos, threes = square & (ops.kh == 2), square & (ops.kh == 3)
+        padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
+        moved = 4.0 * ops.ic * (ops.ih * ops.iw + ops.pixels) + padded_bytes * ops.is_padded
         return {
-            "window_reads": ops.flops,
-            "input_bytes": 4.0 * channels * ops.ih * ops.iw,
-            "output_bytes": 4.0 * channels * ops.pixels,
-            "rows": ops.oh * ceil_div(ops.ic, lanes),
+            "steps_of_2": outputs * twos,
+            "steps_of_3": outputs * threes,
+            "steps": outputs * ops.window * (packed & ~(twos | threes)),
+            "scalar_steps": outputs * ops.window * ~packed,
+            "output_vectors": outputs,
+            "rows": ops.oh * channels,
+            "channels": channels,
+            "padded_bytes": padded_bytes * ops.is_padded,
+            **by_level("moved", moved, soc.cpu.l2_cache_bytes),
         }

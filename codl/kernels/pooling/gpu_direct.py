@@ -9,7 +9,15 @@ import numpy as np
 
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.columns import ChoiceColumns, Column, FeatureColumns, PoolColumns, single
+from codl.kernels.columns import (
+    ChoiceColumns,
+    Column,
+    FeatureColumns,
+    PoolColumns,
+    by_level,
+    gpu_cache_bytes,
+    single,
+)
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
@@ -96,19 +104,24 @@ class GpuDirect:
         self, ops: PoolColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        steps, items = t.tiles * t.blocks * t.steps, t.strips * t.blocks
+        rowwise, items = t.pixels > 0, t.strips * t.blocks
+        # Tiles at the sides, and those above and below, check every column, or row.
+        in_row = t.tiles / ops.oh
+        ends = (ops.left > 0) + ((ops.ow - 1) * ops.sw + ops.extent_w > ops.iw + ops.left)
+        whole_rows = ops.oh - (ops.oh * ops.kh - ops.tap_rows > 0) * (ops.oh > 1)
+        edges = t.tiles - whole_rows * np.maximum(in_row - ends, 0)
+        steps = t.steps / ops.kh * ops.tap_rows * in_row * t.blocks
         size, channels = float(self.storage.element_bytes), t.blocks * soc.gpu.vector_width
+        moved = size * channels * (ops.ih * ops.iw + ops.pixels)
         return {
-            "window_steps": ops.pixels * t.blocks * ops.window,
-            "column_steps": np.where(t.pixels > 0, steps, 0.0),
-            "looped_steps": np.where(t.pixels > 0, 0.0, steps),
+            "column_steps": np.where(rowwise, steps, 0.0),
+            "edge_steps": np.where(rowwise, edges * t.steps * t.blocks, 0.0),
+            "looped_steps": np.where(rowwise, 0.0, steps),
             "output_blocks": ops.pixels * t.blocks,
             "tiles": t.tiles * t.blocks,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "flops": ops.flops,
-            "input_bytes": size * channels * ops.ih * ops.iw,
-            "output_bytes": size * channels * ops.pixels,
+            **by_level("moved", moved, gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -1,0 +1,101 @@
+"""Regret of a split that is chosen by predictions: how far it is from the best measured one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from codl.collect.tasks import SHARES, part_of
+from codl.kernels.base import Processor
+from codl.ops import Activation, Op
+from codl.soc import Soc
+
+#: A part of an op without its activation, on a processor.
+Key: TypeAlias = tuple[Processor, Op]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an op in one kernel variant, its latency and what was predicted for it; in ms."""
+
+    op: Op
+    processor: Processor
+    part: Op
+    latency_ms: float
+    predicted_ms: float
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Percent over so many ops; data sharing is left out, as in the ideal of the paper."""
+
+    ops: int
+    mean: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class _Half:
+    """A processor's part: predicted and measured latency of the variant chosen, and the best."""
+
+    predicted: float
+    chosen: float
+    best: float
+
+
+def regret(parts: Iterable[Part], soc: Soc) -> Regret | None:
+    """Over all ops with a split that was measured on both sides; None where there is none."""
+    halves: dict[Key, list[Part]] = {}
+    for part in parts:
+        halves.setdefault(key_of(part.processor, part.part), []).append(part)
+    ops = dict.fromkeys(plain(part.op) for own in halves.values() for part in own)
+    known = {key: _half(own) for key, own in halves.items()}
+    found = [value for op in ops if (value := _of(op, known, soc)) is not None]
+    if not found:
+        return None
+    mean, p95 = 100 * float(np.mean(found)), 100 * float(np.percentile(found, 95))
+    return Regret(len(found), round(mean, 2), round(p95, 2))
+
+
+def plain(op: Op) -> Op:
+    """The op without its activation, which makes no other shape."""
+    return op.with_activation(Activation())
+
+
+def key_of(processor: Processor, part: Op) -> Key:
+    return processor, plain(part)
+
+
+def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
+    """What is run in every split of an op, one part on each processor; and whole on either one."""
+    found: list[tuple[Key, ...]] = [(key_of("cpu", op),), (key_of("gpu", op),)]
+    for dim in op.dims:
+        for share in SHARES[:-1]:
+            cpu = part_of(op, "cpu", dim, round(1 - share, 6), soc)
+            gpu = part_of(op, "gpu", dim, share, soc)
+            if cpu is not None and gpu is not None:
+                found.append((key_of("cpu", cpu), key_of("gpu", gpu)))
+    return found
+
+
+def _half(own: Sequence[Part]) -> _Half:
+    chosen = min(own, key=lambda part: part.predicted_ms)
+    best = min(part.latency_ms for part in own)
+    return _Half(chosen.predicted_ms, chosen.latency_ms, best)
+
+
+def _of(op: Op, known: Mapping[Key, _Half], soc: Soc) -> float | None:
+    """Latency of the split with the lowest prediction over the lowest latency, less 1."""
+    pairs = [
+        [known[key] for key in keys]
+        for keys in splits(op, soc)
+        if all(key in known for key in keys)
+    ]
+    if not any(len(pair) == 2 for pair in pairs):
+        return None
+    chosen = min(pairs, key=lambda pair: max(half.predicted for half in pair))
+    best = min(max(half.best for half in pair) for pair in pairs)
+    return max(half.chosen for half in chosen) / best - 1

@@ -1,0 +1,49 @@
+"""How fast the machine is while strategies are measured, against when its dataset was.
+
+The anchors of the dataset's first run are measured again, once a round. Where other programs or the
+heat slow a processor down by a tenth, its plans take a tenth longer than predicted, and no
+predictor is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from codl.collect import anchors
+from codl.collect.benchmarks import Bench, Prepared
+from codl.collect.rounds import WHOLE
+from codl.dataset import Dataset
+from codl.soc import Soc
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Anchors that are measured now, and what they took when the dataset was, in milliseconds."""
+
+    prepared: tuple[Prepared, ...]
+    usual_ms: Mapping[tuple[str, str], float]
+
+    @classmethod
+    def of(cls, soc: Soc, dataset: Dataset) -> Machine | None:
+        """None where the dataset has no anchors: it was imported, or there is none."""
+        usual = anchors.first_ms(dataset)
+        if not usual:
+            return None
+        found = tuple(one for one in anchors.prepare(Bench(soc, "")) if anchors.key(one) in usual)
+        return cls(found, usual) if found else None
+
+    def visit(self) -> None:
+        """Measure every anchor a few times."""
+        for one in self.prepared:
+            one.timed.visit()
+
+    def slowdown(self) -> dict[str, float]:
+        """By processor, how many times longer its anchors take now, in the median."""
+        ratios: dict[str, list[float]] = {}
+        for one in self.prepared:
+            now_ms = 1e3 * median(one.timed.found[WHOLE])
+            own = ratios.setdefault(anchors.processor_of(one), [])
+            own.append(now_ms / self.usual_ms[anchors.key(one)])
+        return {processor: median(own) for processor, own in ratios.items()}
