@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +20,7 @@ from codl.cli.output import JsonOption, SocOption, emit, progress
 from codl.collect.collector import Collected, collect
 from codl.collect.similar import similar_ops
 from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import FEW_SHARES, SHARES, load_ops, make_tasks
+from codl.collect.tasks import FEW_SHARES, SEED, SHARES, Task, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import BUILT_IN
@@ -37,6 +39,8 @@ STOPPED = {
 }
 #: Ops beside those of the models that a budget is spent on.
 SIMILAR = 800
+#: What surrounds ops is slow to measure, and comes after every so many other tasks.
+EVERY = 8
 #: This part of a budget is measured in; the rest is for a last look at what came of it.
 MEASURING = 0.97
 
@@ -105,10 +109,10 @@ def collect_data(
         done = collect(
             described,
             target,
-            [
-                *surroundings_tasks(own, described),
-                *make_tasks(own, described, parts, others),
-            ],
+            mixed(
+                surroundings_tasks(own, described),
+                make_tasks(own, described, parts, others),
+            ),
             resume=resume,
             budget_s=None if limit is None else MEASURING * limit,
             samples=samples,
@@ -125,6 +129,18 @@ def _chooser(soc: Soc, target: Dataset, budget_s: float) -> Settling:
     from codl.predict.settling import Settling
 
     return Settling(soc, target, budget_s)
+
+
+def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
+    """One of the slow ones, in random order, after every few others: a short budget needs both."""
+    left = list(slow)
+    random.Random(SEED).shuffle(left)
+    found: list[Task] = []
+    for at, task in enumerate(others):
+        found.append(task)
+        if at % EVERY == EVERY - 1 and left:
+            found.append(left.pop())
+    return [*found, *left]
 
 
 def similar_count(given: int | None, budget_s: float | None) -> int:
