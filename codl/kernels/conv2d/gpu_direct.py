@@ -149,7 +149,7 @@ class GpuDirect:
             * t.strips
             * t.out_blocks,
             **columns.by_level("weight", weights, cache),
-            **columns.by_level("moved", sum(moved.values()), cache),
+            **columns.by_level("moved", np.sum(list(moved.values()), axis=0), cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
