@@ -44,7 +44,8 @@ def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: 
     found, notes = samples.read(dataset)
     assert not notes
     by_target = {own.target: own for own in found if own.samples}
-    for name in ("dispatch_cpu", "dispatch_gpu", "cold_gpu", "contention_cpu", "contention_gpu"):
+    for name in ("dispatch_cpu", "dispatch_gpu", "cold_cpu", "cold_gpu", "contention_cpu",
+                 "contention_gpu"):  # fmt: skip
         own = by_target[name]
         assert own.processor == name[-3:]
         table = features.table("variant", name, own.items, first_soc)

@@ -38,15 +38,15 @@ Work: TypeAlias = Callable[[int], None]
 #: Kernels, or layers of one net, that are dispatched together.
 COUNTS = (1, 2, 4, 8, 16, 32)
 #: Ops whose cold latency is measured, and ops that are run beside others.
-COLD_OPS, PAIRED_OPS = 32, 16
-ROUNDS = 13
+COLD_OPS, PAIRED_OPS = 48, 16
+ROUNDS, COLD_ROUNDS = 13, 9
 #: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
 QUIET = 25
 #: A side of a pair is repeated until it lasts about so long, and the other one for longer.
 PAIR_S, LONGER = 0.003, 2.0
 MOST_TIMES = 400
-#: What is repeated warm lasts about so long.
-WARM_S = 0.0005
+#: What is repeated warm lasts about so long, and begins with so many runs that are not timed.
+WARM_S, SETTLE = 0.0005, 6
 #: No op is faster cold than warm; a difference below this share of the latency is noise.
 MOST_GAIN = 0.9
 #: Ops that read more than this would take the time of many others.
@@ -65,8 +65,9 @@ def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
     sides: tuple[Processor, ...] = ("cpu", "gpu")
     for side in sides:
         tasks += [DispatchTask(side, count) for count in COUNTS]
-    able = [op for op in known if _default(op, "gpu", soc)]
-    tasks += [ColdTask("gpu", op, _default(op, "gpu", soc)) for op in _evenly(able, COLD_OPS)]
+    for side in sides:
+        able = [op for op in known if _default(op, side, soc)]
+        tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
     halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
     # Half of them by how much they compute for a byte, half by how much memory they go through.
     largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 2]
@@ -125,20 +126,26 @@ class Surroundings:
         return repeated(net.compute)
 
     def _cold(self, task: ColdTask) -> ColdRow:
-        """In turns: repeated while warm, and once after the caches were filled with other data."""
-        work, tiny, evict = self._gpu_work(task.op), self._gpu_work(TINY), self._evict
-        repeats = max(1, round(WARM_S / _seconds(work, 1)))
-        warm: list[float] = []
-        cold: list[float] = []
-        idle: list[float] = []
-        for _ in range(ROUNDS):
-            warm.append(_seconds(work, repeats) / repeats)
-            for samples, what in ((cold, work), (idle, tiny)):
+        """In turns: repeated while warm, and once after the caches were filled with other data.
+
+        What a tiny op takes longer then is of the call, and not of the caches.
+        """
+        works = [self._work(op, task.processor) for op in (task.op, TINY)]
+        evict = self._evict if task.processor == "gpu" else self._evict_cpu
+        repeats = [max(1, round(WARM_S / _seconds(work, 1))) for work in works]
+        rounds = []
+        for _ in range(COLD_ROUNDS):
+            found = []
+            for work, times in zip(works, repeats, strict=True):
+                work(min(SETTLE, times))
+                found.append(_seconds(work, times) / times)
                 evict(1)
-                samples.append(_seconds(what, 1))
+                found.append(_seconds(work, 1))
+            rounds.append(found)
         # Within a round the machine is in one state, so differences are of the same one.
-        more_ms = 1e3 * float(np.median(np.subtract(cold, warm) - np.median(idle)))
-        warm_ms, spread = _quiet_ms(warm), Latency.of(cold)
+        warm, cold, tiny_warm, tiny_cold = np.array(rounds).T
+        more_ms = 1e3 * float(np.median(cold - warm) - np.median(tiny_cold - tiny_warm))
+        warm_ms, spread = _quiet_ms(warm), Latency.of(cold.tolist())
         return replace(
             task.blank,
             latency_ms=max(warm_ms + more_ms, MOST_GAIN * warm_ms),
@@ -196,6 +203,11 @@ class Surroundings:
         spans = timeline.spans()
         return 1e-3 * (max(s.end_ms for s in spans) - min(s.start_ms for s in spans))
 
+    def _work(self, op: Op, processor: Processor) -> Work:
+        if processor == "gpu":
+            return self._gpu_work(op)
+        return cpu_work(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
+
     def _gpu_work(self, op: Op) -> GpuWork:
         variant: Any = registry.variants(op, "gpu", self.soc)[0]
         return GpuWork(self._gpu, op, tuned.plan(variant, op, self.soc), filler(op))
@@ -206,6 +218,17 @@ class Surroundings:
         rows = EVICTED_BYTES // (2 * 4 * 16 * 64)
         return self._gpu_work(Pool2d(inputs=(Shape(1, 16, rows, 64),), kernel=Size2(1, 1)))
 
+    @cached_property
+    def _evict_cpu(self) -> Work:
+        """Streams `EVICTED_BYTES` through the caches of the CPU's first core."""
+        data = np.zeros(EVICTED_BYTES // 4, np.float32)
+
+        def stream(repeats: int) -> None:
+            for _ in range(repeats):
+                np.add(data, 1.0, out=data)
+
+        return stream
+
 
 def _repeats(works: Sequence[Work], seconds: float) -> list[int]:
     """How often each has to run to last so long."""
@@ -213,7 +236,7 @@ def _repeats(works: Sequence[Work], seconds: float) -> list[int]:
     return [min(MOST_TIMES, max(1, round(seconds / each))) for each in once]
 
 
-def _quiet_ms(samples_s: Sequence[float]) -> float:
+def _quiet_ms(samples_s: Any) -> float:
     return 1e3 * float(np.percentile(samples_s, QUIET))
 
 

@@ -89,10 +89,7 @@ class DispatchTask:
 
 @dataclass(frozen=True)
 class ColdTask:
-    """An op in its default variant on the GPU, run once with nothing of it in the caches.
-
-    On the CPU ncnn takes the same memory for one tensor after the other, and keeps it warm.
-    """
+    """An op in its default variant, run once with nothing of it in the caches."""
 
     processor: Processor
     op: Op

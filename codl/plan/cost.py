@@ -28,6 +28,10 @@ Variants: TypeAlias = Mapping[str, Mapping[str, str]]
 Moved: TypeAlias = tuple[Direction, Shape]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
+#: Of what an op takes longer with nothing in the caches, the part that it does inside a network:
+#: its inputs have just been written, and a core's own cache is taken up by those before it. From
+#: the sums over MobileNetV2's and ResNet-50's ops on a host (docs/predictors.md).
+COLD_INSIDE: Mapping[Processor, float] = {"cpu": 0.3, "gpu": 0.8}
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
 
@@ -90,19 +94,22 @@ class CostModel:
                     asked.setdefault(name, []).append((op, variant))
         for name, pairs in asked.items():
             latencies = self.predictors.latency_ms(name, [op for op, _ in pairs])
-            if processor == "gpu":
-                latencies = self._cold_ms([op for op, _ in pairs], latencies)
+            latencies = self._inside_ms([op for op, _ in pairs], latencies, processor)
             for (op, variant), latency in zip(pairs, latencies, strict=True):
                 storage = variant.storage if processor == "gpu" else None
                 choice = Choice(variant.name, float(latency), storage)
                 self._choices[op, processor][variant.name] = choice
 
-    def _cold_ms(self, ops: Sequence[Op], warm_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _inside_ms(
+        self, ops: Sequence[Op], warm_ms: NDArray[np.float64], processor: Processor
+    ) -> NDArray[np.float64]:
         """What ops take inside a network, where others have run since their weights were read."""
-        if "cold_gpu" not in self.predictors.targets:
+        target = f"cold_{processor}"
+        if target not in self.predictors.targets:
             return warm_ms
         items = [Cold(op, float(ms)) for op, ms in zip(ops, warm_ms, strict=True)]
-        return np.maximum(warm_ms, self.predictors.predict("cold_gpu", items))
+        more_ms = np.maximum(self.predictors.predict(target, items) - warm_ms, 0.0)
+        return np.asarray(warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""

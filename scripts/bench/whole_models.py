@@ -20,6 +20,7 @@ from time import sleep
 
 from codl import dataset as datasets
 from codl import soc as socs
+from codl.cli.output import note
 from codl.models import BUILT_IN
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
@@ -77,6 +78,7 @@ def quietest(
         found, _ = evaluate(model, [find(name) for name in strategies], context, effort=effort)
         if not best or disturbance(found) < disturbance(best):
             best = found
+        note(f"{model}: anchors {100 * disturbance(found):.0f} % off their usual level")
         if disturbance(best) <= options.tolerance:
             break
     return best
