@@ -11,6 +11,16 @@ from codl.errors import CodlError
 from codl.predict.estimators.arrays import Vector
 
 _END = "end of trees"
+#: What LightGBM writes about a tree and does not need to predict; sizes would be those of before.
+_UNUSED = (
+    "tree_sizes=",
+    "split_gain=",
+    "leaf_weight=",
+    "leaf_count=",
+    "internal_value=",
+    "internal_weight=",
+    "internal_count=",
+)
 #: What every fit has in common: one thread, and the same trees every time.
 _COMMON = {
     "min_data_in_bin": 1,
@@ -52,6 +62,7 @@ class Trees:
         """LightGBM's text up to its last tree with the features' own names, and its digest."""
         text = self.booster.model_to_string()
         lines = [*text[: text.index(_END)].splitlines(), _END]
+        lines = [line for line in lines if not line.startswith(_UNUSED)]
         at = next(i for i, line in enumerate(lines) if line.startswith("feature_names="))
         lines[at] = "feature_names=" + " ".join(names)
         return {"model_sha256": _digest(lines), "model": lines}
