@@ -46,6 +46,8 @@ SLACK = 0.3
 SHARE_STEPS = 4
 #: Shares must beat equal ones by this part of the error: less is chance.
 WORTH = 0.02
+#: The same where runs differ: their terms have seen the rows that are held out.
+WORTH_BESIDE_RUNS = 0.2
 #: From so many columns on, directions of them say more than each alone.
 MANY_COLUMNS = 8
 #: From so many items on, trees know what processes on a few points cannot.
@@ -184,7 +186,8 @@ class Codl(LatencyEstimator):
         tried = _shares(len(corrections))
         wrong = np.minimum(np.abs(logs - base - tried @ corrections), 1).mean(1)
         best = int(np.argmin(wrong))
-        if wrong[best] > (1 - WORTH) * wrong[0]:
+        worth = WORTH_BESIDE_RUNS if self.runs_ and not self.trees_ else WORTH
+        if wrong[best] > (1 - worth) * wrong[0]:
             best = 0
         kept = np.flatnonzero(tried[best]).tolist()
         if len(candidates) not in kept:
