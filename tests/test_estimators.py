@@ -143,7 +143,7 @@ def test_a_process_with_all_points_is_the_exact_one() -> None:
     X = rng.uniform(-2, 2, (60, 2))
     t = np.sin(2 * X[:, 0]) * X[:, 1] * 0.3
     kernel = Kernel(np.array([0.8, 1.4]), 0.4, 0.05)
-    mine = Projection(kernel, X, X, t)
+    mine = Projection(kernel, X, X, t, np.ones(60))
     assert mine.trust.min() > 0.3
     exact = GaussianProcessRegressor(
         ConstantKernel(0.16) * Matern([0.8, 1.4], nu=2.5),
@@ -158,7 +158,7 @@ def test_rows_left_out_are_as_if_never_seen() -> None:
     rng = np.random.default_rng(1)
     X, t = rng.uniform(-2, 2, (80, 2)), rng.normal(0, 0.1, 80)
     kernel, points = Kernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
-    mine, fold = Projection(kernel, points, X, t), np.arange(20, 40)
+    mine, fold = Projection(kernel, points, X, t, np.ones(80)), np.arange(20, 40)
     changed = t.copy()
     changed[fold] = 99.0
     np.testing.assert_allclose(mine.without(fold, t), mine.without(fold, changed), atol=1e-7)
@@ -169,14 +169,14 @@ def test_an_outlier_moves_a_process_little() -> None:
     t = 0.2 * np.sin(2 * X[:, 0])
     wrong = t.copy()
     wrong[40] += 2.0
-    fitted = Projection(Kernel(np.array([0.8]), 0.3, 0.03), X, X, wrong).fitted()
+    fitted = Projection(Kernel(np.array([0.8]), 0.3, 0.03), X, X, wrong, np.ones(80)).fitted()
     assert np.abs(np.delete(fitted - t, 40)).max() < 0.1
 
 
 def test_the_search_finds_what_matters() -> None:
     rng = np.random.default_rng(2)
     X = rng.standard_normal((120, 3))
-    kernel = Kernel.search(X, 0.3 * np.sin(2 * X[:, 1]))
+    kernel = Kernel.search(X, 0.3 * np.sin(2 * X[:, 1]), np.ones(120))
     assert kernel.lengths[1] < 0.5 * kernel.lengths[[0, 2]].min()
 
 
@@ -201,6 +201,54 @@ def test_codl_learns_what_is_not_linear() -> None:
     assert scores["codl"] > max(scores["codl_linear"], scores["random_forest"]) + 0.05
 
 
+def test_many_columns_are_turned_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten columns that are mixtures of three sizes: the directions are three."""
+    monkeypatch.setattr("codl.predict.estimators.codl.WORTH", 1.0)  # keeps every member
+    rng = np.random.default_rng(3)
+    sizes = rng.standard_normal((120, 3))
+    X = np.exp(12 + sizes @ rng.standard_normal((3, 10)))
+    y = np.exp(0.5 * sizes[:, 0] + 0.2 * np.sin(2 * sizes[:, 1]) + rng.normal(0, 0.04, 120))
+    fitted = Codl().fit(X[:90], y[:90])
+    names = [f"x{at}" for at in range(10)]
+    axes = [member.axes for member in fitted.members_ if member.axes is not None]
+    assert [a.shape for a in axes] == [(10, 3)]
+    state = json.loads(json.dumps(fitted.state(names)))
+    np.testing.assert_array_equal(Codl.from_state(state, names).predict(X), fitted.predict(X))
+    assert np.median(np.abs(fitted.predict(X[90:]) / y[90:] - 1)) < 0.08
+
+
+def test_very_many_items_are_told_by_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law of parities, which no smooth process can follow."""
+    rng = np.random.default_rng(4)
+    X = np.exp(rng.uniform(2, 8, (600, 3)))
+    steps = np.floor(2 * np.log(X[:, 0])) % 2 + np.floor(1.5 * np.log(X[:, 1])) % 2
+    y = 1e-3 * X.sum(1) * np.exp(0.4 * steps)
+    smooth = Codl().fit(X[:500], y[:500])
+    monkeypatch.setattr("codl.predict.estimators.codl.MANY_ITEMS", 400)
+    fitted = Codl().fit(X[:500], y[:500])
+    assert (smooth.trees_ is None, fitted.trees_ is None) == (True, False)
+    scores = [within(one.predict(X[500:]), y[500:]) for one in (fitted, smooth)]
+    assert scores[0] > scores[1] + 0.15
+    names = ["a", "b", "c"]
+    state = json.loads(json.dumps(fitted.state(names)))
+    read = Codl.from_state(state, names)
+    np.testing.assert_allclose(read.predict(X), fitted.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(read.interval(X), fitted.interval(X), rtol=1e-12)
+    state["trees"]["model"][-1] = "changed"
+    with pytest.raises(ValueError, match="SHA-256"):
+        Codl.from_state(state, names)
+
+
+def test_repetitions_do_not_outvote_other_items() -> None:
+    """One item measured 200 times, a tenth off the law that 60 others follow."""
+    X, y, _ = law(60)
+    odd = np.array([False] * 60 + [True] * 200)
+    X, y = np.vstack([X, np.repeat(X[:1] * 1.01, 200, axis=0)]), np.append(y, np.full(200, y[0]))
+    y[odd] *= 1.1
+    fitted = Codl().fit(X, y)
+    assert np.median(np.abs(fitted.predict(X[~odd][1:]) / y[~odd][1:] - 1)) < 0.02
+
+
 def test_codl_is_small() -> None:
     X, y, _ = law(1000, noise=0.02)
     assert len(json.dumps(Codl().fit(X, y).state(NAMES))) < 24 * 1024
@@ -219,9 +267,11 @@ BROKEN = [
     (_change(["columns"], ["macs", "nothing"]), "columns"),
     (_change(["points", 0], "1 2"), "points must have 4 numbers"),
     (_change(["members", 0, "lengths"], ["0 1 1 1"]), "lengths and amplitude must be positive"),
-    (_change(["members", 1, "weights"], ["1 2 3"]), "weights must have"),
-    (_change(["members", 1], 7), "members must be mappings"),
-    (_change(["share"], 1.5), "share must be at most 1"),
+    (_change(["members", 0, "weights"], ["1 2 3"]), "weights must have"),
+    (_change(["members", 0], 7), "members must be mappings"),
+    (_change(["members", 0, "share"], 1.5), "shares must add up to 1"),
+    (_change(["members", 0, "is_level"], 1), "is_level must be true or false"),
+    (_change(["members", 0, "axes"], ["1 2", "3"]), "axes must have"),
     (_change(["limits"], ["1 -1"]), "limits must be in order"),
     (_change(["scaling", 1], "0 1 1 1"), "positive spreads"),
     (_change(["errors", "scale"], ["-1 0 0"]), "scale must be positive"),
@@ -332,6 +382,12 @@ def test_the_floor_of_a_run_is_found_where_there_is_one() -> None:
     floors = runs.find_floors(np.concatenate([size, size]), y, labels, both)
     assert floors["waits"] == pytest.approx(1.2, rel=0.03)
     assert floors["polls"] == 0
+    two = [*labels[: len(size)], *["few"] * len(size)]
+    few = np.where(np.arange(40) < 2, 1.22, np.geomspace(2, 40, 40))
+    again = runs.find_floors(
+        np.concatenate([size, size]), np.concatenate([y[: len(size)], few]), two, both
+    )
+    assert again["few"] == again["waits"] == floors["waits"]
     free = runs.above_floors(floors, y, labels)
     assert free[40:].all()
     assert (free[:40] == (y[:40] > 1.25)).mean() > 0.9

@@ -85,7 +85,7 @@ def change_example(content: dict[str, Any]) -> None:
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 2, got 1: another version of codl"),
+    (change("version", 1), InvalidFileError, "version: must be 3, got 1: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
     (change("state", None), InvalidFileError, "state: the key is missing"),
     (change("features", "x"), InvalidFileError, "features: expected list, got 'x'"),
@@ -168,7 +168,7 @@ def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
     path = trained[0] / SOC.name / "codl" / f"{GEMM}.json"
     content = json.loads(path.read_text())
-    assert (content["version"], content["unit"]) == (2, "ms")
+    assert (content["version"], content["unit"]) == (3, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
     ((name, digest),) = content["dataset"]["tables"].items()
     assert name == f"t_{GEMM}.csv"

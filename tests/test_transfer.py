@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_replayed import REPLAYED
 
-from codl.errors import MismatchError
-from codl.ops import Op, parse
-from codl.predict import features, transfer
+from codl.dataset import Dataset, OpRow
+from codl.errors import InvalidFileError, MismatchError, UnknownNameError
+from codl.ops import Op, parse, to_text
+from codl.predict import features, predictors, transfer
 from codl.predict.estimators import Codl
 from codl.predict.samples import Sample, Samples
+from codl.predict.training import train
 from codl.predict.transfer import Known
 
 TARGET = "conv2d_gpu_replayed"
@@ -69,6 +72,84 @@ def test_items_are_looked_up_or_predicted() -> None:
     np.testing.assert_array_equal(found[60:], 1e3 * known.estimator.predict(table.values))
     names = transfer.table(TARGET, ops, NEW, [known]).names
     assert names == ("us_on_phone", "padded_macs", "input_bytes", "output_bytes", "weight_bytes")
+
+
+def dataset(folder: Path, ops: list[Op], speed: float, target: str = TARGET) -> Dataset:
+    """Replayed latencies of whole ops as a dataset."""
+    return written(folder, ops, [latency_ms(op, speed) for op in ops], target)
+
+
+def written(folder: Path, ops: list[Op], found_ms: list[float], target: str = TARGET) -> Dataset:
+    own = Dataset(folder)
+    table = own.ops(target)
+    for op, ms in zip(ops, found_ms, strict=True):
+        text = to_text(op)
+        row = OpRow(op=text, dim="H", share=1.0, part=text, latency_ms=ms, source="replayed")
+        table.append(row)
+    return own
+
+
+def test_a_new_soc_starts_from_a_known_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("socs").mkdir()
+    for soc in (REPLAYED, NEW):
+        soc.save(Path("socs") / f"{soc.name}.yaml")
+    ops = convolutions(120, 3)
+    known, own = dataset(tmp_path / "a", ops, 1.0), dataset(tmp_path / "b", ops[:40], 2.5)
+    report = train(NEW, own, predictors=["codl"], like=[(REPLAYED, known)], seeds=1)
+    assert report.notes == ()
+    loaded = predictors.load(NEW, "codl")
+    wanted = np.array([latency_ms(op, 2.5) for op in ops[40:]])
+    assert np.median(np.abs(loaded.latency_ms(TARGET, ops[40:]) / wanted - 1)) < 0.03
+    path = known.ops(TARGET).path
+    digest = sha256(path.read_bytes()).hexdigest()[:16]
+    assert loaded.stored[TARGET].known[0].tables == {path.name: digest}
+    (Path("socs") / f"{REPLAYED.name}.yaml").unlink()
+    with pytest.raises(UnknownNameError, match="phone"):
+        predictors.load(NEW, "codl")
+
+
+def test_a_known_soc_that_misleads_is_left_out(tmp_path: Path) -> None:
+    ops = convolutions(60, 4)
+    noise = np.exp(np.random.default_rng(0).normal(0, 2, len(ops))).tolist()
+    known = written(tmp_path / "a", ops, noise)
+    own = written(tmp_path / "b", ops[:40], [0.02 + 1e-9 * op.flops for op in ops[:40]])
+    like, folder = [(REPLAYED, known)], tmp_path / "predictors"
+    report = train(NEW, own, predictors=["codl"], like=like, folder=folder, evaluate=False)
+    assert report.notes == (f"{TARGET} is predicted better without phone.",)
+    assert json.loads(report.files[0].read_text())["known"] == []
+
+
+def test_what_no_soc_can_start_from(tmp_path: Path) -> None:
+    ops = convolutions(20, 5)
+    own = dataset(tmp_path / "a", ops, 1.0)
+    other = dataset(tmp_path / "b", ops, 1.0, "conv2d_cpu_replayed")
+    for soc, data in ((REPLAYED, other), (NEW, own)):
+        with pytest.raises(MismatchError, match=f"new cannot start from {soc.name}"):
+            train(NEW, own, predictors=["codl"], like=[(soc, data)], folder=tmp_path)
+    with pytest.raises(InvalidFileError, match="no dataset"):
+        train(NEW, own, predictors=["codl"], like=[(REPLAYED, Dataset(tmp_path / "c"))])
+
+
+def test_stored_knowledge_of_another_target_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("socs").mkdir()
+    REPLAYED.save(Path("socs") / "phone.yaml")
+    ops = convolutions(40, 6)
+    like = [(REPLAYED, dataset(tmp_path / "a", ops, 1.0))]
+    own = dataset(tmp_path / "b", ops[:20], 2.0)
+    report = train(NEW, own, predictors=["codl"], like=like, evaluate=False)
+    content = json.loads(report.files[0].read_text())
+    content["known"][0]["target"] = "conv2d_cpu_replayed"
+    report.files[0].write_text(json.dumps(content))
+    with pytest.raises(MismatchError, match="is of conv2d_cpu_replayed, expected conv2d_gpu"):
+        predictors.load(NEW, "codl")
+    content["known"] = [7]
+    report.files[0].write_text(json.dumps(content))
+    with pytest.raises(InvalidFileError, match="must name a soc, got 7"):
+        predictors.load(NEW, "codl")
 
 
 def test_what_is_known_is_read_back() -> None:

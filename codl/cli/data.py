@@ -119,6 +119,13 @@ def train_predictors(
         typer.Option(help=f"One of {', '.join(NAMES)}; may be repeated."),
     ] = None,
     dataset: DatasetOption = datasets.FOLDER,
+    like: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Known SoCs, by name with commas between: where that makes it better, codl starts "
+            "from what they take, so that 100 samples or fewer of a new SoC will do."
+        ),
+    ] = None,
     evaluate: Annotated[
         bool, typer.Option(help="Hold out rows and shapes, to say how accurate predictors are.")
     ] = True,
@@ -141,15 +148,18 @@ def train_predictors(
     [dim]Examples:[/dim]
     codl train --soc host
     codl train --soc host --predictor codl --no-evaluate
+    codl train --soc redmi --like lenovo_k5,vivo_z3
     """
     from codl.predict.training import train
 
     described = socs.load(soc)
+    known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
     report = train(
         described,
         Dataset.of(described.name, dataset),
         predictors=predictor or NAMES,
         folder=output,
+        like=[(other, Dataset.of(other.name, dataset)) for other in known],
         evaluate=evaluate,
         seeds=seeds,
         jobs=jobs or len(os.sched_getaffinity(0)),

@@ -71,9 +71,9 @@ class Predictors:
         known = self._known.setdefault(target, {})
         new = list(dict.fromkeys(item for item in items if item not in known))
         if new:
-            estimator = self.stored[target].estimator
-            table = features.table(estimator.feature_set, target, new, self.soc)
-            known.update(zip(new, estimator.predict(table.values).tolist(), strict=True))
+            stored = self.stored[target]
+            latency_ms = stored.estimator.predict(stored.table(new, self.soc).values)
+            known.update(zip(new, latency_ms.tolist(), strict=True))
         return np.array([known[item] for item in items], np.float64)
 
 

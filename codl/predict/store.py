@@ -9,21 +9,23 @@ since. Files hold numbers and text alone, so one from elsewhere runs no code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from codl import provenance
+from codl import soc as socs
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.predict import features
+from codl.predict import features, transfer
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
-from codl.predict.features import Item
+from codl.predict.features import FeatureTable, Item
 from codl.predict.names import FOLDER
+from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 2
+VERSION = 3
 UNIT = "ms"
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
@@ -38,7 +40,7 @@ class StoredPredictor:
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
     features of a few items by their text. `dataset` tells the tables by their SHA-256, the rows,
     the failed ones and the sources; `held_out` the accuracy for each split, empty where nobody
-    has looked.
+    has looked. `known` are SoCs whose latencies are features too (`codl train --like`).
     """
 
     predictor: str
@@ -50,7 +52,14 @@ class StoredPredictor:
     dataset: Mapping[str, Any]
     held_out: Mapping[str, Any]
     estimator: LatencyEstimator
+    known: tuple[Known, ...] = ()
     codl: str = provenance.VERSION
+
+    def table(self, items: Sequence[Item], soc: Soc) -> FeatureTable:
+        """The features of some items (at least one) in the order of the estimator's columns."""
+        if self.known:
+            return transfer.table(self.target, items, soc, self.known)
+        return features.table(self.estimator.feature_set, self.target, items, soc)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -68,6 +77,7 @@ class StoredPredictor:
             "dataset": dict(self.dataset),
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
+            "known": [one.state() for one in self.known],
             "state": self.estimator.state(self.features),
         }
 
@@ -104,14 +114,15 @@ def read(path: Path, soc: Soc) -> StoredPredictor:
     """Read and check one file.
 
     Raises `InvalidFileError` for a file that is not a predictor or was changed, `UnknownNameError`
-    for a predictor or target that codl does not know, and `MismatchError` for one that belongs to
-    another SoC, name or set of features.
+    for a predictor, target or known SoC that codl does not know, and `MismatchError` for one that
+    belongs to another SoC, name or set of features.
     """
     fix = f"`codl train --soc {soc.name}` trains it again."
     content = _content(path, fix)
     _check_names(path, content, soc, fix)
     names = tuple(content["features"])
-    _check_examples(path, content, soc, fix)
+    known = _known(path, content, fix)
+    _check_examples(path, content, soc, known)
     try:
         state = content["state"]
         estimator = ESTIMATORS[content["predictor"]].from_state(state, names)
@@ -119,7 +130,27 @@ def read(path: Path, soc: Soc) -> StoredPredictor:
         raise InvalidFileError(path, str(error), where="state", fix=fix) from error
     kept = ("predictor", "target", "soc", "processor", "examples", "dataset", "held_out", "codl")
     values = {key: content[key] for key in kept}
-    return StoredPredictor(**values, features=names, estimator=estimator)
+    return StoredPredictor(**values, features=names, estimator=estimator, known=known)
+
+
+def _known(path: Path, content: Mapping[str, Any], fix: str) -> tuple[Known, ...]:
+    """The known SoCs beside which the predictor was trained; each must still be described."""
+    found = []
+    for at, state in enumerate(content["known"]):
+        where = f"known, {at}"
+        if not isinstance(state, dict) or not isinstance(state.get("soc"), str):
+            problem = f"must name a soc, got {state!r:.80}."
+            raise InvalidFileError(path, problem, where=where, fix=fix)
+        soc = socs.load(state["soc"])
+        try:
+            found.append(Known.from_state(state, soc))
+        except ValueError as error:
+            raise InvalidFileError(path, str(error), where=where, fix=fix) from error
+        if found[-1].target != content["target"]:
+            raise MismatchError(
+                f"{path}, {where}: is of {found[-1].target}, expected {content['target']}. {fix}"
+            )
+    return tuple(found)
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -135,6 +166,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "dataset": dict,
     "held_out": dict,
     "examples": dict,
+    "known": list,
     "state": dict,
 }
 
@@ -180,8 +212,14 @@ def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> 
             )
 
 
-def _check_examples(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> None:
-    """Compute the features of the examples again, and compare names, order and digests."""
+def _check_examples(
+    path: Path, content: Mapping[str, Any], soc: Soc, known: Sequence[Known]
+) -> None:
+    """Compute the features of the examples again, and compare names, order and digests.
+
+    Digests are of the features on this SoC alone: known SoCs' latencies are not exact to the digit.
+    """
+    fix = f"`codl train --soc {soc.name}` trains it again."
     target, names, examples = content["target"], content["features"], content["examples"]
     if not examples:
         problem = "there must be at least one op with a digest of its features."
@@ -193,14 +231,15 @@ def _check_examples(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) 
             item = features.read(target, text)
         except CodlError as error:
             raise InvalidFileError(path, str(error), where=where, fix=fix) from error
-        known = features.targets_of(item)
-        if target not in known:
-            raise UnknownNameError("target", target, known, fix=f"It stands in {path}. {fix}")
+        targets = features.targets_of(item)
+        if target not in targets:
+            raise UnknownNameError("target", target, targets, fix=f"It stands in {path}. {fix}")
         now = features.table(feature_set, target, [item], soc)
-        if list(now.names) != names:
+        used = transfer.table(target, [item], soc, known) if known else now
+        if list(used.names) != names:
             raise MismatchError(
                 f"{path}, features: is {', '.join(map(str, names))}, but {target} has "
-                f"{', '.join(now.names)}. {fix}"
+                f"{', '.join(used.names)}. {fix}"
             )
         if stored != (digest := examples_of([item], now)[text]):
             raise MismatchError(

@@ -15,16 +15,17 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from codl.dataset import Dataset
-from codl.errors import UnknownNameError
+from codl.errors import MismatchError, UnknownNameError
 from codl.kernels import tuned
-from codl.predict import features, held_out, samples, store
+from codl.predict import features, held_out, samples, store, transfer
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import FeatureTable
 from codl.predict.held_out import HeldOut, Rows
-from codl.predict.names import FOLDER
+from codl.predict.names import DEFAULT, FOLDER
 from codl.predict.samples import Samples
 from codl.predict.splits import row_folds, shape_folds
 from codl.predict.store import StoredPredictor
+from codl.predict.transfer import Known
 from codl.soc import Soc
 
 #: Rows in the batch whose prediction is timed, about a planner's.
@@ -96,6 +97,7 @@ class _Step:
     own: Samples
     estimator: type[LatencyEstimator]
     table: FeatureTable
+    known: tuple[Known, ...] = ()
 
     @property
     def rows(self) -> Rows:
@@ -113,6 +115,7 @@ def train(
     *,
     predictors: Sequence[str] = tuple(ESTIMATORS),
     folder: Path = FOLDER,
+    like: Sequence[tuple[Soc, Dataset]] = (),
     evaluate: bool = True,
     seeds: int = SEEDS,
     jobs: int = 1,
@@ -121,7 +124,11 @@ def train(
     """Fit and store every predictor of every target with an ok row; hold out unless told not to.
 
     Stored are estimators fitted on all ok rows, under `folder/<soc>/<predictor>/`, by `jobs`
-    threads. Raises `UnknownNameError` for an unknown predictor and `InvalidFileError` for a dataset
+    threads. The predictor `codl` starts from what the SoCs of `like` take, for every target that
+    they have and where that makes it better.
+
+    Raises `MismatchError` for a SoC of `like` that has none of the targets, `UnknownNameError` for
+    an unknown predictor and `InvalidFileError` for a dataset
     that is empty or cannot be read. A target without any ok row becomes a note.
     """
     start = perf_counter()
@@ -133,6 +140,9 @@ def train(
     notes += _tuned_since(soc, dataset)
     usable = [own for own in found if own.samples]
     steps = _steps(soc, usable, predictors)
+    if like:
+        steps, told = _beside(soc, steps, like)
+        notes += told
     tell = _Counter(progress, len(steps) * (1 + evaluate))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(jobs) as pool:
         stored = list(pool.map(lambda step: _fit(soc, step, tell), steps))
@@ -188,6 +198,37 @@ def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> li
     return steps
 
 
+def _beside(
+    soc: Soc, steps: Sequence[_Step], like: Sequence[tuple[Soc, Dataset]]
+) -> tuple[list[_Step], list[str]]:
+    """The steps with known SoCs' latencies as features where they help, and notes where not."""
+    wanted = {step.own.target for step in steps}
+    known: dict[str, list[Known]] = {}
+    for other, dataset in like:
+        found = [own for own in samples.read(dataset)[0] if own.samples and own.target in wanted]
+        if other.name == soc.name or not found:
+            raise MismatchError(
+                f"{soc.name} cannot start from {other.name}: it must be another SoC with a dataset "
+                f"of one of {', '.join(sorted(wanted))}."
+            )
+        for own in (own for own in found if not features.is_mulayer(own.target)):
+            one = Known.of(other, own, tables=_origin(own)["tables"])
+            known.setdefault(own.target, []).append(one)
+    result, notes = [], []
+    for step in steps:
+        others = tuple(known.get(step.own.target, ()))
+        if step.estimator.name != DEFAULT or not others:
+            result.append(step)
+        elif transfer.helps(step.own, soc, others, name=DEFAULT):
+            table = transfer.table(step.own.target, step.own.items, soc, others)
+            result.append(replace(step, table=table, known=others))
+        else:
+            names = ", ".join(one.soc.name for one in others)
+            notes.append(f"{step.own.target} is predicted better without {names}.")
+            result.append(step)
+    return result, notes
+
+
 def _tuned_since(soc: Soc, dataset: Dataset) -> list[str]:
     """A note where features of the choices of now would stand beside latencies of others."""
     if soc.is_replayed:
@@ -219,7 +260,8 @@ def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
         soc=soc.name,
         processor=own.processor,
         features=table.names,
-        examples=_examples(own, table),
+        known=step.known,
+        examples=_examples(soc, step),
         dataset=_origin(own),
         held_out={},
         estimator=step.rows.fit(step.estimator, np.arange(len(own.samples))),
@@ -243,12 +285,13 @@ def _known(figures: HeldOut) -> dict[str, Any]:
     return {name: value for name, value in asdict(figures).items() if value is not None}
 
 
-def _examples(own: Samples, table: FeatureTable) -> Mapping[str, str]:
-    """Digests of the features of the median and the slowest sample."""
+def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
+    """Digests of the features of the median and the slowest sample on this SoC."""
+    own = step.own
     order = np.argsort(own.latency_ms, kind="stable")
-    chosen = [int(order[at]) for at in (len(order) // 2, -1)]
-    part = FeatureTable(table.names, table.values[chosen])
-    return store.examples_of([own.items[at] for at in chosen], part)
+    chosen = [own.items[int(order[at])] for at in (len(order) // 2, -1)]
+    part = features.table(step.estimator.feature_set, own.target, chosen, soc)
+    return store.examples_of(chosen, part)
 
 
 def _origin(own: Samples) -> dict[str, Any]:
@@ -260,7 +303,7 @@ def _origin(own: Samples) -> dict[str, Any]:
 
 def _rows(soc: Soc, step: _Step, stored: StoredPredictor, path: Path) -> list[PredictorRow]:
     own, size = step.own, path.stat().st_size
-    with_features, without = _us_per_prediction(soc, own, stored.estimator)
+    with_features, without = _us_per_prediction(soc, own, stored)
     nothing = asdict(HeldOut(n_train=len(own.samples), n_test=0))
     return [
         PredictorRow(
@@ -277,15 +320,15 @@ def _rows(soc: Soc, step: _Step, stored: StoredPredictor, path: Path) -> list[Pr
     ]
 
 
-def _us_per_prediction(soc: Soc, own: Samples, estimator: LatencyEstimator) -> tuple[float, float]:
+def _us_per_prediction(soc: Soc, own: Samples, stored: StoredPredictor) -> tuple[float, float]:
     """Microseconds for each of a batch of items: with their features, and without."""
     items = (own.items * -(-TIMED_ROWS // len(own.items)))[:TIMED_ROWS]
     both, alone = [], []
     for _ in range(3):
         start = perf_counter()
-        table = features.table(estimator.feature_set, own.target, items, soc)
+        table = stored.table(items, soc)
         known = perf_counter()
-        estimator.predict(table.values)
+        stored.estimator.predict(table.values)
         end = perf_counter()
         both.append(end - start)
         alone.append(end - known)

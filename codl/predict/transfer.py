@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import MismatchError
-from codl.predict import features
+from codl.predict import features, held_out
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.estimators import runs as run_terms
 from codl.predict.estimators.arrays import rounded
 from codl.predict.features import FeatureTable, Item
+from codl.predict.held_out import Rows
 from codl.predict.samples import Samples
+from codl.predict.splits import shape_folds
 from codl.soc import Soc
 
 #: The features that stay beside the known SoCs' latencies, as far as a variant has them. More of
@@ -34,7 +36,7 @@ class Known:
     """What is known of one target on one SoC.
 
     `measured` are latencies in milliseconds, in the typical run, by the item's text; `names` the
-    features of `estimator`.
+    features of `estimator`; `tables` the digests of the files that it was learned from, by name.
     """
 
     soc: Soc
@@ -42,9 +44,12 @@ class Known:
     names: tuple[str, ...]
     estimator: LatencyEstimator
     measured: Mapping[str, float]
+    tables: Mapping[str, str]
 
     @classmethod
-    def of(cls, soc: Soc, own: Samples, *, name: str = "codl") -> Known:
+    def of(
+        cls, soc: Soc, own: Samples, *, name: str = "codl", tables: Mapping[str, str] | None = None
+    ) -> Known:
         """Learn a target from all its samples on a known SoC."""
         estimator = ESTIMATORS[name]()
         table = features.table(estimator.feature_set, own.target, own.items, soc)
@@ -61,6 +66,7 @@ class Known:
             names=table.names,
             estimator=estimator,
             measured=dict(zip(texts, medians.tolist(), strict=True)),
+            tables=dict(tables or {}),
         )
 
     def latency_us(self, items: Sequence[Item]) -> NDArray[np.float64]:
@@ -87,6 +93,7 @@ class Known:
             "target": self.target,
             "predictor": self.estimator.name,
             "features": list(self.names),
+            "tables": dict(self.tables),
             "measured_ms": dict(self.measured),
             "state": self.estimator.state(self.names),
         }
@@ -101,6 +108,8 @@ class Known:
             raise ValueError(f"features must be a list of names, got {names!r:.80}.")
         if not isinstance(measured, Mapping) or not all(_is_positive(v) for v in measured.values()):
             raise ValueError("measured_ms must hold positive numbers by item.")
+        if not isinstance(tables := state.get("tables"), Mapping):
+            raise ValueError(f"tables must hold digests by file, got {tables!r:.80}.")
         if state.get("predictor") not in ESTIMATORS:
             raise ValueError(f"predictor must be of {', '.join(ESTIMATORS)}.")
         if not isinstance(state.get("state"), Mapping):
@@ -112,7 +121,25 @@ class Known:
             names=tuple(names),
             estimator=estimator,
             measured={text: float(value) for text, value in measured.items()},
+            tables={str(name): str(digest) for name, digest in tables.items()},
         )
+
+
+def helps(own: Samples, soc: Soc, known: Sequence[Known], *, name: str = "codl") -> bool:
+    """Whether known SoCs make predictions of held-out shapes better than a SoC's samples alone.
+
+    True where there are too few shapes to hold any out.
+    """
+    folds = shape_folds(own.groups)
+    beside = table(own.target, own.items, soc, known)
+    alone = features.table(ESTIMATORS[name].feature_set, own.target, own.items, soc)
+    found = [
+        held_out.accuracy(
+            ESTIMATORS[name], Rows(one.values, own.latency_ms, own.runs, own.groups), folds
+        ).acc10
+        for one in (beside, alone)
+    ]
+    return found[0] is None or found[1] is None or found[0] > found[1]
 
 
 def table(target: str, items: Sequence[Item], soc: Soc, known: Sequence[Known]) -> FeatureTable:

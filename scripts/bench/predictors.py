@@ -122,7 +122,7 @@ class Job:
     name: str
     with_runs: bool
     seed: int
-    known: tuple[Part, ...] = ()
+    known: tuple[Known, ...] = ()
 
 
 def held_out(job: Job) -> Vector:
@@ -143,9 +143,7 @@ def few_shot(job: Job) -> float:
     chosen = np.random.default_rng(100 + job.seed).permutation(len(shapes))[:FEW]
     train = np.isin(inverse, chosen)
     if job.known:
-        known = [Known.of(other.soc, other.samples, name=job.name) for other in job.known]
-        items = part.samples.items
-        X = transfer.table(part.samples.target, items, part.soc, known).values
+        X = transfer.table(part.samples.target, part.samples.items, part.soc, job.known).values
     else:
         X = part.values(job.name)
     return accuracy(_predict(job, X, train), part.latency_ms[~train])
@@ -230,13 +228,14 @@ def few_shot_table(
     parts: dict[tuple[str, str], Part], seeds: Sequence[int], pool: Any
 ) -> Iterator[dict[str, Any]]:
     """`codl` on the new phone's own samples alone, beside all others, and without its near-copy."""
+    known = dict(zip(parts, pool.map(_learn, parts.values()), strict=True))
     for beside in ("none", "others", "others but its near-copy"):
         for with_runs in (True, False):
             row: dict[str, Any] = {"beside": beside, "run_term": with_runs}
             for side in ("cpu", "gpu"):
                 phones = [phone for phone in PHONES if phone != NOISY]
                 jobs = [
-                    Job(parts[p, side], "codl", with_runs, s, _known(parts, p, side, beside))
+                    Job(parts[p, side], "codl", with_runs, s, _known(known, p, side, beside))
                     for p in phones
                     for s in seeds
                 ]
@@ -247,13 +246,17 @@ def few_shot_table(
             yield row
 
 
+def _learn(part: Part) -> Known:
+    return Known.of(part.soc, part.samples)
+
+
 def _known(
-    parts: dict[tuple[str, str], Part], phone: str, side: str, beside: str
-) -> tuple[Part, ...]:
+    known: dict[tuple[str, str], Known], phone: str, side: str, beside: str
+) -> tuple[Known, ...]:
     if beside == "none":
         return ()
     left_out = {phone} | ({COPIES.get(phone)} if beside != "others" else set())
-    return tuple(parts[other, side] for other in PHONES if other not in left_out)
+    return tuple(known[other, side] for other in PHONES if other not in left_out)
 
 
 def main() -> None:

@@ -155,16 +155,14 @@ class _Blocks:
 class _PointBlocks:
     """How ncnn blocks the products of Winograd: M x K, K x N and M x N share the cache.
 
-    A third of it limits M, what is left beside M limits K, and both limit N; a micro-kernel takes a
-    vector of the M and 12 of the N, fewer at the end.
+    A third of it limits M, what is left beside M limits K, and both limit N. A micro-kernel takes a
+    vector of the M and 12 of the N, fewer at the end: `steps_n` of them, which take as long as
+    `waited_n` of the N, as fewer than 4 sums wait for themselves.
     """
 
-    block_m: Column
-    block_n: Column
     blocks_m: Column
-    blocks_n: Column
-    blocks_k: Column
     steps_n: Column
+    waited_n: Column
 
     @classmethod
     def of(cls, m: Column, n: Column, k: Column, soc: Soc) -> _PointBlocks:
@@ -175,10 +173,11 @@ class _PointBlocks:
         block_k = _even(k, np.maximum(lanes, np.floor(left / lanes) * lanes), lanes)
         room = np.floor((floats - block_m * block_k) / (block_m + block_k))
         block_n = _even(n, np.maximum(4, np.floor(room / 4) * 4), 4)
-        blocks_n = ceil_div(n, block_n)
-        last = n - (blocks_n - 1) * block_n
-        steps_n = (blocks_n - 1) * _twelves(block_n) + _twelves(last)
-        return cls(block_m, block_n, ceil_div(m, block_m), blocks_n, ceil_div(k, block_k), steps_n)
+        whole = ceil_div(n, block_n) - 1
+        last = n - whole * block_n
+        steps = whole * _twelves(block_n) + _twelves(last)
+        waited = whole * _waited(block_n) + _waited(last)
+        return cls(ceil_div(m, block_m), steps, waited)
 
 
 def _even(size: Column, most: Column, unit: int) -> Column:
@@ -190,6 +189,13 @@ def _even(size: Column, most: Column, unit: int) -> Column:
 def _twelves(size: Column) -> Column:
     """Steps of 12, and of 8, 4, 2 and 1 for the rest."""
     result: Column = np.floor(size / 12) + halvings(np.mod(size, 12), 8)
+    return result
+
+
+def _waited(size: Column) -> Column:
+    """The same where a step of 2 or of 1 takes as long as one of 4."""
+    few = np.mod(np.mod(size, 12), 4)
+    result: Column = size - few + 4 * halvings(few, 2)
     return result
 
 
@@ -288,6 +294,10 @@ Tile = Literal[2, 4, 6]
 TILES: tuple[Tile, ...] = (2, 4, 6)
 
 
+#: What a point of a tile costs either transform, beside one of F(4x4); by the order of `TILES`.
+EFFORTS = (0.5, 1.0, 1.4)
+
+
 @dataclass(frozen=True)
 class CpuWinograd(_CpuConv):
     """F(2x2), F(4x4) or F(6x6) of 3x3 windows; without a `tile` ncnn picks by the shape."""
@@ -326,35 +336,28 @@ class CpuWinograd(_CpuConv):
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         """Transforms into points, a matrix product at each point, and transforms out of sums.
 
-        Points of all tiles are made first, and read again for every block of output channels; the
-        sums of a block are read again for every block of input channels but the first.
+        Points of all tiles are made first, and read again for every block of output channels.
         """
         lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
         tile = usual_tile(ops) if self.tile is None else np.full_like(ops.ic, self.tile)
         points = (tile + 2) ** 2
         tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
         blocks = _PointBlocks.of(ops.oc, tiles, ops.ic, soc)
-        into = points * tiles * packed_vectors(ops.ic, lanes)
-        out_of = points * tiles * packed_vectors(ops.oc, lanes)
-        values: FeatureColumns = {}
-        for size in TILES:
-            values[f"input_transforms_f{size}"] = into * (tile == size)
-            values[f"output_transforms_f{size}"] = out_of * (tile == size)
-        sums = points * blocks.block_m * blocks.block_n
-        sums_beyond = beyond(4.0 * sums, cache) / sums * points * ops.oc * tiles
-        point_bytes = 4.0 * points * ops.ic * tiles
-        weight_bytes = 4.0 * points * ops.ic * ops.oc
-        vectors = halvings(ops.oc, lanes)
+        effort = np.select([tile == 2, tile == 4], EFFORTS[:2], EFFORTS[2]) * points * tiles
+        products = points * halvings(ops.oc, lanes) * ops.ic
+        point_bytes, weight_bytes = (4.0 * points * ops.ic * size for size in (tiles, ops.oc))
+        output_bytes = 4.0 * ops.oc * ops.pixels
+        padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
+        moved = 2 * (padded_bytes + point_bytes) + weight_bytes + output_bytes
         return {
-            "padded_macs": points * vectors * lanes * ops.ic * tiles,
-            "kernel_steps": points * vectors * blocks.steps_n * ops.ic,
-            **values,
-            "sums_again": points * vectors * tiles * (blocks.blocks_k - 1),
-            "sums_beyond": sums_beyond,
+            "padded_macs": products * lanes * tiles,
+            "waiting_macs": products * lanes * blocks.waited_n,
+            "kernel_steps": products * blocks.steps_n,
+            "input_transforms": effort * packed_vectors(ops.ic, lanes),
+            "output_transforms": effort * packed_vectors(ops.oc, lanes),
             "points_again": beyond(point_bytes, cache) * (blocks.blocks_m - 1),
-            "weights_again": beyond(weight_bytes, cache) * (blocks.blocks_n - 1),
-            **by_level("point", point_bytes, cache),
+            "output_bytes": output_bytes,
+            "output_far": by_level("output", output_bytes, cache)["output_far"],
             **by_level("weight", weight_bytes, cache),
-            **by_level("padded", 4.0 * ops.ic * ops.padded_h * ops.padded_w, cache),
-            **by_level("output", 4.0 * ops.oc * ops.pixels, cache),
+            **by_level("moved", moved, cache),
         }

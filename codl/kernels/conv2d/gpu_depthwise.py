@@ -100,6 +100,7 @@ class GpuDepthwise:
             "column_loads": loads * in_row,
             "border_loads": loads * at_border,
             "stores": ops.pixels * blocks,
+            "tile_pixels": np.broadcast_to(np.asarray(pixels, np.float64), ops.oc.shape),
             "tiles": tiles * blocks,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),

@@ -148,9 +148,8 @@ class GpuDirect:
             "input_again": columns.beyond(tile_input * t.strip, columns.FIRST_LEVEL)
             * t.strips
             * t.out_blocks,
-            **columns.by_level("input", moved["input_bytes"], cache),
             **columns.by_level("weight", weights, cache),
-            **columns.by_level("output", moved["output_bytes"], cache),
+            **columns.by_level("moved", np.sum(list(moved.values()), axis=0), cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

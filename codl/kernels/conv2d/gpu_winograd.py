@@ -22,7 +22,7 @@ from codl.kernels.base import (
 from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns, single
 from codl.kernels.conv2d import winograd_cuts
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
-from codl.kernels.conv2d.winograd_cuts import SIDES, SIZES, Cut, Tiling
+from codl.kernels.conv2d.winograd_cuts import SIDES, Cut, Tiling
 from codl.kernels.tiling import base_defines, item_grid
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
@@ -69,34 +69,30 @@ class GpuWinograd:
         t = Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, cache = soc.gpu.vector_width, columns.gpu_cache_bytes(soc)
         out_channels = t.out_blocks * width
-        into = t.points * t.tiles * t.in_blocks * t.parts
-        out_of = t.points * t.tiles * t.out_blocks
-        values: FeatureColumns = {}
-        for side in SIZES:
-            here = t.side == side
-            values[f"input_transforms_s{side}"] = here * into
-            values[f"output_transforms_s{side}"] = here * out_of
+        odd = np.mod(t.side, 2) > 0  # those of stride 2, with transforms of their own
+        effort = np.where(t.side < 6, 0.6, np.where(t.side < 8, 0.8, 1.0)) * t.points * t.tiles
+        into, out_of = effort * t.in_blocks * t.parts, effort * t.out_blocks
         weights = self.storage.element_bytes * t.weight_points * ops.ic * out_channels
-        points = 4.0 * t.points_floats(width)
-        scratch = points + 4.0 * t.sums_floats(width)
-        panels = columns.beyond(points / t.points, columns.FIRST_LEVEL)
+        scratch = 4.0 * (t.points_floats(width) + t.sums_floats(width))
+        passes = columns.ceil_div(t.computed, t.together)
         moved = byte_columns(ops, soc, self.storage)
+        moved_bytes = moved["input_bytes"] + moved["output_bytes"] + weights
+        far = columns.THIRD_LEVEL * cache
         return {
             "padded_macs": t.points * t.computed * ops.ic * out_channels,
-            **values,
-            "weight_passes": t.points
-            * t.out_blocks
-            * ops.ic
-            * columns.ceil_div(t.computed, t.together),
+            "input_transforms": into * ~odd,
+            "output_transforms": out_of * ~odd,
+            "strided_input_transforms": into * odd,
+            "strided_output_transforms": out_of * odd,
+            "weight_passes": t.points * t.out_blocks * ops.ic * passes,
             "weights_streamed": columns.beyond(weights, cache) * t.blocks,
-            "points_again": panels * t.points * t.out_blocks * t.blocks,
-            "scratch_bytes": scratch,
+            "weights_far": columns.beyond(weights, far),
             "scratch_beyond": columns.beyond(scratch, cache) / t.most * t.computed,
             "block_tiles": t.most,
             "waves": columns.ceil_div(t.blocks, t.workers),
-            **columns.by_level("weight", weights, cache),
-            **columns.by_level("input", moved["input_bytes"], cache),
-            **columns.by_level("output", moved["output_bytes"], cache),
+            "output_bytes": moved["output_bytes"],
+            "output_far": columns.beyond(moved["output_bytes"], far),
+            **columns.by_level("moved", moved_bytes, cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -14,7 +14,6 @@ from codl.soc import Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
-SIZES = sorted({side for sides in SIDES.values() for side in sides})
 #: Tiles that are multiplied at once on a CPU by vector width: as many as registers hold sums. Fewer
 #: than 8 chains of sums wait for themselves, and are for the smallest images.
 TOGETHER = {16: (4, 8, 9, 12, 16, 20, 25), 8: (4, 8, 10, 12), 4: (4, 8)}

@@ -119,6 +119,7 @@ class GpuDirect:
             "looped_steps": np.where(rowwise, 0.0, steps),
             "output_blocks": ops.pixels * t.blocks,
             "tiles": t.tiles * t.blocks,
+            "single_pixel_tiles": t.tiles * t.blocks * (t.pixels == 1),
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
             **by_level("moved", moved, gpu_cache_bytes(soc)),

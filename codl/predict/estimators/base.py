@@ -33,6 +33,8 @@ RESOLUTION_MS = 1e-3
 INNER_FOLDS = 5
 #: How often run terms and a rough model are fitted in turn.
 ROUGH_PASSES = 5
+#: Terms of runs must take so large a part of the error away: they have seen the rows held out.
+TERMS_WORTH = 0.05
 #: Logarithms from which on a prediction is as wrong as can be.
 MOST_OFF = 0.5
 #: With fewer rows above the floors of runs, floors are left out.
@@ -110,7 +112,9 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tried.append((error(rough), rough))
         again = terms(self._inner(X))
         tried.append((error(again), again))
-        best = min(tried, key=lambda pair: pair[0])[1]
+        least, best = min(tried, key=lambda pair: pair[0])
+        if least > (1 - TERMS_WORTH) * tried[0][0]:
+            best = one
         if best is not again:
             error(best)
 
@@ -135,8 +139,10 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise CodlError(f"The coverage must be between 0 and 1, got {coverage:g}.")
         check_is_fitted(self)
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
-        low, high = self._bounds(X, coverage)
-        return self._in_runs(low, runs), self._in_runs(high, runs)
+        low, high = (self._in_runs(bound, runs) for bound in self._bounds(X, coverage))
+        at_floor = low >= high
+        width = run_terms.FLOOR_WIDTH / 2
+        return low * np.where(at_floor, 1 - width, 1), high * np.where(at_floor, 1 + width, 1)
 
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
         labels = _labels(runs, len(latency_ms))

@@ -16,15 +16,23 @@ from codl.predict.estimators.base import (
     State,
     Vector,
     inner_folds,
-    number,
 )
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.intervals import Errors
 from codl.predict.estimators.linear import CodlLinear
+from codl.predict.estimators.members import (
+    Items,
+    Member,
+    along,
+    on_line,
+    read_members,
+    spread_axes,
+)
+from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
 
-#: Rows that the kernels' lengths are found with: the search takes time with their cube.
-SEARCHED = 180
+#: Items that the kernels' lengths are found with: the search takes time with their cube.
+SEARCHED = 140
 SEED = 0
 #: With fewer rows the base stands alone.
 LEAST_ROWS = 8
@@ -34,36 +42,42 @@ SAME = 0.9999
 RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
-#: Shares of the second member that are tried.
-SHARES = np.linspace(0, 1, 11)
-#: A share must beat none by this part of the error: what is gained by less is chance.
-WORTH = 0.01
+#: Shares of the members that are tried come in so many steps.
+SHARE_STEPS = 4
+#: Shares must beat equal ones by this part of the error: less is chance.
+WORTH = 0.02
+#: The same where runs differ: their terms have seen the rows that are held out.
+WORTH_BESIDE_RUNS = 0.2
+#: From so many columns on, directions of them say more than each alone.
+MANY_COLUMNS = 8
+#: From so many items on, trees know what processes on a few points cannot.
+MANY_ITEMS = 800
+TREES = {
+    "objective": "regression",
+    "learning_rate": 0.08,
+    "num_leaves": 24,
+    "min_data_in_leaf": 4,
+    "feature_fraction": 0.3,
+}
+ROUNDS = 200
 
 
 @dataclass(frozen=True)
-class Member:
-    """A line on the scaled features plus a Gaussian process, of a logarithm."""
+class _Candidate:
+    """A member before its share is known; `is_level` where it stands without the base."""
 
-    line: Vector
-    lengths: Vector
-    amplitude: float
-    weights: Vector
-
-    def kernel(self, noise: float = 0.0) -> Kernel:
-        return Kernel(self.lengths, self.amplitude, noise)
-
-    def predict(self, scaled: Vector, points: Vector) -> tuple[Vector, Vector]:
-        """The logarithm, and how far from all points an item is: 0 at one, 1 far from all."""
-        covariance = self.kernel()(scaled, points)
-        near = covariance.max(1) / self.amplitude**2
-        return _line(scaled, self.line) + covariance @ self.weights, 1 - near
+    member: Member
+    projection: Projection
+    is_level: bool
 
 
 class Codl(LatencyEstimator):
     """Latency = what the blocks cost (`codl_linear`) x exp(Gaussian process on their logs).
 
-    Blended with a second process on the latency's logarithm itself, by the share that did best on
-    shapes held out within the training rows. Their errors give the intervals.
+    Blended with processes on the latency's logarithm itself, one on the features, one on the
+    directions in which they spread, and where there are very many items with boosted trees, by the
+    shares that did best on shapes held out within the training rows. Their errors give the
+    intervals.
     """
 
     name: ClassVar[str] = "codl"
@@ -74,11 +88,13 @@ class Codl(LatencyEstimator):
     spread_: Vector
     points_: Vector
     members_: tuple[Member, ...]
-    share_: float
+    is_level_: tuple[bool, ...]
+    shares_: Vector
+    trees_: Trees | None
     limits_: Vector
     errors_: Errors
 
-    def __init__(self, *, points: int = 128, steps: int = 30) -> None:
+    def __init__(self, *, points: int = 128, steps: int = 25) -> None:
         self.points = points
         self.steps = steps
 
@@ -90,73 +106,123 @@ class Codl(LatencyEstimator):
         if len(y) < LEAST_ROWS or not self.columns_:
             self._fit_base_alone(X, logs)
             return
+        items = Items.of(scaled)
         rows = spread_points(scaled, self.points)
         self.points_ = rounded(scaled[rows], 4)
         base = np.log(self.base_.predict(X))
-        level = _ridge(scaled, logs)
-        lines = (np.append(np.zeros(scaled.shape[1]), np.median(logs - base)), level)
-        members, projections = [], []
-        for line, target in zip(lines, (logs - base, logs), strict=True):
-            line = rounded(line)
-            rest = target - _line(scaled, line)
-            projection = Projection(self._kernel(scaled, rest), self.points_, scaled, rest)
-            kernel, weights = projection.kernel, rounded(projection.weights)
-            members.append(Member(line, kernel.lengths, kernel.amplitude, weights))
-            projections.append(projection)
-        self.members_ = tuple(members)
-        self._check(X, y, groups, projections, rows)
+        residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
+        level, axes = _ridge(scaled, logs), spread_axes(scaled)
+        candidates = [
+            self._candidate(scaled, logs - base, residual, items),
+            self._candidate(scaled, logs, level, items, is_level=True),
+        ]
+        if scaled.shape[1] >= MANY_COLUMNS:
+            turned = self._candidate(scaled, logs, level, items, is_level=True, axes=axes)
+            candidates.append(turned)
+        self.trees_ = None
+        if len(items.first) >= MANY_ITEMS:
+            self.trees_ = self._grow(X, base, logs)
+        self._choose(X, y, groups, candidates, rows)
 
-    def _kernel(self, scaled: Vector, rest: Vector) -> Kernel:
-        some = _different(scaled)[:SEARCHED]
-        found = Kernel.search(scaled[some], rest[some] - rest[some].mean(), steps=self.steps)
+    def _grow(self, X: Vector, base: Vector, logs: Vector) -> Trees:
+        """Trees of what the base's logarithm lacks."""
+        return Trees.fit(self._seen(X, base), logs - base, rounds=ROUNDS, parameters=TREES)
+
+    def _seen(self, X: Vector, base: Vector) -> Vector:
+        """What trees look at: the features' logarithms, alone and over the base."""
+        logs = np.log1p(np.abs(X[:, self.columns_]))
+        return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
+
+    def _candidate(
+        self,
+        scaled: Vector,
+        target: Vector,
+        line: Vector,
+        items: Items,
+        *,
+        is_level: bool = False,
+        axes: Vector | None = None,
+    ) -> _Candidate:
+        line = rounded(line)
+        rest, turned = target - on_line(scaled, line), along(scaled, axes)
+        kernel = self._kernel(items, turned, rest)
+        points = along(self.points_, axes)
+        projection = Projection(kernel, points, turned, rest, items.share)
+        weights = rounded(projection.weights)
+        member = Member(line, axes, kernel.lengths, kernel.amplitude, weights)
+        return _Candidate(member, projection, is_level)
+
+    def _kernel(self, items: Items, scaled: Vector, rest: Vector) -> Kernel:
+        some = np.random.default_rng(SEED).permutation(len(items.first))[:SEARCHED]
+        target = items.medians(rest, some)
+        trust = items.count[some] * items.share[items.first[some]]
+        found = Kernel.search(
+            scaled[items.first[some]], target - target.mean(), trust, steps=self.steps
+        )
         return Kernel(rounded(found.lengths, 4), float(rounded(found.amplitude, 4)), found.noise)
 
     def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
         self.points_ = np.empty((0, len(self.columns_)))
-        self.members_, self.share_ = (), 0.0
+        self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
         off = float(np.median(logs - np.log(self.base_.predict(X)))) if len(logs) > 1 else 0.0
         self.limits_ = rounded([min(off, 0.0), max(off, 0.0)])
         self.errors_ = Errors.unknown(2)
         self.inner_ = self.base_.predict(X)
 
-    def _check(
+    def _choose(
         self,
         X: Vector,
         y: Vector,
         groups: Groups,
-        projections: Sequence[Projection],
+        candidates: Sequence[_Candidate],
         rows: Groups,
     ) -> None:
-        """Hold out shapes in turn: the best share, the limits and the errors follow."""
+        """Hold out shapes in turn: the best shares, the limits and the errors follow."""
+        logs = np.log(np.maximum(y, RESOLUTION_MS))
+        base, corrections = self._held_out(X, y, groups, candidates)
+        low, high = np.quantile(logs - base, [0.0, 1.0])
+        self.limits_ = rounded([low - SLACK, high + SLACK])
+        corrections = corrections.clip(*self.limits_)
+        tried = _shares(len(corrections))
+        wrong = np.minimum(np.abs(logs - base - tried @ corrections), 1).mean(1)
+        best = int(np.argmin(wrong))
+        worth = WORTH_BESIDE_RUNS if self.runs_ and not self.trees_ else WORTH
+        if wrong[best] > (1 - worth) * wrong[0]:
+            best = 0
+        kept = np.flatnonzero(tried[best]).tolist()
+        if len(candidates) not in kept:
+            self.trees_ = None
+        members = [at for at in kept if at < len(candidates)] or [0]
+        self.members_ = tuple(candidates[at].member for at in members)
+        self.is_level_ = tuple(candidates[at].is_level for at in members)
+        self.shares_ = tried[best, members]
+        mixed = base + tried[best] @ corrections
+        corrections = corrections[sorted({*members, *kept})]
+        far = _far(candidates[members[0]].projection, groups, rows)
+        signs = np.column_stack([np.ptp(corrections, axis=0), far])
+        self.errors_ = Errors.fit(logs - mixed, signs, groups)
+        self.inner_ = np.exp(mixed)
+
+    def _held_out(
+        self, X: Vector, y: Vector, groups: Groups, candidates: Sequence[_Candidate]
+    ) -> tuple[Vector, Vector]:
+        """The base's logarithms (rows), and what candidates add to it (candidates, rows)."""
         logs, scaled = np.log(np.maximum(y, RESOLUTION_MS)), self._scaled(X)
-        base, far = np.empty(len(y)), np.empty(len(y))
-        held_out = np.empty((2, len(y)))
+        base, found = np.empty(len(y)), np.empty((len(candidates) + bool(self.trees_), len(y)))
         for fold in inner_folds(groups):
             train = np.setdiff1d(np.arange(len(y)), fold)
             all_base = np.log(_base(X[train], y[train]).predict(X))
             base[fold] = all_base[fold]
-            level = _ridge(scaled[train], logs[train])
-            shift = np.median((logs - all_base)[train])
-            lines = (all_base + shift, _line(scaled, level))
-            for at, (line, projection) in enumerate(zip(lines, projections, strict=True)):
+            level = on_line(scaled, _ridge(scaled[train], logs[train]))
+            shifted = all_base + np.median((logs - all_base)[train])
+            for at, candidate in enumerate(candidates):
+                line, projection = level if candidate.is_level else shifted, candidate.projection
                 weights = projection.without(fold, logs - line)
-                held_out[at, fold] = line[fold] + projection.cross[fold] @ weights
-            others = ~np.isin(rows, fold)
-            near = projections[0].cross[np.ix_(fold, others)] if others.any() else np.zeros((1, 1))
-            far[fold] = 1 - near.max(1) / projections[0].kernel.amplitude ** 2
-        corrections = held_out - base
-        low, high = np.quantile(logs - base, [0.0, 1.0])
-        self.limits_ = rounded([low - SLACK, high + SLACK])
-        corrections = corrections.clip(*self.limits_)
-        wrong = [
-            np.minimum(np.abs(logs - base - _mix(corrections, share)), 1).mean() for share in SHARES
-        ]
-        best = int(np.argmin(wrong))
-        self.share_ = float(SHARES[best]) if wrong[best] < (1 - WORTH) * wrong[0] else 0.0
-        mixed = base + _mix(corrections, self.share_)
-        signs = np.column_stack([np.abs(corrections[0] - corrections[1]), far])
-        self.errors_ = Errors.fit(logs - mixed, signs, groups)
-        self.inner_ = np.exp(mixed)
+                found[at, fold] = line[fold] + projection.cross[fold] @ weights
+            if self.trees_:
+                trees = self._grow(X[train], all_base[train], logs[train])
+                found[-1, fold] = base[fold] + trees.predict(self._seen(X[fold], base[fold]))
+        return base, found - base
 
     def _scale(self, X: Vector) -> None:
         """Keep the columns that vary and say something of their own."""
@@ -176,33 +242,46 @@ class Codl(LatencyEstimator):
         scaled /= self.spread_
         return scaled
 
-    def _corrections(self, X: Vector, base: Vector, *, both: bool) -> tuple[Vector, Vector]:
-        """What each member corrects the base's logarithm by, and how far an item is from points.
+    def _corrections(self, X: Vector, base: Vector) -> tuple[Vector, Vector]:
+        """What each member adds to the base's logarithm, and how far an item is from points.
 
-        A member without a share is not asked, unless for `both`.
+        Trees come last, where there are any.
         """
-        result, far = np.zeros((2, len(X))), np.ones(len(X))
         if not self.members_:
-            return result + self.limits_.sum(), far
+            return np.full((1, len(X)), self.limits_.sum()), np.ones(len(X))
         scaled = self._scaled(X)
-        residual, level = self.members_
-        if both or self.share_ < 1:
-            result[0], far = residual.predict(scaled, self.points_)
-        if both or self.share_ > 0:
-            result[1] = level.predict(scaled, self.points_)[0] - base
+        result = np.empty((len(self.members_), len(X)))
+        far = np.ones(len(X))
+        for at, (member, is_level) in enumerate(zip(self.members_, self.is_level_, strict=True)):
+            result[at], own = member.predict(scaled, self.points_)
+            result[at] -= base if is_level else 0.0
+            far = own if at == 0 else far
+        if self.trees_:
+            result = np.vstack([result, self.trees_.predict(self._seen(X, base))])
         return result.clip(*self.limits_), far
+
+    def _mixed(self, corrections: Vector) -> Vector:
+        if not self.members_:
+            alone: Vector = corrections[0]
+            return alone
+        # The trees' share is what members leave of 1.
+        shares = self.shares_
+        if self.trees_:
+            shares = np.append(shares, 1 - shares.sum())
+        mixed: Vector = shares @ corrections
+        return mixed
 
     def _predict(self, X: Vector) -> Vector:
         base = self.base_.predict(X)
-        corrections, _ = self._corrections(X, np.log(base), both=False)
-        return base * np.exp(_mix(corrections, self.share_))
+        corrections, _ = self._corrections(X, np.log(base))
+        return base * np.exp(self._mixed(corrections))
 
     def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
         base = self.base_.predict(X)
-        corrections, far = self._corrections(X, np.log(base), both=True)
-        signs = np.column_stack([np.abs(corrections[0] - corrections[1]), far])
+        corrections, far = self._corrections(X, np.log(base))
+        signs = np.column_stack([np.ptp(corrections, axis=0), far])
         low, high = self.errors_.bounds(signs, coverage)
-        predicted = base * np.exp(_mix(corrections, self.share_))
+        predicted = base * np.exp(self._mixed(corrections))
         return predicted * np.exp(low), predicted * np.exp(high)
 
     def _inner(self, X: Vector) -> Vector:
@@ -215,18 +294,19 @@ class Codl(LatencyEstimator):
             "scaling": to_rows(np.vstack([self.center_, self.spread_])),
             "points": to_rows(self.points_) if len(self.points_) else [],
             "members": [
-                {
-                    "line": to_rows(member.line),
-                    "lengths": to_rows(member.lengths),
-                    "amplitude": member.amplitude,
-                    "weights": to_rows(member.weights),
-                }
-                for member in self.members_
+                {"share": share, "is_level": is_level, **member.state()}
+                for share, is_level, member in zip(
+                    self.shares_.tolist(), self.is_level_, self.members_, strict=True
+                )
             ],
-            "share": self.share_,
+            "trees": self.trees_.state(self._tree_names()) if self.trees_ else {},
             "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
+
+    def _tree_names(self) -> list[str]:
+        """Plain numbers: the features' own names stand in `columns`."""
+        return [f"seen_{at}" for at in range(3 * len(self.columns_) + 1)]
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         base, columns = state.get("base"), state.get("columns")
@@ -248,41 +328,39 @@ class Codl(LatencyEstimator):
         if (self.spread_ <= 0).any():
             raise ValueError("scaling must have positive spreads.")
         self.points_ = from_rows(state, "points", rows=None, columns=width)
-        self.members_ = _members(state.get("members"), width, len(self.points_))
-        self.share_ = number(state, "share", non_negative=True)
-        if self.share_ > 1:
-            raise ValueError(f"share must be at most 1, got {self.share_:g}.")
+        read = read_members(state.get("members"), width, len(self.points_))
+        self.members_ = tuple(member for member, _, _ in read)
+        self.is_level_ = tuple(is_level for _, is_level, _ in read)
+        self.shares_ = np.array([share for _, _, share in read])
+        trees, total = state.get("trees"), float(self.shares_.sum())
+        if not isinstance(trees, Mapping):
+            raise ValueError(f"trees must be a mapping, got {trees!r:.80}.")
+        self.trees_ = Trees.from_state(trees, self._tree_names()) if trees else None
+        if total > 1 + 1e-9 or (read and not trees and total < 1 - 1e-9):
+            raise ValueError(f"members: shares must add up to 1, got {total:g}.")
         self.limits_ = vector(state, "limits", 2)
         if self.limits_[0] > self.limits_[1]:
             raise ValueError("limits must be in order.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
 
 
-def _different(scaled: Vector) -> Groups:
-    """All rows in random order, the first of every different item before their repetitions."""
-    order = np.random.default_rng(SEED).permutation(len(scaled))
-    first = np.unique(scaled[order], axis=0, return_index=True)[1]
-    result: Groups = np.concatenate([order[np.sort(first)], np.delete(order, first)])
+def _shares(count: int) -> Vector:
+    """Ways to share 1 among `count`: equally, all in steps, in this order."""
+    grid = np.indices([SHARE_STEPS + 1] * count).reshape(count, -1).T
+    result: Vector = np.vstack([np.ones((1, count)) / count, grid[grid.sum(1) == SHARE_STEPS]])
+    result[1:] /= SHARE_STEPS
     return result
 
 
-def _members(state: Any, width: int, points: int) -> tuple[Member, ...]:
-    expected = 2 if points else 0
-    if not isinstance(state, list) or len(state) != expected:
-        raise ValueError(
-            f"members must be a list of {expected} where there are {points} points, "
-            f"got {state!r:.80}."
-        )
-    members = []
-    for own in state:
-        if not isinstance(own, Mapping):
-            raise ValueError(f"members must be mappings, got {own!r:.80}.")
-        lengths, amplitude = vector(own, "lengths", width), number(own, "amplitude")
-        if (lengths <= 0).any() or amplitude <= 0:
-            raise ValueError("members: lengths and amplitude must be positive.")
-        line, weights = vector(own, "line", width + 1), vector(own, "weights", points)
-        members.append(Member(line, lengths, amplitude, weights))
-    return tuple(members)
+def _far(projection: Projection, groups: Groups, rows: Groups) -> Vector:
+    """How far every row is from the points (those of `rows`) of other folds."""
+    far = np.ones(len(groups))
+    for fold in inner_folds(groups):
+        others = ~np.isin(rows, fold)
+        if others.any():
+            near = projection.cross[np.ix_(fold, others)].max(1)
+            far[fold] = 1 - near / projection.kernel.amplitude**2
+    return far
 
 
 def _base(X: Vector, y: Vector) -> CodlLinear:
@@ -293,20 +371,10 @@ def _base(X: Vector, y: Vector) -> CodlLinear:
     return base
 
 
-def _line(scaled: Vector, line: Vector) -> Vector:
-    result: Vector = scaled @ line[:-1] + line[-1]
-    return result
-
-
 def _ridge(scaled: Vector, target: Vector) -> Vector:
     """Slopes and a constant: least squares with a pull of the slopes towards 0."""
     rows = np.column_stack([scaled, np.ones(len(scaled))])
     pull = np.full(rows.shape[1], RIDGE * len(rows))
     pull[-1] = 1e-9
     result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
-    return result
-
-
-def _mix(corrections: Vector, share: float) -> Vector:
-    result: Vector = (1 - share) * corrections[0] + share * corrections[1]
     return result

@@ -27,7 +27,7 @@ LENGTH_SPREAD = 0.8
 #: Added to the covariance of the points, as a share of the variance: keeps it well posed.
 JITTER = 1e-6
 #: Rows further off than so many times the noise count less, in proportion.
-OUTLIER = 2.5
+OUTLIER = 3.0
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,34 @@ class Kernel:
         return covariance
 
     @classmethod
-    def search(cls, X: Vector, t: Vector, *, steps: int = 30) -> Kernel:
+    def search(cls, X: Vector, t: Vector, trust: Vector, *, steps: int = 30) -> Kernel:
         """The kernel that makes the targets `t`, of mean 0, most likely, with a prior on lengths.
 
-        Features (items, features) should have a spread of about 1. Takes time with the cube of
-        the items.
+        Features (items, features) should have a spread of about 1; an item's noise has the kernel's
+        variance over its `trust`. Takes time with the cube of the items.
         """
-        theta = _search(X, t, steps)
+        theta = _search(X, t, 1 / trust, steps)
         return cls(np.exp(theta[2:]), float(np.exp(theta[0])), float(np.exp(theta[1])))
 
 
 class Projection:
     """What the rows say about the weights of some points, so that folds of rows can be left out.
 
-    `points` (points, features), `X` (rows, features), `t` (rows) of mean about 0.
+    `points` (points, features), `X` (rows, features), `t` (rows) of mean about 0; `share` (rows) is
+    what a row counts for.
     """
 
-    def __init__(self, kernel: Kernel, points: Vector, X: Vector, t: Vector) -> None:
+    def __init__(self, kernel: Kernel, points: Vector, X: Vector, t: Vector, share: Vector) -> None:
         self.kernel, self.t = kernel, t
         self.cross = kernel(X, points)
         self.prior = kernel(points, points) * kernel.noise**2
         self.prior[np.diag_indices_from(self.prior)] *= 1 + JITTER
-        self.trust = np.ones(len(t))
+        self.trust = share.copy()
         self._sum()
         # Twice over: an outlier drags its own prediction along.
         for _ in range(2):
             off = np.abs(self.fitted() - t) / (OUTLIER * self._usual_error())
-            self.trust = 1 / np.maximum(off, 1)
+            self.trust = share / np.maximum(off, 1)
             self._sum()
 
     def _usual_error(self) -> float:
@@ -131,7 +132,7 @@ def _distances(a: Vector, b: Vector) -> Vector:
     return result
 
 
-def _search(X: Vector, t: Vector, steps: int) -> Vector:
+def _search(X: Vector, t: Vector, variances: Vector, steps: int) -> Vector:
     """The logarithms of amplitude, noise and lengths that make the targets most likely."""
     width = X.shape[1]
     usual = 0.5 * np.log(max(width, 1))
@@ -145,7 +146,7 @@ def _search(X: Vector, t: Vector, steps: int) -> Vector:
         kernel = (1 + s + s * s / 3) * decay
         noise = np.exp(2 * theta[1])
         total = kernel.copy()
-        total[np.diag_indices_from(total)] += noise + 1e-8
+        total[np.diag_indices_from(total)] += noise * variances + 1e-8
         factor, _ = dpotrf(total, lower=1)
         alpha = cho_solve((factor, True), t)
         lower, _ = dpotri(factor, lower=1)
@@ -157,7 +158,7 @@ def _search(X: Vector, t: Vector, steps: int) -> Vector:
             "ij,ij->j", points, weight @ points
         )
         gradient = np.concatenate(
-            [[(slack * kernel).sum()], [noise * np.trace(slack)], 0.5 * by_length]
+            [[(slack * kernel).sum()], [noise * np.diag(slack) @ variances], 0.5 * by_length]
         )
         prior = (theta[2:] - usual) / LENGTH_SPREAD
         gradient[2:] += prior / LENGTH_SPREAD

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.linear_model import LinearRegression
 
 from codl.errors import UnknownNameError
+from codl.predict.estimators.arrays import rounded
 from codl.predict.estimators.base import (
     RESOLUTION_MS,
     Groups,
@@ -18,6 +19,9 @@ from codl.predict.estimators.base import (
     number,
 )
 from codl.predict.features import FeatureSet
+
+#: Significant digits of coefficients: more would only make files larger.
+DIGITS = 8
 
 
 class _Linear(LatencyEstimator):
@@ -56,8 +60,8 @@ class FlopsLinear(_Linear):
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         scale = _scale(X)
         fitted = LinearRegression().fit(X / scale, y)
-        self.coef_ = np.asarray(fitted.coef_, np.float64) / scale
-        self.intercept_ = float(fitted.intercept_)
+        self.coef_ = rounded(np.asarray(fitted.coef_, np.float64) / scale, DIGITS)
+        self.intercept_ = float(rounded(fitted.intercept_, DIGITS))
 
 
 class CodlLinear(_Linear):
@@ -82,6 +86,7 @@ class CodlLinear(_Linear):
         wanted = np.concatenate([y / unit, np.zeros(size)])
         fitted = LinearRegression(positive=True, fit_intercept=False).fit(rows, wanted)
         coefficients = np.asarray(fitted.coef_, np.float64) / scale
+        coefficients = rounded(coefficients, DIGITS)
         self.coef_, self.intercept_ = coefficients[:-1], float(coefficients[-1])
 
     def __sklearn_tags__(self) -> Any:

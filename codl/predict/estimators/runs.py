@@ -33,6 +33,9 @@ MOST = 0.5
 #: logarithms, with so small a share of them below, though they are predicted to differ by so much.
 FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.2, 5, 0.12, 0.1, 0.6
 
+#: A floor that shows in another run needs no more than so many shapes within so many logarithms.
+SHARED_SHAPES, SHARED_WIDTH = 2, 0.08
+
 
 @dataclass(frozen=True)
 class RunTerm:
@@ -49,16 +52,37 @@ TYPICAL = RunTerm()
 def find_floors(
     size: Vector, y: Vector, labels: Sequence[str], groups: NDArray[np.intp]
 ) -> dict[str, float]:
-    """The floor of every run, 0 where none shows; `size` says how latencies should differ."""
+    """The floor of every run, 0 where none shows; `size` says how latencies should differ.
+
+    One driver waits in all runs alike, so a floor that shows in one is looked for in the others.
+    """
     run = np.asarray(labels)
-    return {label: _floor(size, y, groups, np.flatnonzero(run == label)) for label in set(labels)}
+    rows = {label: np.flatnonzero(run == label) for label in sorted(set(labels))}
+    floors = {label: _floor(size, y, groups, own) for label, own in rows.items()}
+    shown = sorted({floor for floor in floors.values() if floor > 0})
+    for label, own in rows.items():
+        if shown and not floors[label]:
+            logs = np.log(_by_shape(y, groups, own))
+            at = [floor for floor in shown if _is_at(logs - np.log(floor))]
+            floors[label] = max(at, default=0.0)
+    return floors
+
+
+def _is_at(above: Vector) -> bool:
+    """Whether shapes, by their logarithms above a floor of other runs, have it too."""
+    near = np.abs(above) < SHARED_WIDTH
+    return bool(near.sum() >= SHARED_SHAPES and (above <= -SHARED_WIDTH).mean() <= FLOOR_BELOW)
+
+
+def _by_shape(y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> Vector:
+    """The median latency of every shape among some rows, in the shapes' order."""
+    own = groups[rows]
+    return np.array([np.median(y[rows[own == shape]]) for shape in np.unique(own)])
 
 
 def _floor(size: Vector, y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> float:
-    shapes = np.unique(groups[rows])
-    own = [rows[groups[rows] == shape] for shape in shapes]
-    logs = np.log([np.median(y[at]) for at in own])
-    sizes = np.log([size[at[0]] for at in own])
+    logs = np.log(_by_shape(y, groups, rows))
+    sizes = np.log(_by_shape(size, groups, rows))
     order = np.argsort(logs)
     logs, sizes = logs[order], sizes[order]
     best, floor = 0, 0.0
@@ -96,31 +120,48 @@ def fit_terms(
     """
     names, run = np.unique(np.asarray(labels), return_inverse=True)
     shape = np.unique(groups, return_inverse=True)[1].ravel()
-    count, shapes = len(names), int(shape.max()) + 1
+    count = len(names)
     unit = np.array([np.quantile(predicted[run == at], 0.25) for at in range(count)])
     least = np.array([-MOST * predicted[run == at].min() for at in range(count)])
-    sizes = np.repeat([FACTOR_SPREAD, OVERHEAD_SPREAD, SHAPE_SPREAD], [count, count, shapes])
-    rows = np.arange(len(y))
-    design = np.zeros((len(y), len(sizes)))
-    design[rows, run] = 1
-    design[rows, 2 * count + shape] = 1
-    terms, trust = np.zeros(len(sizes)), np.ones(len(y))
+    factor, overhead, trust = np.zeros(count), np.zeros(count), np.ones(len(y))
     for _ in range(STEPS):
-        overhead = terms[count : 2 * count] * unit
-        total = predicted + overhead[run]
+        total = predicted + (overhead * unit)[run]
         slope = unit[run] / total
-        design[rows, count + run] = slope
-        target = np.log(y / total) + slope * terms[count + run]
-        weighted = design * trust[:, None]
-        normal = weighted.T @ design + np.diag((ERROR / sizes) ** 2)
-        terms = np.linalg.solve(normal, weighted.T @ target)
-        terms[count : 2 * count] = np.maximum(terms[count : 2 * count], least / unit)
-        trust = 1 / np.maximum(np.abs(target - design @ terms) / (OUTLIER * ERROR), 1)
-    factor, overhead = rounded(np.exp(terms[:count])), rounded(terms[count : 2 * count] * unit)
+        target = np.log(y / total) + slope * overhead[run]
+        factor, overhead, special = _solve(target, slope, trust, run=run, shape=shape)
+        overhead = np.maximum(overhead, least / unit)
+        off = target - factor[run] - slope * overhead[run] - special[shape]
+        trust = 1 / np.maximum(np.abs(off) / (OUTLIER * ERROR), 1)
+    factors, overheads = rounded(np.exp(factor)), rounded(overhead * unit)
     return {
         str(name): RunTerm(float(o), float(f), floors.get(str(name), 0.0))
-        for name, o, f in zip(names, overhead, factor, strict=True)
+        for name, o, f in zip(names, overheads, factors, strict=True)
     }
+
+
+def _solve(
+    target: Vector, slope: Vector, trust: Vector, *, run: NDArray[np.intp], shape: NDArray[np.intp]
+) -> tuple[Vector, Vector, Vector]:
+    """Least squares with a pull to 0: target = factor of run + slope x overhead of run + shape's.
+
+    A row has one shape, so shapes are eliminated first: what remains has two unknowns a run.
+    """
+    count = int(run.max()) + 1
+    pull = [(ERROR / FACTOR_SPREAD) ** 2, (ERROR / OVERHEAD_SPREAD) ** 2]
+    own = np.bincount(shape, trust) + (ERROR / SHAPE_SPREAD) ** 2
+    wanted = np.bincount(shape, trust * target)
+    both = (trust, trust * slope)
+    cross = np.zeros((2 * count, len(own)))
+    for at, weights in enumerate(both):
+        np.add.at(cross, (at * count + run, shape), weights)
+    normal = np.diag(np.repeat(pull, count))
+    for i, j, weights in ((0, 0, trust), (0, 1, both[1]), (1, 0, both[1]), (1, 1, both[1] * slope)):
+        block = normal[i * count : (i + 1) * count, j * count : (j + 1) * count]
+        block[np.diag_indices(count)] += np.bincount(run, weights, minlength=count)
+    right = np.concatenate([np.bincount(run, w * target, minlength=count) for w in both])
+    found = np.linalg.solve(normal - (cross / own) @ cross.T, right - cross @ (wanted / own))
+    special = (wanted - cross.T @ found) / own
+    return found[:count], found[count:], special
 
 
 def apply(terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[str]) -> Vector:

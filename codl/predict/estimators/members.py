@@ -1,0 +1,140 @@
+"""What `codl` is blended of: lines with Gaussian processes, and the items they are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.predict.estimators.arrays import Vector, from_rows, rounded, to_rows, vector
+from codl.predict.estimators.base import number
+from codl.predict.estimators.gaussian import Kernel
+
+Groups = NDArray[np.intp]
+
+#: The part of the noise that all rows of an item have in common.
+ITEM_NOISE = 0.5
+#: Directions in which the scaled features spread less than this are noise.
+LEAST_SPREAD = 0.05
+#: A direction's spread counts by this power: those that vary most matter most, though not so much.
+SPREAD_POWER = 0.5
+
+
+@dataclass(frozen=True)
+class Member:
+    """A line on the scaled features plus a Gaussian process on them or on `axes` of them.
+
+    Both are of a logarithm. `axes` is shaped (features, directions), None for the features.
+    """
+
+    line: Vector
+    axes: Vector | None
+    lengths: Vector
+    amplitude: float
+    weights: Vector
+
+    def kernel(self, noise: float = 0.0) -> Kernel:
+        return Kernel(self.lengths, self.amplitude, noise)
+
+    def covariance(self, scaled: Vector, points: Vector) -> Vector:
+        """Shaped (items, points)."""
+        return self.kernel()(along(scaled, self.axes), along(points, self.axes))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "line": to_rows(self.line),
+            "axes": [] if self.axes is None else to_rows(self.axes),
+            "lengths": to_rows(self.lengths),
+            "amplitude": self.amplitude,
+            "weights": to_rows(self.weights),
+        }
+
+    def predict(self, scaled: Vector, points: Vector) -> tuple[Vector, Vector]:
+        """The logarithm, and how far from all points an item is: 0 at one, 1 far from all."""
+        covariance = self.covariance(scaled, points)
+        near = covariance.max(1) / self.amplitude**2
+        return on_line(scaled, self.line) + covariance @ self.weights, 1 - near
+
+
+@dataclass(frozen=True)
+class Items:
+    """Which rows repeat an item: the first of each, how often it stands, and every row's item.
+
+    Repetitions agree about what an item takes, not about how far items like it differ from the
+    model; so a row's `share` falls with them, such that no item counts for more than
+    1 / `ITEM_NOISE` rows.
+    """
+
+    first: Groups
+    count: Groups
+    of_row: Groups
+    share: Vector
+
+    @classmethod
+    def of(cls, scaled: Vector) -> Items:
+        _, first, of_row, count = np.unique(
+            scaled, axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        of_row = of_row.ravel()
+        return cls(first, count, of_row, 1 / (1 + ITEM_NOISE * (count[of_row] - 1)))
+
+    def medians(self, values: Vector, items: Groups) -> Vector:
+        """The median over each item's rows."""
+        order = np.argsort(self.of_row, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(self.count)])
+        return np.array([np.median(values[order[starts[i] : starts[i + 1]]]) for i in items])
+
+
+def read_members(state: Any, width: int, points: int) -> list[tuple[Member, bool, float]]:
+    """Members, whether each is a level, and their shares."""
+    if not isinstance(state, list) or bool(state) != bool(points):
+        raise ValueError(
+            f"members must be a list, empty where there are no points; there are {points} points, "
+            f"got {state!r:.80}."
+        )
+    members = []
+    for own in state:
+        if not isinstance(own, Mapping):
+            raise ValueError(f"members must be mappings, got {own!r:.80}.")
+        axes = (
+            from_rows(own, "axes", rows=width, columns=_directions(own))
+            if own.get("axes")
+            else None
+        )
+        directions = width if axes is None else axes.shape[1]
+        lengths, amplitude = vector(own, "lengths", directions), number(own, "amplitude")
+        if (lengths <= 0).any() or amplitude <= 0:
+            raise ValueError("members: lengths and amplitude must be positive.")
+        if not isinstance(own.get("is_level"), bool):
+            raise ValueError(f"members: is_level must be true or false, got {own.get('is_level')}.")
+        line, weights = vector(own, "line", width + 1), vector(own, "weights", points)
+        member = Member(line, axes, lengths, amplitude, weights)
+        members.append((member, own["is_level"], number(own, "share", non_negative=True)))
+    return members
+
+
+def _directions(member: Mapping[str, Any]) -> int:
+    """The directions of a member's axes, by the first row."""
+    rows = member["axes"]
+    return len(rows[0].split()) if isinstance(rows, list) and isinstance(rows[0], str) else 0
+
+
+def spread_axes(scaled: Vector) -> Vector:
+    """Directions in which the features spread, as columns; each scaled to a power of its spread."""
+    _, spreads, directions = np.linalg.svd(scaled, full_matrices=False)
+    spreads = spreads / np.sqrt(len(scaled))
+    kept = spreads > LEAST_SPREAD
+    return rounded(directions[kept].T * spreads[kept] ** (SPREAD_POWER - 1), 4)
+
+
+def along(scaled: Vector, axes: Vector | None) -> Vector:
+    result: Vector = scaled if axes is None else scaled @ axes
+    return result
+
+
+def on_line(scaled: Vector, line: Vector) -> Vector:
+    result: Vector = scaled @ line[:-1] + line[-1]
+    return result
