@@ -89,6 +89,12 @@ def is_sharing(target: str) -> bool:
     return target.startswith(_SHARING)
 
 
+def is_whole(target: str) -> bool:
+    """Whether a target is an op's latency or a whole exchange's: no part, nothing around it."""
+    is_part = is_sharing(target) and target.endswith(SHARING_PARTS)
+    return not is_part and not surroundings.kind_of(target)
+
+
 def write(item: Item) -> str:
     """An item as text; `read` is its inverse."""
     return to_text(item) if isinstance(item, Op) else str(item)

@@ -192,6 +192,8 @@ def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> li
             kind = estimator.feature_set
             if features.is_mulayer(own.target) and kind != "flops":
                 continue
+            if estimator.is_of_wholes and not features.is_whole(own.target):
+                continue
             if kind not in tables:
                 tables[kind] = features.table(kind, own.target, own.items, soc)
             steps.append(_Step(own, estimator, tables[kind]))

@@ -46,6 +46,8 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     name: ClassVar[str]
     feature_set: ClassVar[FeatureSet]
+    #: Whether it learns latencies of ops and of sharing as a whole, and nothing finer: the papers'.
+    is_of_wholes: ClassVar[bool] = False
     floor_: float
     runs_: Mapping[str, RunTerm]
     n_features_in_: int

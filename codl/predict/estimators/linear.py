@@ -21,7 +21,7 @@ from codl.predict.estimators.base import (
 from codl.predict.features import FeatureSet
 
 #: Significant digits of coefficients: more would only make files larger.
-DIGITS = 8
+DIGITS = 6
 
 
 class _Linear(LatencyEstimator):
@@ -29,13 +29,16 @@ class _Linear(LatencyEstimator):
 
     coef_: Vector
     intercept_: float
+    is_of_wholes: ClassVar[bool] = True
     is_non_negative: ClassVar[bool] = False
 
     def _predict(self, X: Vector) -> Vector:
         return X @ self.coef_ + self.intercept_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        coefficients = dict(zip(names, self.coef_.tolist(), strict=True))
+        """Coefficients by the feature's name; those of 0 are left out."""
+        values = zip(names, self.coef_.tolist(), strict=True)
+        coefficients = {name: value for name, value in values if value}
         return {"overhead_ms": self.intercept_, "coefficients_ms": coefficients}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
@@ -47,7 +50,8 @@ class _Linear(LatencyEstimator):
                 reason = UnknownNameError("feature", str(name), names)
                 raise ValueError(f"coefficients_ms: {reason}")
         self.intercept_ = number(state, "overhead_ms", non_negative=self.is_non_negative)
-        values = [number(coefficients, n, non_negative=self.is_non_negative) for n in names]
+        known = dict.fromkeys(names, 0.0) | dict(coefficients)
+        values = [number(known, n, non_negative=self.is_non_negative) for n in names]
         self.coef_ = np.array(values, np.float64)
 
 
