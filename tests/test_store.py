@@ -104,9 +104,9 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (change("state.overhead_ms", -1), InvalidFileError, "state: overhead_ms must not be negative"),
     (change("state.floor_ms", "x"), InvalidFileError, "state: floor_ms .* got 'x'"),
     (
-        change("state.coefficients_ms.padded_macs", None),
+        change("state.coefficients_ms.padded_macs", "much"),
         InvalidFileError,
-        "padded_macs must be a finite number, got None",
+        "padded_macs must be a finite number, got 'much'",
     ),
     (
         change("state.coefficients_ms.padded_mac", 1.0),

@@ -21,7 +21,7 @@ from codl.predict.estimators.base import (
 from codl.predict.features import FeatureSet
 
 #: Significant digits of coefficients: more would only make files larger.
-DIGITS = 6
+DIGITS = 7
 
 
 class _Linear(LatencyEstimator):
