@@ -28,10 +28,10 @@ Variants: TypeAlias = Mapping[str, Mapping[str, str]]
 Moved: TypeAlias = tuple[Direction, Shape]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
-#: Of what an op takes longer with nothing in the caches, the part that it does inside a network:
-#: its inputs have just been written, and a core's own cache is taken up by those before it. From
-#: the sums over MobileNetV2's and ResNet-50's ops on a host (docs/predictors.md).
-COLD_INSIDE: Mapping[Processor, float] = {"cpu": 0.3, "gpu": 0.8}
+#: Of what an op takes longer with nothing in the caches, the part that it does inside a network,
+#: where its inputs have just been written. From MobileNetV2 and ResNet-50 on one processor of a
+#: host (docs/predictors.md).
+COLD_INSIDE: Mapping[Processor, float] = {"cpu": 0.7, "gpu": 1.0}
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
 

@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--soc", default="host")
     parser.add_argument("--models", default=MODELS, help="whose ops, names or .onnx files")
     parser.add_argument("--ops", type=int, default=30, help="so many of them, at random")
+    parser.add_argument("--seed", type=int, default=SEED, help="which ops")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--predictor", default=DEFAULT)
     parser.add_argument("--predictors", type=Path, default=FOLDER)
@@ -61,7 +62,7 @@ def main() -> None:
     soc = socs.load(arguments.soc)
     cost = CostModel(soc, load(soc, arguments.predictor, arguments.predictors))
     splittable = [op for op in load_ops(arguments.models.split(",")) if op.dims]
-    ops = random.Random(SEED).sample(splittable, min(arguments.ops, len(splittable)))
+    ops = random.Random(arguments.seed).sample(splittable, min(arguments.ops, len(splittable)))
     rows = [measured(op, soc, cost, arguments.rounds) for op in ops]
     regrets = np.array([row.regret for row in rows])
     summary = {
