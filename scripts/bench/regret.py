@@ -1,8 +1,10 @@
 """Regret of chosen splits: ops run co-executed at every ratio, against the ratio that codl picks.
 
 Every op runs as a network of one op, its input and its output on the CPU, at every tenth along each
-dimension and at the ratio chosen, in turns. The best ratio is found in one half of the rounds; both
-it and the chosen one are timed in the other half, so that the best is not merely the luckiest.
+dimension and at the ratio chosen, in turns, each after --warm-up runs that are not timed: without
+them it finds in the caches what all the others left. The best ratio is found in one half of the
+rounds; both it and the chosen one are timed in the other half, so that the best is not merely the
+luckiest.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("--ops", type=int, default=30, help="so many of them, at random")
     parser.add_argument("--seed", type=int, default=SEED, help="which ops")
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--predictor", default=DEFAULT)
     parser.add_argument("--predictors", type=Path, default=FOLDER)
     parser.add_argument("--json", action="store_true")
@@ -63,7 +66,7 @@ def main() -> None:
     cost = CostModel(soc, load(soc, arguments.predictor, arguments.predictors))
     splittable = [op for op in load_ops(arguments.models.split(",")) if op.dims]
     ops = random.Random(arguments.seed).sample(splittable, min(arguments.ops, len(splittable)))
-    rows = [measured(op, soc, cost, arguments.rounds) for op in ops]
+    rows = [measured(op, soc, cost, arguments) for op in ops]
     regrets = np.array([row.regret for row in rows])
     summary = {
         "ops": len(rows),
@@ -97,7 +100,7 @@ def network_of(op: Op) -> Network:
     return Network("one op", (layer,), inputs, {"output": ("output", tuple(op.output))})
 
 
-def measured(op: Op, soc: Soc, cost: CostModel, rounds: int) -> Row:
+def measured(op: Op, soc: Soc, cost: CostModel, arguments: argparse.Namespace) -> Row:
     network = network_of(op)
     search = ChainSearch(network, cost)
     layers = network.layers
@@ -107,7 +110,7 @@ def measured(op: Op, soc: Soc, cost: CostModel, rounds: int) -> Row:
     plans = {}
     for dim, ratio in dict.fromkeys(cuts):
         plans[label(dim, ratio)] = search.plan("regret", [search.at(layers, dim, ratio)])
-    samples = run(network, plans, soc, rounds)
+    samples = run(network, plans, soc, rounds=arguments.rounds, warm_up=arguments.warm_up)
     levels = [
         {name: float(np.quantile(own[half::2], QUANTILE)) for name, own in samples.items()}
         for half in (0, 1)
@@ -130,7 +133,7 @@ def label(dim: str, ratio: float) -> str:
 
 
 def run(
-    network: Network, plans: dict[str, Plan], soc: Soc, rounds: int
+    network: Network, plans: dict[str, Plan], soc: Soc, *, rounds: int, warm_up: int
 ) -> dict[str, Sequence[float]]:
     """Milliseconds of every plan in every round; each round in another order."""
     engines = {name: Engine(network, replace(p, strategy=name), soc) for name, p in plans.items()}
@@ -139,6 +142,8 @@ def run(
     for turn in range(rounds + 2):
         random.Random(turn).shuffle(order)
         for name in order:
+            for _ in range(warm_up):
+                engines[name].run()
             start = perf_counter()
             engines[name].run()
             if turn >= 2:
