@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import ClassVar, TypeAlias
-
-import numpy as np
 
 from codl.dataset import ColdRow, ContentionRow, Dataset, DispatchRow, Row
 from codl.errors import CodlError, InvalidFileError
@@ -55,7 +54,7 @@ class Cold:
         return cls(parse(op), _numbers(warm, ("warm_ms",))[0])
 
     def features(self) -> dict[str, float]:
-        weights = sum(4 * int(np.prod(shape)) for shape in self.op.weight_shapes.values())
+        weights = sum(4 * prod(shape) for shape in self.op.weight_shapes.values())
         return {
             "warm_ms": self.warm_ms,
             "weight_bytes": float(weights),

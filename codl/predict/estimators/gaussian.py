@@ -40,17 +40,22 @@ class Kernel:
 
     def __call__(self, a: Vector, b: Vector) -> Vector:
         """Covariances shaped (items of a, items of b), without the noise."""
-        s = _distances(a / self.lengths, b / self.lengths)
-        s *= np.sqrt(5.0)
-        covariance = s * s
-        covariance /= 3.0
-        covariance += s
-        covariance += 1.0
-        np.negative(s, out=s)
-        np.exp(s, out=s)
-        covariance *= s
+        covariance = self.correlation(a, b)
         covariance *= self.amplitude**2
         return covariance
+
+    def correlation(self, a: Vector, b: Vector) -> Vector:
+        """Covariances over the amplitude's square: 1 for an item and itself."""
+        scale = np.sqrt(5.0) / self.lengths
+        s = _distances(a * scale, b * scale)
+        result = s / 3.0
+        result += 1.0
+        result *= s
+        result += 1.0
+        np.negative(s, out=s)
+        np.exp(s, out=s)
+        result *= s
+        return result
 
     @classmethod
     def search(cls, X: Vector, t: Vector, trust: Vector, *, steps: int = 30) -> Kernel:
@@ -124,9 +129,10 @@ def _solve(matrix: Vector, right: Vector) -> Vector:
 
 
 def _distances(a: Vector, b: Vector) -> Vector:
-    squares = (-2 * a) @ b.T
-    squares += (a * a).sum(1)[:, None]
-    squares += (b * b).sum(1)
+    """Shaped (items of a, items of b); one product of matrices gives |a|^2 - 2ab + |b|^2."""
+    left = np.column_stack([-2 * a, (a * a).sum(1), np.ones(len(a))])
+    right = np.column_stack([b, np.ones(len(b)), (b * b).sum(1)])
+    squares = left @ right.T
     np.maximum(squares, 0, out=squares)
     result: Vector = np.sqrt(squares, out=squares)
     return result

@@ -19,6 +19,8 @@ Groups = NDArray[np.intp]
 ITEM_NOISE = 0.5
 #: Directions in which the scaled features spread less than this are noise.
 LEAST_SPREAD = 0.05
+#: So many items are predicted at a time: their correlations stay in the caches.
+CHUNK = 256
 #: A direction's spread counts by this power: those that vary most matter most, though not so much.
 SPREAD_POWER = 0.5
 
@@ -39,10 +41,6 @@ class Member:
     def kernel(self, noise: float = 0.0) -> Kernel:
         return Kernel(self.lengths, self.amplitude, noise)
 
-    def covariance(self, scaled: Vector, points: Vector) -> Vector:
-        """Shaped (items, points)."""
-        return self.kernel()(along(scaled, self.axes), along(points, self.axes))
-
     def state(self) -> dict[str, Any]:
         return {
             "line": to_rows(self.line),
@@ -54,9 +52,15 @@ class Member:
 
     def predict(self, scaled: Vector, points: Vector) -> tuple[Vector, Vector]:
         """The logarithm, and how far from all points an item is: 0 at one, 1 far from all."""
-        covariance = self.covariance(scaled, points)
-        near = covariance.max(1) / self.amplitude**2
-        return on_line(scaled, self.line) + covariance @ self.weights, 1 - near
+        kernel, weights = self.kernel(), self.amplitude**2 * self.weights
+        items, points = along(scaled, self.axes), along(points, self.axes)
+        logs, far = on_line(scaled, self.line), np.empty(len(scaled))
+        for at in range(0, len(scaled), CHUNK):
+            part = slice(at, at + CHUNK)
+            correlation = kernel.correlation(items[part], points)
+            logs[part] += correlation @ weights
+            far[part] = 1 - correlation.max(1)
+        return logs, far
 
 
 @dataclass(frozen=True)
