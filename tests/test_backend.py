@@ -58,9 +58,13 @@ def promised() -> list[conformance.Case]:
 
 
 def test_the_cases_of_promised_ops_pass(first_soc: Soc) -> None:
-    cases = promised()
-    assert {case.op for case in cases} == set(conformance.PROMISED)
-    assert len(cases) > 400
+    """Every second case of each op: `codl conformance` runs them all, which takes minutes."""
+    by_op: dict[str, list[conformance.Case]] = {}
+    for case in promised():
+        by_op.setdefault(case.op, []).append(case)
+    assert set(by_op) == set(conformance.PROMISED)
+    cases = [case for own in by_op.values() for case in own[::2]]
+    assert len(cases) > 200
     check(cases, first_soc)
 
 
