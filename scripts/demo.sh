@@ -11,7 +11,7 @@ step codl devices
 step codl soc detect --serial local --name host
 # A dataset that is there is kept: only what is missing is measured.
 step codl collect --soc host --serial local --ops yolov2 --shares 0.2,0.4,0.6,0.8,1 \
-    --budget 2m --resume -o lat_datasets
+    --resume -o lat_datasets
 step codl train --soc host --json > train.json
 step codl search yolov2 --soc host --strategy codl-paper -o plan.json
 step codl eval --soc host --serial local --models yolov2 \
