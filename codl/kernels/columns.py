@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,25 +275,3 @@ ChoiceColumns = Mapping[str, Any]
 def first_choice(choice: ChoiceColumns) -> dict[str, int]:
     """The choice of the first op of columns."""
     return {name: int(values[0]) for name, values in choice.items()}
-
-
-class ColumnVariant(Protocol):
-    """A kernel variant whose features are written over columns."""
-
-    op_columns: ClassVar[type[Columns]]
-
-    def feature_columns(self, ops: Any, soc: Soc) -> FeatureColumns:
-        """The features of all ops; the names are the same for any ops."""
-        ...
-
-
-class TunableColumnVariant(ColumnVariant, Protocol):
-    """One with tuning parameters; `features` and `plan` hold for the same choice."""
-
-    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
-        """The first of `choices` for every op."""
-        ...
-
-    def feature_columns(
-        self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
-    ) -> FeatureColumns: ...

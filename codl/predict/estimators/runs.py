@@ -46,9 +46,6 @@ class RunTerm:
     floor_ms: float = 0.0
 
 
-TYPICAL = RunTerm()
-
-
 def find_floors(
     size: Vector, y: Vector, labels: Sequence[str], groups: NDArray[np.intp]
 ) -> dict[str, float]:
