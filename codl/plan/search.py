@@ -9,7 +9,7 @@ from codl.execute.program import Residency, Transfer, build_program, chain_outpu
 from codl.ops import Dim, Layer, Network, Region
 from codl.ops.chain import Half, cut
 from codl.ops.plan import Chain, Plan, Sharing
-from codl.plan import unmeasured
+from codl.plan import estimated, unmeasured
 from codl.plan.clocks import Clocks, program_ms
 from codl.plan.cost import CostModel, moved, packed
 
@@ -129,6 +129,7 @@ class ChainSearch:
             chains=chains,
             source=cost.soc.source,
             not_counted=unmeasured.not_counted(cost, network),
+            estimated=estimated.estimated(cost, network),
         )
         program = build_program(network, plan, cost.soc)
         return replace(plan, predicted_ms=program_ms(network, program, cost))
