@@ -227,7 +227,7 @@ class Law:
         return np.full(len(ops), 2.0 if slow else 1.0)
 
     def sharing_ms(self, direction: str, shapes: Sequence[Shape]) -> Any:
-        return np.full(len(shapes), self.relayout if direction == "relayout" else 0.0)
+        return {"copy": np.full(len(shapes), self.relayout if direction == "relayout" else 0.0)}
 
 
 def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
