@@ -62,8 +62,7 @@ class Home:
 
     def view(self) -> Array:
         """The array's part that `used` names."""
-        part = self.used.within(self.held)
-        return self.array[:, slice(*part.channels), slice(*part.rows)]
+        return self.array[self.used.within(self.held).slices]
 
     def mat(self) -> ncnn.Mat:
         """The same part of the first image as an ncnn matrix over the same memory.

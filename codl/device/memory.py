@@ -26,7 +26,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class GpuTensor:
-    """A region of a tensor of some shape, all images of it, in memory of its own.
+    """A region of a tensor of some shape in memory of its own.
 
     Where channels lie in blocks of `block`, the region starts at a whole block; rows lie densely.
     """
@@ -66,8 +66,8 @@ class GpuTensor:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all images, with their last blocks whole."""
-        elements = self.shape.n * self.blocks * self.block * self.pixels
+        """Bytes of the images held, with their last blocks whole."""
+        elements = self.region.images.size * self.blocks * self.block * self.pixels
         return self.storage.element_bytes * elements
 
     def lead(self, part: Region) -> int:
@@ -79,7 +79,7 @@ class GpuTensor:
         block, (first, last) = block or self.block, self.region.channels
         begin = part.channels.start - (part.channels.start - first) % block
         end = part.channels.stop + (first - part.channels.stop) % block
-        return Region(Span(begin, min(end, last)), part.rows)
+        return part._replace(channels=Span(begin, min(end, last)))
 
     def is_whole_blocks(self, part: Region, block: int | None = None) -> bool:
         return self.blocks_around(part, block) == part
@@ -87,8 +87,9 @@ class GpuTensor:
     def view(
         self, part: Region, image: int = 0
     ) -> tuple[cl.MemoryObject | cl.SVM, np.int32, np.int32]:
-        """The three kernel arguments that name `part` of one image."""
+        """The three kernel arguments that name one image of `part`, counted from its first."""
         inner = part.within(self.region)
+        image += inner.images.start
         if inner.channels.start % self.block:
             raise ValueError(f"{part} does not begin at a block of {self.block} channels")
         first = inner.channels.start // self.block
@@ -179,7 +180,8 @@ def _image(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Image:
     if refusal is not None:
         raise DeviceError(f"{tensor.region} of {tensor.shape} cannot be an image: {refusal}.")
     cl = cl_module()
-    size = (tensor.blocks * tensor.shape.w, tensor.shape.n * tensor.region.rows.size)
+    rows = tensor.region.images.size * tensor.region.rows.size
+    size = (tensor.blocks * tensor.shape.w, rows)
     image = make_image(gpu, ImageSize(*size, tensor.storage.element))
     cl.enqueue_fill_image(gpu.queue, image, np.zeros(4, np.float32), (0, 0, 0), (*size, 1))
     return image

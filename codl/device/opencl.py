@@ -211,9 +211,10 @@ class OpenClDevice:
         weights: Weights | None = None,
         label: str = "",
     ) -> list[BoundKernel]:
-        """Compile a plan and set its arguments, for every image of the tensors.
+        """Compile a plan and set its arguments, for every image of the regions.
 
-        `tensors` gives every tensor argument its tensor and the region meant. Raises `DeviceError`
+        `tensors` gives every tensor argument its tensor and the region meant; one of one image is
+        read again for every image of the others. Raises `DeviceError`
         with the compiler's log and the macros where the source does not build, and with what is
         wanted and what is allowed where memory or a work-group is too large.
         """
@@ -230,14 +231,14 @@ class OpenClDevice:
         def values(arg: Arg, image: int) -> list[Any]:
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
-                return list(tensor.view(region, image if tensor.shape.n > 1 else 0))
+                return list(tensor.view(region, image if region.images.size > 1 else 0))
             if isinstance(arg, ConstantArg):
                 return [constants[arg.name]]
             if isinstance(arg, ScratchArg):
                 return [scratch[arg.name]]
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
-        images = max((tensor.shape.n for tensor, _ in tensors.values()), default=1)
+        images = max((region.images.size for _, region in tensors.values()), default=1)
         with explained(f"Binding the kernels of {plan.source}"):
             bound = [
                 BoundKernel(
