@@ -16,6 +16,7 @@ from weakref import finalize
 import ncnn
 import numpy as np
 
+from codl.device.memory import ALIGNMENT
 from codl.device.pools import Pools
 from codl.errors import DeviceError
 from codl.kernels.ncnn import CpuVariant, NcnnLayer, activation_layer
@@ -23,8 +24,6 @@ from codl.ops import Array, Op, Region, Shape, Span, Weights
 from codl.soc import Soc
 
 MAGIC = "7767517"
-#: Memory that begins at a multiple of so many bytes is copied up to twice as fast.
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,15 @@ class OpenClDevice:
         self.programs = Programs(self.context)
 
     @property
+    def sees_host_memory(self) -> bool:
+        """Whether kernels and the CPU can work on the same memory without mapping it.
+
+        Only where that memory is its own: a discrete card would read it over the bus each time.
+        """
+        fine = cl_module().device_svm_capabilities.FINE_GRAIN_BUFFER
+        return self.soc.gpu.unified_memory and bool(svm_capabilities(self.device) & fine)
+
+    @property
     def mismatch(self) -> str:
         """How the driver differs from the SoC file's, under whose name all results are filed."""
         found, named = self.device.driver_version, self.soc.gpu.driver
@@ -342,6 +351,14 @@ def open_device(soc: Soc) -> OpenClDevice:
     """
     soc.check_present()
     return OpenClDevice(soc)
+
+
+def svm_capabilities(device: cl.Device) -> int:
+    """Of OpenCL 2.0 and later; 0 where the driver does not know the question."""
+    try:
+        return int(device.svm_capabilities)
+    except cl_module().Error:
+        return 0
 
 
 def _find_device(soc: Soc) -> cl.Device:
