@@ -195,13 +195,13 @@ class _Writer:
     def _slice(self, whole: Piece, region: Region, shape: Sizes) -> dict[Sizes, str]:
         source = self._value(whole, shape)
         part, name = region.within(whole.region), f"part.{len(self.nodes)}"
-        bounds = zip(part.channels, part.rows, strict=True)
+        bounds = zip(*part, strict=True)
         given = [
             self._constant(f"{name}.{key}", np.array(value, np.int64))
-            for key, value in zip(("starts", "ends", "axes"), (*bounds, (1, 2)), strict=True)
+            for key, value in zip(("starts", "ends", "axes"), (*bounds, (0, 1, 2)), strict=True)
         ]
         self._node("Slice", (source, *given), (name,))
-        return {(shape[0], part.channels.size, part.rows.size, shape[3]): name}
+        return {(*(span.size for span in part), shape[3]): name}
 
     def model(self, outputs: Mapping[str, Home]) -> OrtModel:
         results: dict[str, tuple[str, Sizes]] = {}
