@@ -218,15 +218,19 @@ class CostModel:
         others can read them.
         """
         cpu, gpu = halves
-        shared = packed(network, outputs, cpu)
-        packing = Load(
-            bytes=float(sum(2 * shape.bytes for _, shape in shared)),
-            flops=0.0,
-            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in shared),
-        )
-        return self._load(cpu, "cpu", variants) + packing, self._load(gpu, "gpu", variants)
+        packing = self.packing(packed(network, outputs, cpu))
+        return self.load(cpu, "cpu", variants) + packing, self.load(gpu, "gpu", variants)
 
-    def _load(self, half: Half, processor: Processor, variants: Variants | None) -> Load:
+    def packing(self, moves: Sequence[Moved]) -> Load:
+        """What the CPU packs before its half of a chain, and unpacks after it."""
+        return Load(
+            bytes=float(sum(2 * shape.bytes for _, shape in moves)),
+            flops=0.0,
+            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in moves),
+        )
+
+    def load(self, half: Half, processor: Processor, variants: Variants | None = None) -> Load:
+        """A processor's half of a chain, by itself."""
         return Load(
             bytes=float(sum(part.op.bytes for part in half.parts)),
             flops=float(sum(part.op.flops for part in half.parts)),
@@ -254,11 +258,11 @@ class CostModel:
             alone[i] = (float(cpu), float(gpu))
         return alone
 
-    def launches_ms(self, half: Half) -> float:
-        """What enqueueing a half's kernels takes the CPU, before it gets to its own half."""
-        if not half.parts or "dispatch_gpu" not in self.predictors.targets:
+    def launches_ms(self, count: int) -> float:
+        """What enqueueing so many kernels takes the CPU, before it gets to its own half."""
+        if not count or "dispatch_gpu" not in self.predictors.targets:
             return 0.0
-        return max(0.0, self._dispatch_ms("gpu", len(half.parts) + 1) - self._dispatch_ms("gpu", 1))
+        return max(0.0, self._dispatch_ms("gpu", count + 1) - self._dispatch_ms("gpu", 1))
 
     def _dispatch_ms(self, processor: Processor, count: int) -> float:
         key = (processor, count)
