@@ -14,19 +14,25 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from codl.execute.program import Residency, Transfer
+import numpy as np
+
+from codl.execute.program import Residency
 from codl.ops import Network, Region
 from codl.ops.plan import Sharing
 from codl.plan.clocks import START, Move, Pair, after_stage, priced
-from codl.plan.cost import CostModel, moved
+from codl.plan.cost import CostModel, Moved, moved
 from codl.plan.segments import SIDES, Segment, Segments
 
-#: Labels that go on from one point.
-WIDEST = 64
+#: Labels that go on from one point; in the first, narrow search.
+WIDEST, NARROW = 16, 3
+#: Weights of the CPU's clock that are tried for a bound.
+SHARES = tuple(i / 20 for i in range(1, 20))
 #: What a processor holds of a tensor.
 Held: TypeAlias = Region | None
 #: The name of each tensor that is still read, with what the CPU and the GPU hold of it.
 Key: TypeAlias = tuple[tuple[str, Held, Held], ...]
+#: A tensor, the side that needs a region of it, what that side holds, and the region.
+_Need: TypeAlias = tuple[str, int, Held, Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +75,78 @@ def fastest(
     *,
     widest: int = WIDEST,
 ) -> Found:
-    """Search all ways to put `segments` one after another."""
+    """Search all ways to put `segments` one after another.
+
+    A narrow search first: what cannot become faster than its result need not be followed.
+    """
     search = _Search(network, cost, segments, sharing)
-    points: list[dict[Key, list[Label]]] = [{} for _ in range(len(network.layers) + 1)]
-    start = Label(START, search.start)
-    points[0][start.key] = [start]
+    bound = Bound.of(segments)
+    narrow = _sweep(search, bound, inf, NARROW)
+    if narrow.exact:
+        return narrow
+    return min(_sweep(search, bound, narrow.latency_ms, widest), narrow, key=lambda f: f.latency_ms)
+
+
+def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found:
+    """From the first layer to the last, with so many labels at a point and below a limit."""
+    starting = search.segments.starting
+    points: list[dict[Key, list[Label]]] = [{} for _ in range(len(starting) + 1)]
+    points[0][search.start] = [Label(START, search.start)]
     exact = True
-    for at, starting in enumerate(segments.starting):
-        labels = sorted((x for own in points[at].values() for x in own), key=search.promise)
-        exact = exact and len(labels) <= widest
-        for label in labels[:widest]:
-            for segment in starting:
+    for at, nexts in enumerate(starting):
+        open_ = [
+            x for own in points[at].values() for x in own if bound.least_ms(x.clocks, at) < limit_ms
+        ]
+        exact = exact and len(open_) <= widest
+        labels = sorted(open_, key=lambda x: (x.end_ms, min(x.clocks)))[:widest]
+        search.prepare(labels, nexts)
+        for label in labels:
+            for segment in nexts:
+                if bound.least_ms(label.clocks, segment.stop, segment.work_ms) >= limit_ms:
+                    continue
                 clocks, key = search.after(label, segment)
                 _keep(points[segment.stop].setdefault(key, []), clocks, key, label, segment)
         points[at].clear()
     ends = [(search.end_ms(label), label) for own in points[-1].values() for label in own]
+    if not ends:
+        return Found((), inf, exact)
     latency_ms, last = min(ends, key=lambda end: end[0])
     return Found(tuple(last.segments()), latency_ms, exact)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What any plan must still take from a point on.
+
+    The later of two clocks is never before a weighted mean of both, and every op adds to that mean
+    at least what its best cut adds, data sharing and contention left out.
+    """
+
+    share: float
+    left_ms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, segments: Segments) -> Bound:
+        """With the weight that makes the bound tightest."""
+        means = {share: segments.least_ms(share) for share in SHARES}
+        share = max(means, key=lambda share: float(means[share].sum()))
+        left = np.cumsum(means[share][::-1])[::-1]
+        return cls(share, (*left.tolist(), 0.0))
+
+    def least_ms(self, clocks: Pair, at: int, work_ms: Pair = START) -> float:
+        """The least that a plan ends at which is at layer `at` after some more work."""
+        cpu, gpu = clocks[0] + work_ms[0], clocks[1] + work_ms[1]
+        return self.share * cpu + (1 - self.share) * gpu + self.left_ms[at]
+
+
+def _waited(clocks: Pair, key: Key) -> Pair:
+    """A processor that holds nothing has nothing to do before the other one is done."""
+    cpu, gpu = clocks
+    if all(mine is None for _, mine, _ in key):
+        return max(cpu, gpu), gpu
+    if all(mine is None for *_, mine in key):
+        return cpu, max(cpu, gpu)
+    return clocks
 
 
 def every_way(
@@ -126,6 +187,7 @@ class _Search:
         self, network: Network, cost: CostModel, segments: Segments, sharing: Sharing
     ) -> None:
         self._network, self._cost, self._sharing = network, cost, sharing
+        self.segments = segments
         self._last_reader = segments.last_reader
         fresh = Residency(network, sharing)
         held = [fresh.held[side] for side in SIDES]
@@ -138,13 +200,23 @@ class _Search:
         self._results = {
             holder: Region.whole(network.shapes[holder]) for holder, _ in network.outputs.values()
         }
-        #: What a processor holds after it needed a region, and the transfers that took.
-        self._needed: dict[tuple[str, int, Held, Region], tuple[Region, list[Move]]] = {}
+        self._needed: dict[_Need, tuple[Region, list[Move]]] = {}
         self._launches: dict[int, float] = {}
 
-    def promise(self, label: Label) -> float:
-        """What labels at one point are compared by: the sum counts what may yet be waited for."""
-        return label.end_ms + 0.1 * min(label.clocks)
+    def prepare(self, labels: Sequence[Label], segments: Sequence[Segment]) -> None:
+        """Predict all that may move between these in one batch."""
+        new: dict[_Need, tuple[Region, list[Moved]]] = {}
+        for label in labels:
+            held = {name: (cpu, gpu) for name, cpu, gpu in label.key}
+            for segment in segments:
+                for side in (0, 1):
+                    for name, need in segment.inputs[side].items():
+                        asked = (name, side, held[name][side], need)
+                        if asked not in self._needed and asked not in new:
+                            new[asked] = self._transfers(*asked)
+        self._cost.prefetch_sharing(move for _, moves in new.values() for move in moves)
+        for asked, (region, moves) in new.items():
+            self._needed[asked] = region, priced(self._cost, moves)
 
     def after(self, label: Label, segment: Segment) -> tuple[Pair, Key]:
         """The clocks after a segment, and what is then held of all that is still read."""
@@ -152,19 +224,16 @@ class _Search:
         moves: list[Move] = []
         for side in (0, 1):
             for name, need in segment.inputs[side].items():
-                mine = held[name][side]
-                if mine is not None and mine.covers(need):
-                    continue
-                region, own = self._need(name, side, mine, need)
+                region, own = self._need(name, side, held[name][side], need)
                 held[name] = (region, held[name][1]) if side == 0 else (held[name][0], region)
                 moves += own
-        count = len(segment.halves[1].parts) + len(moves)
+        count = segment.kernels + len(moves)
         clocks = after_stage(label.clocks, moves, self._launches_ms(count), segment.work_ms)
         for name in {**segment.outputs[0], **segment.outputs[1]}:
             held[name] = (segment.outputs[0].get(name), segment.outputs[1].get(name))
         last, stop = self._last_reader, segment.stop
         key = tuple((n, *held[n]) for n in sorted(held) if last[n] >= stop)
-        return clocks, key
+        return _waited(clocks, key), key
 
     def end_ms(self, label: Label) -> float:
         """When the results lie whole with the CPU."""
@@ -177,17 +246,23 @@ class _Search:
         return max(after_stage(label.clocks, moves))
 
     def _need(self, name: str, side: int, mine: Held, need: Region) -> tuple[Region, list[Move]]:
-        key = (name, side, mine, need)
-        if key not in self._needed:
-            residency = Residency(self._network, self._sharing)
-            own = residency.held[SIDES[side]]
-            own.pop(name, None)
-            if mine is not None:
-                own[name] = mine
-            transfers: list[Transfer] = residency.require(SIDES[side], {name: need})
-            moves = priced(self._cost, moved(self._network, transfers))
-            self._needed[key] = own[name], moves
-        return self._needed[key]
+        """What a processor holds after it needed a region, and the transfers that took."""
+        asked = (name, side, mine, need)
+        if asked not in self._needed:
+            region, moves = self._transfers(*asked)
+            self._needed[asked] = region, priced(self._cost, moves)
+        return self._needed[asked]
+
+    def _transfers(
+        self, name: str, side: int, mine: Held, need: Region
+    ) -> tuple[Region, list[Moved]]:
+        residency = Residency(self._network, self._sharing)
+        own = residency.held[SIDES[side]]
+        own.pop(name, None)
+        if mine is not None:
+            own[name] = mine
+        transfers = residency.require(SIDES[side], {name: need})
+        return own[name], moved(self._network, transfers)
 
     def _launches_ms(self, count: int) -> float:
         if count not in self._launches:

@@ -8,7 +8,7 @@ from a chain's end, at one dimension and ratio, gives all chains that end there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from codl.kernels.base import Processor
 from codl.ops import Dim, Layer, Network, Region
 from codl.ops.base import split
-from codl.ops.chain import Half, Part
+from codl.ops.chain import Part
 from codl.plan.clocks import Pair, both_ends
-from codl.plan.cost import CostModel, Moved
+from codl.plan.cost import LEAST_SHARE, CostModel, Moved
 from codl.predict.surroundings import Load
 
 #: Ratios that are tried, in steps of one twentieth; the ends are one processor alone.
@@ -40,28 +40,63 @@ class Segment:
     """Layers `start` ... `stop` - 1 as one chain, cut, with what each half takes.
 
     `inputs` and `outputs` are the regions that the CPU's and the GPU's half read from outside, and
-    leave for others; `work_ms` how long each half takes while the other one works.
+    leave for others; `work_ms` how long each half takes while the other one works; `kernels` how
+    many parts the GPU has.
     """
 
     start: int
     stop: int
     dim: Dim
     gpu_ratio: float
-    halves: tuple[Half, Half]
     inputs: tuple[Regions, Regions]
     outputs: tuple[Regions, Regions]
     work_ms: Pair
+    kernels: int
 
 
-@dataclass(frozen=True)
+@dataclass
+class _Run:
+    """Parts of one processor in a row, of which chains are stretches; sums, once predicted.
+
+    `sums` has a row for every number of parts from the first: their bytes, FLOPs, milliseconds.
+    """
+
+    processor: Processor
+    parts: list[Part] = field(default_factory=list)
+    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 3)))
+
+    def predict(self, cost: CostModel) -> None:
+        rows = [cost.work(part.op, self.processor) for part in self.parts]
+        self.sums = np.cumsum([(0.0, 0.0, 0.0), *rows], axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Parts `first` ... `last` - 1 of a run; a run may go backwards through the layers."""
+
+    run: _Run
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first
+
+    def load(self, cost: CostModel) -> Load:
+        total = self.run.sums[self.last] - self.run.sums[self.first]
+        size, flops, latency_ms = total.tolist()
+        return Load(size, flops, cost.in_one_ms(latency_ms, self.count, self.run.processor))
+
+
+@dataclass(frozen=True, slots=True)
 class _Draft:
-    """A segment before it is predicted."""
+    """A segment before it is predicted; `own` are the parts of the CPU and of the GPU."""
 
     start: int
     stop: int
     dim: Dim
     gpu_ratio: float
-    halves: tuple[Half, Half]
+    own: tuple[_Stretch, _Stretch]
     inputs: tuple[Regions, Regions]
     outputs: tuple[Regions, Regions]
 
@@ -78,6 +113,8 @@ class Segments:
         self._layers = network.layers
         self._block = cost.soc.gpu.vector_width
         self.last_reader = last_readers(network)
+        self._none = _Run("cpu")
+        self._runs: list[_Run] = []
         drafts = [*self._single(), *self._split()]
         self.starting: list[list[Segment]] = [[] for _ in self._layers]
         for segment in self._predict(drafts):
@@ -116,6 +153,18 @@ class Segments:
         slower = [np.max(alone, axis=0).min(axis=1) for alone in self._alone.values()]
         return np.asarray(np.min(slower, axis=0))
 
+    def least_ms(self, share: float) -> NDArray[np.float64]:
+        """The least weighted mean of both halves of each layer; the CPU's weighs `share`, 0 ... 1.
+
+        In a net of many layers an op of the CPU may take less by all of its call.
+        """
+        least = np.full(len(self._layers), inf)
+        for cpu, gpu in self._alone.values():
+            cpu = np.maximum(cpu - self.cost.call_ms, LEAST_SHARE * cpu)
+            means = share * cpu + (1 - share) * gpu
+            least = np.minimum(least, means.min(axis=1))
+        return least
+
     def _prefetch(self, halves: Iterable[tuple[Part | None, Part | None]]) -> None:
         known = list(halves)
         for side, processor in enumerate(SIDES):
@@ -131,31 +180,38 @@ class Segments:
     # Drafts: chains on one processor, and on both.
 
     def _single(self) -> Iterator[_Draft]:
-        count = len(self._layers)
-        whole = [_part(layer, Region.whole(layer.op.output), "H") for layer in self._layers]
-        assert all(part is not None for part in whole)
-        parts = [part for part in whole if part is not None]
+        """All of a processor's chains are stretches of one run."""
         alone = self._alone["H"]
-        able = np.isfinite([alone[0, :, 0], alone[1, :, STEPS]])
-        for start in range(count):
-            for stop in _stops(start, count, every=self.complete):
-                half = Half(tuple(parts[start:stop]))
-                outputs = self._outside(half, stop)
-                for side, ratio in enumerate((0.0, 1.0)):
-                    if able[side, start:stop].all():
-                        yield _Draft(
-                            start,
-                            stop,
-                            "H",
-                            ratio,
-                            (half, NOTHING) if side == 0 else (NOTHING, half),
-                            (half.inputs, {}) if side == 0 else ({}, half.inputs),
-                            (outputs, {}) if side == 0 else ({}, outputs),
-                        )
+        for side, processor in enumerate(SIDES):
+            able = np.isfinite(alone[side, :, STEPS * side])
+            parts = [_whole(layer) for layer in self._layers]
+            run = self._add(_Run(processor, parts))
+            for start in range(len(parts)):
+                inputs: dict[str, Region] = {}
+                made: dict[str, Region] = {}
+                stops = set(_stops(start, len(parts), every=self.complete))
+                for index in range(start, len(parts)):
+                    if not able[index]:
+                        break
+                    part = parts[index]
+                    _need(inputs, part, made)
+                    made[part.layer.output] = part.region
+                    if index + 1 in stops:
+                        yield self._on(side, _Stretch(run, start, index + 1), inputs, made)
 
-    def _outside(self, half: Half, stop: int) -> Regions:
-        """What is computed of tensors that layers from `stop` on read."""
-        return {n: r for n, r in half.outputs.items() if self.last_reader[n] >= stop}
+    def _on(self, side: int, own: _Stretch, inputs: Regions, made: Regions) -> _Draft:
+        """A chain on one processor."""
+        start, stop = own.first, own.last
+        outputs = {n: r for n, r in made.items() if self.last_reader[n] >= stop}
+        empty = _Stretch(self._none, 0, 0)
+        ratio = float(side)
+        if side == 0:
+            return _Draft(start, stop, "H", ratio, (own, empty), (dict(inputs), {}), (outputs, {}))
+        return _Draft(start, stop, "H", ratio, (empty, own), ({}, dict(inputs)), ({}, outputs))
+
+    def _add(self, run: _Run) -> _Run:
+        self._runs.append(run)
+        return run
 
     def _split(self) -> Iterator[_Draft]:
         for stop in range(1, len(self._layers) + 1):
@@ -195,8 +251,8 @@ class Segments:
     def _walk(self, stop: int, dim: Dim, ratio: float, first: int) -> Iterator[_Draft]:
         """The chains at a dimension and ratio that end at `stop`, longer and longer."""
         needed: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
-        parts: tuple[list[Part], list[Part]] = ([], [])
         left: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
+        runs = self._add(_Run("cpu")), self._add(_Run("gpu"))
         for start in range(stop - 1, first - 1, -1):
             layer = self._layers[start]
             is_left = self.last_reader[layer.output] >= stop
@@ -209,14 +265,11 @@ class Segments:
                 part = None if region is None else _part(layer, region, dim)
                 if part is None:
                     continue
-                parts[side].append(part)
+                runs[side].parts.append(part)
                 computed += part.op.output.elements
                 if is_left:
                     left[side][layer.output] = part.region
-                for name, need in zip(layer.inputs, part.needs, strict=True):
-                    if not need.is_empty:
-                        mine = needed[side]
-                        mine[name] = need.join(mine[name]) if name in mine else need
+                _need(needed[side], part, {})
             if computed > MOST_OVERLAP * layer.op.output.elements and not self.complete:
                 return
             yield _Draft(
@@ -224,7 +277,10 @@ class Segments:
                 stop,
                 dim,
                 ratio,
-                (Half(tuple(reversed(parts[0]))), Half(tuple(reversed(parts[1])))),
+                (
+                    _Stretch(runs[0], 0, len(runs[0].parts)),
+                    _Stretch(runs[1], 0, len(runs[1].parts)),
+                ),
                 (dict(needed[0]), dict(needed[1])),
                 (dict(left[0]), dict(left[1])),
             )
@@ -233,31 +289,32 @@ class Segments:
 
     def _predict(self, drafts: Sequence[_Draft]) -> Iterator[Segment]:
         cost, shapes = self.cost, self.network.shapes
-        for side, processor in enumerate(SIDES):
-            cost.prefetch((p.op for d in drafts for p in d.halves[side].parts), processor)
+        for processor in SIDES:
+            own = [run for run in self._runs if run.processor == processor]
+            cost.prefetch((part.op for run in own for part in run.parts), processor)
+        for run in self._runs:
+            run.predict(cost)
         packed = [_packed(draft, shapes) for draft in drafts]
         cost.prefetch_sharing(move for moves in packed for move in moves)
-        loads = [self._loads(d, own) for d, own in zip(drafts, packed, strict=True)]
-        for draft, own, slower in zip(drafts, loads, cost.slowdowns(loads), strict=True):
-            works = own[0].latency_ms, own[1].latency_ms
+        loads = [
+            (draft.own[0].load(cost) + cost.packing(moves), draft.own[1].load(cost))
+            for draft, moves in zip(drafts, packed, strict=True)
+        ]
+        for draft, both, slower in zip(drafts, loads, cost.slowdowns(loads), strict=True):
+            works = both[0].latency_ms, both[1].latency_ms
             if max(works) < inf:
                 yield Segment(
                     draft.start,
                     draft.stop,
                     draft.dim,
                     draft.gpu_ratio,
-                    draft.halves,
                     draft.inputs,
                     draft.outputs,
                     both_ends(works, slower),
+                    draft.own[1].count,
                 )
 
-    def _loads(self, draft: _Draft, packed: Sequence[Moved]) -> tuple[Load, Load]:
-        cpu = self.cost.load(draft.halves[0], "cpu") + self.cost.packing(packed)
-        return cpu, self.cost.load(draft.halves[1], "gpu")
 
-
-NOTHING = Half(())
 DIMS: tuple[Dim, ...] = ("H", "OC", "N")
 
 
@@ -268,6 +325,18 @@ def last_readers(network: Network) -> dict[str, int]:
         found[layer.output] = -1
         found |= dict.fromkeys(layer.inputs, index)
     return found | {name: len(network.layers) for name, _ in network.outputs.values()}
+
+
+def _whole(layer: Layer) -> Part:
+    op, region = layer.op, Region.whole(layer.op.output)
+    return Part(layer, region, op, tuple(op.needs(region, i) for i in range(len(layer.inputs))))
+
+
+def _need(needed: dict[str, Region], part: Part, made: Regions) -> None:
+    """Add what a part reads, but for what is `made` beside it."""
+    for name, need in zip(part.layer.inputs, part.needs, strict=True):
+        if name not in made and not need.is_empty:
+            needed[name] = need.join(needed[name]) if name in needed else need
 
 
 def _part(layer: Layer, region: Region, dim: Dim) -> Part | None:
