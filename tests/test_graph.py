@@ -78,7 +78,7 @@ def test_ceil_mode_becomes_padding() -> None:
 def test_a_flattened_output_keeps_its_declared_shape() -> None:
     b = ModelBuilder("test")
     x = b.input("x", (1, 8, 6, 6))
-    b.output(b.flatten(b.max_pool(x, 2, 2), 72))
+    b.output(b.flatten(b.max_pool(x, 2, 2)))
     network = network_of(b.build())
     assert [layer.op.kind for layer in network.layers] == ["pooling"]
     assert list(network.outputs.values()) == [("pool1", (1, 72))]
