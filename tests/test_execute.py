@@ -82,7 +82,7 @@ def defaults(layer: Layer, soc: Soc) -> dict[str, str]:
     names = {}
     for processor in ("cpu", "gpu"):
         found = [v.name for v in registry.variants(layer.op, processor, soc)]  # type: ignore[arg-type]
-        names[processor] = next((n for n in found if plain[layer.op.kind] in n), found[0])
+        names[processor] = next((n for n in found if plain.get(layer.op.kind, "") in n), found[0])
     return names
 
 
