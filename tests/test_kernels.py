@@ -103,7 +103,7 @@ def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.floa
     assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
 
 
-@given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
+@given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
 @FEW
 def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first_soc: Soc) -> None:
     soc = first_soc
