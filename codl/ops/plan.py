@@ -44,7 +44,8 @@ class Plan:
     predicted. `digest` identifies the model's structure. `source` says where the latencies come
     from that the prediction rests on; `not_counted` names the layers, and the ways of data sharing,
     that have none and count as nothing; `estimated` the layers without a predictor on a processor,
-    that count by the SoC's rates of computing and moving bytes.
+    that count by the SoC's rates of computing and moving bytes. `method` says how the chains were
+    searched for, and whether that was exact.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Plan:
     chains: tuple[Chain, ...]
     source: str = "measured"
     not_counted: tuple[str, ...] = ()
+    method: str = ""
     estimated: tuple[str, ...] = ()
 
     def check(self, network: Network, soc: str) -> None:
