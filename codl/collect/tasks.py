@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, get_args
@@ -14,7 +14,7 @@ from codl.dataset import ColdRow, ContentionRow, Direction, DispatchRow
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, Processor, Storage
-from codl.ops import Dim, Network, Op, Pad, Region, Shape, Size2, lower, parse, split, to_text
+from codl.ops import Dim, Network, Op, Pad, Region, Shape, Size2, network_of, parse, split, to_text
 from codl.ops.conv2d import Conv2d
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.pool2d import Pool2d
@@ -149,10 +149,13 @@ def load_ops(sources: Sequence[str]) -> list[Op]:
     return list(found)
 
 
-def load_network(model: str) -> Network:
-    """A model by built-in name or `.onnx` path, ready to be planned."""
+def load_network(model: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Network:
+    """A model by built-in name or `.onnx` path, ready to be planned.
+
+    `shapes` are those of inputs whose sizes the model leaves open.
+    """
     source = models.load(model)
-    return lower(graph.simplify(graph.import_onnx(source.proto, source.name)))
+    return network_of(graph.import_onnx(source.proto, source.name, shapes))
 
 
 def _ops(network: Network) -> list[Op]:

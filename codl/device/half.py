@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.ort import OrtNet
 from codl.kernels.ort import CpuOrt
+from codl.ops import OnnxModel
 from codl.soc import Soc
 
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive layers of one engine; `alone` where they are a session of their own."""
+    """Layers that run together in one engine."""
 
     layers: tuple[CpuLayer, ...]
     is_ort: bool
@@ -63,17 +64,23 @@ class CpuHalf:
 def grouped(layers: Sequence[CpuLayer]) -> list[Group]:
     """Layers by engine, in an order that changes engines seldom.
 
-    A group takes every layer of its engine whose inputs no later group computes.
+    A group takes every layer of its engine whose inputs no later group computes; a model of its own
+    is alone in one.
     """
     left, groups = list(layers), []
     while left:
+        if left[0].op.kind == OnnxModel.kind:
+            groups.append(Group((left[0],), True))
+            del left[0]
+            continue
         is_ort = isinstance(left[0].variant, CpuOrt)
         taken: list[CpuLayer] = []
         later: list[CpuLayer] = []
         missing: set[str] = set()
         for layer in left:
             ready = not missing.intersection(name for name, _ in layer.inputs)
-            if ready and isinstance(layer.variant, CpuOrt) == is_ort:
+            alike = isinstance(layer.variant, CpuOrt) == is_ort
+            if ready and alike and layer.op.kind != OnnxModel.kind:
                 taken.append(layer)
             else:
                 later.append(layer)

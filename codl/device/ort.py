@@ -18,6 +18,7 @@ from codl.graph import Node
 from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.ops import Array, Region
 from codl.ops.nd import Sizes
+from codl.ops.onnx_model import INPUT, OUTPUT
 from codl.soc import Soc
 
 
@@ -104,12 +105,25 @@ class OrtModel:
 def write_model(
     layers: Sequence[CpuLayer], inputs: Mapping[str, Home], outputs: Mapping[str, Home], soc: Soc
 ) -> OrtModel:
-    """Layers as one ONNX model."""
+    """Layers as one ONNX model; a layer that is a model itself is alone."""
+    plan: Any = layers[0].variant.plan(layers[0].op, soc)
+    if plan.model:
+        return _own_model(layers[0], plan)
     writer = _Writer({name: home.used for name, home in inputs.items()},
                      {name: tuple(home.view().shape) for name, home in inputs.items()})  # fmt: skip
     for layer in layers:
         writer.add(layer, soc)
     return writer.model(outputs)
+
+
+def _own_model(layer: CpuLayer, plan: OrtPlan) -> OrtModel:
+    names = [name for name, _ in layer.inputs]
+    given = {
+        name: (f"{INPUT}{index}", sizes)
+        for index, (name, sizes) in enumerate(zip(names, plan.inputs, strict=True))
+    }
+    proto = onnx.load_from_string(plan.model)
+    return OrtModel(proto, given, {layer.output: (OUTPUT, plan.output)})
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.device import threads
 from codl.device.cpu import Home
@@ -23,6 +24,9 @@ from codl.ops import Array, Network
 from codl.ops.plan import Plan
 from codl.ops.region import Region, as_nchw
 from codl.soc import Soc
+
+#: Integers up to this one are all float32 too.
+EXACT = 1 << 24
 
 
 class Engine:
@@ -60,12 +64,14 @@ class Engine:
         }
 
     @overload
-    def __call__(self, inputs: Array) -> Array: ...
+    def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]: ...
 
     @overload
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
+    def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]: ...
 
-    def __call__(self, inputs: Array | Mapping[str, Array]) -> Array | dict[str, Array]:
+    def __call__(
+        self, inputs: NDArray[Any] | Mapping[str, NDArray[Any]]
+    ) -> NDArray[Any] | dict[str, NDArray[Any]]:
         """Run one inference and copy its outputs out.
 
         The arrays of all inputs by name give all outputs by name; the one array of a model with one
@@ -75,7 +81,8 @@ class Engine:
         if isinstance(inputs, Mapping):
             self.feed(inputs)
             self.run()
-            return {name: array.copy() for name, array in self._outputs.items()}
+            types = self.network.types
+            return {n: array.astype(types.get(n, "float32")) for n, array in self._outputs.items()}
         if len(self._inputs) != 1 or len(self._outputs) != 1:
             raise CodlError(
                 f"{self.network.name!r} has the inputs {', '.join(self._inputs)} and the outputs "
@@ -83,14 +90,14 @@ class Engine:
             )
         return self(dict.fromkeys(self._inputs, inputs))[next(iter(self._outputs))]
 
-    def feed(self, inputs: Mapping[str, Array]) -> None:
+    def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         """Copy inputs to where `run` reads them."""
         if set(inputs) != set(self._inputs):
             raise CodlError(
                 f"The inputs must be {', '.join(self._inputs)}, got {', '.join(inputs) or 'none'}."
             )
         for name, home in self._inputs.items():
-            value, shape = np.asarray(inputs[name], np.float32), self.network.inputs[name]
+            value, shape = _as_float32(name, inputs[name]), self.network.inputs[name]
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
             np.copyto(home, value.reshape(home.shape))
@@ -136,6 +143,18 @@ class Engine:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _as_float32(name: str, value: NDArray[Any]) -> Array:
+    """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
+    given = np.asarray(value)
+    largest = np.abs(given).max(initial=0) if given.dtype.kind in "iu" else 0
+    if largest > EXACT:
+        raise CodlError(
+            f"The input {name!r} reaches {largest}; integers are held as float32, which is exact "
+            f"up to {EXACT}."
+        )
+    return np.asarray(given, np.float32)
 
 
 class _Builder:

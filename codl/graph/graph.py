@@ -8,26 +8,39 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node; `attributes` are ONNX's, as Python values."""
+    """One node; `attributes` are ONNX's, as Python values.
+
+    `proto` is the node as the model has it, where it is from a model.
+    """
 
     name: str
     type: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    proto: onnx.NodeProto | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that it needs, those that its attributes' graphs take from outside too."""
+        captured = () if self.proto is None else _captured(self.proto)
+        return (*(name for name in self.inputs if name), *captured)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in topological order; `shapes` knows every tensor, `constants` the fixed ones.
+    """Nodes in topological order; `constants` are the fixed tensors.
 
+    `shapes` knows every tensor but those whose sizes depend on data or are 0; `unknown` says of
+    those which it is. `types` are ONNX's codes of elements' types, as far as they are known.
     `aliases` maps tensors that passes removed, such as a flattened output, to what holds them.
-    `opset` is the version of ONNX's own operators.
+    `opset` is the version of ONNX's own operators, `domains` has those of others.
     """
 
     name: str
@@ -38,6 +51,9 @@ class Graph:
     constants: Mapping[str, NDArray[Any]]
     aliases: Mapping[str, str] = field(default_factory=dict)
     opset: int = 17
+    types: Mapping[str, int] = field(default_factory=dict)
+    domains: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -67,3 +83,19 @@ class Graph:
 
     def constant(self, tensor: str) -> NDArray[np.float32]:
         return np.asarray(self.constants[tensor], np.float32)
+
+
+def _captured(node: onnx.NodeProto) -> list[str]:
+    """What the graphs in a node's attributes read and do not make."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+        for graph in graphs:
+            known = {item.name for item in (*graph.input, *graph.initializer)}
+            for inner in graph.node:
+                read = (*inner.input, *_captured(inner))
+                found |= dict.fromkeys(name for name in read if name and name not in known)
+                known.update(inner.output)
+            results = (item.name for item in graph.output)
+            found |= dict.fromkeys(name for name in results if name not in known)
+    return list(found)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,50 @@ from onnx import helper, numpy_helper
 
 from codl.errors import UnsupportedError
 from codl.graph.graph import Graph, Node
+from codl.graph.shapes import fix_shapes, sizes_of, text_of
 
 ROUNDS = 3
 #: A model of a newer opset than this one is also tried under older opsets, down to this one.
 OLDEST_TRIED = 26
 
 
-def import_onnx(proto: onnx.ModelProto, name: str) -> Graph:
+def import_onnx(
+    proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Graph:
     """Optimise and read an ONNX model.
 
-    A symbolic batch becomes 1. A valid model that ONNX Runtime cannot load, for an op or opset that
-    it lacks, is read as it is. Raises `UnsupportedError` for a model that is not valid, and for any
-    other size that is not fixed.
+    `shapes` fixes the sizes of some inputs; a batch that is left open becomes 1. A valid model that
+    ONNX Runtime cannot load, for an op or opset that it lacks, is read as it is. Raises
+    `UnsupportedError` for a model that is not valid, and for any other open size of an input.
     """
-    model = onnx.shape_inference.infer_shapes(_optimise(_fix_batch(proto)))
+    model = onnx.shape_inference.infer_shapes(_optimise(fix_shapes(proto, shapes or {})))
     graph = model.graph
     constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
     infos = [*graph.input, *graph.value_info, *graph.output]
-    shapes = {info.name: _shape(info) for info in infos}
-    shapes |= {key: tuple(value.shape) for key, value in constants.items()}
+    unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
+    known = {info.name: sizes_of(info) for info in infos if info.name not in unknown}
+    known |= {key: tuple(value.shape) for key, value in constants.items()}
+    types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in constants.items()}
     kept = [node for node in graph.node if node.op_type != "Constant"]
-    nodes = tuple(_node(node, index) for index, node in enumerate(kept))
+    nodes = tuple(_nodes(kept))
     inputs = tuple(info.name for info in graph.input if info.name not in constants)
     outputs = tuple(info.name for info in graph.output)
     opset = max((item.version for item in model.opset_import if not item.domain), default=1)
-    return Graph(name, nodes, inputs, outputs, shapes, constants, opset=opset)
+    domains = {item.domain: item.version for item in model.opset_import if item.domain}
+    return Graph(
+        name,
+        nodes,
+        inputs,
+        outputs,
+        known,
+        constants,
+        opset=opset,
+        types=types,
+        domains=domains,
+        unknown=unknown,
+    )
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
@@ -108,48 +127,30 @@ def _value(node: onnx.NodeProto) -> NDArray[Any]:
     return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
-def _fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    constants = {item.name for item in proto.graph.initializer}
-    symbolic = [
-        dim
-        for info in proto.graph.input
-        if info.name not in constants
-        for dim in info.type.tensor_type.shape.dim[:1]
-        if dim.dim_value < 1
-    ]
-    if not symbolic:
-        return proto
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
-    for info in fixed.graph.input:
-        dims = info.type.tensor_type.shape.dim
-        if info.name not in constants and dims and dims[0].dim_value < 1:
-            dims[0].dim_value = 1
-    for info in [*fixed.graph.output, *fixed.graph.value_info]:
-        info.type.tensor_type.ClearField("shape")
-    return fixed
-
-
-def _shape(info: onnx.ValueInfoProto) -> tuple[int, ...]:
+def _unknown(info: onnx.ValueInfoProto) -> str:
+    """Why a tensor's sizes are not known, or of no use; empty where they are."""
     if not info.type.tensor_type.HasField("shape"):
-        raise UnsupportedError(f"The shape of the tensor {info.name!r} is not known before a run.")
+        return f"The shape of the tensor {info.name!r} is not known before a run."
     dims = info.type.tensor_type.shape.dim
-    sizes = tuple(dim.dim_value for dim in dims)
-    if any(size < 1 for size in sizes):
-        given = "x".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
-        if all(dim.HasField("dim_value") for dim in dims):
-            raise UnsupportedError(
-                f"The tensor {info.name!r} is empty ({given.replace('?', '0')}); codl has no empty "
-                "tensors."
-            )
-        raise UnsupportedError(
-            f"The tensor {info.name!r} has the shape {given}; every size but the batch must be "
-            "fixed. Export the model with a fixed input size."
-        )
-    return sizes
+    if all(dim.dim_value > 0 for dim in dims):
+        return ""
+    given = text_of(info)
+    if all(dim.HasField("dim_value") for dim in dims):
+        return f"The tensor {info.name!r} is empty ({given}); codl has no empty tensors."
+    return f"The tensor {info.name!r} has the shape {given}; every size must be fixed."
+
+
+def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
+    """Nodes with names of their own, also where the model gives none, or one twice."""
+    taken: set[str] = set()
+    for index, proto in enumerate(protos):
+        node = _node(proto, index)
+        unique = node if node.name not in taken else replace(node, name=f"{node.name}_{index}")
+        taken.add(unique.name)
+        yield unique
 
 
 def _node(node: onnx.NodeProto, index: int) -> Node:
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     name = node.name or f"{node.op_type}_{index}"
-    return Node(name, node.op_type, tuple(node.input), tuple(node.output), attributes)
+    return Node(name, node.op_type, tuple(node.input), tuple(node.output), attributes, node)

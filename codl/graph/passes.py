@@ -58,8 +58,8 @@ def drop_reshapes(graph: Graph) -> Graph:
 
 def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
     """Whether a node multiplies what a reshape makes, one row of each image, with a constant."""
-    tensor, before = reshape.outputs[0], graph.shapes[reshape.inputs[0]]
-    sizes = graph.shapes[tensor]
+    tensor, before = reshape.outputs[0], graph.shapes.get(reshape.inputs[0], ())
+    sizes = graph.shapes.get(tensor, ())
     images = graph.rows_of_images(sizes, sizes[-1]) if sizes else 0
     return (
         reader.type in FLAT_CONSUMERS
@@ -86,7 +86,8 @@ def merge_reshapes(graph: Graph) -> Graph:
         before = next((n for n in graph.nodes if n.outputs[0] == node.inputs[0]), None)
         if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
             continue
-        if _only_reader(graph, before.outputs[0]) is node:
+        known = before.outputs[0] in graph.shapes
+        if known and _only_reader(graph, before.outputs[0]) is node:
             seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
             merged = replace(node, inputs=before.inputs[:1], attributes=seen)
             graph = _replace(graph, {before.name: None, node.name: merged})

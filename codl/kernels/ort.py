@@ -36,7 +36,8 @@ class OrtPlan:
 
     `inputs` and `output` are the sizes under which nodes see those tensors, which hold the same
     elements as the op's. Nodes read weights by their names in the result of `pack`, and
-    `constants` by theirs. The op's activation is none of the nodes.
+    `constants` by theirs. The op's activation is none of the nodes. An op that is a `model` has no
+    nodes here and is run as it is.
     """
 
     nodes: tuple[Node, ...]
@@ -44,6 +45,7 @@ class OrtPlan:
     output: Sizes
     constants: Values = field(default_factory=dict)
     pack: Callable[[Weights], Values] = as_they_are
+    model: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from codl.kernels import (
     gather,
     matmul,
     norm,
+    onnx,
     pooling,
     reduce,
     replayed,
@@ -51,6 +52,7 @@ PACKAGES = (
     reduce,
     strided,
     gather,
+    onnx,
 )
 VARIANTS: tuple[Variant, ...] = tuple(
     variant for package in PACKAGES for variant in package.VARIANTS

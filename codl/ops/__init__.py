@@ -7,13 +7,14 @@ from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
-from codl.ops.lower import lower
+from codl.ops.lower import lower, network_of
 from codl.ops.matmul import MatMul
 from codl.ops.max_indices import MaxIndices
 from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import NdOp
 from codl.ops.network import Layer, Network
 from codl.ops.norm import Norm
+from codl.ops.onnx_model import OnnxModel
 from codl.ops.pool2d import Pool2d
 from codl.ops.reduce import Reduce
 from codl.ops.region import Region, Shape, Span
@@ -41,6 +42,7 @@ __all__ = [
     "NdOp",
     "Network",
     "Norm",
+    "OnnxModel",
     "Op",
     "Pad",
     "PadNd",
@@ -59,6 +61,7 @@ __all__ = [
     "Weights",
     "Windows",
     "lower",
+    "network_of",
     "parse",
     "split",
     "to_text",

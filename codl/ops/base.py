@@ -134,6 +134,11 @@ class Op:
         return ""
 
     @property
+    def fuses_activations(self) -> bool:
+        """Whether an activation behind the op can become a part of it."""
+        return True
+
+    @property
     def channel_step(self) -> int:
         """A cut through the output channels must lie on a multiple of this."""
         return 1

@@ -6,15 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from onnx import TensorProto, helper
 
-from codl.graph import Graph, Node
+from codl.errors import UnsupportedError
+from codl.graph import Graph, Node, simplify
 from codl.ops.base import Array
+from codl.ops.enclose import enclose
 from codl.ops.lowerings import LOWERINGS
 from codl.ops.lowerings.base import Lowering, Step, unsupported
 from codl.ops.lowerings.elementwise import ACTIVATIONS, activation_alone
 from codl.ops.network import Layer, Network
 from codl.ops.region import Shape, as_nchw
 from codl.ops.reshape import Reshape
+from codl.ops.subgraph import ENCLOSED, enclosed
+
+
+def network_of(graph: Graph) -> Network:
+    """The network of any model: what codl has no operator for becomes layers of kind `onnx`.
+
+    Its inputs and outputs are of the types that the model declares. Raises `UnsupportedError` where
+    a tensor outside those layers has no size that is known.
+    """
+    network = lower(simplify(enclose(graph)))
+    types = {
+        name: helper.tensor_dtype_to_np_dtype(graph.types.get(name, TensorProto.FLOAT)).name
+        for name in (*graph.inputs, *graph.outputs)
+    }
+    return replace(network, types={k: v for k, v in types.items() if v != "float32"})
 
 
 def lower(graph: Graph) -> Network:
@@ -45,6 +63,8 @@ class _Builder:
         shared = len(graph.consumers(before)) > 1 or before in graph.outputs
         if producer is None or shared or producer.op.activation.kind != "none":
             return False
+        if not producer.op.fuses_activations:
+            return False
         op = producer.op.with_activation(ACTIVATIONS[node.type](graph, node))
         self._layers[producer.output] = replace(producer, op=op)
         self._fused[node.outputs[0]] = producer.output
@@ -52,6 +72,8 @@ class _Builder:
 
     def add(self, node: Node) -> None:
         """Add the layers that a node becomes."""
+        for tensor in (*node.inputs, *node.outputs):
+            self._check_known(tensor)
         steps = _lowering(node)(self._graph, node)
         made = {step.output for step in steps}
         for name in node.outputs:
@@ -65,6 +87,10 @@ class _Builder:
                 for tensor, shape in zip(step.inputs, step.op.inputs, strict=True)
             )
             self._append(Layer(name, step.op, inputs, step.output, step.weights))
+
+    def _check_known(self, tensor: str) -> None:
+        if tensor in self._graph.unknown:
+            raise UnsupportedError(self._graph.unknown[tensor])
 
     def _append(self, layer: Layer) -> None:
         self._layers[layer.output] = layer
@@ -93,6 +119,7 @@ class _Builder:
         graph = self._graph
         outputs = {}
         for name in graph.outputs:
+            self._check_known(name)
             held = graph.aliases.get(name, name)
             if held in graph.constants:
                 self._constants[held] = graph.constant(held).reshape(as_nchw(graph.shapes[held]))
@@ -104,6 +131,8 @@ class _Builder:
 def _lowering(node: Node) -> Lowering:
     if node.type in ACTIVATIONS:
         return activation_alone
+    if node.type == ENCLOSED:
+        return enclosed
     if node.type not in LOWERINGS:
         known: Sequence[str] = sorted([*LOWERINGS, *ACTIVATIONS])
         raise unsupported(node, f"codl has no operator for it (known: {', '.join(known)}).")

@@ -29,7 +29,8 @@ class Network:
 
     `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
     shape that the model declares for it. `constants` are tensors that layers read like any other
-    and that never change, shaped nchw.
+    and that never change, shaped nchw. All tensors are float32; `types` are
+    those (NumPy's names) as which callers see the inputs and outputs that the model has otherwise.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Network:
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     constants: Mapping[str, Array] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:

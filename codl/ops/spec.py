@@ -25,6 +25,7 @@ from codl.ops.max_indices import MaxIndices
 from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.ops.nd import Numbers, Sizes
 from codl.ops.norm import Norm
+from codl.ops.onnx_model import OnnxModel
 from codl.ops.pool2d import Pool2d
 from codl.ops.reduce import Reduce
 from codl.ops.region import Shape
@@ -56,6 +57,7 @@ OP_TYPES: dict[str, type[Op]] = {
         Gather,
         Resize,
         MaxIndices,
+        OnnxModel,
     )
 }
 #: Fields come in this order; others, by their names, before the activation.
@@ -77,7 +79,11 @@ def to_text(op: Op) -> str:
 
 def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
     """The fields that an op is made of, by their short names."""
-    return {SHORT.get(field.name, field.name): field for field in fields(cls) if field.init}
+    return {
+        SHORT.get(field.name, field.name): field
+        for field in fields(cls)
+        if field.init and field.metadata.get("text", True)
+    }
 
 
 @lru_cache(maxsize=65536)

@@ -18,7 +18,7 @@ from codl.execute.engine import Engine
 from codl.execute.gpu_half import Fallback
 from codl.execute.program import build_program
 from codl.execute.timeline import Span
-from codl.ops import Array, Network, lower
+from codl.ops import Array, Network, network_of
 from codl.ops.plan import Plan
 from codl.plan import unmeasured
 from codl.plan.clocks import program_ms
@@ -73,15 +73,15 @@ class Result:
 class Reference:
     """A model's inputs, made from a seed, and what ONNX Runtime makes of them."""
 
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]]
 
 
 def load(model: str) -> tuple[Network, Reference]:
     """Import a model and run it in ONNX Runtime on seeded inputs."""
     source = models.load(model)
     imported = graph.import_onnx(source.proto, source.name)
-    network = lower(graph.simplify(imported))
+    network = network_of(imported)
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
     options = graph.session_options()
     session = ort.InferenceSession(
@@ -92,10 +92,19 @@ def load(model: str) -> tuple[Network, Reference]:
     return network, Reference(inputs, outputs)
 
 
-def random_inputs(network: Network) -> dict[str, Array]:
-    """Uniform in 0 ... 1, as images are, from a fixed seed."""
+def random_inputs(network: Network) -> dict[str, NDArray[Any]]:
+    """Uniform in 0 ... 1, as images are, from a fixed seed; integers are 0 or 1."""
     random = np.random.default_rng(SEED)
-    return {n: random.random(tuple(s), np.float32) for n, s in network.inputs.items()}
+    inputs = {n: random.random(tuple(s), np.float32) for n, s in network.inputs.items()}
+    return {name: _typed(value, network.types.get(name)) for name, value in inputs.items()}
+
+
+def _typed(value: Array, kind: str | None) -> NDArray[Any]:
+    """Floats as another type; what is no float is rounded."""
+    if kind is None:
+        return value
+    dtype = np.dtype(kind)
+    return (value if dtype.kind == "f" else np.rint(value)).astype(dtype)
 
 
 def evaluate(
