@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from codl import dataset as datasets
@@ -17,6 +17,8 @@ from codl import soc as socs
 from codl.cli.data import DatasetOption
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
+from codl.cli.placement import placement_table
+from codl.cli.shapes import ShapeOption, read_shapes
 from codl.collect.tasks import load_network
 from codl.errors import CodlError, InvalidFileError
 from codl.execute.engine import Engine
@@ -24,6 +26,8 @@ from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN
 from codl.ops import Array, Network
 from codl.ops.plan import Plan, load_plan
+from codl.plan import placement, unmeasured
+from codl.plan.cost import CostModel
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import Effort, evaluate, interleave, random_inputs, to_json
@@ -38,6 +42,9 @@ PredictorOption = Annotated[
 PredictorsOption = Annotated[
     Path, typer.Option("--predictors", help="Where predictors lie, a folder for each SoC.")
 ]
+PlacementOption = Annotated[
+    bool, typer.Option("--placement", help="Show where every op runs, not only a summary.")
+]
 STRATEGY_HELP = f"A way to plan: one of {', '.join(STRATEGIES)}."
 
 
@@ -51,6 +58,8 @@ def search_plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
     ] = None,
+    shape: ShapeOption = None,
+    every: PlacementOption = False,
     json: JsonOption = False,
 ) -> None:
     """Find the chains, dimensions and ratios of a model: its plan.
@@ -60,7 +69,7 @@ def search_plan(
     [dim]Example:[/dim] codl search yolov2 --soc host --strategy codl-paper -o plan.json
     """
     context = Context(socs.load(soc), predictors, dataset, predictor)
-    network = load_network(model)
+    network = load_network(model, read_shapes(shape))
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
         return
@@ -69,9 +78,22 @@ def search_plan(
     search_ms = 1e3 * (perf_counter() - start)
     if output is not None:
         note(f"Wrote {plan.save(output)}")
+    placed = placement.predicted(network, plan, context.soc, _cost(network, context))
     result = {**plan.to_json(), "search_ms": search_ms}
+    result["placement"] = [asdict(one) for one in placed]
     result.pop("version")
-    emit("search", result, lambda: _plan_table(plan, search_ms), as_json=json)
+
+    def render() -> Group:
+        where = placement_table(placed, "predicted", every=every)
+        return Group(_plan_table(plan, search_ms), where)
+
+    emit("search", result, render, as_json=json)
+
+
+def _cost(network: Network, context: Context) -> CostModel | None:
+    """By what single ops are predicted; None where no predictors are trained."""
+    cost = context.default_cost()
+    return unmeasured.filled(cost, network) if cost else None
 
 
 def _show_bound(network: Network, context: Context, json: bool) -> None:
@@ -129,6 +151,8 @@ def run_model(
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
+    shape: ShapeOption = None,
+    every: PlacementOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, and say how long it takes.
@@ -136,7 +160,7 @@ def run_model(
     [dim]Example:[/dim] codl run yolov2 --soc host --input in.npz --output out.npz
     """
     context = Context(socs.load(soc), predictors, dataset, predictor)
-    network = load_network(model)
+    network = load_network(model, read_shapes(shape))
     chosen = load_plan(plan) if plan else find(strategy).plan(network, context)
     arrays = random_inputs(network) if inputs is None else _read_npz(inputs)
     with Engine(network, chosen, context.soc) as engine:
@@ -146,6 +170,9 @@ def run_model(
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
+        nets = engine.nets
+    placed = placement.predicted(network, chosen, context.soc, _cost(network, context))
+    placed = placement.measured(placed, spans, nets)
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
@@ -160,10 +187,14 @@ def run_model(
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
         "precision": precision,
+        "placement": [asdict(one) for one in placed],
         "spans": [asdict(span) for span in spans],
     }
 
-    def render() -> str:
+    def render() -> Group:
+        return Group(placement_table(placed, "measured", every=every), summary())
+
+    def summary() -> str:
         return (
             f"{network.name} by {chosen.strategy} on {context.soc.name}: median "
             f"{latency.median:.2f} ms (p20 {latency.p20:.2f}, p80 {latency.p80:.2f}, "

@@ -109,6 +109,12 @@ class Engine:
         self._last.run()
 
     @property
+    def nets(self) -> dict[str, tuple[str, ...]]:
+        """The layers of every net of the CPU, by the label that its spans have."""
+        steps = (step for stage in self._stages if stage.net for step in stage.net.steps)
+        return {s.group.label: tuple(layer.name for layer in s.group.layers) for s in steps}
+
+    @property
     def precision(self) -> dict[str, str]:
         """The narrowest type that the GPU stores tensors as, and what everything is computed in."""
         halves = any(storage.element == "float16" for storage in self.storages)

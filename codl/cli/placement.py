@@ -1,0 +1,46 @@
+"""The placement table of `codl search` and `codl run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from codl.kernels.ort import CpuOrt
+from codl.ops import OnnxModel
+from codl.plan.placement import Placed
+
+
+def placement_table(placed: Sequence[Placed], source: str, *, every: bool) -> Table:
+    """Ops by where they run; those that codl has no operator for, or `every` one, by name."""
+    title = f"Placement, {source} latencies"
+    table = Table("op", "kind", "processor", "GPU ratio", "variant", "ms", "why", title=title)
+    for one in placed:
+        if every or one.kind == OnnxModel.kind:
+            ratio = f"{one.dim} {one.gpu_ratio:.2f}" if 0 < one.gpu_ratio < 1 else ""
+            ms = "" if one.latency_ms is None else f"{one.latency_ms:.3f}"
+            table.add_row(one.op, one.kind, one.processor, ratio, one.variant, ms, one.reason)
+    if not every:
+        for (processor, engine), own in _by_engine(placed).items():
+            total = sum(one.latency_ms or 0.0 for one in own)
+            kinds = ", ".join(dict.fromkeys(one.kind for one in own))
+            table.add_row(f"{len(own)} ops", kinds, processor, "", engine, f"{total:.3f}", "")
+    shared = sum(one.together > 1 for one in placed)
+    if shared:
+        table.caption = (
+            f"{shared} ops of the CPU were measured as parts of nets, whose latencies they share "
+            "as predicted"
+        )
+    return table
+
+
+def _by_engine(placed: Sequence[Placed]) -> dict[tuple[str, str], list[Placed]]:
+    """Ops that codl has operators for, by processor and what runs them."""
+    found: dict[tuple[str, str], list[Placed]] = {}
+    for one in placed:
+        if one.kind == OnnxModel.kind:
+            continue
+        own = "ncnn" if one.variant != CpuOrt.name else "ONNX Runtime"
+        engine = own if one.processor == "cpu" else "OpenCL kernels"
+        found.setdefault((one.processor, engine), []).append(one)
+    return found

@@ -1,0 +1,125 @@
+"""Where every op of a plan runs, why there, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from codl.execute.program import Segment, build_program
+from codl.execute.timeline import Span
+from codl.kernels import registry
+from codl.kernels.base import Processor
+from codl.kernels.ort import CpuOrt
+from codl.ops import Network, OnnxModel, Op
+from codl.ops.chain import Half, Part
+from codl.ops.plan import Plan
+from codl.plan.cost import CostModel
+from codl.soc import Soc
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One op's part on one processor.
+
+    `latency_ms` is None where nobody predicted or measured it. Kernels are measured each by itself;
+    ops of the CPU that share a net are measured together, in `together`, and each has the share of
+    that which it was predicted to have.
+    """
+
+    op: str
+    kind: str
+    processor: Processor
+    dim: str
+    gpu_ratio: float
+    variant: str
+    latency_ms: float | None
+    reason: str
+    together: int = 1
+
+
+def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[Placed]:
+    """Every op of a plan, with latencies by a cost model where there is one."""
+    return [
+        _placed(part, side, segment, soc, cost)
+        for segment in build_program(network, plan, soc).segments
+        for side, half in _halves(segment)
+        for part in half.parts
+    ]
+
+
+def measured(
+    placed: Sequence[Placed], spans: Iterable[Span], nets: Mapping[str, Sequence[str]]
+) -> list[Placed]:
+    """The same with latencies from a profile; `nets` are the ops of the CPU's nets, by label."""
+    kernels: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for span in spans:
+        own = kernels if span.kind == "kernel" else totals if span.kind == "net" else {}
+        own[span.label] = own.get(span.label, 0.0) + span.end_ms - span.start_ms
+    expected = {one.op: one.latency_ms or 0.0 for one in placed if one.processor == "cpu"}
+    shares: dict[str, tuple[float, int]] = {}
+    for label, ops in nets.items():
+        whole = sum(expected.get(op, 0.0) for op in ops)
+        for op in ops:
+            share = expected.get(op, 0.0) / whole if whole else 1 / len(ops)
+            shares[op] = (share * totals.get(label, 0.0), len(ops))
+    found = []
+    for one in placed:
+        if one.processor == "gpu":
+            found.append(replace(one, latency_ms=kernels.get(one.op, 0.0)))
+        else:
+            ms, together = shares.get(one.op, (0.0, 1))
+            found.append(replace(one, latency_ms=ms, together=together))
+    return found
+
+
+def _halves(segment: Segment) -> tuple[tuple[Processor, Half], tuple[Processor, Half]]:
+    return ("cpu", segment.cpu), ("gpu", segment.gpu)
+
+
+def _placed(
+    part: Part, side: Processor, segment: Segment, soc: Soc, cost: CostModel | None
+) -> Placed:
+    chain, layer = segment.chain, part.layer
+    variant = chain.variants[layer.name][side]
+    latency_ms = cost.half_ms(Half((part,)), side, chain.variants) if cost else None
+    return Placed(
+        op=layer.name,
+        kind=layer.op.kind,
+        processor=side,
+        dim=chain.dim,
+        gpu_ratio=chain.gpu_ratio,
+        variant=variant,
+        latency_ms=latency_ms,
+        reason=_reason(part, side, segment, soc),
+    )
+
+
+def _reason(part: Part, side: Processor, segment: Segment, soc: Soc) -> str:
+    op, chain = part.layer.op, segment.chain
+    if isinstance(op, OnnxModel):
+        return f"codl has no operator for {op.nodes}, or for its types: ONNX Runtime runs it whole"
+    other: Processor = "gpu" if side == "cpu" else "cpu"
+    if part.op != op:
+        reason = f"split on {chain.dim}"
+    elif 0 < chain.gpu_ratio < 1:
+        reason = f"a {op.kind} is never split, and both sides read it"
+    elif not registry.variants(op, other, soc):
+        reason = f"the {other} has no kernel variant for it"
+    else:
+        reason = "never split" if not op.dims else "whole, by the strategy's choice"
+    variant = registry.find(part.op, chain.variants[part.layer.name][side])
+    refusal = _ncnn_refusal(part.op, soc) if isinstance(variant, CpuOrt) else ""
+    return f"{reason}; {refusal}" if refusal else reason
+
+
+def _ncnn_refusal(op: Op, soc: Soc) -> str:
+    """Why ONNX Runtime stands in for ncnn."""
+    refusals = [
+        variant.refusal(op, soc)
+        for variant in registry.VARIANTS
+        if (variant.op_kind, variant.processor) == (op.kind, "cpu")
+        and not isinstance(variant, CpuOrt)
+    ]
+    first = next((reason for reason in refusals if reason), None)
+    return f"not in ncnn: {first}" if first else f"ncnn has no {op.kind}"
