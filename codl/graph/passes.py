@@ -9,7 +9,6 @@ import numpy as np
 from onnx import TensorProto
 
 from codl.graph.graph import Graph, Node
-from codl.graph.patterns import fuse_activations
 
 #: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
 ALIASES = ("Identity", "Dropout", "Cast")
@@ -20,14 +19,9 @@ RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 FLAT_CONSUMERS = ("Gemm", "MatMul")
 
 
-def simplify(graph: Graph) -> Graph:
-    """Drop what computes nothing, and copies that a transpose can do with; fuse activations."""
-    return merge_reshapes(drop_reshapes(fuse_activations(drop_aliases(graph))))
-
-
 def drop_aliases(graph: Graph) -> Graph:
     gone = {n.outputs[0]: n.inputs[0] for n in graph.nodes if is_alias(graph, n)}
-    return _rename(graph, gone)
+    return rename(graph, gone)
 
 
 def is_alias(graph: Graph, node: Node) -> bool:
@@ -53,7 +47,7 @@ def drop_reshapes(graph: Graph) -> Graph:
         flat = all(_reads_one_row(graph, reader, node) for reader in readers)
         if node.type in RESHAPES and flat:
             gone[node.outputs[0]] = node.inputs[0]
-    return _rename(graph, gone)
+    return rename(graph, gone)
 
 
 def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
@@ -100,13 +94,19 @@ def _only_reader(graph: Graph, tensor: str) -> Node | None:
     return readers[0] if len(readers) == 1 and tensor not in graph.outputs else None
 
 
+def is_only_read_by(graph: Graph, tensor: str, node: Node) -> bool:
+    """Whether nobody but a node reads a tensor, and it once."""
+    reads = [reader for reader in graph.nodes for name in reader.inputs if name == tensor]
+    return len(reads) == 1 and reads[0] is node and tensor not in graph.outputs
+
+
 def _replace(graph: Graph, changes: Mapping[str, Node | None]) -> Graph:
     """Other nodes in the place of some, by name, or none."""
     nodes = (changes.get(node.name, node) for node in graph.nodes)
     return replace(graph, nodes=tuple(node for node in nodes if node is not None))
 
 
-def _rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
+def rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
     """Remove the nodes that make the keys of `gone`; readers get the values instead."""
 
     def source(tensor: str) -> str:
@@ -116,4 +116,6 @@ def _rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
 
     kept = [n for n in graph.nodes if n.outputs[0] not in gone]
     nodes = tuple(replace(n, inputs=tuple(source(i) for i in n.inputs)) for n in kept)
-    return replace(graph, nodes=nodes, aliases={**graph.aliases, **{k: source(k) for k in gone}})
+    # What another pass removed may stand for what is removed now.
+    earlier = {name: source(held) for name, held in graph.aliases.items()}
+    return replace(graph, nodes=nodes, aliases=earlier | {name: source(name) for name in gone})

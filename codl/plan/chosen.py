@@ -12,6 +12,7 @@ from codl.ops.plan import Chain, Plan, Sharing
 from codl.plan import estimated, unmeasured
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
+from codl.plan.engines import few_changes
 
 
 @dataclass(frozen=True)
@@ -56,4 +57,5 @@ def _chain(network: Network, cost: CostModel, one: Cut) -> Chain:
     block = cost.soc.gpu.vector_width
     halves = cut(one.layers, outputs, one.dim, one.gpu_ratio, block=block)
     names = tuple(layer.name for layer in one.layers)
-    return Chain(names, one.dim, one.gpu_ratio, cost.variants(*halves))
+    variants = few_changes(halves[0], cost.variants(*halves), cost.soc)
+    return Chain(names, one.dim, one.gpu_ratio, variants)

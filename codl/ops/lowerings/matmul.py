@@ -19,11 +19,13 @@ from codl.ops.region import Shape, as_nchw
 
 def _matmul(graph: Graph, node: Node) -> list[Step]:
     """An operand of one axis is a row, or a column."""
-    a, b = (tuple(graph.shapes[name]) for name in node.inputs)
+    a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
     b = (*b, 1) if len(b) == 1 else b
     if node.inputs[1] in graph.constants and len(b) == 2:
         matrix = graph.constant(node.inputs[1]).reshape(b)
-        return [_with_constant(graph, node, a, matrix, np.zeros(b[1], np.float32), node.outputs[0])]
+        # A bias is no part of ONNX's node: a pass has folded it into this one.
+        bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(b[1], np.float32)
+        return [_with_constant(graph, node, a, matrix, bias, node.outputs[0])]
     a = (1, *a) if len(a) == 1 else a
     return [Step(MatMul(shapes=(a, b)), node.inputs, node.outputs[0])]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from codl.graph import Graph, Node
 from codl.ops.lowerings.base import (
@@ -14,13 +15,18 @@ from codl.ops.lowerings.base import (
 )
 from codl.ops.lowerings.operands import Operand, combine
 from codl.ops.nd import Sizes
+from codl.ops.pool2d import Pool2d
 from codl.ops.reduce import Reduce
+from codl.ops.region import as_nchw
 from codl.ops.softmax import Softmax
+from codl.ops.window import Size2
 
 #: The mode of the first of several reductions, and of all others but the last, where it is another.
 FIRST = {"log_sum": "sum"}
 LATER = {"sum_square": "sum", "log_sum": "sum"}
 LAST = {"sum_square": "sum"}
+#: Reductions of whole images are poolings, which every processor has kernels for.
+POOLINGS: Mapping[str, Literal["max", "avg"]] = {"mean": "avg", "max": "max"}
 
 
 def reduced(
@@ -62,6 +68,10 @@ def _reduce(mode: str) -> Lowering:
         if not axes:
             axes = () if attribute(node, "noop_with_empty_axes", 0) else tuple(range(len(sizes)))
         keepdims = bool(attribute(node, "keepdims", 1))
+        whole = len(sizes) == 4 and {axis % 4 for axis in axes} == {2, 3}
+        if whole and mode in POOLINGS:
+            op = Pool2d(inputs=(as_nchw(sizes),), mode=POOLINGS[mode], kernel=Size2(*sizes[2:]))
+            return [Step(op, node.inputs[:1], node.outputs[0])]
         return reduced(node.inputs[0], sizes, mode, axes, node.outputs[0], keepdims=keepdims)
 
     return lowering
