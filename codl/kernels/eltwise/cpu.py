@@ -14,15 +14,13 @@ CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}
 
 
 class CpuDirect:
-    """Inputs of one shape; ncnn has rules of its own for stretching others."""
+    """Any two inputs: ncnn stretches axes of size 1 as the op does, whatever its packing."""
 
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
-        if len(set(op.inputs)) > 1:
-            return f"the inputs must have one shape, got {op.inputs[0]} and {op.inputs[1]}"
         if op.mode not in CODES and op.mode != "identity":
             return f"ncnn has no layer for {op.mode}"
         return None
