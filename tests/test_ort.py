@@ -171,7 +171,7 @@ def test_a_half_of_both_engines(first_soc: Soc) -> None:
     half = CpuHalf(layers, {"x": source}, {"e": result}, first_soc)
     for _ in range(2):
         half.run()
-        np.testing.assert_allclose(result.array, values["e"], atol=1e-5)
+        np.testing.assert_allclose(result.array, values["e"], rtol=1e-5, atol=1e-5)
         result.array.fill(0)
 
 
