@@ -137,3 +137,45 @@ def test_means_of_images_are_poolings() -> None:
     nodes = [("ReduceMean", "x", "y", {"axes": [2, -1], "keepdims": 0}),
              ("ReduceMax", "x", "z", {"axes": [-2, -1]})]  # fmt: skip
     assert check(model(nodes, [2, 3, 5, 4], ["y", "z"])) == ["pooling", "pooling"]
+
+
+def test_factors_of_operands_are_factors_of_the_product() -> None:
+    nodes = [
+        ("Mul", "x half", "a"),
+        ("Transpose", "x", "t", {"perm": [0, 2, 1]}),
+        ("Div", "t half", "b"),
+        ("Mul", "b half", "c"),
+        ("MatMul", "a c", "m"),
+        ("Mul", "half m", "y"),
+    ]
+    assert check(model(nodes, [2, 5, 4], ["y"], half=np.float32(0.3))) == ["transpose", "matmul"]
+
+
+def test_hard_swish_is_one_activation() -> None:
+    slope = {"alpha": 1 / 6}
+    nodes = [("MatMul", "x w", "m"), ("HardSigmoid", "m", "h", slope), ("Mul", "m h", "y")]
+    assert check(model(nodes, [2, 5, 4], ["y"], w=floats(4, 6))) == ["matmul"]
+    nodes[1] = ("HardSigmoid", "m", "h")  # with another slope it is none
+    assert "eltwise" in check(model(nodes, [2, 5, 4], ["y"], w=floats(4, 6)))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_group_norms_between_reshapes(groups: int) -> None:
+    nodes = [
+        ("Reshape", "x rows", "r"),
+        ("InstanceNormalization", "r ones zeros", "n", {"epsilon": 1e-3}),
+        ("Reshape", "n back", "b"),
+        ("Mul", "b s", "m"),
+        ("Add", "m t", "y"),
+    ]
+    values = {
+        "rows": np.int64([0, groups, -1]),
+        "back": np.int64([2, 6, 5, 4]),
+        "ones": np.ones(groups, np.float32),
+        "zeros": np.zeros(groups, np.float32),
+        "s": floats(6, 1, 1),
+        "t": floats(1, 6, 1, 1),
+    }
+    assert check(model(nodes, [2, 6, 5, 4], ["y"], **values)) == ["norm"]
+    values["zeros"] = values["zeros"] + 1
+    assert len(check(model(nodes, [2, 6, 5, 4], ["y"], **values))) > 1

@@ -49,6 +49,8 @@ def fold_affines(graph: Graph) -> Graph:
         graph = _fold(graph, name, _into_before)
     for name in reversed(names):
         graph = _fold(graph, name, _into_after)
+    for name in reversed(names):
+        graph = _fold(graph, name, _into_factor)
     return graph
 
 
@@ -137,6 +139,23 @@ def _into_after(graph: Graph, node: Node, affine: Affine) -> Graph | None:
         matrix, bias = product
         graph = _with(graph, reader, scale[:, None] * matrix, bias + shift @ matrix)
     return rename(graph, {output: affine.x})
+
+
+def _into_factor(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+    """One number that scales a product of two tensors, or an operand of one, becomes its factor."""
+    output = node.outputs[0]
+    if affine.scale.size != 1 or affine.shift.any():
+        return None
+    products = [n for n in graph.nodes if affine.x in n.outputs]
+    products = [n for n in products if is_only_read_by(graph, affine.x, node)]
+    products += [n for n in graph.consumers(output) if is_only_read_by(graph, output, n)]
+    for product in products:
+        if product.type == "MatMul" and not any(n in graph.constants for n in product.inputs):
+            alpha = product.attributes.get("alpha", 1.0) * float(affine.scale.item())
+            made = replace(product, attributes={"alpha": alpha}, proto=None)
+            nodes = tuple(made if n is product else n for n in graph.nodes)
+            return rename(replace(graph, nodes=nodes), {output: affine.x})
+    return None
 
 
 def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:

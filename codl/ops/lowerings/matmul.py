@@ -27,7 +27,9 @@ def _matmul(graph: Graph, node: Node) -> list[Step]:
         bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(b[1], np.float32)
         return [_with_constant(graph, node, a, matrix, bias, node.outputs[0])]
     a = (1, *a) if len(a) == 1 else a
-    return [Step(MatMul(shapes=(a, b)), node.inputs, node.outputs[0])]
+    # Nor is a factor, which a pass has found in front of the node.
+    alpha = number(attribute(node, "alpha", 1.0))
+    return [Step(MatMul(shapes=(a, b), alpha=alpha), node.inputs, node.outputs[0])]
 
 
 def _gemm(graph: Graph, node: Node) -> list[Step]:
