@@ -14,6 +14,7 @@ from strategies import movements, ops
 from test_kernels import operands, reference
 from test_nd_math import norms, products, reductions, softmaxes
 
+from codl.collect.work import cpu_work
 from codl.device.cpu import CpuLayer, Home
 from codl.device.half import CpuHalf, grouped
 from codl.device.ort import OrtNet
@@ -190,3 +191,13 @@ def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:
     result = Home.allocate(op.output, need)
     OrtNet([first, second], homes, {"b": result}, first_soc).run()
     np.testing.assert_allclose(result.array, np.exp(x + s)[:, 1:3, 4:7], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text", ["softmax in=8x9 axes=1", "norm in=4x6,1x6,1x6 axis=1", "gather in=5x4,6 axis=0"]
+)
+def test_such_ops_are_measured_like_others(text: str, first_soc: Soc) -> None:
+    op = parse(text)
+    variant = registry.find(op, "cpu_ort")
+    assert all(value >= 0 for value in variant.features(op, first_soc).values())
+    cpu_work(op, variant, first_soc)(3)
