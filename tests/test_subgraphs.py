@@ -254,6 +254,28 @@ def test_models_without_such_nodes_stay_as_they_are() -> None:
     assert enclose(graph) is graph
 
 
+def test_recurrent_and_quantized_nodes(first_soc: Soc) -> None:
+    """A node with outputs that are left out, and integers between two nodes."""
+    proto = model(
+        [
+            helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], name="n_h", hidden_size=6),
+            node("Relu", "h", "a"),
+            node("QuantizeLinear", "a scale zero", "q"),
+            node("DequantizeLinear", "q scale zero", "y"),
+        ],
+        {"x": [4, 1, 5]},
+        ["y"],
+        {
+            "w": floats(1, 24, 5),
+            "r": floats(1, 24, 6),
+            "scale": np.float32(0.01),
+            "zero": np.uint8(0),
+        },
+    )
+    network = check(proto, {"x": floats(4, 1, 5)}, first_soc)
+    assert onnx_layers(network) == ["LSTM", "QuantizeLinear+DequantizeLinear"]
+
+
 UNARY = st.sampled_from(["Relu", "Neg", "Exp"])
 BINARY = st.sampled_from(["Add", "Mul", "Max"])
 
