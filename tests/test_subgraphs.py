@@ -190,6 +190,19 @@ def test_an_output_whose_size_depends_on_data_is_refused_with_its_node() -> None
         network_of(import_onnx(proto, "test"))
 
 
+def test_what_is_no_number_is_refused() -> None:
+    nodes = [node("Abs", "x", "a"), node("Cast", "a", "y", to=TensorProto.STRING)]
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, [3])],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(UnsupportedError, match="'y' is of type string"):
+        network_of(import_onnx(proto, "test"))
+
+
 def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
     """A graph inside a node reads a tensor from outside."""
     then = helper.make_graph(

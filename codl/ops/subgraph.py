@@ -12,12 +12,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
 from codl.graph import Graph, Node
+from codl.graph.passes import FLOATS
 from codl.ops.lowerings.base import Step
 from codl.ops.movement import Slice
 from codl.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 
 #: The type of a node that is a group of others; `model` is its model, `nodes` their types.
 ENCLOSED = "codl.Enclosed"
+#: Types that a caller may give or get, and that float32 stands for in between.
+NUMBERS = (
+    *FLOATS,
+    TensorProto.BOOL,
+    *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+)
 
 
 def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
@@ -38,9 +46,15 @@ def enclosing_node(graph: Graph, nodes: Sequence[Node]) -> Node:
                 raise UnsupportedError(
                     f"The node {node.name!r} ({node.type}): {graph.unknown[name]}"
                 )
+    for name in (*inputs, *outputs):
+        kind = graph.types.get(name, TensorProto.FLOAT)
+        if kind not in NUMBERS:
+            given = TensorProto.DataType.Name(kind).lower()
+            raise UnsupportedError(
+                f"The tensor {name!r} is of type {given}; codl knows numbers only."
+            )
     model = _model(graph, nodes, inputs, outputs)
     kinds = "+".join(dict.fromkeys(node.type for node in nodes))
-    # Named after a node that codl has no operator for, if only by the types of its tensors.
     attributes = {"model": model.SerializeToString(), "nodes": kinds}
     return Node(nodes[0].name, ENCLOSED, tuple(inputs), tuple(outputs), attributes)
 
