@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,13 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_execute import make_plan
+from test_plan import SOC, Law
 
+from codl.errors import CodlError
 from codl.execute.engine import Engine
 from codl.execute.program import build_program
 from codl.graph import import_onnx, session_options, simplify
+from codl.models import load
+from codl.models.batch import set_batch
 from codl.models.builder import ModelBuilder
 from codl.ops import Array, Layer, Network, Region, Reshape, Shape, Span, lower, parse
 from codl.ops.chain import cut
+from codl.plan.cost import CostModel
+from codl.plan.search import ChainSearch, greedy_chains, image_ratios
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err
 
@@ -123,3 +131,54 @@ def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
     for half in cut(layers, ["t3"], "N", 0.5, block=8):
         assert [part.region.images.size for part in half.parts] == [4, 2, 1]
         assert half.inputs == {"t0": Region.whole(Shape(4, 6, 5, 5))}
+
+
+def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
+    cost = CostModel(SOC, Law())
+    for text in (
+        "conv2d in={}x16x9x9 oc=8 kernel=3 pad=1",
+        "fc in={}x16x3x3 oc=8",
+        "eltwise in={0}x16x9x9,{0}x16x9x9",
+    ):
+        one, five = parse(text.format(1)), parse(text.format(5))
+        assert five.one_image == one
+        for processor in ("cpu", "gpu"):
+            single, batch = cost.choice(one, processor), cost.choice(five, processor)
+            assert single is not None
+            assert batch is not None
+            assert batch.variant == single.variant
+            assert batch.latency_ms == pytest.approx(5 * single.latency_ms)
+
+
+def test_sharing_a_batch_maps_once_and_transforms_every_image() -> None:
+    class Parts(Law):
+        def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> Any:
+            bytes_ = np.array([shape.bytes for shape in shapes], float)
+            return {"transform": 1.0 + 0 * bytes_, "map": 2.0 + 0 * bytes_, "copy": bytes_}
+
+    cost, shape = CostModel(SOC, Parts()), Shape(5, 3, 7, 7)
+    assert cost.sharing_parts("to_gpu", shape) == {"transform": 5, "map": 2, "copy": shape.bytes}
+    assert cost.sharing_ms("load", shape) == 5 * cost.sharing_ms("load", shape._replace(n=1))
+
+
+def test_a_search_splits_the_images_of_the_whole_network() -> None:
+    """Rows of a chain would be computed twice at the cut, and channels must be gathered."""
+    network = case(4)[0]
+    assert image_ratios(network.layers) == [0.25, 0.5, 0.75]
+    assert image_ratios(case(1)[0].layers) == []
+    law = Law(fixed=1e-3, per_mb=0.01)
+    (whole,) = greedy_chains(ChainSearch(network, CostModel(SOC, law), "missing"))
+    assert (whole.dim, whole.gpu_ratio) == ("N", 0.5)
+    rows = ChainSearch(network, CostModel(SOC, law), "missing", dims=("H", "OC"))
+    assert all(chain.dim != "N" for chain in greedy_chains(rows))
+    assert whole.latency_ms < sum(chain.latency_ms for chain in greedy_chains(rows))
+
+
+def test_any_model_takes_another_batch() -> None:
+    proto = residual(1)
+    set_batch(proto, 3)
+    network = lower(simplify(import_onnx(proto, "residual")))
+    assert network.digest == case(3)[0].digest
+    with pytest.raises(CodlError, match="at least 1 image, got 0"):
+        set_batch(proto, 0)
+    assert load("mobilenet_v2", 2).proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2

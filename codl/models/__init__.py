@@ -10,6 +10,7 @@ import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.models import mobilenet_v2, resnet50, vgg16, yolov2
+from codl.models.batch import set_batch
 
 BUILT_IN: dict[str, Callable[[], onnx.ModelProto]] = {
     "mobilenet_v2": mobilenet_v2.build,
@@ -27,11 +28,18 @@ class ModelSource:
     proto: onnx.ModelProto
 
 
-def load(model: str | Path) -> ModelSource:
-    """Load a built-in model by name, or an `.onnx` file by path.
+def load(model: str | Path, batch: int | None = None) -> ModelSource:
+    """Load a built-in model by name, or an `.onnx` file by path; for so many images at a time.
 
     Raises `UnknownNameError` where it is neither, `InvalidFileError` where the file is not ONNX.
     """
+    source = _load(model)
+    if batch is not None:
+        set_batch(source.proto, batch)
+    return source
+
+
+def _load(model: str | Path) -> ModelSource:
     name = str(model)
     if name in BUILT_IN:
         return ModelSource(name, BUILT_IN[name]())

@@ -56,6 +56,11 @@ class NdOp(Op):
         return False
 
     @property
+    def images(self) -> int:
+        """1: kernels see a dense array and compute all of it at once."""
+        return 1
+
+    @property
     def out_sizes(self) -> Sizes:
         """The sizes of the output's axes."""
         raise NotImplementedError
