@@ -70,7 +70,7 @@ def network() -> Network:
     for oc in (32, 32, 64, 64):
         x = b.relu(b.conv(x, oc, 3, pad=1))
     x = b.max_pool(x, 2, 2)
-    b.output(b.fully_connected(b.flatten(x, 64 * 32 * 32), 100))
+    b.output(b.fully_connected(b.flatten(x), 100))
     return lower(simplify(import_onnx(b.build(), "line")))
 
 
