@@ -43,7 +43,8 @@ class Plan:
     paper's way), "missing" where only what it lacks moves. `predicted_ms` is None where nobody
     predicted. `digest` identifies the model's structure. `source` says where the latencies come
     from that the prediction rests on; `not_counted` names the layers, and the ways of data sharing,
-    that have none and count as nothing.
+    that have none and count as nothing. `method` says how the chains were searched for, and whether
+    that was exact.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Plan:
     chains: tuple[Chain, ...]
     source: str = "measured"
     not_counted: tuple[str, ...] = ()
+    method: str = ""
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
