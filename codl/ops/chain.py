@@ -39,7 +39,7 @@ class Half:
     @property
     def runs(self) -> int:
         """How often a net of these ops runs: once for each image."""
-        return max((part.op.images for part in self.parts), default=0)
+        return max((part.op.images for part in self.parts), default=1)
 
     @cached_property
     def outputs(self) -> dict[str, Region]:

@@ -143,14 +143,20 @@ class CostModel:
         measured as a net of its own, but a half is one net.
         """
         chosen = self._chosen(half, processor, variants or {})
-        return self.in_one_ms(sum(latency for _, latency in chosen), len(half.parts), processor)
+        total = sum(latency for _, latency in chosen)
+        return self.in_one_ms(total, len(half.parts), processor, runs=half.runs)
 
-    def in_one_ms(self, total: float, count: int, processor: Processor) -> float:
-        """So many parts in one net or queue, of which each was measured by itself."""
+    def in_one_ms(
+        self, total: float, count: int, processor: Processor, *, runs: float = 1
+    ) -> float:
+        """So many parts in one net or queue, of which each was measured by itself.
+
+        A net runs once for each image.
+        """
         if processor == "gpu" or count < 2 or "dispatch_cpu" not in self.predictors.targets:
             return total
         saved = count * self._dispatch_ms("cpu", 1) - self._dispatch_ms("cpu", count)
-        return max(total - half.runs * saved, LEAST_SHARE * total)
+        return max(total - runs * saved, LEAST_SHARE * total)
 
     def _chosen(
         self, half: Half, processor: Processor, variants: Variants
