@@ -9,7 +9,7 @@ from codl.execute.program import build_program, chain_outputs
 from codl.ops import Dim, Layer, Network
 from codl.ops.chain import cut
 from codl.ops.plan import Chain, Plan, Sharing
-from codl.plan import unmeasured
+from codl.plan import estimated, unmeasured
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 
@@ -44,6 +44,7 @@ def make_plan(
         chains=tuple(_chain(network, cost, one) for one in cuts),
         source=cost.soc.source,
         not_counted=unmeasured.not_counted(cost, network),
+        estimated=estimated.estimated(cost, network),
         method=method,
     )
     program = build_program(network, plan, cost.soc)
