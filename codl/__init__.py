@@ -20,14 +20,16 @@ def compile(
     soc: str | Path = "host",
     strategy: str = "codl-paper",
     plan: str | Path | None = None,
+    batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
     is a file of `codl search`; without one the strategy plans, with the predictors that `codl
-    train` left in `./predictors`. `shapes` are those of inputs whose sizes the model leaves open; a
-    batch is 1. Raises `CodlError` where something is missing or unknown.
+    train` left in `./predictors`. `batch` is how many images a run takes, if not as many as the
+    model says; `shapes` are those of inputs whose sizes it leaves open. Raises `CodlError` where
+    something is missing or unknown.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
@@ -38,7 +40,7 @@ def compile(
     from codl.ops.plan import load_plan
     from codl.strategies import Context, find
 
-    described, network = socs.load(soc), load_network(str(model), shapes)
+    described, network = socs.load(soc), load_network(str(model), batch, shapes)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, Context(described))
     return Engine(network, chosen, described)
 

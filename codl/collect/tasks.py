@@ -149,12 +149,14 @@ def load_ops(sources: Sequence[str]) -> list[Op]:
     return list(found)
 
 
-def load_network(model: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Network:
-    """A model by built-in name or `.onnx` path, ready to be planned.
+def load_network(
+    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Network:
+    """A model by built-in name or `.onnx` path, for so many images at a time, to be planned.
 
     `shapes` are those of inputs whose sizes the model leaves open.
     """
-    source = models.load(model)
+    source = models.load(model, batch)
     return network_of(graph.import_onnx(source.proto, source.name, shapes))
 
 
