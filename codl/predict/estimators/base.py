@@ -130,6 +130,10 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
         return self._in_runs(self._predict(X), runs)
 
+    def typical(self, X: Vector) -> Vector:
+        """`predict` for features that have been checked, in the typical run."""
+        return self._in_runs(self._predict(X), None)
+
     def interval(
         self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None
     ) -> tuple[Vector, Vector]:
@@ -147,8 +151,8 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return low * np.where(at_floor, 1 - width, 1), high * np.where(at_floor, 1 + width, 1)
 
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
-        labels = _labels(runs, len(latency_ms))
         if self.runs_:
+            labels = _labels(runs, len(latency_ms))
             latency_ms = run_terms.apply(self.runs_, latency_ms, labels)
         return np.maximum(latency_ms, self.floor_)
 

@@ -53,11 +53,11 @@ class Gbdt(LatencyEstimator):
         if self.monotone:
             parameters["monotone_constraints"] = [1] * X.shape[1]
         self.base_ = CodlLinear().fit(X, y)
-        target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.predict(X))
+        target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.typical(X))
         self.trees_ = Trees.fit(X, target, rounds=self.rounds, parameters=parameters)
 
     def _predict(self, X: Vector) -> Vector:
-        return self.base_.predict(X) * np.exp(self.trees_.predict(X))
+        return self.base_.typical(X) * np.exp(self.trees_.predict(X))
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
         return {"base": self.base_.state(names), **self.trees_.state(names)}
