@@ -181,7 +181,7 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         ({k: v for k, v in content.items() if k != "soc"}, "the key 'soc' is missing"),
         (content | {"chainz": []}, "Did you mean 'chains'?"),
         (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
-        (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, got 'W'"),
+        (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
     ]
     for text, message in broken:
         path.write_text(text if isinstance(text, str) else json.dumps(text))

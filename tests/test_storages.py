@@ -102,7 +102,7 @@ def test_every_choice_over_images(text: str, gpu: OpenClDevice) -> None:
         if variant.storage == IMAGE:  # type: ignore[attr-defined]
             for choice in variant.choices(op, gpu.soc):  # type: ignore[attr-defined]
                 got, _ = run_gpu(variant, op, part, inputs, weights, gpu, choice)
-                assert_close(variant, op, got, expected[0])
+                assert_close(variant, op, got, expected)
 
 
 def test_a_batch_of_images_is_stacked(gpu: OpenClDevice) -> None:

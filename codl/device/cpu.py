@@ -18,14 +18,13 @@ from weakref import finalize
 import ncnn
 import numpy as np
 
+from codl.device.memory import ALIGNMENT
 from codl.errors import DeviceError
 from codl.kernels.ncnn import CpuVariant, NcnnLayer, activation_layer
 from codl.ops import Array, Op, Region, Shape, Weights
 from codl.soc import Soc
 
 MAGIC = "7767517"
-#: Memory that begins at a multiple of so many bytes is copied up to twice as fast.
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class Home:
 
     def view(self) -> Array:
         """The array's part that `used` names."""
-        part = self.used.within(self.held)
-        return self.array[:, slice(*part.channels), slice(*part.rows)]
+        return self.array[self.used.within(self.held).slices]
 
     def mat(self) -> ncnn.Mat:
         """The same part of the first image as an ncnn matrix over the same memory.
