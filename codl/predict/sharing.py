@@ -10,7 +10,7 @@ import numpy as np
 
 from codl.dataset import Direction
 from codl.kernels.base import Storage
-from codl.kernels.columns import Column, FeatureColumns, by_level, ceil_div, packed_vectors
+from codl.kernels.columns import Column, FeatureColumns, by_level, ceil_div, packed_vectors, rest
 from codl.kernels.image import TEXEL
 from codl.ops import Shape
 from codl.soc import Soc
@@ -80,13 +80,13 @@ def _transform(sizes: ShapeColumns, storage: Storage, soc: Soc) -> FeatureColumn
     blocks = sizes.images * ceil_div(sizes.channels, width)
     pieces, small = ceil_div(sizes.pixels, width), sizes.pixels < width
     chunks = blocks * pieces * ~small
-    partial = sizes.images * pieces * (np.mod(sizes.channels, width) > 0) * ~small
+    partial = sizes.images * pieces * (rest(sizes.channels, width) > 0) * ~small
     padded_bytes = storage.element_bytes * blocks * width * sizes.pixels
     cache = soc.cpu.l2_cache_bytes
     return {
         "chunks": chunks,
-        "unaligned_chunks": chunks * (np.mod(sizes.pixels, LINE) > 0),
-        "conflicting_chunks": chunks * (np.mod(2 * sizes.pixels, SETS) == 0),
+        "unaligned_chunks": chunks * (rest(sizes.pixels, LINE) > 0),
+        "conflicting_chunks": chunks * (rest(2 * sizes.pixels, SETS) == 0),
         "partial_chunks": partial,
         "single_elements": sizes.images * sizes.channels * sizes.pixels * small,
         "blocks": blocks,

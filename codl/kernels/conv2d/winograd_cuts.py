@@ -88,7 +88,7 @@ class Tiling:
     @property
     def weight_points(self) -> Column:
         """Points of the filter: those of stride 2 for odd inputs are one."""
-        return np.where(np.mod(self.side, 2) > 0, (self.tile + 2) ** 2, self.points)
+        return np.where(columns.rest(self.side, 2) > 0, (self.tile + 2) ** 2, self.points)
 
     @property
     def blocks(self) -> Column:
@@ -152,7 +152,7 @@ class Cut:
 
 def _odd(sizes: Column) -> Column:
     """The same size, or one more: strides that are powers of two share the cache's sets."""
-    result: Column = sizes + (np.mod(sizes, 2) == 0)
+    result: Column = sizes + (columns.rest(sizes, 2) == 0)
     return result
 
 

@@ -51,7 +51,7 @@ class Kernel:
         """
         scale = (np.sqrt(5.0) / self.lengths).astype(a.dtype)
         s = _distances(a * scale, b * scale)
-        result = s * s.dtype.type(1 / 3)
+        result: Vector = s * s.dtype.type(1 / 3)
         result += 1.0
         result *= s
         result += 1.0
