@@ -8,8 +8,9 @@ Fields at their default are left out when written; `pad` takes one number, or to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, get_type_hints
 
 from codl.errors import CodlError, UnknownNameError
@@ -75,9 +76,15 @@ def to_text(op: Op) -> str:
     return " ".join([op.kind, *(f"{key}={given[key]}" for key in order)])
 
 
-def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
+@cache
+def _fields(cls: type[Op]) -> Mapping[str, Field[Any]]:
     """The fields that an op is made of, by their short names."""
     return {SHORT.get(field.name, field.name): field for field in fields(cls) if field.init}
+
+
+@cache
+def _types(cls: type[Op]) -> Mapping[str, Any]:
+    return get_type_hints(cls)
 
 
 @lru_cache(maxsize=65536)
@@ -138,7 +145,7 @@ def _read_sizes(text: str) -> tuple[int, ...]:
 
 
 def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
-    kind = get_type_hints(cls)[field.name]
+    kind = _types(cls)[field.name]
     try:
         if kind is Activation:
             name, *numbers = text.split(":")

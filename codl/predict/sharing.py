@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class ShapeColumns:
 
     @classmethod
     def of(cls, shapes: Sequence[Shape]) -> ShapeColumns:
-        return cls(*np.ascontiguousarray(np.array(shapes, np.float64).T))
+        sizes = np.fromiter(chain.from_iterable(shapes), np.float64, 4 * len(shapes))
+        return cls(*np.ascontiguousarray(sizes.reshape(-1, 4).T))
 
     @cached_property
     def pixels(self) -> Column:

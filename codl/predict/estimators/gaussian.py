@@ -51,13 +51,12 @@ class Kernel:
         """
         scale = (np.sqrt(5.0) / self.lengths).astype(a.dtype)
         s = _distances(a * scale, b * scale)
-        result: Vector = s * s.dtype.type(1 / 3)
-        result += 1.0
-        result *= s
-        result += 1.0
         np.negative(s, out=s)
-        np.exp(s, out=s)
+        result: Vector = s - 3.0  # s (s - 3) + 3 of negative s is 3 + 3 s + s^2
         result *= s
+        result += 3.0
+        result *= np.exp(s, out=s)
+        result *= 1 / 3
         return result
 
     @classmethod
@@ -140,7 +139,7 @@ def _distances(a: Vector, b: Vector) -> Vector:
     right[:, :width] = b
     np.einsum("ij,ij->i", b, b, out=right[:, width + 1])
     squares = left @ right.T
-    np.maximum(squares, 0, out=squares)
+    np.abs(squares, out=squares)  # rounding makes a few negative; `maximum` is slower
     result: Vector = np.sqrt(squares, out=squares)
     return result
 
