@@ -76,15 +76,15 @@ def to_text(op: Op) -> str:
     return " ".join([op.kind, *(f"{key}={given[key]}" for key in order)])
 
 
-@cache
-def _fields(cls: type[Op]) -> Mapping[str, Field[Any]]:
+def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
     """The fields that an op is made of, by their short names."""
     return {SHORT.get(field.name, field.name): field for field in fields(cls) if field.init}
 
 
 @cache
-def _types(cls: type[Op]) -> Mapping[str, Any]:
-    return get_type_hints(cls)
+def _types(kind: str) -> Mapping[str, Any]:
+    """The types of an op's fields; finding them takes longer than reading a text."""
+    return get_type_hints(OP_TYPES[kind])
 
 
 @lru_cache(maxsize=65536)
@@ -145,7 +145,7 @@ def _read_sizes(text: str) -> tuple[int, ...]:
 
 
 def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
-    kind = _types(cls)[field.name]
+    kind = _types(cls.kind)[field.name]
     try:
         if kind is Activation:
             name, *numbers = text.split(":")

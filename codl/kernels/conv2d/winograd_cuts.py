@@ -28,8 +28,8 @@ TRANSFORM, PASS, WIDTH, STRAIN = 8, 0.2, 0.003, 0.1
 #: The first pass over a weight vector costs so much more than others, and takes at least so long:
 #: from the cache beyond the second, and from memory, where the weights are many times as large.
 BEYOND, MEMORY, MANY = (1, 8), (1.5, 12), 12
-#: Ops whose choices are compared at once: as many as stay in the second-level cache.
-AT_ONCE = 128
+#: Ops whose choices are compared at once: some megabytes of them.
+AT_ONCE = 1024
 #: Choices of each tile size that are worth trying.
 TRIED = 8
 
