@@ -293,14 +293,10 @@ class Codl(LatencyEstimator):
                     self.shares_.tolist(), self.is_level_, self.members_, strict=True
                 )
             ],
-            "trees": self.trees_.state(self._tree_names()) if self.trees_ else {},
+            "trees": self.trees_.state() if self.trees_ else [],
             "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
-
-    def _tree_names(self) -> list[str]:
-        """Plain numbers: the features' own names stand in `columns`."""
-        return [f"seen_{at}" for at in range(3 * len(self.columns_) + 1)]
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         base, columns = state.get("base"), state.get("columns")
@@ -327,9 +323,8 @@ class Codl(LatencyEstimator):
         self.is_level_ = tuple(is_level for _, is_level, _ in read)
         self.shares_ = np.array([share for _, _, share in read])
         trees, total = state.get("trees"), float(self.shares_.sum())
-        if not isinstance(trees, Mapping):
-            raise ValueError(f"trees must be a mapping, got {trees!r:.80}.")
-        self.trees_ = Trees.from_state(trees, self._tree_names()) if trees else None
+        # Trees see every column, the base, the columns over the base, and over the first column.
+        self.trees_ = Trees.from_state(trees, 3 * width + 1) if trees else None
         if total > 1 + 1e-9 or (read and not trees and total < 1 - 1e-9):
             raise ValueError(f"members: shares must add up to 1, got {total:g}.")
         self.limits_ = vector(state, "limits", 2)

@@ -60,11 +60,11 @@ class Gbdt(LatencyEstimator):
         return self.base_.typical(X) * np.exp(self.trees_.predict(X))
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        return {"base": self.base_.state(names), **self.trees_.state(names)}
+        return {"base": self.base_.state(names), "trees": self.trees_.state()}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         base = state.get("base")
         if not isinstance(base, Mapping):
             raise ValueError(f"base must be a mapping, got {base!r}.")
         self.base_ = CodlLinear.from_state(base, names)
-        self.trees_ = Trees.from_state(state, names)
+        self.trees_ = Trees.from_state(state.get("trees"), len(names))
