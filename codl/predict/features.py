@@ -98,8 +98,13 @@ def is_sharing(target: str) -> bool:
 
 def is_whole(target: str) -> bool:
     """Whether a target is an op's latency or a whole exchange's: no part, nothing around it."""
-    is_part = is_sharing(target) and target.endswith(SHARING_PARTS)
-    return not is_part and not surroundings.kind_of(target)
+    return not whole_of(target) and not surroundings.kind_of(target)
+
+
+def whole_of(target: str) -> str | None:
+    """The exchange that a target is a part of; None for any other target."""
+    whole, _, part = target.rpartition("_")
+    return whole if is_sharing(target) and part in SHARING_PARTS else None
 
 
 def write(item: Item) -> str:

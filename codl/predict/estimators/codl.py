@@ -108,7 +108,7 @@ class Codl(LatencyEstimator):
             return
         items = Items.of(scaled)
         rows = spread_points(scaled, self.points)
-        self.points_ = rounded(scaled[rows], 4)
+        self.points_ = scaled[rows].round(2)
         base = np.log(self.base_.typical(X))
         residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
         level, axes = _ridge(scaled, logs), spread_axes(scaled)
@@ -293,7 +293,7 @@ class Codl(LatencyEstimator):
                     self.shares_.tolist(), self.is_level_, self.members_, strict=True
                 )
             ],
-            "trees": self.trees_.state() if self.trees_ else [],
+            **({"trees": self.trees_.state()} if self.trees_ else {}),
             "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
@@ -322,9 +322,10 @@ class Codl(LatencyEstimator):
         self.members_ = tuple(member for member, _, _ in read)
         self.is_level_ = tuple(is_level for _, is_level, _ in read)
         self.shares_ = np.array([share for _, _, share in read])
-        trees, total = state.get("trees"), float(self.shares_.sum())
+        total = float(self.shares_.sum())
         # Trees see every column, the base, the columns over the base, and over the first column.
-        self.trees_ = Trees.from_state(trees, 3 * width + 1) if trees else None
+        trees = "trees" in state
+        self.trees_ = Trees.from_state(state["trees"], 3 * width + 1) if trees else None
         if total > 1 + 1e-9 or (read and not trees and total < 1 - 1e-9):
             raise ValueError(f"members: shares must add up to 1, got {total:g}.")
         self.limits_ = vector(state, "limits", 2)

@@ -214,7 +214,8 @@ def _read(text: str, features: int) -> tuple[Node, ...]:
     if missing or len(nodes) != len(text.split()):
         raise ValueError(f"trees: every split must have two sides, and nothing more: {text!r:.80}.")
     if len(nodes) > 2 * MOST_LEAVES - 1:
-        raise ValueError(f"trees must have at most {MOST_LEAVES} leaves, got {len(nodes) // 2 + 1}.")
+        leaves = len(nodes) // 2 + 1
+        raise ValueError(f"trees must have at most {MOST_LEAVES} leaves, got {leaves}.")
     return tuple(nodes)
 
 
