@@ -130,7 +130,9 @@ def test_report_holds_the_contract(trained: tuple[Path, TrainReport]) -> None:
     files = {name: folder / SOC.name / f"{name}.json" for name in ESTIMATORS}
     assert content["bytes"] == {name: path.stat().st_size for name, path in files.items()}
     for name, size in content["bytes"].items():
-        parts = {row["target"]: row["bytes"] for row in content["predictors"] if row["name"] == name}
+        parts = {
+            row["target"]: row["bytes"] for row in content["predictors"] if row["name"] == name
+        }
         assert 0.5 * size < sum(parts.values()) < size
     for row in content["predictors"]:
         assert 0 < row["us_without_features"] <= row["us_per_prediction"]

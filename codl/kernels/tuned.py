@@ -104,13 +104,19 @@ class Tuning:
 
     def likely(self, variant: GpuVariant, ops: Sequence[Op]) -> list[int]:
         """The places of the ops that may have a result."""
-        known = self._shapes.get(variant.name, ())
-        return [at for at, op in enumerate(ops) if op.inputs in known] if known else []
+        known = self._shapes.get(variant.name)
+        if not known:
+            return []
+        return [at for at, op in enumerate(ops) if op.inputs in known or op.inputs[0].n > 1]
 
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
-        """The result for an op, if it was measured with the source and choices of now."""
+        """The result for an op, if it was measured with the source and choices of now.
+
+        Of a batch that for one image: kernels compute no more at a time.
+        """
         if not self.likely(variant, [op]):
             return None
+        op = op.one_image
         found = self.results.get((to_text(op), variant.name))
         if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
             return None

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from codl.kernels.base import Processor
 from codl.kernels.columns import FeatureColumns, single
-from codl.kernels.ncnn import NcnnLayer, one_image
+from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import ConcatColumns
 from codl.ops.concat import Concat
 from codl.soc import Soc
@@ -19,8 +19,6 @@ class CpuCopy:
     op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
 
     def refusal(self, op: Concat, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         return None
 
     def plan(self, op: Concat, soc: Soc) -> NcnnLayer:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from codl.kernels.base import Processor
 from codl.kernels.columns import FeatureColumns, single
-from codl.kernels.ncnn import NcnnLayer, one_image
+from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import EltwiseColumns
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
@@ -24,8 +24,6 @@ class CpuDirect:
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         if len(set(op.inputs)) > 1:
             return f"the inputs must have one shape, got {op.inputs[0]} and {op.inputs[1]}"
         if op.mode not in CODES and op.mode != "identity":
