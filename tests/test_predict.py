@@ -236,6 +236,7 @@ OPS = (
     "windows in=1x8x14x5 count=6 kernel=3 stride=2",
     "concat_nd in=7x5x1,7x5x2 axis=2",
     "gather in=100x17,5 axis=0",
+    "onnx in=1x8x14 to=1x8x14 nodes=CumSum digest=0123456789abcdef",
 )
 
 

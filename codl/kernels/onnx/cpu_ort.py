@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from codl.errors import UnsupportedError
 from codl.kernels.ort import CpuOrt, OrtPlan
 from codl.ops.onnx_model import OnnxModel
 
 
 def _plan(op: OnnxModel) -> OrtPlan:
+    if not op.model:  # predicted from its text, which has no model
+        raise UnsupportedError(f"The ONNX model {op.digest} ({op.nodes}) is not here to be run.")
     return OrtPlan((), op.shapes, op.to, model=op.model)
 
 
-def _refusal(op: OnnxModel) -> str | None:
-    return None if op.model else "its model is not here: only its name was read"
-
-
-VARIANT = CpuOrt("onnx", _plan, _refusal)
+VARIANT = CpuOrt("onnx", _plan)
