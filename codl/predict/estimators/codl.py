@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from codl.predict.estimators.arrays import from_rows, rounded, to_rows, vector
 from codl.predict.estimators.base import (
@@ -28,6 +29,8 @@ from codl.predict.estimators.members import (
     read_members,
     spread_axes,
 )
+from codl.predict.estimators.run_columns import RunColumns
+from codl.predict.estimators.runs import RunTerm
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
 
@@ -38,6 +41,8 @@ SEED = 0
 LEAST_ROWS = 8
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
+#: Columns of runs are scaled by no less, or a run of few rows would be far from all others.
+LEAST_RUN_SPREAD = 0.2
 #: Pull of the level's slopes towards 0, for each row.
 RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
@@ -93,10 +98,45 @@ class Codl(LatencyEstimator):
     trees_: Trees | None
     limits_: Vector
     errors_: Errors
+    run_columns_: RunColumns
 
     def __init__(self, *, points: int = 128, steps: int = 25) -> None:
         self.points = points
         self.steps = steps
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        runs: Sequence[str] | None = None,
+        groups: Sequence[Any] | Groups | None = None,
+    ) -> Codl:
+        self.run_columns_ = RunColumns()
+        return super().fit(X, y, runs=runs, groups=groups)
+
+    def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
+        """Fit with a column for every run: the kernels' lengths say how far runs are apart.
+
+        What stands at a run's floor is fitted like the rest: it is an upper bound for the others.
+        """
+        columns = RunColumns.of(labels)
+        if not columns.names:
+            super()._fit_runs(X, y, shapes, labels)
+            return
+        floors = self._floors(X, y, shapes, labels)
+        self.runs_ = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
+        self.run_columns_ = columns
+        self._fit(columns.beside(X, labels), y, shapes)
+
+    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
+        return self.run_columns_.beside(X, runs)
+
+    def in_typical_run(self, X: Vector, latency_ms: Vector, runs: Sequence[str]) -> Vector:
+        if not self.run_columns_.names:
+            return super().in_typical_run(X, latency_ms, runs)
+        result: Vector = latency_ms * self.predict(X) / self.predict(X, runs=runs)
+        return result
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         logs = np.log(np.maximum(y, RESOLUTION_MS))
@@ -228,6 +268,8 @@ class Codl(LatencyEstimator):
         """Keep the columns that vary and say something of their own."""
         logs = np.log1p(np.abs(X))
         center, spread = rounded(logs.mean(0)), rounded(logs.std(0))
+        runs = X.shape[1] - len(self.run_columns_.names)
+        spread[runs:] = np.maximum(spread[runs:], LEAST_RUN_SPREAD)
         kept: list[int] = []
         for column in np.flatnonzero(spread > 1e-6).tolist():
             own = (logs[:, column] - center[column]) / spread[column]
@@ -288,7 +330,9 @@ class Codl(LatencyEstimator):
         return self.inner_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
+        names = self.run_columns_.beside_names(names)
         return {
+            "run_columns": list(self.run_columns_.names),
             "base": self.base_.state(names),
             "columns": [names[column] for column in self.columns_],
             "scaling": to_rows(np.vstack([self.center_, self.spread_])),
@@ -309,6 +353,8 @@ class Codl(LatencyEstimator):
         return [f"seen_{at}" for at in range(3 * len(self.columns_) + 1)]
 
     def _read(self, state: State, names: Sequence[str]) -> None:
+        self.run_columns_ = RunColumns.read(state.get("run_columns"))
+        names = self.run_columns_.beside_names(names)
         base, columns = state.get("base"), state.get("columns")
         if not isinstance(base, Mapping):
             raise ValueError(f"base must be a mapping, got {base!r:.80}.")
