@@ -311,8 +311,8 @@ BROKEN = [
     (_change(["errors", "scale"], ["-1 0 0"]), "scale must be positive"),
     (_change(["errors", "quantiles"], ["1 2"]), "quantiles must have"),
     (_change(["runs"], {"a": {"factor": 1}}), "runs, a: must have"),
-    (_change(["run_columns"], "a"), "run_columns must be a list"),
-    (_change(["run_columns"], ["a", "a"]), "run_columns must differ"),
+    (_change(["run_columns"], ["a"]), "run_columns must hold runs"),
+    (_change(["run_columns"], {"run a": "b"}), "run_columns must be named"),
     (_change(["runs"], {"a": {"factor": 0, "overhead_ms": 0, "floor_ms": 0}}), "runs, a: factor"),
     (_change(["runs"], {"a": {"factor": "1", "overhead_ms": 0, "floor_ms": 0}}), "finite number"),
 ]

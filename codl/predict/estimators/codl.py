@@ -332,7 +332,7 @@ class Codl(LatencyEstimator):
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
         names = self.run_columns_.beside_names(names)
         return {
-            "run_columns": list(self.run_columns_.names),
+            "run_columns": self.run_columns_.state(),
             "base": self.base_.state(names),
             "columns": [names[column] for column in self.columns_],
             "scaling": to_rows(np.vstack([self.center_, self.spread_])),

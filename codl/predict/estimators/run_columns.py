@@ -7,7 +7,7 @@ clocks, threads and drivers were the same, and need not in another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,17 @@ class RunColumns:
         """The features' names, and names of the columns."""
         return [*names, *(f"run {name}" for name in self.names)]
 
+    def state(self) -> dict[str, str]:
+        """The run of every column, by the column's name."""
+        return dict(zip(self.beside_names(()), self.names, strict=True))
+
     @classmethod
     def read(cls, state: Any) -> RunColumns:
-        """The columns of a list of names; raises `ValueError` with what is wrong."""
-        if not isinstance(state, list) or not all(isinstance(name, str) for name in state):
-            raise ValueError(f"run_columns must be a list of runs' names, got {state!r:.80}.")
-        if len(set(state)) < len(state):
-            raise ValueError(f"run_columns must differ, got {', '.join(state):.80}.")
-        return cls(tuple(state))
+        """The columns of a state; raises `ValueError` with what is wrong."""
+        known = isinstance(state, Mapping)
+        if not known or not all(isinstance(name, str) for name in state.values()):
+            raise ValueError(f"run_columns must hold runs by their columns, got {state!r:.80}.")
+        found = cls(tuple(state.values()))
+        if found.state() != dict(state):
+            raise ValueError(f"run_columns must be named by their runs, got {state!r:.80}.")
+        return found
