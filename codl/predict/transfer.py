@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from codl.errors import MismatchError
 from codl.predict import features, held_out
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator
+from codl.predict.estimators import runs as run_terms
 from codl.predict.estimators.arrays import rounded
 from codl.predict.features import FeatureTable, Item
 from codl.predict.held_out import Rows
@@ -50,11 +51,11 @@ class Known:
         cls, soc: Soc, own: Samples, *, name: str = "codl", tables: Mapping[str, str] | None = None
     ) -> Known:
         """Learn a target from all its samples on a known SoC."""
-        estimator = ESTIMATORS[name]()
+        estimator = ESTIMATORS[name].by_terms()
         table = features.table(estimator.feature_set, own.target, own.items, soc)
         labels = own.runs
         estimator.fit(table.values, own.latency_ms, runs=labels, groups=own.groups)
-        typical = estimator.in_typical_run(table.values, own.latency_ms, labels)
+        typical = run_terms.remove(estimator.runs_, own.latency_ms, labels)
         texts: dict[str, list[float]] = {}
         for item, latency_ms in zip(own.items, typical.tolist(), strict=True):
             texts.setdefault(features.write(item), []).append(latency_ms)

@@ -52,6 +52,11 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     runs_: Mapping[str, RunTerm]
     n_features_in_: int
 
+    @classmethod
+    def by_terms(cls: type[E]) -> E:
+        """One that knows runs by their terms (`runs_`) alone."""
+        return cls()
+
     def fit(
         self: E,
         X: ArrayLike,
@@ -125,10 +130,6 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The floor of every run, 0 where none shows."""
         size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
         return run_terms.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
-
-    def in_typical_run(self, X: Vector, latency_ms: Vector, runs: Sequence[str]) -> Vector:
-        """What measured latencies (items) would have been in the typical run."""
-        return run_terms.remove(self.runs_, latency_ms, runs)
 
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
         """Latencies in milliseconds, shaped (items); at least `floor_`.

@@ -100,9 +100,16 @@ class Codl(LatencyEstimator):
     errors_: Errors
     run_columns_: RunColumns
 
-    def __init__(self, *, points: int = 128, steps: int = 25) -> None:
+    def __init__(
+        self, *, points: int = 128, steps: int = 25, columns_for_runs: bool = True
+    ) -> None:
         self.points = points
         self.steps = steps
+        self.columns_for_runs = columns_for_runs
+
+    @classmethod
+    def by_terms(cls) -> Codl:
+        return cls(columns_for_runs=False)
 
     def fit(
         self,
@@ -121,7 +128,7 @@ class Codl(LatencyEstimator):
         What stands at a run's floor is fitted like the rest: it is an upper bound for the others.
         """
         columns = RunColumns.of(labels)
-        if not columns.names:
+        if not columns.names or not self.columns_for_runs:
             super()._fit_runs(X, y, shapes, labels)
             return
         floors = self._floors(X, y, shapes, labels)
@@ -131,12 +138,6 @@ class Codl(LatencyEstimator):
 
     def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
         return self.run_columns_.beside(X, runs)
-
-    def in_typical_run(self, X: Vector, latency_ms: Vector, runs: Sequence[str]) -> Vector:
-        if not self.run_columns_.names:
-            return super().in_typical_run(X, latency_ms, runs)
-        result: Vector = latency_ms * self.predict(X) / self.predict(X, runs=runs)
-        return result
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         logs = np.log(np.maximum(y, RESOLUTION_MS))
