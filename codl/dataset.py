@@ -79,7 +79,8 @@ class SharingRow(Row):
     another);
     `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
     `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
-    for a queue that has nothing else to do. `latency_ms` is of the whole.
+    for a queue that has nothing else to do. `latency_ms` is of the whole. Where both processors
+    work on the same memory, there is nothing to copy or map, and those are 0.
     """
 
     direction: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from hypothesis import assume
@@ -28,6 +29,12 @@ from codl.ops import (
     base,
     resize,
 )
+
+
+def batched(op: Op, images: int) -> Op:
+    """The same op on so many images."""
+    return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
+
 
 ACTIVATIONS = st.sampled_from(
     [

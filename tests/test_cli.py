@@ -28,7 +28,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, first_soc: Soc) -> Path:
     x = b.input("image", (1, 3, 32, 32))
     for oc in (32, 48):
         x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
-    b.output(b.fully_connected(b.flatten(x, 48 * 8 * 8), 10))
+    b.output(b.fully_connected(b.flatten(x), 10))
     (folder / "small.onnx").write_bytes(b.build().SerializeToString())
     run(folder, "collect", "--soc", "test", "--ops", "small.onnx", "--shares", "0.25,0.5,0.75,1")
     run(folder, "train", "--soc", "test")

@@ -16,15 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.cli.collect import mixed, parse_shares, seconds
+from codl.cli.collect import parse_shares, seconds
 from codl.collect.collector import collect
 from codl.collect.protocol import Latency, Protocol, measure
 from codl.collect.rounds import Rounds
 from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import (
-    DispatchTask,
     OpTask,
-    SharingTask,
     load_ops,
     make_tasks,
     read_csv,
@@ -130,6 +128,7 @@ def test_a_budget_says_what_to_expect(
     monkeypatch.setattr("codl.collect.anchors.TOLERANCE", float("inf"))
     monkeypatch.setattr("codl.collect.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
     options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "3s", "--json"]
+    options += ["--shares", "0.5,1"]
     done = CliRunner().invoke(app, ["collect", *options])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
@@ -239,16 +238,6 @@ def test_percentiles_are_in_milliseconds() -> None:
     latency = Latency.of([0.001, 0.002, 0.003])
     assert latency.median == pytest.approx(2.0)
     assert latency.runs == 3
-
-
-def test_slow_tasks_are_spread_over_the_others() -> None:
-    slow = [DispatchTask("cpu", count) for count in range(4)]
-    others = [SharingTask("to_gpu", Shape(1, 1, 1, c)) for c in range(20)]
-    found = mixed(slow, others)
-    assert [task for task in found if task in others] == others
-    assert sorted(found.index(task) for task in slow) == [8, 17, 22, 23]
-    assert mixed(slow, []) != slow
-    assert set(mixed(slow, [])) == set(slow)
 
 
 def test_durations_and_shares() -> None:

@@ -41,7 +41,7 @@ def branching() -> ModelBuilder:
     x = b.relu(b.conv(b.concat([skip, x]), 64, 1, pad=0))
     b.output(x)
     x = b.max_pool(b.conv(x, 40, 5, pad=2, stride=2), 3, 2)
-    x = b.relu(b.fully_connected(b.flatten(x, 40 * 4 * 3), 50))
+    x = b.relu(b.fully_connected(b.flatten(x), 50))
     b.output(b.fully_connected(x, 21))
     return b
 
@@ -82,7 +82,7 @@ def defaults(layer: Layer, soc: Soc) -> dict[str, str]:
     names = {}
     for processor in ("cpu", "gpu"):
         found = [v.name for v in registry.variants(layer.op, processor, soc)]  # type: ignore[arg-type]
-        names[processor] = next((n for n in found if plain[layer.op.kind] in n), found[0])
+        names[processor] = next((n for n in found if plain.get(layer.op.kind, "") in n), found[0])
     return names
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from strategies import ops
+from strategies import batched, ops
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor, SharedBuffer
@@ -27,6 +27,8 @@ FEW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 RATIOS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
+#: Ops of one image and of several.
+BATCHES = st.one_of(ops(), st.builds(batched, ops(), st.integers(2, 4)))
 STORAGES = [Storage(layout, element) for layout in ("blocked", "planar", "image")
             for element in ("float32", "float16")]  # fmt: skip
 
@@ -49,7 +51,7 @@ def reference(op: Op, inputs: Sequence[Array], weights: dict[str, Array]) -> NDA
 
 
 def cut(array: Array, region: Region) -> Array:
-    return array[0, slice(*region.channels), slice(*region.rows)]
+    return array[region.slices]
 
 
 def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
@@ -65,7 +67,7 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
     out = Home.allocate(op.output, Region.whole(op.output)).of(part)
     CpuNet([layer], homes, {"y": out}, soc).run()
-    return out.view()[0]
+    return out.view()
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
@@ -101,7 +103,7 @@ def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.floa
     assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
 
 
-@given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
+@given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
 @FEW
 def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first_soc: Soc) -> None:
     soc = first_soc
@@ -115,7 +117,7 @@ def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first
             assert_close(variant, op.restrict(part), got, cut(expected, part))
 
 
-@given(op=ops(), dim=st.sampled_from(["H", "OC"]), ratio=RATIOS)
+@given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
 @FEW
 def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     op: Op, dim: Any, ratio: float, gpu: OpenClDevice
@@ -156,7 +158,7 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
     assert found, "every op here has a variant on the GPU"
     for variant in found:
         got, _ = run_gpu(variant, op, part, inputs, weights, gpu)
-        assert_close(variant, op, got, expected[0])
+        assert_close(variant, op, got, expected)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
     """Some choices of every variant: all of them would take minutes to compile."""
     op = parse(text)
     inputs, weights = operands(op, seed=2)
-    expected, part = reference(op, inputs, weights)[0], Region.whole(op.output)
+    expected, part = reference(op, inputs, weights), Region.whole(op.output)
     for variant in registry.variants(op, "gpu", gpu.soc):
         choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
         for choice in choices[:: max(1, len(choices) // 2)]:
@@ -221,7 +223,7 @@ def test_every_choice_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
         features = []
         for choice in variant.choices(op, first_gpu.soc):
             got, _ = run_gpu(variant, op, part, inputs, weights, first_gpu, choice)
-            assert_close(variant, op, got, expected[0])
+            assert_close(variant, op, got, expected)
             features.append(variant.features(op, first_gpu.soc, choice))
         assert features[0] == variant.features(op, first_gpu.soc)
         assert len({tuple(values) for values in features}) == 1
@@ -242,12 +244,12 @@ def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
 def test_transform_moves_a_region_and_nothing_else(
     channels: int, height: int, width: int, data: st.DataObject, gpu: OpenClDevice
 ) -> None:
-    shape = Shape(1, channels, height, width)
-    region = Region(data.draw(spans(channels)), data.draw(spans(height)))
+    shape = Shape(data.draw(st.sampled_from([1, 1, 3])), channels, height, width)
+    region = Region(*(data.draw(spans(size)) for size in shape[:3]))
     values = np.arange(region.shape(shape).elements, dtype=np.float32).reshape(region.shape(shape))
     before = -1.0 - np.arange(shape.elements, dtype=np.float32).reshape(shape) % 1000
     expected = before.copy()
-    cut(expected, region)[:] = values[0] % 2000
+    cut(expected, region)[:] = values % 2000
     for storage in STORAGES:
         tensor = gpu.tensor(shape, Region.whole(shape), storage)
         gpu.upload(tensor, before)
@@ -265,7 +267,7 @@ def test_transform_between_any_two_storages(
     channels: int, data: st.DataObject, gpu: OpenClDevice
 ) -> None:
     shape = Shape(2, channels, 5, 3)
-    region = Region(data.draw(spans(channels)), data.draw(spans(5)))
+    region = Region(*(data.draw(spans(size)) for size in shape[:3]))
     first, second = (data.draw(st.sampled_from(STORAGES)) for _ in range(2))
     source = gpu.tensor(shape, Region.whole(shape), first)
     target = gpu.tensor(shape, Region.whole(shape), second)
@@ -273,9 +275,8 @@ def test_transform_between_any_two_storages(
     gpu.upload(source, values)
     gpu.upload(target, -values)
     gpu.run(gpu.transform(source, target, region))
-    rows, columns = slice(*region.channels), slice(*region.rows)
     expected = -values
-    expected[:, rows, columns] = values[:, rows, columns]
+    cut(expected, region)[:] = cut(values, region)
     np.testing.assert_array_equal(download(gpu, target), expected, f"{first} to {second}")
 
 

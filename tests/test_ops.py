@@ -7,8 +7,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from strategies import concats, convolutions, fully_connected, ops, poolings
+from strategies import batched, concats, convolutions, fully_connected, ops, poolings
 
 from codl.errors import CodlError, UnknownNameError
 from codl.graph import session_options
@@ -16,7 +17,9 @@ from codl.ops import Conv2d, Op, Pool2d, Region, Shape, Span, parse, split, to_t
 from codl.ops.chain import cut
 from codl.ops.network import Layer
 
-DIMS = st.sampled_from(["H", "OC"])
+DIMS = st.sampled_from(["H", "OC", "N"])
+#: Ops of one image and of several.
+BATCHES = st.one_of(ops(), st.builds(batched, ops(), st.integers(2, 5)))
 RATIOS = st.floats(0, 1)
 
 
@@ -50,7 +53,7 @@ def test_bad_text_names_what_is_wrong(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-@given(op=ops(), dim=DIMS, ratio=RATIOS, align=st.sampled_from([1, 4, 16]))
+@given(op=BATCHES, dim=DIMS, ratio=RATIOS, align=st.sampled_from([1, 4, 16]))
 def test_a_split_covers_the_output_once(op: Op, dim: str, ratio: float, align: int) -> None:
     dim = dim if dim in op.dims else op.dims[0]
     cpu, gpu = split(op, dim, ratio, align=align)  # type: ignore[arg-type]
@@ -64,7 +67,7 @@ def test_a_split_covers_the_output_once(op: Op, dim: str, ratio: float, align: i
         assert gpu.channels.stop % op.channel_step == 0
 
 
-@given(op=ops(), dim=DIMS, ratio=RATIOS, seed=st.integers(0, 99))
+@given(op=BATCHES, dim=DIMS, ratio=RATIOS, seed=st.integers(0, 99))
 @settings(deadline=None)
 def test_parts_computed_alone_equal_the_whole(op: Op, dim: str, ratio: float, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -76,12 +79,11 @@ def test_parts_computed_alone_equal_the_whole(op: Op, dim: str, ratio: float, se
             continue
         own = op.restrict(part)
         needed = [
-            x[:, slice(*need.channels), slice(*need.rows)]
-            for x, need in ((x, op.needs(part, i)) for i, x in enumerate(inputs))
+            x[need.slices] for x, need in ((x, op.needs(part, i)) for i, x in enumerate(inputs))
         ]
         assert tuple(x.shape for x in needed) == own.inputs
         got = own.reference(needed, op.restrict_weights(weights, part))
-        expected = whole[:, slice(*part.channels), slice(*part.rows)]
+        expected = whole[part.slices]
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -140,23 +142,43 @@ def test_halo_of_a_split_is_the_papers_equation_1() -> None:
     assert op.restrict(cpu).pad.bottom == 1  # type: ignore[attr-defined]
 
 
-REGIONS = st.builds(
-    lambda c, y: Region(Span(*sorted(c)), Span(*sorted(y))),
-    st.tuples(st.integers(0, 9), st.integers(0, 9)),
-    st.tuples(st.integers(0, 9), st.integers(0, 9)),
-)
+SPANS = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(lambda ends: Span(*sorted(ends)))
+REGIONS = st.builds(Region, SPANS, SPANS, SPANS)
+CUBE = Shape(6, 6, 6, 1)
+
+
+def mask(region: Region) -> NDArray[np.bool_]:
+    """Which elements of `CUBE` lie in a region."""
+    cells = np.zeros(CUBE[:3], bool)
+    cells[region.slices] = True
+    return cells
+
+
+def hull(cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The smallest box around some cells."""
+    box = np.zeros_like(cells)
+    if cells.any():
+        box[tuple(slice(i.min(), i.max() + 1) for i in np.nonzero(cells))] = True
+    return box
 
 
 @given(a=REGIONS, b=REGIONS)
-def test_minus_is_set_difference(a: Region, b: Region) -> None:
-    def cells(region: Region) -> set[tuple[int, int]]:
-        return {(c, y) for c in range(*region.channels) for y in range(*region.rows)}
+def test_regions_are_sets_of_elements(a: Region, b: Region) -> None:
+    pieces = [mask(piece) for piece in a.minus(b)]
+    assert np.array_equal(sum(pieces, np.zeros(CUBE[:3], int)), mask(a) & ~mask(b))
+    assert all(piece.any() for piece in pieces)
+    assert np.array_equal(mask(a.join(b)), hull(mask(a) | mask(b)))
+    assert np.array_equal(mask(a.meet(b)), mask(a) & mask(b))
+    assert a.covers(b) == bool((mask(a) >= mask(b)).all())
+    assert a.is_empty == (not mask(a).any())
+    assert a.shape(CUBE).elements == mask(a).sum()
 
-    pieces = a.minus(b)
-    assert set().union(*map(cells, pieces)) == cells(a) - cells(b)
-    assert sum(len(cells(p)) for p in pieces) == len(cells(a) - cells(b))
-    assert cells(a.join(b)) >= cells(a) | cells(b)
-    assert a.covers(b) == (cells(b) <= cells(a))
+
+@given(outer=REGIONS, other=REGIONS)
+def test_a_region_within_another_names_the_same_elements(outer: Region, other: Region) -> None:
+    inner = outer.meet(other)
+    numbers = np.arange(CUBE.elements).reshape(CUBE[:3])
+    assert np.array_equal(numbers[outer.slices][inner.within(outer).slices], numbers[inner.slices])
 
 
 def test_a_chain_computes_its_halo_twice_and_shares_nothing_inside() -> None:

@@ -18,7 +18,7 @@ from codl.execute.program import Transfer, build_program
 from codl.graph import import_onnx, simplify
 from codl.kernels import registry
 from codl.models.builder import ModelBuilder
-from codl.ops import Network, Op, Region, Shape, lower, to_text
+from codl.ops import Network, Region, Shape, lower, to_text
 from codl.ops.plan import Plan, load_plan
 from codl.plan.clocks import Clocks
 from codl.plan.cost import CostModel
@@ -52,16 +52,15 @@ class Law:
         flavors = [f"{name}_{mode}" for name in variants for mode in ("max", "avg")]
         return (*mulayer, *variants, *flavors)
 
-    def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
+    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
         self.asked.append(target)
         speed = self.gpu if "_gpu" in target else 1.0
         return np.array([1e-8 * op.flops / speed + 1e-3 for op in ops])
 
-    def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> NDArray[np.float64]:
+    def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> dict[str, NDArray[np.float64]]:
         free = direction in ("load", "store")
-        return np.array(
-            [1e-9 if free else self.fixed + self.per_mb * s.bytes / 1e6 for s in shapes]
-        )
+        own = [1e-9 if free else self.fixed + self.per_mb * s.bytes / 1e6 for s in shapes]
+        return {"copy": np.array(own)}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def network() -> Network:
     for oc in (32, 32, 64, 64):
         x = b.relu(b.conv(x, oc, 3, pad=1))
     x = b.max_pool(x, 2, 2)
-    b.output(b.fully_connected(b.flatten(x, 64 * 32 * 32), 100))
+    b.output(b.fully_connected(b.flatten(x), 100))
     return lower(simplify(import_onnx(b.build(), "line")))
 
 
@@ -133,7 +132,8 @@ def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -
         slower, both = slower + max(halves), both + sum(halves)
     moves = [m for segment in program.segments for m in segment.transfers] + list(program.final)
     shapes = network.shapes
-    shared = sum(law.sharing_ms("to_cpu", [m.region.shape(shapes[m.tensor])])[0] for m in moves)
+    moved = [m.region.shape(shapes[m.tensor]) for m in moves]
+    shared = law.sharing_ms("to_cpu", moved)["copy"].sum()
     assert plan.predicted_ms is not None
     if ratio in (0.0, 1.0):
         assert plan.predicted_ms == pytest.approx(both + shared, rel=1e-3)
@@ -181,7 +181,7 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         ({k: v for k, v in content.items() if k != "soc"}, "the key 'soc' is missing"),
         (content | {"chainz": []}, "Did you mean 'chains'?"),
         (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
-        (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, got 'W'"),
+        (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
     ]
     for text, message in broken:
         path.write_text(text if isinstance(text, str) else json.dumps(text))

@@ -15,7 +15,7 @@ from simulated import GEMM, SOC, conv_parts, law_ms
 from codl.dataset import Dataset
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ops import Shape, parse
-from codl.predict import features, predictors
+from codl.predict import features
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.predictors import load
 from codl.predict.training import TrainReport
@@ -47,8 +47,8 @@ def test_predictions_come_in_order_and_once(
     assert loaded.latency_ms(GEMM, []).shape == (0,)
     shapes = [Shape(1, 16, 10, 20), Shape(1, 8, 3, 20), Shape(1, 16, 10, 20)]
     sharing = [0.01 + 1e-6 * shape.bytes for shape in shapes]
-    np.testing.assert_allclose(loaded.sharing_ms("to_gpu", shapes), sharing, rtol=0.01)
-    monkeypatch.setattr(predictors.features, "table", lambda *_: pytest.fail("predicted twice"))
+    np.testing.assert_allclose(loaded.sharing_ms("to_gpu", shapes)["copy"], sharing, rtol=0.01)
+    monkeypatch.setattr(features, "table", lambda *_: pytest.fail("predicted twice"))
     np.testing.assert_allclose(loaded.latency_ms(GEMM, parts[::-1]), expected[::-1], rtol=0.03)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,13 +16,14 @@ from codl import dataset as datasets
 from codl import soc as socs
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, SocOption, emit, progress
+from codl.collect.budget import MOST_SIMILAR, Tier, mixed, select
 from codl.collect.collector import Collected, collect
 from codl.collect.similar import similar_ops
 from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import FEW_SHARES, SEED, SHARES, Task, load_ops, make_tasks
+from codl.collect.tasks import FEW_SHARES, SHARES, Task, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
-from codl.models import BUILT_IN
+from codl.models import MEASURED
 from codl.soc import Soc
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ STOPPED = {
     "samples": "as many as wanted",
     "settled": "accuracy has settled",
 }
-#: Ops beside those of the models that a budget is spent on.
-SIMILAR = 800
-#: What surrounds ops is slow to measure, and comes after every so many other tasks.
-EVERY = 8
 #: This part of a budget is measured in; the rest is for a last look at what came of it.
 MEASURING = 0.97
 
@@ -50,7 +46,11 @@ def collect_data(
     serial: SerialOption = "local",
     ops: Annotated[
         list[str] | None,
-        typer.Option(help="Built-in models, .onnx files, or .csv files of ops; may be repeated."),
+        typer.Option(
+            help="Built-in models, .onnx files, or .csv files of ops; may be repeated. By default "
+            f"{', '.join(MEASURED)}.",
+            show_default=False,
+        ),
     ] = None,
     shares: Annotated[
         str | None,
@@ -63,8 +63,8 @@ def collect_data(
     similar: Annotated[
         int | None,
         typer.Option(
-            help="Measure so many more ops, of sizes between those of --ops and around them. 0, or "
-            f"{SIMILAR} with a budget.",
+            help="Measure so many more ops, as the networks of --ops would have them for other "
+            f"images or widths. 0, or what a budget has time for, {MOST_SIMILAR} at most.",
             show_default=False,
         ),
     ] = None,
@@ -85,11 +85,11 @@ def collect_data(
     written when it ends, in an order of which any first part is representative; a killed run goes
     on with --resume.
 
-    With --budget, half of the measurements stay in random order. The others come first where a
-    predictor is least certain and nothing alike is measured, and where the choice of a split hangs
-    on it. Collection ends before its time where more would change nothing, and says what to expect:
-    accuracy on shapes held out, by the random half, and the regret of the splits that predictions
-    would choose.
+    With --budget, whole ops of --ops come first, then their parts, then other ops. Half of the
+    measurements stay in random order. The others come first where a predictor is least certain and
+    nothing alike is measured, and where the choice of a split hangs on it. Collection ends before
+    its time where more would change nothing, and says what to expect: accuracy on shapes held out,
+    by the random half, and the regret of the splits that predictions would choose.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -99,20 +99,25 @@ def collect_data(
     check_serial(serial)
     described = socs.load(soc)
     limit = None if budget is None else seconds(budget)
-    sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
+    sources = [part for text in ops or MEASURED for part in text.split(",")]
     own = load_ops(sources)
-    others = similar_ops(own, similar_count(similar, limit))
+    _check_similar(similar)
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
     target = Dataset.of(described.name, output)
-    chooser = None if limit is None else _chooser(described, target, limit)
+    if limit is None:
+        others = similar_ops(own, similar or 0)
+        surroundings = surroundings_tasks(own, described)
+        tasks: Sequence[Task] = mixed(surroundings, make_tasks(own, described, parts, others))
+        chooser = None
+    else:
+        time_s = MEASURING * limit
+        chosen = select(own, described, shares=parts, similar=similar, budget_s=time_s)
+        tasks, chooser = chosen.tasks, _chooser(described, target, limit, chosen.tiers)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
             target,
-            mixed(
-                surroundings_tasks(own, described),
-                make_tasks(own, described, parts, others),
-            ),
+            tasks,
             resume=resume,
             budget_s=None if limit is None else MEASURING * limit,
             samples=samples,
@@ -124,30 +129,16 @@ def collect_data(
     emit("collect", result, lambda: _table(target, done, expected), as_json=json)
 
 
-def _chooser(soc: Soc, target: Dataset, budget_s: float) -> Settling:
+def _chooser(soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Tier]) -> Settling:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
     from codl.predict.settling import Settling
 
-    return Settling(soc, target, budget_s)
+    return Settling(soc, target, budget_s, tiers)
 
 
-def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
-    """One of the slow ones, in random order, after every few others: a short budget needs both."""
-    left = list(slow)
-    random.Random(SEED).shuffle(left)
-    found: list[Task] = []
-    for at, task in enumerate(others):
-        found.append(task)
-        if at % EVERY == EVERY - 1 and left:
-            found.append(left.pop())
-    return [*found, *left]
-
-
-def similar_count(given: int | None, budget_s: float | None) -> int:
+def _check_similar(given: int | None) -> None:
     if given is not None and given < 0:
         raise CodlError(f"--similar must not be negative, got {given}.")
-    usual = 0 if budget_s is None else SIMILAR
-    return usual if given is None else given
 
 
 def _table(target: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:

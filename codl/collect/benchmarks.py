@@ -24,11 +24,11 @@ from codl.collect.work import GpuWork, cpu_work, filler, one_op_net, repeated
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuNet, Home
-from codl.device.memory import SharedBuffer
+from codl.device.memory import SharedBuffer, seen_array
 from codl.device.opencl import open_device
 from codl.errors import DeviceError
 from codl.kernels import registry, tuned
-from codl.kernels.base import Storage
+from codl.kernels.base import PLANAR, Storage
 from codl.ops import Pool2d, Region, Shape, Size2, to_text
 from codl.soc import Soc
 
@@ -36,6 +36,8 @@ from codl.soc import Soc
 Found = Mapping[str, Sequence[float]]
 #: Waiting for a queue that is idle: what is in a step that runs kernels, and not theirs.
 SYNC = "sync"
+#: What the other processor does before: writes what is then shared.
+FRESH = "fresh"
 
 
 @dataclass(frozen=True)
@@ -120,32 +122,49 @@ class Bench:
         return _timed(lambda repeats: gpu.run(kernels * repeats)), fill
 
     def _to_gpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
-        """As the co-executor does it: copy into mapped memory, unmap, transform, map again."""
+        """As the co-executor does it, of what the CPU has just written."""
         gpu, whole = self._gpu, Region.whole(shape)
-        target, home = gpu.tensor(shape, whole, storage), Home.allocate(shape, whole)
+        target, fresh = gpu.tensor(shape, whole, storage), np.zeros(shape, np.float32)
+        if gpu.sees_host_memory:
+            home, seen = seen_array(gpu, shape, whole)
+            kernels = gpu.transform(seen, target, whole)
+            before = {FRESH: lambda: np.copyto(home, fresh)}
+            steps: dict[str, Callable[[], object]] = {"transform": lambda: gpu.run(kernels)}
+            return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
         shared = SharedBuffer(gpu, shape, whole)
+        home = Home.allocate(shape, whole).array
         kernels = gpu.transform(shared.tensor, target, whole)
         gpu.wait(shared.map(write=True))
+        # Copy into mapped memory, unmap, transform, map again.
         steps = {
-            "copy": lambda: np.copyto(shared.array, home.array),
+            "copy": lambda: np.copyto(shared.array, home),
             "unmap": lambda: gpu.wait(shared.unmap()),
             "transform": lambda: gpu.run(kernels),
             "map": lambda: gpu.wait(shared.map(write=True)),
         }
-        return _in_steps(steps, {SYNC: gpu.queue.finish}), _shared(blank)
+        before = {FRESH: lambda: np.copyto(home, fresh)}
+        return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
 
     def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
+        """As the co-executor does it, of what the GPU has just written."""
         gpu, whole = self._gpu, Region.whole(shape)
-        source, home = gpu.tensor(shape, whole, storage), Home.allocate(shape, whole)
-        shared = SharedBuffer(gpu, shape, whole)
+        source, fresh = gpu.tensor(shape, whole, storage), gpu.tensor(shape, whole, PLANAR)
+        writing = gpu.transform(fresh, source, whole)
+        before = {FRESH: lambda: gpu.run(writing)}
+        if gpu.sees_host_memory:
+            _, seen = seen_array(gpu, shape, whole)
+            kernels = gpu.transform(source, seen, whole)
+            steps: dict[str, Callable[[], object]] = {"transform": lambda: gpu.run(kernels)}
+            return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
+        shared, home = SharedBuffer(gpu, shape, whole), Home.allocate(shape, whole).array
         kernels = gpu.transform(source, shared.tensor, whole)
         steps = {
             "transform": lambda: gpu.run(kernels),
             "map": lambda: gpu.wait(shared.map(write=False)),
-            "copy": lambda: np.copyto(home.array, shared.array),
+            "copy": lambda: np.copyto(home, shared.array),
             "unmap": lambda: gpu.wait(shared.unmap()),
         }
-        return _in_steps(steps, {SYNC: gpu.queue.finish}), _shared(blank)
+        return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
 
     def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Packing what a net reads; with the call, which is what counts where nothing is packed."""
@@ -179,20 +198,22 @@ def _timed(work: Callable[[int], None]) -> Callable[[int], Seconds]:
 
 
 def _in_steps(
-    steps: Mapping[str, Callable[[], object]], aside: Mapping[str, Callable[[], object]]
+    steps: Mapping[str, Callable[[], object]],
+    before: Mapping[str, Callable[[], object]],
+    after: Mapping[str, Callable[[], object]],
 ) -> Callable[[int], Seconds]:
-    """Seconds of every step of something, of all of them together, and of others aside."""
-    timed = [*steps.items(), *aside.items()]
+    """Seconds of every step of something, of all of them together, and of others around them."""
+    timed = [*before.items(), *steps.items(), *after.items()]
 
     def sample(repeats: int) -> Seconds:
-        seconds = dict.fromkeys((WHOLE, *steps, *aside), 0.0)
+        seconds = dict.fromkeys((WHOLE, *before, *steps, *after), 0.0)
         for _ in range(repeats):
-            before = perf_counter()
+            begin = perf_counter()
             for name, step in timed:
                 step()
-                after = perf_counter()
-                seconds[name] += (after - before) / repeats
-                before = after
+                end = perf_counter()
+                seconds[name] += (end - begin) / repeats
+                begin = end
         seconds[WHOLE] = sum(seconds[name] for name in steps)
         return seconds
 
@@ -209,9 +230,9 @@ def _shared(blank: SharingRow) -> Callable[[Found], Row]:
             _filled(blank, found[WHOLE]),
             transform_ms=parts["transform"] - sync,
             sync_ms=sync,
-            map_ms=parts["map"],
-            unmap_ms=parts["unmap"],
-            copy_ms=parts["copy"],
+            map_ms=parts.get("map", 0.0),
+            unmap_ms=parts.get("unmap", 0.0),
+            copy_ms=parts.get("copy", 0.0),
         )
 
     return fill

@@ -24,7 +24,15 @@ from codl.collect.tasks import (
     SurroundingsTask,
     part_of,
 )
-from codl.collect.work import GpuWork, cpu_work, filler, repeated, row_of_ops_net
+from codl.collect.work import (
+    GpuTurns,
+    GpuWork,
+    cpu_work,
+    filler,
+    in_turns,
+    repeated,
+    row_of_ops_net,
+)
 from codl.dataset import ColdRow, ContentionRow
 from codl.device.opencl import OpenClDevice
 from codl.execute.timeline import Timeline
@@ -38,7 +46,7 @@ Work: TypeAlias = Callable[[int], None]
 #: Kernels, or layers of one net, that are dispatched together.
 COUNTS = (1, 2, 4, 8, 16, 32)
 #: Ops whose cold latency is measured, and ops that are run beside others.
-COLD_OPS, PAIRED_OPS = 48, 16
+COLD_OPS, PAIRED_OPS = 48, 24
 ROUNDS, COLD_ROUNDS = 13, 9
 #: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
 QUIET = 25
@@ -49,6 +57,8 @@ MOST_TIMES = 400
 WARM_S, SETTLE = 0.0005, 6
 #: No op is faster cold than warm; a difference below this share of the latency is noise.
 MOST_GAIN = 0.9
+#: So many copies of an op take turns at most.
+MOST_COPIES = 8
 #: Ops that read more than this would take the time of many others.
 MOST_BYTES = 128 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
@@ -156,9 +166,13 @@ class Surroundings:
         )
 
     def _contention(self, task: ContentionTask) -> ContentionRow:
-        """Each alone, and each beside the other that goes on for longer, in turns."""
-        cpu = cpu_work(task.cpu, registry.find(task.cpu, task.cpu_variant), self.soc)
-        gpu = self._gpu_work(task.gpu)
+        """Each alone, and each beside the other that goes on for longer, in turns.
+
+        Copies of an op take turns too, so that each finds its weights as far away as in a network.
+        """
+        variant = registry.find(task.cpu, task.cpu_variant)
+        cpu = in_turns([cpu_work(task.cpu, variant, self.soc) for _ in range(_copies(task.cpu))])
+        gpu = GpuTurns(self._gpu, [self._gpu_work(task.gpu) for _ in range(_copies(task.gpu))])
         times, longer = _repeats([cpu, gpu], PAIR_S), _repeats([cpu, gpu], LONGER * PAIR_S)
         rounds = []
         with self._gpu.profiling():
@@ -184,7 +198,7 @@ class Surroundings:
         )
 
     def _together(
-        self, cpu: Work, gpu: GpuWork, cpu_times: int, gpu_times: int
+        self, cpu: Work, gpu: GpuTurns, cpu_times: int, gpu_times: int
     ) -> tuple[float, float]:
         """Seconds that each side takes when both begin at once."""
         timeline = Timeline()
@@ -192,7 +206,7 @@ class Surroundings:
         mine = _seconds(cpu, cpu_times)
         return mine, self._finished(timeline)
 
-    def _gpu_seconds(self, gpu: GpuWork, times: int) -> float:
+    def _gpu_seconds(self, gpu: GpuTurns, times: int) -> float:
         timeline = Timeline()
         gpu.enqueue(times, timeline)
         return self._finished(timeline)
@@ -228,6 +242,11 @@ class Surroundings:
                 np.add(data, 1.0, out=data)
 
         return stream
+
+
+def _copies(op: Op) -> int:
+    """So many of an op that together they go through the caches, and their memory is there."""
+    return max(1, min(MOST_COPIES, EVICTED_BYTES // op.bytes))
 
 
 def _repeats(works: Sequence[Work], seconds: float) -> list[int]:

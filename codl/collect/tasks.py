@@ -27,7 +27,7 @@ FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
 #: Shares of a tensor's rows whose exchange is measured.
 SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 #: Of so many similar ops the exchange of the input is measured, beside the models' own tensors.
-MORE_SHAPES = 160
+MORE_SHAPES = 120
 SEED = 20220627
 #: What goes through the caches before an op runs cold: more than those of phones and laptops hold.
 EVICTED_BYTES = 64 << 20

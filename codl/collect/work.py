@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor, SharedBuffer
-from codl.device.opencl import OpenClDevice
+from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.execute.timeline import Timeline
 from codl.kernels.base import KernelPlan, TensorArg
 from codl.ops import Array, Op, Region, Weights
@@ -51,14 +52,9 @@ class GpuWork:
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)
 
-    def enqueue(self, repeats: int, timeline: Timeline) -> None:
-        """Begin, and note when the first and the last kernel run; does not wait."""
-        first, *others = self._kernels * repeats
-        timeline.gpu("kernel", first.name, first.enqueue(self._gpu.queue))
-        self._gpu.submit(others[:-1])
-        for last in others[-1:]:
-            timeline.gpu("kernel", last.name, last.enqueue(self._gpu.queue))
-        self._gpu.queue.flush()
+    @property
+    def kernels(self) -> tuple[BoundKernel, ...]:
+        return tuple(self._kernels)
 
     def output(self) -> Array:
         """What the last run computed, shaped (images, channels, rows, columns)."""
@@ -69,6 +65,29 @@ class GpuWork:
         values: Array = shared.array.copy()
         gpu.wait(shared.unmap())
         return values
+
+
+class GpuTurns:
+    """Kernels of several works on one device, in turns."""
+
+    def __init__(self, gpu: OpenClDevice, works: Sequence[GpuWork]) -> None:
+        self._gpu, self._works = gpu, works
+
+    def __call__(self, repeats: int) -> None:
+        self._gpu.run(self._kernels(repeats))
+
+    def enqueue(self, repeats: int, timeline: Timeline) -> None:
+        """Begin, and note when the first and the last kernel run; does not wait."""
+        first, *others = self._kernels(repeats)
+        timeline.gpu("kernel", first.name, first.enqueue(self._gpu.queue))
+        self._gpu.submit(others[:-1])
+        for last in others[-1:]:
+            timeline.gpu("kernel", last.name, last.enqueue(self._gpu.queue))
+        self._gpu.queue.flush()
+
+    def _kernels(self, repeats: int) -> list[BoundKernel]:
+        turns = islice(cycle(self._works), repeats)
+        return [kernel for work in turns for kernel in work.kernels]
 
 
 def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
@@ -109,6 +128,16 @@ def operands(op: Op) -> tuple[list[Array], Weights]:
     table = np.random.default_rng(SEED).standard_normal(RANDOM, np.float32)
     weights = {name: np.resize(table, shape) for name, shape in op.weight_shapes.items()}
     return [np.resize(table[index:], shape) for index, shape in enumerate(op.inputs)], weights
+
+
+def in_turns(works: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
+    """So many runs of several works, each followed by the next."""
+
+    def work(repeats: int) -> None:
+        for one in islice(cycle(works), repeats):
+            one(1)
+
+    return work
 
 
 def repeated(once: Callable[[], object]) -> Callable[[int], None]:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from weakref import finalize
 
 import ncnn
 import numpy as np
 
+from codl.device.memory import ALIGNMENT
+from codl.device.pools import Pools
 from codl.errors import DeviceError
 from codl.kernels.ncnn import CpuVariant, NcnnLayer, activation_layer
-from codl.ops import Array, Op, Region, Shape, Weights
+from codl.ops import Array, Op, Region, Shape, Span, Weights
 from codl.soc import Soc
 
 MAGIC = "7767517"
-#: Memory that begins at a multiple of so many bytes is copied up to twice as fast.
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -63,16 +61,16 @@ class Home:
 
     def view(self) -> Array:
         """The array's part that `used` names."""
-        part = self.used.within(self.held)
-        return self.array[:, slice(*part.channels), slice(*part.rows)]
+        return self.array[self.used.within(self.held).slices]
 
-    def mat(self) -> ncnn.Mat:
-        """The same part of the first image as an ncnn matrix over the same memory.
+    def mats(self) -> list[ncnn.Mat]:
+        """The same part, image by image, as ncnn's matrices over the same memory."""
+        return [self._mat(view) for view in self.view()]
 
-        ncnn reads a strided NumPy array wrongly; given a contiguous one of the right size, its
+    def _mat(self, view: Array) -> ncnn.Mat:
+        """ncnn reads a strided NumPy array wrongly; given a contiguous one of the right size, its
         channel step can be set to the step of the larger array.
         """
-        view = self.view()[0]
         _, rows, columns = view.shape
         dense = np.lib.stride_tricks.as_strided(
             view, view.shape, (4 * rows * columns, 4 * columns, 4)
@@ -82,51 +80,35 @@ class Home:
         return mat
 
 
-@dataclass(frozen=True)
-class Pools:
-    """Where nets take the memory of tensors and of scratch from, and put it back.
-
-    Pools must outlive every matrix that came from them, so they are never freed, not even when the
-    interpreter ends, in whatever order that happens.
-    """
-
-    blobs: ncnn.PoolAllocator
-    workspaces: ncnn.PoolAllocator
-
-    @classmethod
-    def new(cls) -> Pools:
-        pools = cls(ncnn.PoolAllocator(), ncnn.PoolAllocator())
-        for pool in (pools.blobs, pools.workspaces):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-        return pools
-
-    @staticmethod
-    @cache
-    def shared() -> Pools:
-        """Those of all nets that get none of their own."""
-        return Pools.new()
-
-    def clear(self) -> None:
-        """Give back what no matrix holds."""
-        self.blobs.clear()
-        self.workspaces.clear()
-
-
 class Piece(NamedTuple):
     """A region of a tensor."""
 
     tensor: str
     region: Region
 
+    def of_image(self, mats: Sequence[ncnn.Mat], image: int) -> ncnn.Mat:
+        """Of the matrices of this piece's images the one to read for `image` of a batch.
+
+        A tensor of one image is read for every one.
+        """
+        index = image - self.region.images.start
+        return mats[index if index < len(mats) else 0]
+
+
+#: The images of every piece of a tensor, each in a matrix of its own.
+Mats: TypeAlias = dict[Piece, list[ncnn.Mat]]
+
 
 class CpuNet:
     """Layers over NumPy arrays that live as long as it does: one ncnn net, or several in turn.
 
     `inputs` and `outputs` name, for every tensor that enters or leaves, the array that holds it
-    (float32, one image, contiguous), the region that the array covers, and the
-    region that the net reads or writes. Inputs are read in place, without a copy; outputs are
-    unpacked straight to their arrays. Layers that want different options of ncnn run in nets of
-    their own; between those, tensors stay in ncnn's packed layout.
+    (float32, contiguous), the region that the array covers, and the region that the net reads or
+    writes. Inputs are read in place, without a copy; outputs are unpacked straight to their arrays.
+    Layers that want different options of ncnn run in nets of their own; between those, tensors
+    stay in ncnn's packed layout.
+
+    ncnn knows one image only: of a batch each runs through the same net.
 
     A net with `own_memory` takes none that others have put back: what it gets from the common pools
     is in the caches or is not, depending on who ran before.
@@ -143,9 +125,10 @@ class CpuNet:
     ) -> None:
         # ncnn counts no references to NumPy's memory.
         self._homes = (*inputs.values(), *outputs.values())
-        self._inputs = {Piece(name, home.used): home.mat() for name, home in inputs.items()}
+        self._inputs = {Piece(name, home.used): home.mats() for name, home in inputs.items()}
         self._outputs = [
-            (Piece(name, home.used), home.view(), home.mat()) for name, home in outputs.items()
+            (Piece(name, home.used), list(zip(home.view(), home.mats(), strict=True)))
+            for name, home in outputs.items()
         ]
         self._lanes = soc.cpu.simd_floats
         # With an allocator of its own ncnn would not write to memory that is there already.
@@ -159,8 +142,8 @@ class CpuNet:
         self._packing.blob_allocator = pools.blobs
         self._parts: list[_Part] = []
         self._copied: set[Piece] = set()
-        known = {piece: mat.w for piece, mat in self._inputs.items()}
-        wanted = [piece for piece, _, _ in self._outputs]
+        known = {piece: mats[0].w for piece, mats in self._inputs.items()}
+        wanted = [piece for piece, _ in self._outputs]
         groups = _by_options(layers, soc)
         for index, (group, options) in enumerate(groups):
             made = {Piece(x.output, x.region): x.op.output.w for x in group}
@@ -170,7 +153,7 @@ class CpuNet:
             kept |= dict.fromkeys(piece for piece in wanted if piece.tensor in names)
             read = {name for x in group for name, _ in x.inputs} - names
             text = NetText(group, {p: w for p, w in known.items() if p.tensor in read}, kept, soc)
-            self._parts.append(_Part(text, options, soc, pools))
+            self._parts.append(_Part(text, group[0].region.images, options, soc, pools))
             self._copied |= text.copied & self._inputs.keys()
             known |= made
 
@@ -178,29 +161,31 @@ class CpuNet:
         """Compute the outputs from what the input arrays hold now."""
         self.unpack(self.compute())
 
-    def unpack(self, results: Mapping[str, ncnn.Mat]) -> None:
+    def unpack(self, results: Mapping[str, list[ncnn.Mat]]) -> None:
         """Write what `compute` left with ncnn to the output arrays."""
-        for piece, target, mat in self._outputs:
-            result = results[piece.tensor]
-            if result.elempack > 1 and result.dims == 3:
-                ncnn.convert_packing(result, mat, 1, self._options)
-            else:
-                np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
+        for piece, images in self._outputs:
+            for (target, mat), result in zip(images, results[piece.tensor], strict=True):
+                if result.elempack > 1 and result.dims == 3:
+                    ncnn.convert_packing(result, mat, 1, self._options)
+                else:
+                    np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
 
-    def compute(self, *, planar: bool = False) -> dict[str, ncnn.Mat]:
-        """Compute and leave the results with ncnn, in its own packed layout or planar."""
-        known = {p: mat.clone() if p in self._copied else mat for p, mat in self._inputs.items()}
+    def compute(self) -> dict[str, list[ncnn.Mat]]:
+        """Compute and leave the results with ncnn in its own packed layout, image by image."""
+        known = self._inputs
+        if self._copied:
+            copies = {piece: [mat.clone() for mat in known[piece]] for piece in self._copied}
+            known = known | copies
         for part in self._parts:
-            known |= part.run(known)
-        results = {piece.tensor: known[piece] for piece, _, _ in self._outputs}
-        return {n: self._planar(mat) for n, mat in results.items()} if planar else results
+            known = known | part.run(known)
+        return {piece.tensor: known[piece] for piece, _ in self._outputs}
 
-    def packed(self) -> dict[Piece, ncnn.Mat]:
+    def packed(self) -> Mats:
         """What the inputs hold now in ncnn's own packed layout, as layers before would leave it."""
         found = {}
-        for piece, mat in self._inputs.items():
-            lanes = next(size for size in (self._lanes, 8, 4, 1) if mat.c % size == 0)
-            found[piece] = ncnn.convert_packing(mat, lanes, self._packing)
+        for piece, mats in self._inputs.items():
+            lanes = next(size for size in (self._lanes, 8, 4, 1) if mats[0].c % size == 0)
+            found[piece] = [ncnn.convert_packing(mat, lanes, self._packing) for mat in mats]
         return found
 
     def pack_inputs(self) -> None:
@@ -216,9 +201,12 @@ class CpuNet:
 
 
 class _Part:
-    """One ncnn net."""
+    """One ncnn net, run once for each of some images."""
 
-    def __init__(self, text: NetText, options: Mapping[str, bool], soc: Soc, pools: Pools) -> None:
+    def __init__(
+        self, text: NetText, images: Span, options: Mapping[str, bool], soc: Soc, pools: Pools
+    ) -> None:
+        self._images = images
         self._inputs = [(text.blob(piece.tensor), piece) for piece in text.inputs]
         self._results = text.results
         self._net = ncnn.Net()
@@ -241,27 +229,34 @@ class _Part:
             if self._net.load_model(str(path)):
                 raise DeviceError("ncnn cannot read the weights that codl wrote.")
 
-    def run(self, known: Mapping[Piece, ncnn.Mat]) -> dict[Piece, ncnn.Mat]:
+    def run(self, known: Mats) -> Mats:
         """The net's results, packed, from what enters it."""
-        extractor = self._net.create_extractor()
-        for blob, piece in self._inputs:
-            extractor.input(blob, known[piece])
-        results = {}
-        for piece, blob in self._results.items():
-            code, results[piece] = extractor.extract(blob, 1)
-            if code:
-                raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+        results: Mats = {piece: [] for piece in self._results}
+        for image in range(*self._images):
+            extractor = self._net.create_extractor()
+            for blob, piece in self._inputs:
+                extractor.input(blob, piece.of_image(known[piece], image))
+            for piece, blob in self._results.items():
+                code, mat = extractor.extract(blob, 1)
+                if code:
+                    raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+                results[piece].append(mat)
         return results
 
 
 def _by_options(
     layers: Sequence[CpuLayer], soc: Soc
 ) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
-    """Runs of layers that can share a net, each with the options that its layers insist on."""
+    """Runs of layers that can share a net, each with the options that its layers insist on.
+
+    Those of a net run for the same images.
+    """
     groups: list[tuple[list[CpuLayer], dict[str, bool]]] = []
     for layer in layers:
         wanted = layer.variant.plan(layer.op, soc).options
-        if not groups or any(groups[-1][1].get(k, v) != v for k, v in wanted.items()):
+        images, options = layer.region.images, groups[-1][1] if groups else {}
+        alike = groups and groups[-1][0][0].region.images == images
+        if not alike or any(options.get(k, v) != v for k, v in wanted.items()):
             groups.append(([], {}))
         groups[-1][0].append(layer)
         groups[-1][1].update(wanted)
@@ -345,9 +340,10 @@ class NetText:
         if self._reads[tensor] > 1:
             name = f"{name}_{self._taken[tensor]}"
             self._taken[tensor] += 1
-        if region == self._regions[tensor]:
+        made = self._regions[tensor]
+        if (region.channels, region.rows) == (made.channels, made.rows):
             return name
-        part = region.within(self._regions[tensor])
+        part = region.within(made)
         sizes = {3: self._widths[tensor], 4: part.rows.size, 5: part.channels.size}
         offsets = {0: 0, 1: part.rows.start, 2: part.channels.start}
         self._line("Crop", [name], [f"{name}_crop"], {**offsets, **sizes})

@@ -123,6 +123,15 @@ class OpenClDevice:
         self.programs = Programs(self.context)
 
     @property
+    def sees_host_memory(self) -> bool:
+        """Whether kernels and the CPU can work on the same memory without mapping it.
+
+        Only where that memory is its own: a discrete card would read it over the bus each time.
+        """
+        fine = cl_module().device_svm_capabilities.FINE_GRAIN_BUFFER
+        return self.soc.gpu.unified_memory and bool(svm_capabilities(self.device) & fine)
+
+    @property
     def mismatch(self) -> str:
         """How the driver differs from the SoC file's, under whose name all results are filed."""
         found, named = self.device.driver_version, self.soc.gpu.driver
@@ -205,9 +214,10 @@ class OpenClDevice:
         weights: Weights | None = None,
         label: str = "",
     ) -> list[BoundKernel]:
-        """Compile a plan and set its arguments, for every image of the tensors.
+        """Compile a plan and set its arguments, for every image of the regions.
 
-        `tensors` gives every tensor argument its tensor and the region meant. Raises `DeviceError`
+        `tensors` gives every tensor argument its tensor and the region meant; one of one image is
+        read again for every image of the others. Raises `DeviceError`
         with the compiler's log and the macros where the source does not build, and with what is
         wanted and what is allowed where memory or a work-group is too large.
         """
@@ -224,14 +234,14 @@ class OpenClDevice:
         def values(arg: Arg, image: int) -> list[Any]:
             if isinstance(arg, TensorArg):
                 tensor, region = tensors[arg]
-                return list(tensor.view(region, image if tensor.shape.n > 1 else 0))
+                return list(tensor.view(region, image if region.images.size > 1 else 0))
             if isinstance(arg, ConstantArg):
                 return [constants[arg.name]]
             if isinstance(arg, ScratchArg):
                 return [scratch[arg.name]]
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
-        images = max((tensor.shape.n for tensor, _ in tensors.values()), default=1)
+        images = max((region.images.size for _, region in tensors.values()), default=1)
         with explained(f"Binding the kernels of {plan.source}"):
             bound = [
                 BoundKernel(
@@ -344,6 +354,14 @@ def open_device(soc: Soc) -> OpenClDevice:
     """
     soc.check_present()
     return OpenClDevice(soc)
+
+
+def svm_capabilities(device: cl.Device) -> int:
+    """Of OpenCL 2.0 and later; 0 where the driver does not know the question."""
+    try:
+        return int(device.svm_capabilities)
+    except cl_module().Error:
+        return 0
 
 
 def _find_device(soc: Soc) -> cl.Device:

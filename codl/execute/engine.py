@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 
 from codl.device import threads
 from codl.device.cpu import Home
-from codl.device.memory import GpuTensor
+from codl.device.memory import GpuTensor, seen_array
 from codl.device.opencl import OpenClDevice, open_device
 from codl.errors import CodlError, CodlWarning
+from codl.execute import exchange
 from codl.execute.gpu_half import Fallback, GpuHalf, kept_storages
 from codl.execute.program import Program, Segment, Transfer, build_program
-from codl.execute.stage import Exchange, Stage, ToCpu, ToGpu, build_cpu_half
+from codl.execute.stage import Stage, build_cpu_half
 from codl.execute.timeline import Span, Timeline
 from codl.kernels.base import BLOCKED, Storage
 from codl.ops import Array, Network
 from codl.ops.plan import Plan
 from codl.ops.region import Region, as_nchw
 from codl.soc import Soc
-
-ExchangeT = TypeVar("ExchangeT", bound=Exchange)
 
 
 class Engine:
@@ -146,9 +145,15 @@ class _Builder:
         shapes = network.shapes
         self._shapes, self._gpu = shapes, gpu
         self.fallbacks: list[Fallback] = []
-        self.homes = {
-            name: Home.allocate(shapes[name], held) for name, held in program.held["cpu"].items()
-        }
+        self.homes: dict[str, Home] = {}
+        #: Homes that the GPU sees as they are.
+        self._seen: dict[str, GpuTensor] = {}
+        for name, held in program.held["cpu"].items():
+            if gpu.sees_host_memory and name in program.moved:
+                array, self._seen[name] = seen_array(gpu, shapes[name], held)
+                self.homes[name] = Home(array, held, held)
+            else:
+                self.homes[name] = Home.allocate(shapes[name], held)
         planned = [
             (part, segment.chain.variants[part.layer.name]["gpu"])
             for segment in program.segments
@@ -187,14 +192,22 @@ class _Builder:
     def _stage(self, label: str, transfers: tuple[Transfer, ...], kernels: Any, net: Any) -> Stage:
         return Stage(
             label=label,
-            to_cpu=tuple(self._exchange(ToCpu, t) for t in transfers if t.direction == "to_cpu"),
-            to_gpu=tuple(self._exchange(ToGpu, t) for t in transfers if t.direction == "to_gpu"),
+            to_cpu=tuple(
+                exchange.to_cpu(t, *self._ends(t), self._gpu)
+                for t in transfers
+                if t.direction == "to_cpu"
+            ),
+            to_gpu=tuple(
+                exchange.to_gpu(t, *self._ends(t), self._gpu)
+                for t in transfers
+                if t.direction == "to_gpu"
+            ),
             kernels=kernels,
             net=net,
             gpu=self._gpu,
         )
 
-    def _exchange(self, kind: type[ExchangeT], move: Transfer) -> ExchangeT:
-        home = self.homes[move.tensor].of(move.region)
-        shape, tensor = self._shapes[move.tensor], self._tensors[move.tensor]
-        return kind(move, shape, tensor, home, self._gpu)
+    def _ends(self, move: Transfer) -> tuple[GpuTensor, Home, GpuTensor | None]:
+        """The tensor on the GPU, its home, and the home as the GPU sees it."""
+        name = move.tensor
+        return self._tensors[name], self.homes[name], self._seen.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from codl.dataset import Direction
 from codl.kernels.base import Processor
@@ -41,6 +42,12 @@ class Program:
     segments: tuple[Segment, ...]
     final: tuple[Transfer, ...]
     held: Mapping[Processor, Mapping[str, Region]]
+
+    @cached_property
+    def moved(self) -> frozenset[str]:
+        """The tensors that go from one processor to the other."""
+        segments = (segment.transfers for segment in self.segments)
+        return frozenset(t.tensor for moves in (*segments, self.final) for t in moves)
 
 
 class Residency:

@@ -10,90 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.memory import GpuTensor, SharedBuffer
 from codl.device.opencl import BoundKernel, OpenClDevice
-from codl.execute.program import Transfer
+from codl.execute.exchange import ToCpu, ToGpu, enqueue
 from codl.execute.timeline import Timeline
 from codl.kernels import registry
-from codl.ops import Shape
 from codl.ops.chain import Half
 from codl.ops.plan import Chain
 from codl.soc import Soc
-
-if TYPE_CHECKING:
-    import pyopencl as cl
-
-
-class Exchange:
-    """What both directions of a transfer have in common: shared memory, a transform, a home."""
-
-    def __init__(
-        self, move: Transfer, shape: Shape, tensor: GpuTensor, home: Home, gpu: OpenClDevice
-    ) -> None:
-        self.label = f"{move.tensor} ({move.region})"
-        self._gpu = gpu
-        self._shared = SharedBuffer(gpu, shape, move.region)
-        self._home = home.view()
-        ends = (tensor, self._shared.tensor)
-        source, target = ends if move.direction == "to_cpu" else reversed(ends)
-        self._kernels = gpu.transform(source, target, move.region, f"transform {move.tensor}")
-        gpu.warm_up(self._kernels)
-
-
-class ToCpu(Exchange):
-    """GPU to CPU: a transform kernel into shared memory, a map, and a copy into the home array."""
-
-    _ready: cl.Event
-
-    def begin(self, timeline: Timeline | None) -> None:
-        """Enqueue the transform and the map behind it; does not wait."""
-        _enqueue(self._kernels, self._gpu, timeline, "transform")
-        self._ready = self._shared.map(write=False)
-
-    def end(self, timeline: Timeline | None) -> None:
-        """Wait for the map, copy, hand the memory back."""
-        start = perf_counter()
-        self._gpu.wait(self._ready)
-        mapped = perf_counter()
-        np.copyto(self._home, self._shared.array)
-        copied = perf_counter()
-        self._shared.unmap()
-        if timeline is not None:
-            timeline.cpu("sync", self.label, start, mapped)
-            timeline.cpu("copy", self.label, mapped, copied)
-            timeline.cpu("unmap", self.label, copied, perf_counter())
-
-
-class ToGpu(Exchange):
-    """CPU to GPU: a copy into shared memory, an unmap, and a transform kernel.
-
-    The memory is mapped again at once, for the next inference, off this one's critical path.
-    """
-
-    def __init__(
-        self, move: Transfer, shape: Shape, tensor: GpuTensor, home: Home, gpu: OpenClDevice
-    ) -> None:
-        super().__init__(move, shape, tensor, home, gpu)
-        self._ready = self._shared.map(write=True)
-
-    def run(self, timeline: Timeline | None) -> None:
-        start = perf_counter()
-        self._gpu.wait(self._ready)
-        mapped = perf_counter()
-        np.copyto(self._shared.array, self._home)
-        copied = perf_counter()
-        self._shared.unmap()
-        if timeline is not None:
-            timeline.cpu("map", self.label, start, mapped)
-            timeline.cpu("copy", self.label, mapped, copied)
-            timeline.cpu("unmap", self.label, copied, perf_counter())
-        _enqueue(self._kernels, self._gpu, timeline, "transform")
-        self._ready = self._shared.map(write=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +40,7 @@ class Stage:
         for hand in self.to_gpu:
             hand.run(timeline)
         if self.kernels or self.to_gpu:
-            _enqueue(self.kernels, self.gpu, timeline, "kernel")
+            enqueue(self.kernels, self.gpu, timeline, "kernel")
             self.gpu.queue.flush()
         for move in self.to_cpu:
             move.end(timeline)
@@ -124,19 +49,6 @@ class Stage:
             self.net.run()
             if timeline is not None:
                 timeline.cpu("net", self.label, start, perf_counter())
-
-
-def _enqueue(
-    kernels: Sequence[BoundKernel],
-    gpu: OpenClDevice,
-    timeline: Timeline | None,
-    kind: str,
-) -> None:
-    if timeline is None:
-        gpu.submit(kernels)
-        return
-    for kernel in kernels:
-        timeline.gpu(kind, kernel.name, kernel.enqueue(gpu.queue))
 
 
 def build_cpu_half(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,25 @@ class Graph:
     constants: Mapping[str, NDArray[Any]]
     aliases: Mapping[str, str] = field(default_factory=dict)
     opset: int = 17
+
+    @property
+    def images(self) -> int:
+        """How many images a batch has: the first size of inputs that are pictures, with four axes.
+
+        1 where there is no such input, or they differ.
+        """
+        sizes = {self.shapes[name][0] for name in self.inputs if len(self.shapes[name]) == 4}
+        return sizes.pop() if len(sizes) == 1 else 1
+
+    def rows_of_images(self, sizes: tuple[int, ...], k: int) -> int:
+        """How many images a tensor of these sizes has, each a single row of `k`; 0 if it has none.
+
+        Whatever the axes of a single row are called.
+        """
+        if prod(sizes) == k:
+            return 1
+        batch = self.images
+        return batch if sizes[0] == batch and prod(sizes) == batch * k else 0
 
     def consumers(self, tensor: str) -> list[Node]:
         return [node for node in self.nodes if tensor in node.inputs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 from onnx import TensorProto
@@ -43,7 +42,7 @@ def is_alias(graph: Graph, node: Node) -> bool:
 
 
 def drop_reshapes(graph: Graph) -> Graph:
-    """Drop reshapes to one row in front of fully connected layers, and those of graph outputs.
+    """Drop reshapes to one row (of each image) in front of fully connected layers, and of outputs.
 
     Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
     is put back by whoever hands the output out, from the shape that the graph declares for it.
@@ -51,21 +50,24 @@ def drop_reshapes(graph: Graph) -> Graph:
     gone = {}
     for node in graph.nodes:
         readers = graph.consumers(node.outputs[0])
-        flat = all(_reads_one_row(graph, reader, node.outputs[0]) for reader in readers)
+        flat = all(_reads_one_row(graph, reader, node) for reader in readers)
         if node.type in RESHAPES and flat:
             gone[node.outputs[0]] = node.inputs[0]
     return _rename(graph, gone)
 
 
-def _reads_one_row(graph: Graph, reader: Node, tensor: str) -> bool:
-    """Whether a node multiplies `tensor`, as a single row, with a constant."""
+def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
+    """Whether a node multiplies what a reshape makes, one row of each image, with a constant."""
+    tensor, before = reshape.outputs[0], graph.shapes[reshape.inputs[0]]
+    sizes = graph.shapes[tensor]
+    images = graph.rows_of_images(sizes, sizes[-1]) if sizes else 0
     return (
         reader.type in FLAT_CONSUMERS
         and reader.inputs[1] in graph.constants
         and tensor not in reader.inputs[1:]
         and not reader.attributes.get("transA", 0)
-        and prod(graph.shapes[tensor][:-1]) == 1
-        and len(graph.shapes[tensor]) > 1
+        and len(sizes) > 1
+        and (images == 1 or (images > 1 and before[0] == images))
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from codl.kernels.base import Variant
-from codl.ops.base import Activation, Op
+from codl.ops.base import Activation
 from codl.soc import Soc
 
 #: ncnn's own parameter 31 switches an algorithm off for one layer.
@@ -92,11 +92,6 @@ def activation_layer(activation: Activation) -> NcnnLayer | None:
         return None
     name, parameters = _LAYERS[activation.kind]
     return NcnnLayer(name, parameters(activation))
-
-
-def one_image(op: Op) -> str:
-    """Why ncnn refuses a batch."""
-    return f"the batch must be 1, got {op.input.n}"
 
 
 def round_up(value: int, step: int) -> int:

@@ -18,7 +18,10 @@ from codl.ops.region import Region, Shape, Span
 
 Array: TypeAlias = NDArray[np.float32]
 Weights: TypeAlias = Mapping[str, Array]
-Dim: TypeAlias = Literal["H", "OC"]
+Dim: TypeAlias = Literal["H", "OC", "N"]
+
+#: What of a region every dimension cuts.
+AXES: Mapping[Dim, str] = {"H": "rows", "OC": "channels", "N": "images"}
 
 
 class Pad(NamedTuple):
@@ -80,7 +83,21 @@ class Op:
     @property
     def dims(self) -> tuple[Dim, ...]:
         """Dimensions on which the output may be split; the first is preferred on ties."""
+        images: tuple[Dim, ...] = ("N",) if self.keeps_images and self.output.n > 1 else ()
+        return (*self.inner_dims, *images)
+
+    @property
+    def inner_dims(self) -> tuple[Dim, ...]:
+        """Those of `dims` that cut through images."""
         raise NotImplementedError
+
+    @property
+    def keeps_images(self) -> bool:
+        """True where image i of the output depends on image i alone of every input.
+
+        An input of one image may be read for every one.
+        """
+        return True
 
     @property
     def acts_on_channels_alone(self) -> bool:
@@ -147,16 +164,14 @@ class Op:
 def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:
     """Cut an op's output into the CPU's and the GPU's region (the GPU takes the first part).
 
-    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows are cut
-    anywhere. A ratio of 0 or 1 leaves one side empty; any other neither, where the size allows.
+    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows and images are
+    cut anywhere. A ratio of 0 or 1 leaves one side empty; any other neither, where the size allows.
     """
-    whole = Region.whole(op.output)
-    size = whole.channels.size if dim == "OC" else whole.rows.size
+    whole, axis = Region.whole(op.output), AXES[dim]
+    size = getattr(whole, axis).size
     step = lcm(align, op.channel_step) if dim == "OC" else 1
     cut = size if gpu_ratio == 1 else min(round(gpu_ratio * size / step) * step, size)
     if 0 < gpu_ratio < 1 and cut in (0, size) and size > step:
         cut = step if cut == 0 else (size - 1) // step * step
-    first, rest = Span(0, cut), Span(cut, size)
-    if dim == "OC":
-        return Region(rest, whole.rows), Region(first, whole.rows)
-    return Region(whole.channels, rest), Region(whole.channels, first)
+    first, rest = (whole._replace(**{axis: span}) for span in (Span(0, cut), Span(cut, size)))
+    return rest, first

@@ -66,18 +66,18 @@ def cut(
             shares = split(layer.op, dim, gpu_ratio, align=block)
             for regions, share in zip(wanted, shares, strict=True):
                 regions[layer.output] = share
-    cpu, gpu = (_half(layers, regions) for regions in wanted)
+    cpu, gpu = (_half(layers, regions, dim) for regions in wanted)
     return cpu, gpu
 
 
-def _half(layers: Sequence[Layer], wanted: dict[str, Region]) -> Half:
+def _half(layers: Sequence[Layer], wanted: dict[str, Region], dim: Dim) -> Half:
     """Walk backwards: what is wanted of a tensor decides what is needed of those before it."""
     parts: list[Part] = []
     for layer in reversed(layers):
         region = wanted.get(layer.output)
         if region is None or region.is_empty:
             continue
-        if not layer.op.dims:  # never split: whoever reads a part of it gets the whole
+        if dim not in layer.op.dims:  # whoever reads a part of it gets the whole
             region = Region.whole(layer.op.output)
         needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
         for name, need in zip(layer.inputs, needs, strict=True):

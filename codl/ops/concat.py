@@ -20,7 +20,7 @@ class Concat(Op):
     kind: ClassVar[str] = "concat"
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         return ("H",)
 
     @property
@@ -36,14 +36,14 @@ class Concat(Op):
         return sum(shape.c for shape in self.inputs[:index])
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        first = self.offset(index)
-        channels = Span(part.channels.start - first, part.channels.stop - first)
-        return Region(channels.clip(self.inputs[index].c), part.rows)
+        channels = part.channels.since(self.offset(index))
+        return part._replace(channels=channels.clip(self.inputs[index].c))
 
     def restrict(self, part: Region) -> Concat:
         if part.channels != Span(0, self.output.c):
-            raise ValueError(f"a concat is split on H only, not to {part}")
-        shapes = (shape._replace(h=part.rows.size) for shape in self.inputs)
+            raise ValueError(f"a concat is split on H or N only, not to {part}")
+        size = {"n": part.images.size, "h": part.rows.size}
+        shapes = (shape._replace(**size) for shape in self.inputs)
         return replace(self, inputs=tuple(shapes))
 
     def reference(

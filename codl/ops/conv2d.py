@@ -34,7 +34,8 @@ class Conv2d(GroupedOp, WindowOp):
         return per_output * self.output.elements
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        return Region(self.group_inputs(part.channels), self.input_rows(part.rows)[0])
+        rows = self.input_rows(part.rows)[0]
+        return Region(part.images, self.group_inputs(part.channels), rows)
 
     def restrict(self, part: Region) -> Conv2d:
         _, above, below = self.input_rows(part.rows)

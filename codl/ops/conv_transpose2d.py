@@ -32,7 +32,7 @@ class ConvTranspose2d(GroupedOp):
     kind: ClassVar[str] = "conv_transpose2d"
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         """Rows are cut only where no stride jumps over the window."""
         return ("H", "OC") if self.extent.h >= self.stride.h else ("OC",)
 
@@ -62,7 +62,7 @@ class ConvTranspose2d(GroupedOp):
         first = min(max(-(-top // self.stride.h), 0), self.input.h - 1)
         last = (part.rows.stop - 1 + self.crop.h) // self.stride.h
         stop = min(max(last + 1, first + 1), self.input.h)
-        return Region(self.group_inputs(part.channels), Span(first, stop))
+        return Region(part.images, self.group_inputs(part.channels), Span(first, stop))
 
     def restrict(self, part: Region) -> ConvTranspose2d:
         need = self.needs(part)

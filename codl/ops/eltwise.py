@@ -79,7 +79,7 @@ class Eltwise(Op):
         return (self.alpha, self.beta)[: PARAMETERS.get(self.mode, 0)]
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         return ("H", "OC")
 
     @property
@@ -98,6 +98,7 @@ class Eltwise(Op):
         """The same region; all of an axis that is stretched."""
         shape, one = self.inputs[index], Span(0, 1)
         return Region(
+            part.images if shape.n == self.output.n else one,
             part.channels if shape.c == self.output.c else one,
             part.rows if shape.h == self.output.h else one,
         )

@@ -22,7 +22,7 @@ class FullyConnected(Op):
     kind: ClassVar[str] = "fc"
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         return ("OC",)
 
     @property
@@ -42,10 +42,11 @@ class FullyConnected(Op):
         return {"weight": (self.out_channels, self.in_features), "bias": (self.out_channels,)}
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        return Region.whole(self.input)
+        return Region.whole(self.input)._replace(images=part.images)
 
     def restrict(self, part: Region) -> FullyConnected:
-        return replace(self, out_channels=part.channels.size)
+        inputs = (self.input._replace(n=part.images.size),)
+        return replace(self, inputs=inputs, out_channels=part.channels.size)
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

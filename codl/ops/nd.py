@@ -48,8 +48,12 @@ class NdOp(Op):
         object.__setattr__(self, "inputs", tuple(as_nchw(sizes) for sizes in self.shapes))
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         return ()
+
+    @property
+    def keeps_images(self) -> bool:
+        return False
 
     @property
     def out_sizes(self) -> Sizes:

@@ -40,7 +40,7 @@ class Pool2d(WindowOp):
         return self.kernel.h * self.kernel.w * self.output.elements
 
     def needs(self, part: Region, index: int = 0) -> Region:
-        return Region(part.channels, self.input_rows(part.rows)[0])
+        return part._replace(rows=self.input_rows(part.rows)[0])
 
     def restrict(self, part: Region) -> Pool2d:
         _, above, below = self.input_rows(part.rows)

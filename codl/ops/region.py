@@ -1,4 +1,4 @@
-"""Shapes of tensors and rectangular regions of them.
+"""Shapes of tensors and box-shaped regions of them.
 
 A split hands every processor a `Region` of an operator's output; what it needs of the inputs is a
 `Region` again. Halos, chains and data sharing are all arithmetic on these.
@@ -68,24 +68,34 @@ class Span(NamedTuple):
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
+    def since(self, first: int) -> Span:
+        """The same indices counted from `first`."""
+        return Span(self.start - first, self.stop - first)
+
 
 class Region(NamedTuple):
-    """Channels and rows of a tensor; columns and images are always whole."""
+    """Images, channels and rows of a tensor; columns are always whole."""
 
+    images: Span
     channels: Span
     rows: Span
 
     @classmethod
     def whole(cls, shape: Shape) -> Region:
-        return cls(Span(0, shape.c), Span(0, shape.h))
+        return cls(Span(0, shape.n), Span(0, shape.c), Span(0, shape.h))
 
     @property
     def is_empty(self) -> bool:
-        return not (self.channels.size and self.rows.size)
+        return not all(span.size for span in self)
 
     def shape(self, of: Shape) -> Shape:
         """The shape of this region of a tensor shaped `of`."""
-        return Shape(of.n, self.channels.size, self.rows.size, of.w)
+        return Shape(self.images.size, self.channels.size, self.rows.size, of.w)
+
+    @property
+    def slices(self) -> tuple[slice, slice, slice]:
+        """What cuts this region from an array shaped (images, channels, rows, columns)."""
+        return slice(*self.images), slice(*self.channels), slice(*self.rows)
 
     def join(self, other: Region) -> Region:
         """The smallest region that covers both."""
@@ -93,41 +103,40 @@ class Region(NamedTuple):
             return other
         if other.is_empty:
             return self
-        return Region(self.channels.join(other.channels), self.rows.join(other.rows))
+        return Region(*(mine.join(theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def meet(self, other: Region) -> Region:
-        return Region(self.channels.meet(other.channels), self.rows.meet(other.rows))
+        return Region(*(mine.meet(theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def covers(self, other: Region) -> bool:
         return other.is_empty or self.meet(other) == other
 
     def minus(self, other: Region) -> tuple[Region, ...]:
-        """What is here and not in `other`, as disjoint rectangles (at most four)."""
+        """What is here and not in `other`, as disjoint boxes (at most six)."""
         common = self.meet(other)
         if common.is_empty:
             return () if self.is_empty else (self,)
-        channels, rows = common
+        images, channels, rows = common
         pieces = (
-            Region(Span(self.channels.start, channels.start), self.rows),
-            Region(Span(channels.stop, self.channels.stop), self.rows),
-            Region(channels, Span(self.rows.start, rows.start)),
-            Region(channels, Span(rows.stop, self.rows.stop)),
+            self._replace(images=Span(self.images.start, images.start)),
+            self._replace(images=Span(images.stop, self.images.stop)),
+            Region(images, Span(self.channels.start, channels.start), self.rows),
+            Region(images, Span(channels.stop, self.channels.stop), self.rows),
+            Region(images, channels, Span(self.rows.start, rows.start)),
+            Region(images, channels, Span(rows.stop, self.rows.stop)),
         )
         return tuple(piece for piece in pieces if not piece.is_empty)
 
     def led_by(self, channels: int) -> Region:
         """This region and so many channels before it."""
         first, last = self.channels
-        return Region(Span(first - channels, last), self.rows)
+        return self._replace(channels=Span(first - channels, last))
 
     def within(self, outer: Region) -> Region:
-        """The same region counted from the first channel and row of `outer`."""
-        channel, row = outer.channels.start, outer.rows.start
-        return Region(
-            Span(self.channels.start - channel, self.channels.stop - channel),
-            Span(self.rows.start - row, self.rows.stop - row),
-        )
+        """The same region counted from the first image, channel and row of `outer`."""
+        return Region(*(mine.since(its.start) for mine, its in zip(self, outer, strict=True)))
 
     def __str__(self) -> str:
-        (c0, c1), (y0, y1) = self
-        return f"channels {c0}:{c1}, rows {y0}:{y1}"
+        (n0, n1), (c0, c1), (y0, y1) = self
+        images = "" if (n0, n1) == (0, 1) else f"images {n0}:{n1}, "
+        return f"{images}channels {c0}:{c1}, rows {y0}:{y1}"

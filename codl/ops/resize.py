@@ -124,7 +124,7 @@ class Resize(Op):
     kind: ClassVar[str] = "resize"
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         return ("H", "OC")
 
     @property
@@ -170,8 +170,8 @@ class Resize(Op):
 
     def needs(self, part: Region, index: int = 0) -> Region:
         if part.rows == Span(0, self.size.h):
-            return Region(part.channels, Span(0, self.input.h))
-        return Region(part.channels, self.rows.part(part.rows, 0).reads)
+            return part._replace(rows=Span(0, self.input.h))
+        return part._replace(rows=self.rows.part(part.rows, 0).reads)
 
     def restrict(self, part: Region) -> Resize:
         size, to, first_in, first_out = self.within or (self.input.h, self.size.h, 0, 0)

@@ -32,7 +32,7 @@ class WindowOp(Op):
     dilation: Size2 = Size2(1, 1)
 
     @property
-    def dims(self) -> tuple[Dim, ...]:
+    def inner_dims(self) -> tuple[Dim, ...]:
         """Rows are cut only where every window sees some of the input, and none padding alone."""
         widest = max(self.pad.top, self.pad.bottom)
         return ("H", "OC") if widest < self.extent.h else ("OC",)

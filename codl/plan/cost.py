@@ -18,7 +18,7 @@ from codl.kernels import registry
 from codl.kernels.base import Processor, Storage
 from codl.ops import Network, Op, Shape, to_text
 from codl.ops.chain import Half, Part
-from codl.predict.features import SHARING_PARTS, Item, sharing_target
+from codl.predict.features import Item, sharing_target
 from codl.predict.surroundings import Beside, Cold, Launches, Load
 from codl.soc import Soc
 
@@ -45,11 +45,13 @@ class LatencyPredictors(Protocol):
     @property
     def targets(self) -> tuple[str, ...]: ...
 
-    def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]: ...
+    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...
 
-    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]: ...
-
-    def predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """By the part of sharing; all of it a `copy` where parts are not known apart."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class CostModel:
         if target not in self.predictors.targets:
             return warm_ms
         items = [Cold(op, float(ms)) for op, ms in zip(ops, warm_ms, strict=True)]
-        more_ms = np.maximum(self.predictors.predict(target, items) - warm_ms, 0.0)
+        more_ms = np.maximum(self.predictors.latency_ms(target, items) - warm_ms, 0.0)
         return np.asarray(warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
@@ -189,23 +191,11 @@ class CostModel:
             if (direction, shape) not in self._parts:
                 new.setdefault(direction, []).append(shape)
         for direction, shapes in new.items():
-            by_part = self._sharing(direction, shapes)
+            by_part = self.predictors.sharing_ms(direction, shapes)
             for i, shape in enumerate(shapes):
                 self._parts[direction, shape] = {
                     part: float(all_ms[i]) for part, all_ms in by_part.items()
                 }
-
-    def _sharing(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> dict[str, NDArray[np.float64]]:
-        """Milliseconds by part, shaped (shapes); all of it a `copy` where no part is known."""
-        usual = registry.storages(self.soc)[0]
-        targets = {part: sharing_target(direction, usual, part) for part in SHARING_PARTS}
-        return {
-            part: self.predictors.predict(target, shapes)
-            for part, target in targets.items()
-            if target in self.predictors.targets
-        } or {"copy": self.predictors.sharing_ms(direction, shapes)}
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name."""
@@ -258,7 +248,7 @@ class CostModel:
             items = [Beside(pairs[i][side], pairs[i][1 - side]) for i in both]
             own = np.array([item.own.latency_ms for item in items])
             factors.append(
-                np.clip(self.predictors.predict(target, items) / own, 1.0, MOST_SLOWDOWN)
+                np.clip(self.predictors.latency_ms(target, items) / own, 1.0, MOST_SLOWDOWN)
             )
         for i, cpu, gpu in zip(both, *factors, strict=True):
             alone[i] = (float(cpu), float(gpu))
@@ -274,7 +264,7 @@ class CostModel:
         key = (processor, count)
         if key not in self._dispatched:
             target = f"dispatch_{processor}"
-            self._dispatched[key] = float(self.predictors.predict(target, [Launches(count)])[0])
+            self._dispatched[key] = float(self.predictors.latency_ms(target, [Launches(count)])[0])
         return self._dispatched[key]
 
     def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:

@@ -7,7 +7,7 @@ no chain, and the plan names it as not counted. An op that was measured on one p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,18 +41,17 @@ class PartlyMeasured:
     def targets(self) -> tuple[str, ...]:
         return (*self.predictors.targets, *sorted(self.missing))
 
-    def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
-        return self.predict(target, ops)
-
-    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]:
-        if direction in self.free:
-            return np.zeros(len(shapes))
-        return self.predictors.sharing_ms(direction, shapes)
-
-    def predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target in self.missing:
             return np.zeros(len(items))
-        return self.predictors.predict(target, items)
+        return self.predictors.latency_ms(target, items)
+
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        if direction in self.free:
+            return {"copy": np.zeros(len(shapes))}
+        return self.predictors.sharing_ms(direction, shapes)
 
 
 def filled(cost: CostModel, network: Network) -> CostModel:

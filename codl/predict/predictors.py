@@ -13,10 +13,10 @@ from codl.dataset import Direction
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED
-from codl.ops import Op, Shape
-from codl.predict import features, store
+from codl.ops import Shape
+from codl.predict import store
 from codl.predict.estimators import ESTIMATORS
-from codl.predict.features import Item
+from codl.predict.features import SHARING_PARTS, Item, sharing_target
 from codl.predict.names import FOLDER
 from codl.predict.store import StoredPredictor
 from codl.soc import Soc
@@ -40,28 +40,24 @@ class Predictors:
         """The targets that there is a predictor for, sorted by `load`."""
         return tuple(self.stored)
 
-    def latency_ms(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
-        """Milliseconds that every op (a part of one, usually) takes, shaped (ops), all positive.
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Milliseconds to share a region of every shape, by part: shaped (shapes), all positive.
 
-        Raises `UnknownNameError` for a target without a predictor, or that the ops do not have.
+        All of it is a `copy` where no part has a predictor. Raises `UnknownNameError` where the
+        direction has none.
         """
-        return self.predict(target, ops)
-
-    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> NDArray[np.float64]:
-        """Milliseconds to share a region of every shape, shaped (shapes), all positive.
-
-        Raises `UnknownNameError` where there is no predictor for the direction.
-        """
-        return self.predict(self.sharing_target(direction), shapes)
-
-    def sharing_target(self, direction: Direction) -> str:
-        """The target for the SoC's usual storage; to relayout is to copy to its last one."""
         usual, *others = registry.storages(self.soc)
-        stored = {"store": BLOCKED, "relayout": [usual, *others][-1]}.get(direction, usual)
-        return features.sharing_target(direction, stored)
+        of_way = {"load": BLOCKED, "store": BLOCKED, "relayout": [usual, *others][-1]}
+        storage = of_way.get(direction, usual)
+        parts = {part: sharing_target(direction, storage, part) for part in SHARING_PARTS}
+        known = {part: target for part, target in parts.items() if target in self.stored}
+        known = known or {"copy": sharing_target(direction, storage)}
+        return {part: self.latency_ms(target, shapes) for part, target in known.items()}
 
-    def predict(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
-        """Milliseconds for items of one target, shaped (items), all positive.
+    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        """Milliseconds that items of one target take, shaped (items), all positive.
 
         Raises `UnknownNameError` for a target without a predictor, or that the items do not have.
         """

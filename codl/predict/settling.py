@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from codl.collect.budget import Tier
 from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.dataset import Dataset
 from codl.errors import CodlError
@@ -85,13 +86,15 @@ class Settling:
 
     Every second task is the next one of a random half, on which accuracy is looked at. The others
     come from the rest: where a predictor is least certain and nothing alike is measured, more so
-    where the choice of a split hangs on it; the targets in turns. Everything comes from rows on
-    disk, so a collection that goes on needs no memory of the last.
+    where the choice of a split hangs on it; the targets in turns. All of that within a tier: no
+    task comes before those of the tiers below, and none of these is left out. Everything comes
+    from rows on disk, so a collection that goes on needs no memory of the last.
     """
 
     soc: Soc
     dataset: Dataset
     budget_s: float
+    tiers: Mapping[Task, Tier] = field(default_factory=dict)
     looks: dict[str, list[Look]] = field(default_factory=dict)
     regret: Regret | None = None
     _known: dict[str, _Known] = field(default_factory=dict)
@@ -112,9 +115,10 @@ class Settling:
             self._next_s = seconds + max(PAUSE * seconds, took / LOOKING)
         if not self.looks:
             return missing
-        if all(self._is_settled(task) for task in missing):
+        if all(self._tier(task) is Tier.MORE and self._is_settled(task) for task in missing):
             return ()
-        return sorted(missing, key=lambda task: self._rank.get(task, len(self._rank)))
+        last = len(self._rank)
+        return sorted(missing, key=lambda task: (self._tier(task), self._rank.get(task, last)))
 
     def look(self) -> None:
         """Fit every target with news, and hold its shapes out; what surrounds ops is left out."""
@@ -142,6 +146,9 @@ class Settling:
         targets = [asdict(looks[-1]) for _, looks in sorted(self.looks.items())]
         found = None if self.regret is None else asdict(self.regret)
         return {"predictor": ESTIMATOR, "targets": targets, "regret": found}
+
+    def _tier(self, task: Task) -> Tier:
+        return self.tiers.get(task, Tier.MORE)
 
     def _is_settled(self, task: Task) -> bool:
         target = _target(task)

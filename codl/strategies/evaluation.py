@@ -90,14 +90,15 @@ class Reference:
 def load(model: str) -> tuple[Network, Reference]:
     """Import a model and run it in ONNX Runtime on seeded inputs."""
     source = models.load(model)
-    network = lower(graph.simplify(graph.import_onnx(source.proto, source.name)))
-    inputs = random_inputs(network)
+    imported = graph.import_onnx(source.proto, source.name)
+    network = lower(graph.simplify(imported))
+    inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
     options = graph.session_options()
     session = ort.InferenceSession(
         source.proto.SerializeToString(), options, ["CPUExecutionProvider"]
     )
     names = list(network.outputs)
-    outputs = dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    outputs = dict(zip(names, session.run(names, inputs), strict=True))
     return network, Reference(graph.fix_batch(source.proto), inputs, outputs)
 
 

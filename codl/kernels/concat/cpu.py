@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, one_image
+from codl.kernels.ncnn import NcnnLayer
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
@@ -16,8 +16,6 @@ class CpuCopy:
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Concat, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         return None
 
     def plan(self, op: Concat, soc: Soc) -> NcnnLayer:

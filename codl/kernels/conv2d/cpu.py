@@ -36,7 +36,6 @@ from codl.kernels.ncnn import (
     Value,
     fused_activation,
     left_over,
-    one_image,
 )
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -107,8 +106,6 @@ class _CpuConv:
 
     def _cannot(self, op: Conv2d) -> str | None:
         """What no algorithm does."""
-        if op.input.n != 1:
-            return one_image(op)
         if not self.packed and op.dilation != (1, 1):
             # It crashes where the output is smaller than the dilation.
             return f"ncnn dilates only packed channels safely, got dilation={op.dilation}"

@@ -10,7 +10,6 @@ from codl.kernels.ncnn import (
     Value,
     fused_activation,
     left_over,
-    one_image,
     round_up,
 )
 from codl.ops.conv_transpose2d import ConvTranspose2d
@@ -25,8 +24,6 @@ class CpuDirect:
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: ConvTranspose2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         if min(op.crop) < 0:
             return f"crop must not be negative, got {op.crop}"
         return None

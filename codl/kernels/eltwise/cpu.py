@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, one_image
+from codl.kernels.ncnn import NcnnLayer
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
@@ -21,8 +21,6 @@ class CpuDirect:
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         if len(set(op.inputs)) > 1:
             return f"the inputs must have one shape, got {op.inputs[0]} and {op.inputs[1]}"
         if op.mode not in CODES and op.mode != "identity":

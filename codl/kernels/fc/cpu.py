@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from codl.kernels.base import Processor
 from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings, single
-from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over, one_image
+from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
 from codl.ops.fully_connected import FullyConnected
 from codl.soc import Soc
 
@@ -18,8 +18,6 @@ class CpuGemv:
     op_columns: ClassVar[type[FcColumns]] = FcColumns
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         return None
 
     def plan(self, op: FullyConnected, soc: Soc) -> NcnnLayer:

@@ -14,7 +14,7 @@ from codl.kernels.columns import (
     packed_vectors,
     single,
 )
-from codl.kernels.ncnn import NcnnLayer, one_image
+from codl.kernels.ncnn import NcnnLayer
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -26,8 +26,6 @@ class CpuDirect:
     op_columns: ClassVar[type[PoolColumns]] = PoolColumns
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         if op.dilation != (1, 1):
             return f"ncnn's pooling has no dilation, got dilation={op.dilation}"
         return None

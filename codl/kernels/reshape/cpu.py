@@ -11,15 +11,15 @@ from codl.soc import Soc
 
 
 class CpuCopy:
-    """One image, to one image."""
+    """Every image to an image."""
 
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "reshape"
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Reshape, soc: Soc) -> str | None:
-        if op.input.n != 1 or op.output.n != 1:
-            return f"the batch must be 1, got {op.input.n} and {op.output.n}"
+        if op.input.n != op.output.n:
+            return f"the batch must stay, got {op.input.n} and {op.output.n}"
         return None
 
     def plan(self, op: Reshape, soc: Soc) -> NcnnLayer:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import Processor
-from codl.kernels.ncnn import NcnnLayer, one_image, round_up
+from codl.kernels.ncnn import NcnnLayer, round_up
 from codl.ops.resize import Resize
 from codl.ops.window import Size2
 from codl.soc import Soc
@@ -25,8 +25,6 @@ class CpuDirect:
     processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Resize, soc: Soc) -> str | None:
-        if op.input.n != 1:
-            return one_image(op)
         if op.mode not in CODES:
             return f"ncnn's cubic resize has other weights, got mode={op.mode}"
         if op.size == (op.input.h, op.input.w):

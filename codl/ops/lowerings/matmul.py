@@ -23,7 +23,7 @@ def _matmul(graph: Graph, node: Node) -> list[Step]:
     b = (*b, 1) if len(b) == 1 else b
     if node.inputs[1] in graph.constants and len(b) == 2:
         matrix = graph.constant(node.inputs[1]).reshape(b)
-        return [_with_constant(node, a, matrix, np.zeros(b[1], np.float32), node.outputs[0])]
+        return [_with_constant(graph, node, a, matrix, np.zeros(b[1], np.float32), node.outputs[0])]
     a = (1, *a) if len(a) == 1 else a
     return [Step(MatMul(shapes=(a, b)), node.inputs, node.outputs[0])]
 
@@ -43,7 +43,7 @@ def _gemm(graph: Graph, node: Node) -> list[Step]:
             added, product = None, node.outputs[0]
         matrix = graph.constant(node.inputs[1])
         matrix = np.float32(alpha) * (matrix.T if trans_b else matrix)
-        steps = [_with_constant(node, a, matrix, bias, product, trans_a=trans_a)]
+        steps = [_with_constant(graph, node, a, matrix, bias, product, trans_a=trans_a)]
     else:
         op = MatMul(shapes=(a, b), trans_a=trans_a, trans_b=trans_b, alpha=alpha)
         steps = [Step(op, node.inputs[:2], product)]
@@ -58,15 +58,23 @@ def _gemm(graph: Graph, node: Node) -> list[Step]:
 
 
 def _with_constant(
-    node: Node, a: Sizes, matrix: Array, bias: Array, output: str, *, trans_a: bool = False
+    graph: Graph,
+    node: Node,
+    a: Sizes,
+    matrix: Array,
+    bias: Array,
+    output: str,
+    *,
+    trans_a: bool = False,
 ) -> Step:
-    """The product with a constant (k, n): a fully connected layer where there is one row.
+    """The product with a constant (k, n): a fully connected layer where each image has one row.
 
     That row may still have the axes of an image; see `drop_reshapes`.
     """
     k, n = matrix.shape
-    if prod(a) == k:
-        shape = as_nchw(a) if a[0] == 1 else Shape(1, k, 1, 1)
+    images = graph.rows_of_images(a, k)
+    if images == 1 or (images and not trans_a):
+        shape = as_nchw(a) if a[0] == images else Shape(1, k, 1, 1)
         weights = {"weight": np.ascontiguousarray(matrix.T), "bias": bias}
         return Step(
             FullyConnected(inputs=(shape,), out_channels=n), node.inputs[:1], output, weights

@@ -1,0 +1,93 @@
+"""What a budget is spent on: the models' own ops first, as far as they fit, then similar ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from codl.collect.similar import similar_ops
+from codl.collect.surroundings import surroundings_tasks
+from codl.collect.tasks import SEED, OpTask, SharingTask, Task, make_tasks
+from codl.ops import Op
+from codl.soc import Soc
+
+#: Seconds that a task takes in the mean, building and looking at the rows included: 5,500 of them
+#: took 507 s on two cores of a server.
+TASK_S = 0.09
+#: Of what fits in the budget, the models' own ops take so much at most; the rest goes to similar
+#: ones, from whose shapes the accuracy on shapes never seen comes.
+OWN = 0.75
+#: So many exchanges of the models' own tensors come with their ops: data sharing has few features.
+EXCHANGES = 1000
+#: Similar ops, at most and at least, and how many tasks one makes in the mean.
+MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 3.8
+#: What surrounds ops is slow to measure, and comes after every so many other tasks.
+EVERY = 8
+
+
+class Tier(IntEnum):
+    """What comes before what: whole ops of the models, then their parts, then everything else.
+
+    The first two are measured even where accuracy has settled: plans are made of them.
+    """
+
+    WHOLE = 0
+    OWN = 1
+    MORE = 2
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tasks in an order of which, within a tier, any first part is representative."""
+
+    tasks: Sequence[Task]
+    tiers: Mapping[Task, Tier]
+
+
+def select(
+    ops: Sequence[Op],
+    soc: Soc,
+    *,
+    shares: Sequence[float],
+    similar: int | None,
+    budget_s: float,
+) -> Selection:
+    """The tasks for so many seconds; `similar` ops, or as many as there is time for."""
+    surroundings = surroundings_tasks(ops, soc)
+    own = make_tasks(ops, soc, shares)
+    fits = budget_s / TASK_S
+    others = similar_ops(ops, MOST_SIMILAR if similar is None else similar)
+    if similar is None:  # a longer budget has all that a shorter one has, and more
+        random.Random(SEED).shuffle(others)
+        left = (fits - min(len(own) + len(surroundings), OWN * fits)) / TASKS_EACH
+        others = others[: max(round(left), LEAST_SIMILAR)]
+    tasks = make_tasks(ops, soc, shares, others)
+    first = _first(own, OWN * fits - len(surroundings))
+    tiers = {task: first.get(task, Tier.MORE) for task in tasks}
+    tiers |= dict.fromkeys(surroundings, Tier.OWN)
+    ordered = sorted(tasks, key=lambda task: tiers[task])
+    return Selection(mixed(surroundings, ordered), tiers)
+
+
+def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:
+    """The models' own tasks in the first two tiers: all whole ops, and of the rest what fits."""
+    wholes = [task for task in own if isinstance(task, OpTask) and task.share == 1]
+    exchanges = [task for task in own if isinstance(task, SharingTask)][:EXCHANGES]
+    chosen: set[Task] = {*wholes, *exchanges}
+    parts = [task for task in own if isinstance(task, OpTask) and task not in chosen]
+    chosen |= set(parts[: max(0, round(fits) - len(chosen))])
+    return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(wholes, Tier.WHOLE)
+
+
+def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:
+    """One of the slow ones, in random order, after every few others: a short budget needs both."""
+    left = list(slow)
+    random.Random(SEED).shuffle(left)
+    found: list[Task] = []
+    for at, task in enumerate(others):
+        found.append(task)
+        if at % EVERY == EVERY - 1 and left:
+            found.append(left.pop())
+    return [*found, *left]
