@@ -18,6 +18,7 @@ from codl.cli.data import DatasetOption
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.collect.tasks import load_network
+from codl.device.energy import energy_mj, find_sensors
 from codl.errors import CodlError, InvalidFileError
 from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
@@ -145,6 +146,8 @@ def run_model(
         results = engine(arrays)
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
         latency = interleave({"run": timed(engine.run)}, effort)["run"]
+        sensors = find_sensors().sensors
+        energy = energy_mj(engine.run, sensors)
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
@@ -158,6 +161,8 @@ def run_model(
         "latency_ms": asdict(latency),
         "predicted_ms": chosen.predicted_ms,
         "data_sharing_ms": sharing_ms(spans),
+        "energy_mj": energy,
+        "energy_sensors": [sensor.name for sensor in sensors],
         "source": "measured",
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
@@ -242,7 +247,9 @@ def evaluate_strategies(
             {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
             for name, found in spans.items()
         ]
-    result = {"soc": asdict(context.soc), "rows": rows, "timelines": timelines}
+    sensors = [sensor.name for sensor in find_sensors().sensors]
+    result: dict[str, Any] = {"soc": asdict(context.soc), "energy_sensors": sensors}
+    result |= {"rows": rows, "timelines": timelines}
 
     def render() -> RenderableType:
         from codl.report.load import eval_result

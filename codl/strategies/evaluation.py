@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from codl import graph, models
 from codl.collect.protocol import Latency
+from codl.device.energy import energy_mj, find_sensors
 from codl.errors import CodlError, DeviceError
 from codl.execute.engine import Engine
 from codl.execute.gpu_half import Fallback
@@ -28,7 +29,7 @@ from codl.strategies.base import Context, Strategy
 from codl.strategies.machine import Machine
 from codl.strategies.peers.process import PeerProcess
 from codl.strategies.peers.started import started
-from codl.strategies.turns import Effort, interleave, timed
+from codl.strategies.turns import Effort, Timed, interleave, timed
 
 SEED = 7
 #: One processor alone, in its best or a given storage.
@@ -45,7 +46,8 @@ class Result:
     variants that failed and were got around. `gpu_storage` is how the GPU's tensors lie;
     `precision` what its tensors are stored, computed and accumulated in. `slowdown` is how many
     times slower each processor was than when the dataset was measured; predictions know nothing
-    of that. `peer` is how another library was run.
+    of that. `energy_mj` is that of one inference, by the sensors of this machine; None where it has
+    none. `peer` is how another library was run.
     """
 
     model: str
@@ -63,6 +65,7 @@ class Result:
     gpu_storage: tuple[str, ...] = ()
     precision: Mapping[str, str] | None = None
     slowdown: Mapping[str, float] | None = None
+    energy_mj: float | None = None
     peer: PeerRun | None = None
 
 
@@ -152,10 +155,11 @@ def evaluate(
         failed: dict[str, CodlError] = {}
         beside = machine.visit if machine else lambda: None
         latencies = interleave(runs, effort, beside, failed=failed)
+        energy = _energy_mj({name: runs[name] for name in latencies}, effort.lead_in + 1, note)
     rows |= {name: _failed(model, name, error) for name, error in failed.items()}
     slowdown = machine.slowdown() if machine else None
     limit = _ideal(network, context) if with_ideal else None
-    rows = {name: _completed(row, latencies, limit, slowdown) for name, row in rows.items()}
+    rows = {name: _completed(row, latencies, limit, slowdown, energy) for name, row in rows.items()}
     results = [rows.pop(strategy.name) for strategy in strategies]
     results += [*([limit] if limit else []), *rows.values()]
     timelines = {name: engine.profile() for name, engine in engines.items() if name not in failed}
@@ -203,8 +207,11 @@ def _ideal(network: Network, context: Context) -> Result:
 
 
 def _predicted_ms(network: Network, plan: Plan, cost: CostModel | None) -> float | None:
-    """By the default predictor, whatever the plan was made with, where that is trained."""
-    if cost is None:
+    """By the default predictor, whatever the plan was made with, where that is trained.
+
+    A plan made without any is in variants that may have none.
+    """
+    if cost is None or plan.predicted_ms is None:
         return plan.predicted_ms
     return program_ms(network, build_program(network, plan, cost.soc), cost)
 
@@ -250,8 +257,9 @@ def _completed(
     latencies: Mapping[str, Latency],
     limit: Result | None,
     slowdown: Mapping[str, float] | None,
+    energy: Mapping[str, float | None],
 ) -> Result:
-    """The row with its latency, and how that compares to others of the same run."""
+    """The row with its latency and energy, and how that compares to others of the same run."""
     latency = latencies.get(row.strategy)
     if latency is None:
         return row
@@ -263,7 +271,17 @@ def _completed(
         speedup=min(singles) / latency.median if singles else None,
         of_ideal=bound.median / latency.median if bound else None,
         slowdown=None if row.peer else slowdown,
+        energy_mj=energy[row.strategy],
     )
+
+
+def _energy_mj(runs: Mapping[str, Timed], count: int, note: Note) -> dict[str, float | None]:
+    """Millijoules of one inference of each; `runs` make `count` of them at a time."""
+    sensors = find_sensors().sensors
+    if sensors:
+        note(f"energy by {', '.join(sensor.name for sensor in sensors)}")
+    found = {name: energy_mj(run, sensors) for name, run in runs.items()}
+    return {name: None if mj is None else mj / count for name, mj in found.items()}
 
 
 def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:
