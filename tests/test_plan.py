@@ -20,12 +20,12 @@ from codl.kernels import registry
 from codl.models.builder import ModelBuilder
 from codl.ops import Network, Region, Shape, lower, to_text
 from codl.ops.plan import Plan, load_plan
-from codl.plan.clocks import Clocks
-from codl.plan.cost import CostModel
+from codl.plan.clocks import after_stage, priced
+from codl.plan.cost import CostModel, moved
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
-from codl.predict.surroundings import Load
 from codl.soc import CpuSide, GpuSide, Soc
-from codl.strategies import STRATEGIES, find, ideal
+from codl.strategies import STRATEGIES, Context, find, ideal
+from codl.strategies.evaluation import SINGLES
 
 SOC = Soc(
     "simulated",
@@ -152,15 +152,17 @@ def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
         def sharing_parts(self, direction: Any, shape: Shape) -> Any:
             return parts[direction]
 
-    clocks = Clocks(network, Known(SOC, law), cpu=1.0, gpu=2.0)
     name, shape = next(iter(network.inputs.items()))
     moves = [Transfer(name, Region.whole(shape), way) for way in ("to_gpu", "to_cpu")]  # type: ignore[arg-type]
-    clocks.stage(moves, None, (Load(1.0, 1.0, 10.0), Load(1.0, 1.0, 4.0)), (2.0, 1.0))
-    # The GPU transforms till 2.5; the CPU hands over from 1.0 to 1.5; the GPU takes that from 2.5
-    # to 3.3 and computes to 7.3. The CPU waits for the map at 2.6, copies to 2.95 and computes,
-    # at half its speed while the GPU does.
-    assert clocks.gpu == pytest.approx(7.3)
-    assert clocks.cpu == pytest.approx(2.95 + 10.0 + (7.3 - 3.3) / 2)
+    own = priced(Known(SOC, law), moved(network, moves))
+    cpu, gpu = after_stage((1.0, 2.0), own, 0.2, (10.0, 4.0))
+    # The GPU transforms till 2.5; the CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
+    # takes that from 2.5 to 3.3 and computes to 7.3. The CPU waits for the map at 2.6, copies to
+    # 2.95 and computes.
+    assert gpu == pytest.approx(7.3)
+    assert cpu == pytest.approx(2.95 + 10.0)
+    # With nothing to wait for, enqueueing is what the CPU begins with.
+    assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
 
 
 def test_parts_are_predicted_in_few_batches(network: Network) -> None:
@@ -197,14 +199,22 @@ def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return content | {"chains": [first | changes, *rest]}
 
 
-class LawContext:
-    """A strategy's context whose cost model follows the law."""
+@dataclass(frozen=True)
+class LawContext(Context):
+    """A strategy's context whose cost model follows the law; its GPU has images too."""
 
-    soc = SOC
-    predictor = None
+    soc: Soc = replace(
+        SOC,
+        gpu=replace(
+            SOC.gpu,
+            memory_types=("buffer", "image2d"),
+            max_image_width=1 << 14,
+            max_image_height=1 << 14,
+        ),
+    )
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(SOC, Law(gpu=2.0), by_op)
+        return CostModel(self.soc, Law(gpu=2.0), by_op)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
@@ -215,8 +225,11 @@ def test_every_strategy_makes_a_plan_that_lowers(strategy: Any, network: Network
     assert plan.predicted_ms > 0
     build_program(network, plan, SOC)
     ratios = {c.gpu_ratio for c in plan.chains}
-    if strategy.name in ("cpu", "gpu"):
-        assert ratios == {float(strategy.name == "gpu")}
+    if strategy.name in SINGLES:
+        assert ratios == {float(strategy.name != "cpu")}
+    if strategy.name in ("gpu-buffer", "gpu-image", "codl-buffer"):
+        used = {v["gpu"] for c in plan.chains for v in c.variants.values() if "gpu" in v}
+        assert {"_image" in name for name in used} == {strategy.name == "gpu-image"}
     if strategy.name == "mulayer":
         assert all(len(c.ops) == 1 for c in plan.chains)
         assert {c.dim for c in plan.chains if 0 < c.gpu_ratio < 1} == {"OC"}

@@ -3,6 +3,7 @@
 from codl.errors import UnknownNameError
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
+from codl.strategies.codl import Codl
 from codl.strategies.codl_buffer import CodlBuffer
 from codl.strategies.codl_paper import CodlPaper
 from codl.strategies.cpu import Cpu
@@ -14,7 +15,7 @@ from codl.strategies.mulayer import MuLayer
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Cpu(), Gpu(), GpuBuffer(), GpuImage(), MuLayer(), CodlBuffer(), CodlPaper()
+        Cpu(), Gpu(), GpuBuffer(), GpuImage(), MuLayer(), CodlBuffer(), CodlPaper(), Codl()
     )
 }  # fmt: skip
 

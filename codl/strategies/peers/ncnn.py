@@ -22,6 +22,7 @@ from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.errors import DeviceError, UnsupportedError
 from codl.kernels import registry
 from codl.kernels.ncnn import CpuVariant
+from codl.kernels.ort import CpuOrt
 from codl.ops import Layer, Network, Region, lower
 from codl.soc import Soc
 from codl.strategies.peers.base import Job, Tensors
@@ -103,7 +104,8 @@ class _Translated:
 
 
 def _layer(layer: Layer, network: Network, soc: Soc) -> CpuLayer:
-    found: list[Any] = [v for v in registry.variants(layer.op, "cpu", soc) if hasattr(v, "plan")]
+    accepted: list[Any] = registry.variants(layer.op, "cpu", soc)
+    found = [variant for variant in accepted if not isinstance(variant, CpuOrt)]
     if not found:
         raise UnsupportedError(f"codl has no layer of ncnn's for {layer.name!r} ({layer.op.kind}).")
     variant: CpuVariant = found[0]
