@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +199,16 @@ def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return content | {"chains": [first | changes, *rest]}
 
 
+#: Its GPU has images too.
+IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
+WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class LawContext(Context):
-    """A strategy's context whose cost model follows the law; its GPU has images too."""
+    """A strategy's context whose cost model follows the law."""
 
-    soc: Soc = replace(
-        SOC,
-        gpu=replace(
-            SOC.gpu,
-            memory_types=("buffer", "image2d"),
-            max_image_width=1 << 14,
-            max_image_height=1 << 14,
-        ),
-    )
+    soc: Soc = WITH_IMAGES
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         return CostModel(self.soc, Law(gpu=2.0), by_op)
