@@ -43,6 +43,12 @@ PredictorOption = Annotated[
 PredictorsOption = Annotated[
     Path, typer.Option("--predictors", help="Where predictors lie, a folder for each SoC.")
 ]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Images at a time; those of the model's own inputs unless it is given."
+    ),
+]
 STRATEGY_HELP = f"A way to plan: one of {', '.join(STRATEGIES)}."
 
 
@@ -51,6 +57,7 @@ def search_plan(
     soc: SocOption,
     strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
     predictor: PredictorOption = None,
+    batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     output: Annotated[
@@ -65,7 +72,7 @@ def search_plan(
     [dim]Example:[/dim] codl search yolov2 --soc host --strategy codl-paper -o plan.json
     """
     context = Context(socs.load(soc), predictors, dataset, predictor)
-    network = load_network(model)
+    network = load_network(model, batch)
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
         return
@@ -131,6 +138,7 @@ def run_model(
         Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 20,
+    batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
@@ -141,7 +149,7 @@ def run_model(
     [dim]Example:[/dim] codl run yolov2 --soc host --input in.npz --output out.npz
     """
     context = Context(socs.load(soc), predictors, dataset, predictor)
-    network = load_network(model)
+    network = load_network(model, batch)
     chosen = load_plan(plan) if plan else find(strategy).plan(network, context)
     arrays = random_inputs(network) if inputs is None else _read_npz(inputs)
     with Engine(network, chosen, context.soc) as engine:
@@ -159,6 +167,7 @@ def run_model(
     result: dict[str, Any] = {
         "model": network.name,
         "soc": context.soc.name,
+        "batch": batch,
         "strategy": chosen.strategy,
         "latency_ms": asdict(latency),
         "predicted_ms": chosen.predicted_ms,
@@ -210,6 +219,7 @@ def evaluate_strategies(
     ] = "",
     seconds: Annotated[float, typer.Option(help="Measure each model at least this long.")] = 20,
     predictor: PredictorOption = None,
+    batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     json: JsonOption = False,
@@ -242,6 +252,7 @@ def evaluate_strategies(
             with_ideal=ideal.NAME in names,
             peers=others,
             effort=Effort(min_seconds=seconds, lead_in=1 if others else 0),
+            batch=batch,
             note=note,
         )
         rows += to_json(results)
@@ -250,8 +261,13 @@ def evaluate_strategies(
             for name, found in spans.items()
         ]
     sensors = [sensor.name for sensor in find_sensors().sensors]
-    result: dict[str, Any] = {"soc": asdict(context.soc), "energy_sensors": sensors}
-    result |= {"rows": rows, "timelines": timelines}
+    result: dict[str, Any] = {
+        "soc": asdict(context.soc),
+        "batch": batch,
+        "energy_sensors": sensors,
+        "rows": rows,
+        "timelines": timelines,
+    }
 
     def render() -> RenderableType:
         from codl.report.load import eval_result

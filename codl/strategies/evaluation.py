@@ -91,9 +91,9 @@ class Reference:
     outputs: Mapping[str, Array]
 
 
-def load(model: str) -> tuple[Network, Reference]:
-    """Import a model and run it in ONNX Runtime on seeded inputs."""
-    source = models.load(model)
+def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
+    """Import a model, for so many images at a time, and run it in ONNX Runtime on seeded inputs."""
+    source = models.load(model, batch)
     imported = graph.import_onnx(source.proto, source.name)
     network = lower(graph.simplify(imported))
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
@@ -120,15 +120,18 @@ def evaluate(
     with_ideal: bool = False,
     peers: Sequence[str] = (),
     effort: Effort | None = None,
+    batch: int | None = None,
     note: Note = lambda text: None,
 ) -> tuple[list[Result], dict[str, list[Span]]]:
     """Measure strategies, and other libraries on all cores, on one model.
+
+    Of so many images at a time, or as many as the model says.
 
     Returns a result for every strategy, the ideal and every peer, and a timeline for each strategy
     that ran.
     """
     note(f"{model}: importing, reference by ONNX Runtime")
-    network, reference = load(model)
+    network, reference = load(model, batch)
     engines: dict[str, Engine] = {}
     rows: dict[str, Result] = {}
     cost = context.default_cost()
