@@ -140,6 +140,8 @@ class _Converted:
         self._found: dict[str, ncnn.Mat] = {}
 
     def feed(self, inputs: Tensors) -> None:
+        if batches := {value.shape[0] for value in inputs.values()} - {1}:
+            raise UnsupportedError(f"{CONVERTER}'s nets take one image, got {max(batches)}.")
         self._fed = [
             (f"in{index}", ncnn.Mat(np.ascontiguousarray(inputs[name][0])).clone())
             for index, name in enumerate(self._inputs)
