@@ -31,7 +31,7 @@ from codl.strategies.evaluation import evaluate, random_inputs, to_json
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.process import check as check_peers
 from codl.strategies.peers.process import with_opencl_all
-from codl.strategies.turns import Effort, interleave, timed
+from codl.strategies.turns import Effort, interleave, timed, with_peers
 
 ModelArgument = Annotated[
     str, typer.Argument(help=f"A built-in model ({', '.join(sorted(BUILT_IN))}) or an .onnx file.")
@@ -251,7 +251,7 @@ def evaluate_strategies(
             context,
             with_ideal=ideal.NAME in names,
             peers=others,
-            effort=Effort(min_seconds=seconds, lead_in=1 if others else 0),
+            effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
             batch=batch,
             note=note,
         )

@@ -29,6 +29,11 @@ class Effort:
     lead_in: int = 0
 
 
+def with_peers(min_seconds: float) -> Effort:
+    """Fewer rounds, in which everybody runs twice: there are many, and large models take long."""
+    return Effort(warm_up=1, min_rounds=8, min_seconds=min_seconds, lead_in=1)
+
+
 def timed(run: Callable[[], None], lead_in: int = 0) -> Timed:
     """`run` by this process's clock."""
     return partial(_time, run, lead_in)
