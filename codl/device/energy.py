@@ -190,7 +190,7 @@ def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
         meter.stop()
 
 
-def energy_mj(work: Callable[[], None], sensors: Sequence[Sensor], *, at_least_s: float = 1.0) -> (
+def energy_mj(work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0) -> (
     float | None
 ):  # fmt: skip
     """Millijoules of doing `work` once, idle power included; None without a sensor.
