@@ -190,9 +190,9 @@ def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
         meter.stop()
 
 
-def energy_mj(work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0) -> (
-    float | None
-):  # fmt: skip
+def energy_mj(
+    work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0
+) -> float | None:
     """Millijoules of doing `work` once, idle power included; None without a sensor.
 
     It is done over and over for `at_least_s`: sensors are read by their drivers only every
