@@ -144,7 +144,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def typical(self, X: Vector) -> Vector:
         """`predict` for features that have been checked, in the typical run."""
-        return self._in_runs(self._predict(X), None)
+        return self._in_runs(self._predict(self._beside_run(X, None)), None)
 
     def interval(
         self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None

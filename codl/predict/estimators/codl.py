@@ -27,6 +27,7 @@ from codl.predict.estimators.members import (
     along,
     on_line,
     read_members,
+    ridge,
     spread_axes,
 )
 from codl.predict.estimators.run_columns import RunColumns
@@ -43,8 +44,6 @@ LEAST_ROWS = 8
 SAME = 0.9999
 #: Columns of runs are scaled by no less, or a run of few rows would be far from all others.
 LEAST_RUN_SPREAD = 0.2
-#: Pull of the level's slopes towards 0, for each row.
-RIDGE = 1e-3
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
 #: Shares of the members that are tried come in so many steps.
@@ -125,7 +124,7 @@ class Codl(LatencyEstimator):
     def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
         """Fit with a column for every run: the kernels' lengths say how far runs are apart.
 
-        What stands at a run's floor is fitted like the rest: it is an upper bound for the others.
+        What stands at a run's floor is fitted like the rest, since ops near it take hardly more.
         """
         columns = RunColumns.of(labels)
         if not columns.names or not self.columns_for_runs:
@@ -152,7 +151,7 @@ class Codl(LatencyEstimator):
         self.points_ = scaled[rows].round(2)
         base = np.log(self.base_.typical(X))
         residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
-        level, axes = _ridge(scaled, logs), spread_axes(scaled)
+        level, axes = ridge(scaled, logs), spread_axes(scaled)
         candidates = [
             self._candidate(scaled, logs - base, residual, items),
             self._candidate(scaled, logs, level, items, is_level=True),
@@ -254,7 +253,7 @@ class Codl(LatencyEstimator):
             train = np.setdiff1d(np.arange(len(y)), fold)
             all_base = np.log(_base(X[train], y[train]).predict(X))
             base[fold] = all_base[fold]
-            level = on_line(scaled, _ridge(scaled[train], logs[train]))
+            level = on_line(scaled, ridge(scaled[train], logs[train]))
             shifted = all_base + np.median((logs - all_base)[train])
             for at, candidate in enumerate(candidates):
                 line, projection = level if candidate.is_level else shifted, candidate.projection
@@ -413,12 +412,3 @@ def _base(X: Vector, y: Vector) -> CodlLinear:
     base.coef_ = rounded(base.coef_)
     base.intercept_ = float(rounded(base.intercept_))
     return base
-
-
-def _ridge(scaled: Vector, target: Vector) -> Vector:
-    """Slopes and a constant: least squares with a pull of the slopes towards 0."""
-    rows = np.column_stack([scaled, np.ones(len(scaled))])
-    pull = np.full(rows.shape[1], RIDGE * len(rows))
-    pull[-1] = 1e-9
-    result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
-    return result
