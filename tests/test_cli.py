@@ -28,7 +28,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, first_soc: Soc) -> Path:
     x = b.input("image", (1, 3, 32, 32))
     for oc in (32, 48):
         x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
-    b.output(b.fully_connected(b.flatten(x, 48 * 8 * 8), 10))
+    b.output(b.fully_connected(b.flatten(x), 10))
     (folder / "small.onnx").write_bytes(b.build().SerializeToString())
     run(folder, "collect", "--soc", "test", "--ops", "small.onnx", "--shares", "0.25,0.5,0.75,1")
     run(folder, "train", "--soc", "test")
@@ -164,8 +164,8 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
         (["search", "small.onnx", "--soc", "tset"], "Unknown SoC 'tset'. Did you mean 'test'?"),
         (["search", "yolo", "--soc", "test"], "Unknown model 'yolo'"),
         (
-            ["search", "small.onnx", "--soc", "test", "--strategy", "codl"],
-            "Unknown strategy 'codl'",
+            ["search", "small.onnx", "--soc", "test", "--strategy", "codll"],
+            "Unknown strategy 'codll'",
         ),
         (["collect", "--soc", "test", "--serial", "adb"], "Unknown serial 'adb'"),
         (["collect", "--soc", "test", "--ops", "small.onnx"], "holds a dataset. Go on with it"),

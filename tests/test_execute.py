@@ -41,7 +41,7 @@ def branching() -> ModelBuilder:
     x = b.relu(b.conv(b.concat([skip, x]), 64, 1, pad=0))
     b.output(x)
     x = b.max_pool(b.conv(x, 40, 5, pad=2, stride=2), 3, 2)
-    x = b.relu(b.fully_connected(b.flatten(x, 40 * 4 * 3), 50))
+    x = b.relu(b.fully_connected(b.flatten(x), 50))
     b.output(b.fully_connected(x, 21))
     return b
 

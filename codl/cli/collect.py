@@ -23,7 +23,7 @@ from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import FEW_SHARES, SHARES, Task, load_ops, make_tasks
 from codl.dataset import Dataset
 from codl.errors import CodlError
-from codl.models import BUILT_IN
+from codl.models import MEASURED
 from codl.soc import Soc
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ def collect_data(
     serial: SerialOption = "local",
     ops: Annotated[
         list[str] | None,
-        typer.Option(help="Built-in models, .onnx files, or .csv files of ops; may be repeated."),
+        typer.Option(
+            help="Built-in models, .onnx files, or .csv files of ops; may be repeated. By default "
+            f"{', '.join(MEASURED)}.",
+            show_default=False,
+        ),
     ] = None,
     shares: Annotated[
         str | None,
@@ -95,7 +99,7 @@ def collect_data(
     check_serial(serial)
     described = socs.load(soc)
     limit = None if budget is None else seconds(budget)
-    sources = [part for text in ops or sorted(BUILT_IN) for part in text.split(",")]
+    sources = [part for text in ops or MEASURED for part in text.split(",")]
     own = load_ops(sources)
     _check_similar(similar)
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES

@@ -18,7 +18,7 @@ from codl.collect.tasks import load_ops
 from codl.collect.tuner import Failure, TuneTask, tune, tune_tasks
 from codl.errors import CodlError, UnknownNameError
 from codl.kernels.tuned import Trial, Tuned, path_of
-from codl.models import BUILT_IN
+from codl.models import MEASURED
 from codl.ops import Op, parse, to_text
 
 OpsOption = Annotated[
@@ -34,7 +34,9 @@ def tune_kernels(
     serial: SerialOption = "local",
     models: Annotated[
         str | None,
-        typer.Option(help="Built-in models or .onnx files, by commas; all built-in by default."),
+        typer.Option(
+            help=f"Built-in models or .onnx files, by commas; by default {', '.join(MEASURED)}."
+        ),
     ] = None,
     ops: OpsOption = None,
     variants: Annotated[
@@ -107,7 +109,7 @@ def _tuned(
     described = socs.load(soc)
     limit = None if budget is None else seconds(budget)
     sources = (models.split(",") if models else []) + (ops or [])
-    found = _ops(sources or sorted(BUILT_IN))
+    found = _ops(sources or [*MEASURED])
     tasks = _only(tune_tasks(found, described, parse_shares(shares)), variants)
     with progress(f"Tuning on {described.name}") as update:
         done = tune(described, tasks, budget_s=limit, progress=update)

@@ -7,125 +7,225 @@ spread from the first layer to the last, and outputs can be compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import TypeAlias
 from zlib import crc32
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 OPSET = 17
+#: Constants of at most so many elements may be sizes or factors that shapes depend on.
+SIZES = 16
+#: A height and a width; one number where they are equal.
+Pair: TypeAlias = int | tuple[int, int]
+#: Rows or columns of padding above, on the left, below and on the right; or one number for all.
+Pads: TypeAlias = int | tuple[int, int, int, int]
+#: Variances of a product's weights, times its inputs: with half of the outputs made 0 behind it,
+#: and with all of them kept.
+HALF_KEPT, ALL_KEPT = 2.0, 1.0
 
 
 class ModelBuilder:
-    """Every method appends one node and returns the name of its output tensor."""
+    """Every method appends one node and returns the name of its output tensor.
 
-    def __init__(self, name: str, *, seed: int = 0) -> None:
+    Without `weights` the model that is built declares its constants as inputs: its structure, made
+    at once however many weights it has.
+    """
+
+    def __init__(self, name: str, *, seed: int = 0, weights: bool = True) -> None:
         self.name = name
         self.seed = seed
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        #: How many numbers the weights are.
+        self.parameters = 0
+        self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
-        self._constants: list[onnx.TensorProto] = []
-        self._inputs: list[onnx.ValueInfoProto] = []
-        self._outputs: list[onnx.ValueInfoProto] = []
-        self._channels: dict[str, int] = {}
+        self._constants: dict[str, onnx.TensorProto | None] = {}
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
 
     def input(self, name: str, shape: Sequence[int]) -> str:
-        self._inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-        self._channels[name] = shape[1]
+        self.shapes[name] = tuple(shape)
+        self._inputs.append(name)
         return name
 
-    def conv(self, x: str, oc: int, kernel: int, *, pad: int, stride: int = 1, bias: bool = True,
-             groups: int = 1) -> str:  # fmt: skip
+    def conv(self, x: str, oc: int, kernel: Pair, *, pad: Pads, stride: Pair = 1,
+             dilation: Pair = 1, bias: bool = True, groups: int = 1,
+             gain: float = HALF_KEPT) -> str:  # fmt: skip
         name = f"conv{self._count('Conv') + 1}"
-        shape = (oc, self._channels[x] // groups, kernel, kernel)
-        inputs = [x, self._constant(f"{name}.weight", self._he(f"{name}.weight", shape))]
+        shape = (oc, self.shapes[x][1] // groups, *_pair(kernel))
+        inputs = [x, self._products(f"{name}.weight", shape, gain / prod(shape[1:]))]
         if bias:
-            values = self._random(f"{name}.bias").uniform(-0.1, 0.1, oc)
-            inputs.append(self._constant(f"{name}.bias", values))
-        attributes = {
-            "kernel_shape": [kernel] * 2,
-            "pads": [pad] * 4,
-            "strides": [stride] * 2,
-            "group": groups,
-        }
-        return self._add("Conv", name, inputs, oc, **attributes)
+            inputs.append(self._uniform(f"{name}.bias", oc, -0.1, 0.1))
+        attributes = {**_window(kernel, stride, pad), "group": groups}
+        if _pair(dilation) != (1, 1):
+            attributes["dilations"] = _pair(dilation)
+        return self.node("Conv", inputs, name=name, **attributes)
+
+    def conv_transpose(self, x: str, oc: int, kernel: Pair, *, stride: Pair, pad: Pads,
+                       bias: bool = True) -> str:  # fmt: skip
+        """`pad` is what is cut off the whole result."""
+        name = f"deconv{self._count('ConvTranspose') + 1}"
+        shape = (self.shapes[x][1], oc, *_pair(kernel))
+        reached = shape[0] * prod(_pair(kernel)) / prod(_pair(stride))
+        inputs = [x, self._products(f"{name}.weight", shape, HALF_KEPT / reached)]
+        if bias:
+            inputs.append(self._uniform(f"{name}.bias", oc, -0.1, 0.1))
+        return self.node("ConvTranspose", inputs, name=name, **_window(kernel, stride, pad))
 
     def batch_norm(self, x: str, *, scale: float = 1.0) -> str:
         """`scale` is the mean one; below 1 at the end of a residual branch, so that sums of many
         branches do not grow.
         """
-        name, c = f"bn{self._count('BatchNormalization') + 1}", self._channels[x]
-        random = self._random(name)
+        name, c = f"bn{self._count('BatchNormalization') + 1}", self.shapes[x][1]
         values = {
-            "scale": scale * random.uniform(0.9, 1.1, c),
-            "shift": random.uniform(-0.1, 0.1, c),
-            "mean": random.uniform(-0.1, 0.1, c),
-            "var": random.uniform(0.8, 1.2, c),
+            "scale": (scale * 0.9, scale * 1.1),
+            "shift": (-0.1, 0.1),
+            "mean": (-0.1, 0.1),
+            "var": (0.8, 1.2),
         }
-        inputs = [x, *(self._constant(f"{name}.{key}", value) for key, value in values.items())]
-        return self._add("BatchNormalization", name, inputs, c)
+        inputs = [self._uniform(f"{name}.{key}", c, *ends) for key, ends in values.items()]
+        return self.node("BatchNormalization", [x, *inputs], name=name)
+
+    def instance_norm(self, x: str) -> str:
+        name, c = f"instance{self._count('InstanceNormalization') + 1}", self.shapes[x][1]
+        scale = self._uniform(f"{name}.scale", c, 0.9, 1.1)
+        shift = self._uniform(f"{name}.shift", c, -0.1, 0.1)
+        return self.node("InstanceNormalization", [x, scale, shift], name=name)
+
+    def layer_norm(self, x: str) -> str:
+        """Over the last axis."""
+        name, size = f"layer{self._count('LayerNormalization') + 1}", self.shapes[x][-1]
+        scale = self._uniform(f"{name}.scale", size, 0.9, 1.1)
+        shift = self._uniform(f"{name}.shift", size, -0.1, 0.1)
+        return self.node("LayerNormalization", [x, scale, shift], name=name, axis=-1)
 
     def relu(self, x: str) -> str:
-        return self._add("Relu", f"relu{self._count('Relu') + 1}", [x], self._channels[x])
+        return self.node("Relu", [x])
 
     def leaky_relu(self, x: str, alpha: float) -> str:
-        name = f"leaky{self._count('LeakyRelu') + 1}"
-        return self._add("LeakyRelu", name, [x], self._channels[x], alpha=alpha)
+        return self.node("LeakyRelu", [x], name=f"leaky{self._count('LeakyRelu') + 1}", alpha=alpha)
 
     def clip(self, x: str, low: float, high: float) -> str:
         name = f"clip{self._count('Clip') + 1}"
-        bounds = [self._constant(f"{name}.{k}", np.float32(v)) for k, v in
+        bounds = [self.constant(f"{name}.{k}", np.float32(v)) for k, v in
                   (("low", low), ("high", high))]  # fmt: skip
-        return self._add("Clip", name, [x, *bounds], self._channels[x])
+        return self.node("Clip", [x, *bounds], name=name)
 
     def add(self, x: str, y: str) -> str:
-        return self._add("Add", f"add{self._count('Add') + 1}", [x, y], self._channels[x])
+        return self.node("Add", [x, y])
+
+    def mul(self, x: str, y: str) -> str:
+        return self.node("Mul", [x, y])
+
+    def scaled(self, x: str, factor: float, offset: float = 0.0) -> str:
+        """x * factor + offset."""
+        count = self._count("Mul") + 1
+        x = self.mul(x, self.constant(f"mul{count}.factor", np.float32(factor)))
+        return self.add(x, self.constant(f"mul{count}.offset", np.float32(offset))) if offset else x
 
     def global_average_pool(self, x: str) -> str:
         name = f"mean{self._count('GlobalAveragePool') + 1}"
-        return self._add("GlobalAveragePool", name, [x], self._channels[x])
+        return self.node("GlobalAveragePool", [x], name=name)
 
-    def max_pool(self, x: str, kernel: int, stride: int, *, pad: int = 0) -> str:
+    def max_pool(self, x: str, kernel: Pair, stride: Pair, *, pad: Pads = 0) -> str:
         name = f"pool{self._count('MaxPool') + 1}"
-        attributes = {
-            "kernel_shape": [kernel] * 2,
-            "strides": [stride] * 2,
-            "pads": [pad] * 4,
-        }
-        return self._add("MaxPool", name, [x], self._channels[x], **attributes)
+        return self.node("MaxPool", [x], name=name, **_window(kernel, stride, pad))
+
+    def average_pool(self, x: str, kernel: Pair, stride: Pair, *, pad: Pads = 0) -> str:
+        """Padding is not counted."""
+        name = f"avgpool{self._count('AveragePool') + 1}"
+        return self.node("AveragePool", [x], name=name, **_window(kernel, stride, pad))
+
+    def upsample(self, x: str, factor: Pair) -> str:
+        """Every pixel as many rows and columns as `factor` says."""
+        name = f"resize{self._count('Resize') + 1}"
+        scales = self.constant(f"{name}.scales", np.array([1, 1, *_pair(factor)], np.float32))
+        attributes = {"mode": "nearest", "nearest_mode": "floor"}
+        attributes["coordinate_transformation_mode"] = "asymmetric"
+        return self.node("Resize", [x, "", scales], name=name, **attributes)
 
     def concat(self, xs: Sequence[str]) -> str:
-        name = f"concat{self._count('Concat') + 1}"
-        return self._add("Concat", name, list(xs), sum(self._channels[x] for x in xs), axis=1)
+        return self.node("Concat", list(xs), axis=1)
 
-    def flatten(self, x: str, features: int) -> str:
-        return self._add("Flatten", f"flatten{self._count('Flatten') + 1}", [x], features, axis=1)
+    def flatten(self, x: str) -> str:
+        return self.node("Flatten", [x], axis=1)
+
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
+        name = f"reshape{self._count('Reshape') + 1}"
+        to = self.constant(f"{name}.shape", np.array(shape, np.int64))
+        return self.node("Reshape", [x, to], name=name)
+
+    def transpose(self, x: str, perm: Sequence[int]) -> str:
+        return self.node("Transpose", [x], perm=list(perm))
+
+    def softmax(self, x: str) -> str:
+        """Over the last axis."""
+        return self.node("Softmax", [x], axis=-1)
+
+    def matmul(self, x: str, y: str) -> str:
+        return self.node("MatMul", [x, y])
+
+    def linear(self, x: str, features: int, *, gain: float = ALL_KEPT) -> str:
+        """A product of the last axis with a constant matrix, and a bias."""
+        name = f"matmul{self._count('MatMul') + 1}"
+        shape = (self.shapes[x][-1], features)
+        weight = self._products(f"{name}.weight", shape, gain / shape[0])
+        x = self.node("MatMul", [x, weight], name=name)
+        return self.add(x, self._uniform(f"{name}.bias", features, -0.1, 0.1))
 
     def fully_connected(self, x: str, oc: int) -> str:
-        name = f"fc{self._count('Gemm') + 1}"
-        weight = self._he(f"{name}.weight", (oc, self._channels[x]))
-        bias = self._random(f"{name}.bias").uniform(-0.1, 0.1, oc)
-        inputs = [
-            x,
-            self._constant(f"{name}.weight", weight),
-            self._constant(f"{name}.bias", bias),
-        ]
-        return self._add("Gemm", name, inputs, oc, transB=1)
+        name, features = f"fc{self._count('Gemm') + 1}", self.shapes[x][1]
+        weight = self._products(f"{name}.weight", (oc, features), HALF_KEPT / features)
+        bias = self._uniform(f"{name}.bias", oc, -0.1, 0.1)
+        return self.node("Gemm", [x, weight, bias], name=name, transB=1)
 
     def output(self, x: str) -> None:
         """Make a tensor an output of the model."""
-        self._outputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, None))
+        self._outputs.append(x)
+
+    def node(self, kind: str, inputs: list[str], *, name: str = "", **attributes: object) -> str:
+        """Any node with one output, which is called as the node."""
+        name = name or f"{kind.lower()}{self._count(kind) + 1}"
+        node = helper.make_node(kind, inputs, [name], name=name, **attributes)
+        self.shapes[name] = self._inferred(node)
+        self._nodes.append(node)
+        return name
+
+    def constant(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
+        """Kept in every build: a size, a bound or a factor rather than a weight."""
+        self._constants[name] = numpy_helper.from_array(np.asarray(value), name)
+        self.shapes[name] = np.shape(value)
+        return name
 
     def build(self) -> onnx.ModelProto:
-        results = self._outputs
-        graph = helper.make_graph(self._nodes, self.name, self._inputs, results, self._constants)
+        kept = [proto for proto in self._constants.values() if proto is not None]
+        missing = [name for name, proto in self._constants.items() if proto is None]
+        inputs = [_info(name, self.shapes[name]) for name in (*self._inputs, *missing)]
+        outputs = [_info(name, self.shapes[name]) for name in self._outputs]
+        graph = helper.make_graph(self._nodes, self.name, inputs, outputs, kept)
         opset = [helper.make_opsetid("", OPSET)]
         return helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
 
-    def _add(self, kind: str, name: str, inputs: list[str], channels: int, **attrs: object) -> str:
-        self._nodes.append(helper.make_node(kind, inputs, [name], name=name, **attrs))
-        self._channels[name] = channels
-        return name
+    def _inferred(self, node: onnx.NodeProto) -> tuple[int, ...]:
+        kinds = {
+            name: helper.make_tensor_type_proto(self._element(name), self.shapes[name])
+            for name in node.input
+            if name
+        }
+        few = [name for name in kinds if prod(self.shapes[name]) <= SIZES]
+        values = {name: proto for name in few if (proto := self._constants.get(name))}
+        schema = onnx.defs.get_schema(node.op_type, OPSET)
+        opset = [helper.make_opsetid("", OPSET)]
+        found = shape_inference.infer_node_outputs(schema, node, kinds, values, opset_imports=opset)
+        return tuple(dim.dim_value for dim in found[node.output[0]].tensor_type.shape.dim)
+
+    def _element(self, name: str) -> int:
+        proto = self._constants.get(name)
+        return int(TensorProto.FLOAT if proto is None else proto.data_type)
 
     def _count(self, kind: str) -> int:
         return sum(node.op_type == kind for node in self._nodes)
@@ -134,12 +234,35 @@ class ModelBuilder:
         """A generator that depends on the seed and the tensor's name, not on the order."""
         return np.random.default_rng([self.seed, crc32(f"{self.name}/{name}".encode())])
 
-    def _he(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        spread = np.float32(np.sqrt(2.0 / np.prod(shape[1:])))
+    def _products(self, name: str, shape: tuple[int, ...], variance: float) -> str:
+        """Normally distributed weights of a product."""
+        self.parameters += prod(shape)
+        if not self._weights:
+            return self._declared(name, shape)
         values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
-        values *= spread
-        return values
+        values *= np.float32(np.sqrt(variance))
+        return self.constant(name, values)
 
-    def _constant(self, name: str, value: NDArray[np.floating]) -> str:
-        self._constants.append(numpy_helper.from_array(value.astype(np.float32), name))
+    def _uniform(self, name: str, size: int, low: float, high: float) -> str:
+        self.parameters += size
+        if not self._weights:
+            return self._declared(name, (size,))
+        return self.constant(name, self._random(name).uniform(low, high, size).astype(np.float32))
+
+    def _declared(self, name: str, shape: tuple[int, ...]) -> str:
+        self._constants[name] = None
+        self.shapes[name] = shape
         return name
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _window(kernel: Pair, stride: Pair, pad: Pads) -> dict[str, Sequence[int]]:
+    pads = (pad,) * 4 if isinstance(pad, int) else pad
+    return {"kernel_shape": _pair(kernel), "strides": _pair(stride), "pads": pads}
+
+
+def _info(name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

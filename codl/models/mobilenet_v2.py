@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
-
 from codl.models.builder import ModelBuilder
 
 #: Expansion, output channels, repeats and first stride of each sequence of blocks.
@@ -18,8 +16,7 @@ BLOCKS = (
 )
 
 
-def build() -> onnx.ModelProto:
-    b = ModelBuilder("mobilenet_v2")
+def describe(b: ModelBuilder) -> None:
     x = _conv(b, b.input("image", (1, 3, 224, 224)), 32, 3, stride=2)
     channels = 32
     for expansion, out, repeats, first in BLOCKS:
@@ -27,8 +24,7 @@ def build() -> onnx.ModelProto:
             x = _block(b, x, channels, expansion, out, stride=1 if index else first)
             channels = out
     x = b.global_average_pool(_conv(b, x, 1280, 1))
-    b.output(b.fully_connected(b.flatten(x, 1280), 1000))
-    return b.build()
+    b.output(b.fully_connected(b.flatten(x), 1000))
 
 
 def _block(b: ModelBuilder, x: str, channels: int, expansion: int, out: int, *,

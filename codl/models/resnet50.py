@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
-
 from codl.models.builder import ModelBuilder
 
 #: Bottleneck blocks of each stage.
@@ -12,8 +10,7 @@ BLOCKS = (3, 4, 6, 3)
 BRANCH = 0.5
 
 
-def build() -> onnx.ModelProto:
-    b = ModelBuilder("resnet50")
+def describe(b: ModelBuilder) -> None:
     x = b.input("image", (1, 3, 224, 224))
     x = b.relu(b.batch_norm(b.conv(x, 64, 7, pad=3, stride=2, bias=False)))
     x = b.max_pool(x, 3, 2, pad=1)
@@ -21,9 +18,8 @@ def build() -> onnx.ModelProto:
         for block in range(blocks):
             x = _bottleneck(b, x, 64 << stage, stride=2 if stage and not block else 1,
                             project=not block)  # fmt: skip
-    x = b.flatten(b.global_average_pool(x), 2048)
+    x = b.flatten(b.global_average_pool(x))
     b.output(b.fully_connected(x, 1000))
-    return b.build()
 
 
 def _bottleneck(b: ModelBuilder, x: str, width: int, *, stride: int, project: bool) -> str:

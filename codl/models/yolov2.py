@@ -6,8 +6,6 @@ output (1024), which gives the published 1536-channel convolution. 125 outputs: 
 
 from __future__ import annotations
 
-import onnx
-
 from codl.models.builder import ModelBuilder
 
 #: Output channels of 3x3 convolutions; of 1x1 convolutions where negative; 0 is a 2x2 max pooling.
@@ -15,9 +13,7 @@ BACKBONE = (32, 0, 64, 0, 128, -64, 128, 0, 256, -128, 256, 0, 512, -256, 512, -
 TAIL = (1024, -512, 1024, -512, 1024, 1024, 1024)
 
 
-def build() -> onnx.ModelProto:
-    b = ModelBuilder("yolov2")
-
+def describe(b: ModelBuilder) -> None:
     def block(x: str, oc: int) -> str:
         kernel = 3 if oc > 0 else 1
         x = b.conv(x, abs(oc), kernel, pad=kernel // 2, bias=False)
@@ -31,4 +27,3 @@ def build() -> onnx.ModelProto:
         x = block(x, oc)
     x = block(b.concat([pooled, x]), 1024)
     b.output(b.conv(x, 125, 1, pad=0))
-    return b.build()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from codl.execute.program import Residency, Transfer, build_program, chain_outputs
+from codl.execute.program import Residency, Transfer, chain_outputs
 from codl.ops import Dim, Layer, Network, Region
 from codl.ops.chain import Half, cut
-from codl.ops.plan import Chain, Plan, Sharing
+from codl.ops.plan import Plan, Sharing
 from codl.plan import unmeasured
-from codl.plan.clocks import Clocks, program_ms
+from codl.plan.chosen import Cut, make_plan
+from codl.plan.clocks import START, after_stage, both_ends, priced
 from codl.plan.cost import CostModel, moved, packed
 
 #: Ratios that a search tries; the ends are one processor alone.
@@ -35,10 +36,17 @@ class ChainSearch:
     neighbours do.
     """
 
-    def __init__(self, network: Network, cost: CostModel, sharing: Sharing = "gather") -> None:
+    def __init__(
+        self,
+        network: Network,
+        cost: CostModel,
+        sharing: Sharing = "gather",
+        dims: Sequence[Dim] = ("H", "OC", "N"),
+    ) -> None:
         self.network = network
         self.cost = unmeasured.filled(cost, network)
         self.sharing: Sharing = sharing
+        self.dims = dims
         self._best: dict[tuple[str, ...], Candidate] = {}
         self._prefetch()
 
@@ -69,10 +77,12 @@ class ChainSearch:
         for (dim, ratio), own, (before, after), load, slower in zip(
             cuts, halves, transfers, loads, cost.slowdowns(loads), strict=True
         ):
-            clocks = Clocks(self.network, cost)
-            clocks.stage(before, own[1], load, slower)
-            clocks.stage(after)
-            found.append(Candidate(tuple(layers), dim, ratio, own, clocks.end))
+            moves = priced(cost, moved(self.network, before))
+            launches_ms = cost.launches_ms(own[1].launches + len(moves))
+            works = both_ends((load[0].latency_ms, load[1].latency_ms), slower)
+            clocks = after_stage(START, moves, launches_ms, works)
+            clocks = after_stage(clocks, priced(cost, moved(self.network, after)))
+            found.append(Candidate(tuple(layers), dim, ratio, own, max(clocks)))
         return found
 
     def _prefetch_sharing(
@@ -108,30 +118,8 @@ class ChainSearch:
 
     def plan(self, strategy: str, candidates: Sequence[Candidate]) -> Plan:
         """A plan of chosen chains, with the variants and the predicted latency of the whole."""
-        cost, network = self.cost, self.network
-        chains = tuple(
-            Chain(
-                ops=tuple(layer.name for layer in c.layers),
-                dim=c.dim,
-                gpu_ratio=c.gpu_ratio,
-                variants=cost.variants(*c.halves),
-            )
-            for c in candidates
-        )
-        plan = Plan(
-            model=network.name,
-            digest=network.digest,
-            soc=cost.soc.name,
-            strategy=strategy,
-            predictor=cost.predictors.name,
-            sharing=self.sharing,
-            predicted_ms=None,
-            chains=chains,
-            source=cost.soc.source,
-            not_counted=unmeasured.not_counted(cost, network),
-        )
-        program = build_program(network, plan, cost.soc)
-        return replace(plan, predicted_ms=program_ms(network, program, cost))
+        cuts = [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
+        return make_plan(self.network, self.cost, cuts, strategy=strategy, sharing=self.sharing)
 
     def _residency_before(self, layers: Sequence[Layer]) -> Residency:
         """Everything that the chain reads, whole on the CPU."""
@@ -145,15 +133,20 @@ class ChainSearch:
         return residency
 
     def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
-        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels."""
+        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels.
+
+        Whole images where none mixes them.
+        """
         first, *later = layers
-        cuts: list[tuple[Dim, float]] = [("H", 0.0), ("H", 1.0)]
         inner = RATIOS[1:-1]
-        if all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers):
-            cuts += [("H", r) for r in inner]
-        if "OC" in first.op.dims and all(layer.op.acts_on_channels_alone for layer in later):
-            cuts += [("OC", r) for r in inner]
-        return cuts
+        rows = all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers)
+        alone = all(layer.op.acts_on_channels_alone for layer in later)
+        ratios: Mapping[Dim, Sequence[float]] = {
+            "H": inner if rows else (),
+            "OC": inner if "OC" in first.op.dims and alone else (),
+            "N": image_ratios(layers),
+        }
+        return [("H", 0.0), ("H", 1.0), *((dim, r) for dim in self.dims for r in ratios[dim])]
 
     def _prefetch(self) -> None:
         """Predict every part of every single op at once: most of what a search will ask."""
@@ -166,6 +159,15 @@ class ChainSearch:
                 parts["gpu"].append(gpu)
         self.cost.prefetch((p.op for half in parts["cpu"] for p in half.parts), "cpu")
         self.cost.prefetch((p.op for half in parts["gpu"] for p in half.parts), "gpu")
+
+
+def image_ratios(layers: Sequence[Layer]) -> list[float]:
+    """The ratios at which a chain of these can be cut between images; none where it cannot."""
+    images = {layer.op.output.n for layer in layers}
+    if len(images) > 1 or not all("N" in layer.op.dims for layer in layers):
+        return []
+    (total,) = images
+    return [count / total for count in range(1, total)]
 
 
 def single_ops(search: ChainSearch) -> list[Candidate]:

@@ -20,6 +20,7 @@ from codl.execute.program import build_program
 from codl.execute.timeline import Span
 from codl.ops import Array, Network, lower
 from codl.ops.plan import Plan
+from codl.plan import unmeasured
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 from codl.strategies import ideal
@@ -76,17 +77,18 @@ class Reference:
     outputs: Mapping[str, Array]
 
 
-def load(model: str) -> tuple[Network, Reference]:
-    """Import a model and run it in ONNX Runtime on seeded inputs."""
-    source = models.load(model)
-    network = lower(graph.simplify(graph.import_onnx(source.proto, source.name)))
-    inputs = random_inputs(network)
+def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
+    """Import a model, for so many images at a time, and run it in ONNX Runtime on seeded inputs."""
+    source = models.load(model, batch)
+    imported = graph.import_onnx(source.proto, source.name)
+    network = lower(graph.simplify(imported))
+    inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
     options = graph.session_options()
     session = ort.InferenceSession(
         source.proto.SerializeToString(), options, ["CPUExecutionProvider"]
     )
     names = list(network.outputs)
-    outputs = dict(zip(names, session.run(names, dict(inputs)), strict=True))
+    outputs = dict(zip(names, session.run(names, inputs), strict=True))
     return network, Reference(inputs, outputs)
 
 
@@ -103,14 +105,15 @@ def evaluate(
     *,
     with_ideal: bool = False,
     effort: Effort | None = None,
+    batch: int | None = None,
     note: Note = lambda text: None,
 ) -> tuple[list[Result], dict[str, list[Span]]]:
-    """Measure strategies on one model.
+    """Measure strategies on one model, of so many images at a time or as many as it says.
 
     Returns a result for every strategy (and the ideal), and a timeline for each that ran.
     """
     note(f"{model}: importing, reference by ONNX Runtime")
-    network, reference = load(model)
+    network, reference = load(model, batch)
     engines: dict[str, Engine] = {}
     failed: dict[str, str] = {}
     for strategy in strategies:
@@ -211,6 +214,7 @@ def _predicted_ms(network: Network, plan: Plan, cost: CostModel | None) -> float
     """By the default predictor, whatever the plan was made with, where that is trained."""
     if cost is None:
         return plan.predicted_ms
+    cost = unmeasured.filled(cost, network)
     return program_ms(network, build_program(network, plan, cost.soc), cost)
 
 

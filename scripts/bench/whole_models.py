@@ -21,7 +21,7 @@ from time import sleep
 from codl import dataset as datasets
 from codl import soc as socs
 from codl.cli.output import note
-from codl.models import BUILT_IN
+from codl.models import MEASURED
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.strategies import find
@@ -35,7 +35,7 @@ WITHIN = 0.10
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--soc", default="host")
-    parser.add_argument("--models", default=",".join(BUILT_IN))
+    parser.add_argument("--models", default=",".join(MEASURED))
     parser.add_argument("--strategies", default=STRATEGIES)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--tries", type=int, default=10)

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from codl.graph import Graph, Node
+from codl.ops.conv2d import Conv2d
 from codl.ops.lowerings.base import Lowering, Step, attribute, has_input, number, unsupported
 from codl.ops.lowerings.operands import Operand, combine, function
 from codl.ops.lowerings.reductions import reduced
 from codl.ops.nd import Sizes
 from codl.ops.norm import Channels, Norm
+from codl.ops.region import as_nchw
+from codl.ops.window import Size2
 
 
 def _epsilon(node: Node) -> float:
@@ -24,13 +27,21 @@ def _per_channel(graph: Graph, name: str, rank: int) -> Operand:
 
 
 def _batch_norm(graph: Graph, node: Node) -> list[Step]:
-    """x * slope + start, both computed here where all parameters are constants."""
+    """x * slope + start, both computed here where all parameters are constants.
+
+    Of images that is a depthwise convolution of one tap: one op, which can be split either way.
+    """
     if attribute(node, "training_mode", 0):
         raise unsupported(node, "only inference is known, training_mode must be 0.")
     x, output = Operand.of(graph, node.inputs[0]), node.outputs[0]
     rank = len(x.sizes)
     scale, bias, mean, variance = (_per_channel(graph, name, rank) for name in node.inputs[1:5])
     steps, (slope, start) = _affine(node, scale, bias, mean, variance)
+    if slope.value is not None and start.value is not None and rank in (3, 4):
+        c = x.sizes[1]
+        weights = {"weight": slope.value.reshape(c, 1, 1, 1), "bias": start.value.reshape(c)}
+        op = Conv2d(inputs=(as_nchw(x.sizes),), out_channels=c, kernel=Size2(1, 1), groups=c)
+        return [Step(op, (x.name,), output, weights)]
     product = Operand(f"{output}.product", x.sizes)
     return [
         *steps,

@@ -1,0 +1,37 @@
+"""A BERT encoder (Devlin et al. 2019) of 4 layers, 256 features and 4 heads, on 128 tokens.
+
+The sizes are those published as BERT-mini. Its input are the tokens' embeddings.
+"""
+
+from __future__ import annotations
+
+from codl.models.builder import ModelBuilder
+
+LAYERS, TOKENS, FEATURES, HEADS = 4, 128, 256, 4
+#: Features between the two products behind attention, over `FEATURES`.
+WIDENED = 4
+
+
+def describe(b: ModelBuilder) -> None:
+    x = b.layer_norm(b.input("embeddings", (1, TOKENS, FEATURES)))
+    for _ in range(LAYERS):
+        x = b.layer_norm(b.add(_attention(b, x), x))
+        y = _gelu(b, b.linear(x, WIDENED * FEATURES))
+        x = b.layer_norm(b.add(b.linear(y, FEATURES, gain=2), x))
+    b.output(x)
+
+
+def _attention(b: ModelBuilder, x: str) -> str:
+    each = FEATURES // HEADS
+    parts = [b.reshape(b.linear(x, FEATURES), (1, TOKENS, HEADS, each)) for _ in range(3)]
+    queries, values = (b.transpose(part, (0, 2, 1, 3)) for part in (parts[0], parts[2]))
+    scores = b.matmul(queries, b.transpose(parts[1], (0, 2, 3, 1)))
+    mixed = b.matmul(b.softmax(b.scaled(scores, each**-0.5)), values)
+    joined = b.reshape(b.transpose(mixed, (0, 2, 1, 3)), (1, TOKENS, FEATURES))
+    return b.linear(joined, FEATURES)
+
+
+def _gelu(b: ModelBuilder, x: str) -> str:
+    """As exporters spell it out: x / 2 * (1 + erf(x / sqrt(2)))."""
+    inner = b.scaled(b.node("Erf", [b.scaled(x, 0.5**0.5)]), 1.0, 1.0)
+    return b.scaled(b.mul(x, inner), 0.5)
