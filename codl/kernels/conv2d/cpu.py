@@ -23,6 +23,7 @@ from codl.kernels.columns import (
     ceil_div,
     halvings,
     packed_vectors,
+    rest,
     round_up,
     single,
 )
@@ -185,13 +186,13 @@ def _even(size: Column, most: Column, unit: int) -> Column:
 
 def _twelves(size: Column) -> Column:
     """Steps of 12, and of 8, 4, 2 and 1 for the rest."""
-    result: Column = np.floor(size / 12) + halvings(np.mod(size, 12), 8)
+    result: Column = np.floor(size / 12) + halvings(rest(size, 12), 8)
     return result
 
 
 def _waited(size: Column) -> Column:
     """The same where a step of 2 or of 1 takes as long as one of 4."""
-    few = np.mod(np.mod(size, 12), 4)
+    few = rest(rest(size, 12), 4)
     result: Column = size - few + 4 * halvings(few, 2)
     return result
 
@@ -241,9 +242,9 @@ class CpuGemm(_CpuConv):
             "kernel_steps": blocks.steps(soc) * k,
             "input_vectors": copies,
             "window_vectors": copies * (ops.window > 1),
-            "scalar_inputs": n * k * (np.mod(ops.ic, 4) > 0),
+            "scalar_inputs": n * k * (rest(ops.ic, 4) > 0),
             "output_vectors": n * packed_vectors(m, lanes),
-            "scalar_outputs": n * m * (np.mod(m, 4) > 0),
+            "scalar_outputs": n * m * (rest(m, 4) > 0),
             "weights_streamed": beyond(4.0 * m * k, cache) * blocks.blocks_n,
             "packed_streamed": beyond(4.0 * n * k, cache) * blocks.blocks_m,
             "blocks": blocks.blocks_m * blocks.blocks_n,

@@ -22,6 +22,7 @@ from codl.kernels.columns import (
     beyond,
     by_level,
     halvings,
+    rest,
 )
 from codl.soc import Soc
 
@@ -44,7 +45,7 @@ def _pack(channels: Column, lanes: int) -> Column:
     pack = np.ones_like(channels)
     for width in (4, 8, 16):
         if width <= lanes:
-            pack[np.mod(channels, width) == 0] = width
+            pack[rest(channels, width) == 0] = width
     return pack
 
 
@@ -122,8 +123,8 @@ def _general(kernels: _Kernels, cache_bytes: float) -> FeatureColumns:
     whole = np.floor(ops.oc / lanes)
     narrow = halvings(ops.oc - whole * lanes, lanes // 2)
     vectors = ops.pixels * (whole + NARROW * narrow) * here
-    rest = np.mod(inputs, 4)
-    waits = (rest >= 2) + np.mod(rest, 2)
+    left = rest(inputs, 4)
+    waits = (left >= 2) + rest(left, 2)
     longer = 1 + WAITING * np.clip((ops.window - TAPS) / MORE_TAPS, 0, 1)
     panel = 4.0 * lanes * inputs * ops.window
 
@@ -132,7 +133,7 @@ def _general(kernels: _Kernels, cache_bytes: float) -> FeatureColumns:
         return ops.pixels * panels * here
 
     return {
-        "sum_steps": vectors * ops.window * (inputs - rest),
+        "sum_steps": vectors * ops.window * (inputs - left),
         "waiting_steps": vectors * ops.window * waits * longer,
         "chunks": vectors * halvings(inputs, 16),
         "panels_streamed": streamed(FIRST_LEVEL),
