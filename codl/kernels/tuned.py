@@ -98,9 +98,13 @@ class Tuning:
         return frozenset(variant for _, variant in self.results)
 
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
-        """The result for an op, if it was measured with the source and choices of now."""
+        """The result for an op, if it was measured with the source and choices of now.
+
+        Of a batch that for one image: kernels compute no more at a time.
+        """
         if variant.name not in self.variants:
             return None
+        op = op.one_image
         found = self.results.get((to_text(op), variant.name))
         if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
             return None

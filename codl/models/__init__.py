@@ -24,6 +24,7 @@ from codl.models import (
     vgg16,
     yolov2,
 )
+from codl.models.batch import set_batch
 from codl.models.builder import ModelBuilder
 
 #: What describes each built-in model, layer by layer. The first five are the paper's.
@@ -62,11 +63,18 @@ def described(name: str, *, weights: bool = True) -> ModelBuilder:
     return builder
 
 
-def load(model: str | Path) -> ModelSource:
-    """Load a built-in model by name, or an `.onnx` file by path.
+def load(model: str | Path, batch: int | None = None) -> ModelSource:
+    """Load a built-in model by name, or an `.onnx` file by path; for so many images at a time.
 
     Raises `UnknownNameError` where it is neither, `InvalidFileError` where the file is not ONNX.
     """
+    source = _load(model)
+    if batch is not None:
+        set_batch(source.proto, batch)
+    return source
+
+
+def _load(model: str | Path) -> ModelSource:
     name = str(model)
     if name in BUILT_IN:
         return ModelSource(name, described(name).build())

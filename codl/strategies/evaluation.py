@@ -77,9 +77,9 @@ class Reference:
     outputs: Mapping[str, Array]
 
 
-def load(model: str) -> tuple[Network, Reference]:
-    """Import a model and run it in ONNX Runtime on seeded inputs."""
-    source = models.load(model)
+def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
+    """Import a model, for so many images at a time, and run it in ONNX Runtime on seeded inputs."""
+    source = models.load(model, batch)
     imported = graph.import_onnx(source.proto, source.name)
     network = lower(graph.simplify(imported))
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
@@ -105,14 +105,15 @@ def evaluate(
     *,
     with_ideal: bool = False,
     effort: Effort | None = None,
+    batch: int | None = None,
     note: Note = lambda text: None,
 ) -> tuple[list[Result], dict[str, list[Span]]]:
-    """Measure strategies on one model.
+    """Measure strategies on one model, of so many images at a time or as many as it says.
 
     Returns a result for every strategy (and the ideal), and a timeline for each that ran.
     """
     note(f"{model}: importing, reference by ONNX Runtime")
-    network, reference = load(model)
+    network, reference = load(model, batch)
     engines: dict[str, Engine] = {}
     failed: dict[str, str] = {}
     for strategy in strategies:
