@@ -85,15 +85,15 @@ def test_a_closed_engine_says_so(first_soc: Soc) -> None:
 
 
 @pytest.mark.parametrize("side", ["cpu", "gpu"])
-def test_tensors_take_memory_in_turns(side: Processor, first_soc: Soc) -> None:
-    """Op by op, twenty tensors of the same size need the memory of a few."""
-    network = row(20)
-    tensor = next(iter(network.shapes.values())).bytes
-    plan = one_side(network, first_soc, side, chained=False)
-    with Engine(network, plan, first_soc) as engine:
-        held = engine.memory
-    assert held.cpu_bytes <= 4 * tensor
-    assert held.gpu_bytes <= 4 * tensor
+def test_a_deeper_network_needs_no_more_memory(side: Processor, first_soc: Soc) -> None:
+    """Op by op; weights aside."""
+    held = []
+    for length in (4, 16):
+        network = row(length)
+        plan = one_side(network, first_soc, side, chained=False)
+        with Engine(network, plan, first_soc) as engine:
+            held.append(engine.memory)
+    assert held[0] == held[1]
 
 
 @given(cuts=CUTS, in_place=st.booleans(), sharing=st.sampled_from(["gather", "missing"]))
@@ -128,7 +128,7 @@ def _touched(program: Program, in_place: bool) -> dict[tuple[str, str], list[Mom
     """Of every tensor on either side.
 
     Time goes by stages: an exchange at `s`, the CPU's wait at `s + 0.25`, its net at `s + 0.5`.
-    What the GPU does may be as late as the CPU's next wait for something that was enqueued behind it.
+    What the GPU does may be as late as the CPU's next wait for what was enqueued behind it.
     """
     exchanges = [*(segment.transfers for segment in program.segments), program.final]
     waits = [s for s, moves in enumerate(exchanges) if any(t.direction == "to_cpu" for t in moves)]

@@ -33,7 +33,7 @@ class Fallback:
 
 
 class GpuHalf:
-    """Compiles and binds kernels over `tensors`, which live on; others are of the pool meanwhile."""
+    """Compiles and binds kernels over `tensors`, which live on; others are the pool's."""
 
     def __init__(
         self,
