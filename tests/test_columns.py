@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from platform import machine
 from typing import Any
 
@@ -19,7 +20,9 @@ from codl.kernels import columns, registry, tiling, tiling_columns, tuned
 from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColumns
 from codl.kernels.conv2d.cpu import TILES, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
-from codl.ops import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse
+from codl.kernels.source import source_digest
+from codl.kernels.tuned import Tuned
+from codl.ops import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse, to_text
 from codl.predict import features
 from codl.soc import CpuSide, GpuSide, Soc
 
@@ -168,16 +171,25 @@ def test_a_tuned_choice_changes_the_row_of_its_op_alone(monkeypatch: pytest.Monk
     soc, variant = SOCS[0], registry.find(PARTS[0], "gpu_winograd")
     other: Any = variant.choices(PARTS[3], soc)[1]  # type: ignore[attr-defined]
 
-    class Tuning:
-        variants = frozenset({variant.name})
-
-    monkeypatch.setattr(tuned, "tuning", lambda soc: Tuning())
-    monkeypatch.setattr(tuned, "choice", lambda v, op, soc: other if op == PARTS[3] else None)
-    found = tuned.feature_columns(variant, PARTS, soc)
+    found = Tuned(
+        op=to_text(PARTS[3]),
+        variant=variant.name,
+        source=source_digest(variant.plan(PARTS[3], soc, other)),  # type: ignore[attr-defined]
+        choice=other,
+        default_ms=2.0,
+        best_ms=1.0,
+        complete=True,
+        trials=(),
+        measured="",
+        codl="",
+    )
+    known = tuned.Tuning(Path("none"), {}, {found.key: found})
+    monkeypatch.setattr(tuned, "tuning", lambda soc: known)
+    table = tuned.feature_columns(variant, PARTS, soc)
     rows: Any = [variant.features(part, soc) for part in PARTS]
     rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
     assert rows[3] != variant.features(PARTS[3], soc)
-    assert [{n: v[i] for n, v in found.items()} for i in range(len(PARTS))] == rows
+    assert [{n: v[i] for n, v in table.items()} for i in range(len(PARTS))] == rows
 
 
 #: Channels in and out, and rows and columns, on either side of what decides.

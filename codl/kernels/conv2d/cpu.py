@@ -24,6 +24,7 @@ from codl.kernels.columns import (
     ceil_div,
     halvings,
     packed_vectors,
+    rest,
     round_up,
     single,
 )
@@ -185,13 +186,13 @@ def _even(size: Column, most: Column, unit: int) -> Column:
 
 def _twelves(size: Column) -> Column:
     """Steps of 12, and of 8, 4, 2 and 1 for the rest."""
-    result: Column = np.floor(size / 12) + halvings(np.mod(size, 12), 8)
+    result: Column = np.floor(size / 12) + halvings(rest(size, 12), 8)
     return result
 
 
 def _waited(size: Column) -> Column:
     """The same where a step of 2 or of 1 takes as long as one of 4."""
-    few = np.mod(np.mod(size, 12), 4)
+    few = rest(rest(size, 12), 4)
     result: Column = size - few + 4 * halvings(few, 2)
     return result
 
@@ -220,9 +221,9 @@ class CpuDirect(_CpuConv):
         windows = vectors * ops.window
         alone = ops.is_depthwise
         short = ~alone & (ops.kh == 3) & (ops.kw == 3) & (ops.dh == 1) & (ops.dw == 1)
-        short &= np.mod(ops.oc, lanes) == lanes / 2
-        planar = short & (np.mod(ops.ic, 4) > 0)
-        half = short & (np.mod(ops.ic, lanes) == lanes / 2)
+        short &= rest(ops.oc, lanes) == lanes / 2
+        planar = short & (rest(ops.ic, 4) > 0)
+        half = short & (rest(ops.ic, lanes) == lanes / 2)
         steps = windows * ops.group_ic
         alone_steps = ops.pixels * packed_vectors(ops.oc, lanes) * ops.window * alone
         panel = beyond(4.0 * lanes * ops.group_ic * ops.window, FIRST_LEVEL)
@@ -272,9 +273,9 @@ class CpuGemm(_CpuConv):
             "kernel_steps": blocks.steps(soc) * k,
             "input_vectors": copies,
             "window_vectors": copies * (ops.window > 1),
-            "scalar_inputs": n * k * (np.mod(ops.ic, 4) > 0),
+            "scalar_inputs": n * k * (rest(ops.ic, 4) > 0),
             "output_vectors": n * packed_vectors(m, lanes),
-            "scalar_outputs": n * m * (np.mod(m, 4) > 0),
+            "scalar_outputs": n * m * (rest(m, 4) > 0),
             "weights_streamed": beyond(4.0 * m * k, cache) * blocks.blocks_n,
             "packed_streamed": beyond(4.0 * n * k, cache) * blocks.blocks_m,
             "blocks": blocks.blocks_m * blocks.blocks_n,
