@@ -203,6 +203,7 @@ class LawContext:
 
     soc = SOC
     predictor = None
+    method = "dp"
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         return CostModel(SOC, Law(gpu=2.0), by_op)
