@@ -18,6 +18,7 @@ from codl.cli.data import DatasetOption
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.collect.tasks import load_network
+from codl.device.energy import energy_mj, find_sensors
 from codl.errors import CodlError, InvalidFileError
 from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
@@ -27,7 +28,11 @@ from codl.ops.plan import Plan, load_plan
 from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import STRATEGIES, Context, find, ideal
-from codl.strategies.evaluation import Effort, evaluate, interleave, random_inputs, to_json
+from codl.strategies.evaluation import evaluate, random_inputs, to_json
+from codl.strategies.peers import PEERS
+from codl.strategies.peers.process import check as check_peers
+from codl.strategies.peers.process import with_opencl_all
+from codl.strategies.turns import Effort, interleave, timed, with_peers
 
 ModelArgument = Annotated[
     str, typer.Argument(help=f"A built-in model ({', '.join(sorted(BUILT_IN))}) or an .onnx file.")
@@ -156,7 +161,9 @@ def run_model(
     with Engine(network, chosen, context.soc) as engine:
         results = engine(arrays)
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
-        latency = interleave({"run": engine.run}, effort)["run"]
+        latency = interleave({"run": timed(engine.run)}, effort)["run"]
+        sensors = find_sensors().sensors
+        energy = energy_mj(engine.run, sensors)
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
@@ -171,6 +178,8 @@ def run_model(
         "latency_ms": asdict(latency),
         "predicted_ms": chosen.predicted_ms,
         "data_sharing_ms": sharing_ms(spans),
+        "energy_mj": energy,
+        "energy_sensors": [sensor.name for sensor in sensors],
         "source": "measured",
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
@@ -207,6 +216,13 @@ def evaluate_strategies(
     strategies: Annotated[
         str, typer.Option(help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
     ] = "cpu,gpu,mulayer,codl-paper,codl,ideal",
+    peers: Annotated[
+        str,
+        typer.Option(
+            help=f"Other libraries on all cores, of {', '.join(PEERS)}, by commas. With any, every "
+            "timed run comes after one that is not timed, for strategies too."
+        ),
+    ] = "",
     seconds: Annotated[float, typer.Option(help="Measure each model at least this long.")] = 20,
     predictor: PredictorOption = None,
     batch: BatchOption = None,
@@ -217,7 +233,13 @@ def evaluate_strategies(
 ) -> None:
     """Measure strategies against each other, interleaved in one run, outputs checked.
 
-    [dim]Example:[/dim] codl eval --soc host --serial local --models yolov2,vgg16
+    Peers are other libraries (`pip install codl[peers]`), each in a process of its own with all the
+    cores that both processors have together. Where the OpenCL device is a CPU, `opencl-all`, our
+    own kernels on every core, comes with them.
+
+    [dim]Examples:[/dim]
+    codl eval --soc host --serial local --models yolov2,vgg16
+    codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
     check_serial(serial)
     context = Context(socs.load(soc), predictors, dataset, predictor)
@@ -225,6 +247,8 @@ def evaluate_strategies(
     known = [find(name) for name in names if name != ideal.NAME]
     if not known:
         raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    others = with_opencl_all([name for name in peers.split(",") if name], context.soc)
+    check_peers(others, context.soc)
     rows, timelines = [], []
     for model in models.split(","):
         results, spans = evaluate(
@@ -232,7 +256,8 @@ def evaluate_strategies(
             known,
             context,
             with_ideal=ideal.NAME in names,
-            effort=Effort(min_seconds=seconds),
+            peers=others,
+            effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
             batch=batch,
             note=note,
         )
@@ -241,9 +266,11 @@ def evaluate_strategies(
             {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
             for name, found in spans.items()
         ]
-    result = {
+    sensors = [sensor.name for sensor in find_sensors().sensors]
+    result: dict[str, Any] = {
         "soc": asdict(context.soc),
         "batch": batch,
+        "energy_sensors": sensors,
         "rows": rows,
         "timelines": timelines,
     }
