@@ -18,7 +18,7 @@ def compile(
     model: str | Path,
     *,
     soc: str | Path = "host",
-    strategy: str = "codl-paper",
+    strategy: str = "codl",
     plan: str | Path | None = None,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,

@@ -20,6 +20,7 @@ from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.cli.placement import placement_table
 from codl.cli.shapes import ShapeOption, read_shapes
 from codl.collect.tasks import load_network
+from codl.device.energy import energy_mj, find_sensors
 from codl.errors import CodlError, InvalidFileError
 from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
@@ -28,9 +29,14 @@ from codl.ops import Array, Network
 from codl.ops.plan import Plan, load_plan
 from codl.plan import placement, unmeasured
 from codl.plan.cost import CostModel
+from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import STRATEGIES, Context, find, ideal
-from codl.strategies.evaluation import Effort, evaluate, interleave, random_inputs, to_json
+from codl.strategies.evaluation import evaluate, random_inputs, to_json
+from codl.strategies.peers import PEERS
+from codl.strategies.peers.process import check as check_peers
+from codl.strategies.peers.process import with_opencl_all
+from codl.strategies.turns import Effort, interleave, timed, with_peers
 
 ModelArgument = Annotated[
     str, typer.Argument(help=f"A built-in model ({', '.join(sorted(BUILT_IN))}) or an .onnx file.")
@@ -57,8 +63,11 @@ STRATEGY_HELP = f"A way to plan: one of {', '.join(STRATEGIES)}."
 def search_plan(
     model: ModelArgument,
     soc: SocOption,
-    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
+    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl",
     predictor: PredictorOption = None,
+    method: Annotated[
+        str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
+    ] = "dp",
     batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -73,9 +82,9 @@ def search_plan(
 
     The strategy `ideal` is the paper's bound, from measured ops; it gives no plan.
 
-    [dim]Example:[/dim] codl search yolov2 --soc host --strategy codl-paper -o plan.json
+    [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
-    context = Context(socs.load(soc), predictors, dataset, predictor)
+    context = Context(socs.load(soc), predictors, dataset, predictor, method)
     network = load_network(model, batch, read_shapes(shape))
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
@@ -135,6 +144,8 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
         f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies, "
         f"found in {search_ms:.0f} ms"
     )
+    if plan.method:
+        table.caption += f" by {plan.method}"
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     if plan.estimated:
@@ -146,7 +157,7 @@ def run_model(
     model: ModelArgument,
     soc: SocOption,
     plan: Annotated[Path | None, typer.Option(help="A plan of `codl search`.")] = None,
-    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
+    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl",
     inputs: Annotated[
         Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
     ] = None,
@@ -174,7 +185,9 @@ def run_model(
     with Engine(network, chosen, context.soc) as engine:
         results = engine(arrays)
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
-        latency = interleave({"run": engine.run}, effort)["run"]
+        latency = interleave({"run": timed(engine.run)}, effort)["run"]
+        sensors = find_sensors().sensors
+        energy = energy_mj(engine.run, sensors)
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
@@ -192,6 +205,8 @@ def run_model(
         "latency_ms": asdict(latency),
         "predicted_ms": chosen.predicted_ms,
         "data_sharing_ms": sharing_ms(spans),
+        "energy_mj": energy,
+        "energy_sensors": [sensor.name for sensor in sensors],
         "source": "measured",
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
@@ -231,7 +246,14 @@ def evaluate_strategies(
     ] = "yolov2",
     strategies: Annotated[
         str, typer.Option(help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
-    ] = "cpu,gpu,mulayer,codl-paper,ideal",
+    ] = "cpu,gpu,mulayer,codl-paper,codl,ideal",
+    peers: Annotated[
+        str,
+        typer.Option(
+            help=f"Other libraries on all cores, of {', '.join(PEERS)}, by commas. With any, every "
+            "timed run comes after one that is not timed, for strategies too."
+        ),
+    ] = "",
     seconds: Annotated[float, typer.Option(help="Measure each model at least this long.")] = 20,
     predictor: PredictorOption = None,
     batch: BatchOption = None,
@@ -242,7 +264,13 @@ def evaluate_strategies(
 ) -> None:
     """Measure strategies against each other, interleaved in one run, outputs checked.
 
-    [dim]Example:[/dim] codl eval --soc host --serial local --models yolov2,vgg16
+    Peers are other libraries (`pip install codl[peers]`), each in a process of its own with all the
+    cores that both processors have together. Where the OpenCL device is a CPU, `opencl-all`, our
+    own kernels on every core, comes with them.
+
+    [dim]Examples:[/dim]
+    codl eval --soc host --serial local --models yolov2,vgg16
+    codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
     check_serial(serial)
     context = Context(socs.load(soc), predictors, dataset, predictor)
@@ -250,6 +278,8 @@ def evaluate_strategies(
     known = [find(name) for name in names if name != ideal.NAME]
     if not known:
         raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    others = with_opencl_all([name for name in peers.split(",") if name], context.soc)
+    check_peers(others, context.soc)
     rows, timelines = [], []
     for model in models.split(","):
         results, spans = evaluate(
@@ -257,7 +287,8 @@ def evaluate_strategies(
             known,
             context,
             with_ideal=ideal.NAME in names,
-            effort=Effort(min_seconds=seconds),
+            peers=others,
+            effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
             batch=batch,
             note=note,
         )
@@ -266,9 +297,11 @@ def evaluate_strategies(
             {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
             for name, found in spans.items()
         ]
-    result = {
+    sensors = [sensor.name for sensor in find_sensors().sensors]
+    result: dict[str, Any] = {
         "soc": asdict(context.soc),
         "batch": batch,
+        "energy_sensors": sensors,
         "rows": rows,
         "timelines": timelines,
     }

@@ -24,6 +24,11 @@ def text_of(info: onnx.ValueInfoProto) -> str:
     )
 
 
+def fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a batch of 1 where that is open; raises as `fix_shapes`."""
+    return fix_shapes(proto, {})
+
+
 def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.ModelProto:
     """The model with every size of its inputs fixed.
 
