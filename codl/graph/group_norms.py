@@ -34,8 +34,8 @@ def _fused(graph: Graph, node: Node) -> Graph | None:
     into = _reshape(graph, norm.inputs[0])
     if not all(even) or into is None:
         return None
-    x, groups = into.inputs[0], graph.shapes[into.outputs[0]]
-    if graph.shapes.get(x) != graph.shapes[node.outputs[0]] or len(groups) != 3:
+    x, groups = into.inputs[0], graph.shapes.get(into.outputs[0], ())
+    if graph.shapes.get(x, ()) != graph.shapes.get(node.outputs[0]) or len(groups) != 3:
         return None
     if groups[0] != graph.shapes[x][0]:
         return None
