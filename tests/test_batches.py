@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from test_execute import make_plan
 from test_kernels import operands, run_gpu
 from test_plan import SOC, Law
 
+from codl.dataset import Dataset, OpRow
 from codl.device.opencl import OpenClDevice
 from codl.errors import CodlError
 from codl.execute.engine import Engine
@@ -51,6 +53,7 @@ from codl.ops.chain import cut
 from codl.plan.cost import CostModel
 from codl.plan.search import ChainSearch, greedy_chains, image_ratios
 from codl.soc import Soc
+from codl.strategies import ideal
 from codl.strategies.evaluation import max_rel_err
 
 
@@ -196,6 +199,26 @@ def test_a_search_splits_the_images_of_the_whole_network() -> None:
     rows = ChainSearch(network, CostModel(SOC, law), "missing", dims=("H", "OC"))
     assert all(chain.dim != "N" for chain in greedy_chains(rows))
     assert whole.latency_ms < sum(chain.latency_ms for chain in greedy_chains(rows))
+
+
+def test_the_ideal_of_a_batch_is_from_measurements_of_one_image(tmp_path: Path) -> None:
+    one, four = (parse(f"conv2d in={n}x8x9x9 oc=8 kernel=3 pad=1") for n in (1, 4))
+    layer = Layer("conv", four, ("x",), "y", {})
+    network = Network("one", (layer,), {"x": four.input}, {"y": ("y", tuple(four.output))})
+    dataset = Dataset.of(SOC.name, tmp_path)
+    for processor, latency_ms in (("cpu", 12.0), ("gpu", 4.0)):
+        for variant in registry.variants(one, processor, SOC):  # type: ignore[arg-type]
+            row = OpRow(
+                op=to_text(one),
+                dim="H",
+                share=1.0,
+                part="",
+                latency_ms=latency_ms,
+                source="simulated",
+            )
+            dataset.ops(registry.target(variant, one)).append(row)
+    # One image on the CPU while the GPU does three; all four take the GPU 16 ms.
+    assert ideal.bound(network, SOC, dataset).layers == (("conv", "N", 0.75, 12.0),)
 
 
 def test_any_model_takes_another_batch() -> None:

@@ -265,4 +265,4 @@ with codl.compile("small.onnx", soc="test") as engine:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=workplace, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[0] == "(1, 10) codl-paper"
+    assert done.stdout.split("\n")[0] == "(1, 10) codl"

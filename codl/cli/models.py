@@ -25,6 +25,7 @@ from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN
 from codl.ops import Array, Network
 from codl.ops.plan import Plan, load_plan
+from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import evaluate, random_inputs, to_json
@@ -55,8 +56,11 @@ STRATEGY_HELP = f"A way to plan: one of {', '.join(STRATEGIES)}."
 def search_plan(
     model: ModelArgument,
     soc: SocOption,
-    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
+    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl",
     predictor: PredictorOption = None,
+    method: Annotated[
+        str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
+    ] = "dp",
     batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -69,9 +73,9 @@ def search_plan(
 
     The strategy `ideal` is the paper's bound, from measured ops; it gives no plan.
 
-    [dim]Example:[/dim] codl search yolov2 --soc host --strategy codl-paper -o plan.json
+    [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
-    context = Context(socs.load(soc), predictors, dataset, predictor)
+    context = Context(socs.load(soc), predictors, dataset, predictor, method)
     network = load_network(model, batch)
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
@@ -118,6 +122,8 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
         f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies, "
         f"found in {search_ms:.0f} ms"
     )
+    if plan.method:
+        table.caption += f" by {plan.method}"
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     if plan.estimated:
@@ -129,7 +135,7 @@ def run_model(
     model: ModelArgument,
     soc: SocOption,
     plan: Annotated[Path | None, typer.Option(help="A plan of `codl search`.")] = None,
-    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl-paper",
+    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl",
     inputs: Annotated[
         Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
     ] = None,
@@ -209,7 +215,7 @@ def evaluate_strategies(
     ] = "yolov2",
     strategies: Annotated[
         str, typer.Option(help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
-    ] = "cpu,gpu,mulayer,codl-paper,ideal",
+    ] = "cpu,gpu,mulayer,codl-paper,codl,ideal",
     peers: Annotated[
         str,
         typer.Option(

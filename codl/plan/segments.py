@@ -27,8 +27,7 @@ from codl.predict.surroundings import Load
 STEPS = 20
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
-#: A chain on both processors has so many layers at most, and computes so many times its rows; one
-#: of whole images, which computes nothing twice, as many layers as there are.
+#: A chain on both processors has so many layers at most, and computes so many times its rows.
 LONGEST, MOST_OVERLAP = 24, 1.5
 #: Chains that compute so many times longer than their ops at their best are left out.
 MOST_LOSS = 1.25
@@ -235,9 +234,8 @@ class Segments:
         found: dict[int, set[int]] = {}
         sums = np.zeros((2, STEPS + 1))
         best = 0.0
-        longest = LONGEST if dim != "N" else stop
         inner = self._steps[stop - 1].get(dim, ())
-        for start in range(stop - 1, max(-1, stop - 1 - longest), -1):
+        for start in range(stop - 1, max(-1, stop - 1 - LONGEST), -1):
             layer = self._layers[start]
             if not inner or self._steps[start].get(dim) != inner:
                 break

@@ -22,13 +22,15 @@ from codl.soc import Soc
 class Context:
     """What a strategy may use: the SoC, its predictors, and what was measured on it.
 
-    `predictor` overrides the predictor that the strategy would take.
+    `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
+    searches, one of `codl.plan.optimal.METHODS`.
     """
 
     soc: Soc
     predictors_folder: Path = FOLDER
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
+    method: str = "dp"
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""

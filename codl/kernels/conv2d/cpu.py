@@ -15,7 +15,6 @@ import numpy as np
 
 from codl.kernels.base import Processor
 from codl.kernels.columns import (
-    FIRST_LEVEL,
     Column,
     ConvColumns,
     FeatureColumns,
@@ -28,6 +27,7 @@ from codl.kernels.columns import (
     round_up,
     single,
 )
+from codl.kernels.conv2d.cpu_direct_columns import direct_columns
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.ncnn import (
     NO_GEMM,
@@ -212,38 +212,7 @@ class CpuDirect(_CpuConv):
         return None
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        """ncnn's generic kernel does a tap of an input channel at a time, for a vector of outputs.
-
-        Those for 3x3 windows and half a vector more of outputs are faster the fewer the inputs.
-        """
-        lanes = soc.cpu.simd_floats
-        vectors = ops.pixels * halvings(ops.oc, lanes)
-        windows = vectors * ops.window
-        alone = ops.is_depthwise
-        short = ~alone & (ops.kh == 3) & (ops.kw == 3) & (ops.dh == 1) & (ops.dw == 1)
-        short &= rest(ops.oc, lanes) == lanes / 2
-        planar = short & (rest(ops.ic, 4) > 0)
-        half = short & (rest(ops.ic, lanes) == lanes / 2)
-        steps = windows * ops.group_ic
-        alone_steps = ops.pixels * packed_vectors(ops.oc, lanes) * ops.window * alone
-        panel = beyond(4.0 * lanes * ops.group_ic * ops.window, FIRST_LEVEL)
-        padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
-        moved = by_level("moved", padded_bytes + 4.0 * ops.oc * ops.pixels, soc.cpu.l2_cache_bytes)
-        return {
-            "lane_steps": steps * ~(alone | planar | half),
-            "planar_steps": steps * (planar & (ops.sh == 1)),
-            "planar_strided_steps": steps * (planar & (ops.sh > 1)),
-            "half_steps": steps * half,
-            "windows": windows * ~alone,
-            "depthwise_steps": alone_steps * (ops.sh == 1),
-            "depthwise_strided_steps": alone_steps * (ops.sh > 1),
-            "output_vectors": vectors,
-            "panels_streamed": panel * vectors * ~alone,
-            "padded_bytes": padded_bytes,
-            "moved_beyond": moved["moved_beyond"],
-            "moved_far": moved["moved_far"],
-            "weight_bytes": 4.0 * ops.oc * ops.group_ic * ops.window,
-        }
+        return direct_columns(ops, soc)
 
 
 @dataclass(frozen=True)
