@@ -191,7 +191,7 @@ def run_model(
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
-        nets = engine.nets
+        nets, memory = engine.nets, asdict(engine.memory)
     placed = placement.predicted(network, chosen, context.soc, _cost(network, context))
     placed = placement.measured(placed, spans, nets)
     if outputs is not None:
@@ -211,6 +211,7 @@ def run_model(
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
         "precision": precision,
+        "memory_bytes": memory,
         "placement": [asdict(one) for one in placed],
         "spans": [asdict(span) for span in spans],
     }
