@@ -32,7 +32,7 @@ def residual(images: int) -> onnx.ModelProto:
     x = b.concat([x, b.conv(x, 12, 1, pad=0)])
     b.output(x)
     x = b.max_pool(x, 2, 2)
-    x = b.relu(b.fully_connected(b.flatten(x, 32 * 5 * 3), 18))
+    x = b.relu(b.fully_connected(b.flatten(x), 18))
     b.output(b.fully_connected(x, 7))
     return b.build()
 

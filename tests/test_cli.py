@@ -164,8 +164,8 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
         (["search", "small.onnx", "--soc", "tset"], "Unknown SoC 'tset'. Did you mean 'test'?"),
         (["search", "yolo", "--soc", "test"], "Unknown model 'yolo'"),
         (
-            ["search", "small.onnx", "--soc", "test", "--strategy", "codl"],
-            "Unknown strategy 'codl'",
+            ["search", "small.onnx", "--soc", "test", "--strategy", "codll"],
+            "Unknown strategy 'codll'",
         ),
         (["collect", "--soc", "test", "--serial", "adb"], "Unknown serial 'adb'"),
         (["collect", "--soc", "test", "--ops", "small.onnx"], "holds a dataset. Go on with it"),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from strategies import batched, ops
 
-from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.cpu import CpuLayer, Home
+from codl.device.half import CpuHalf
 from codl.device.memory import GpuTensor, SharedBuffer
 from codl.device.opencl import OpenClDevice
 from codl.kernels import registry
@@ -66,7 +67,7 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     own = op.restrict_weights(weights, part)
     layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
     out = Home.allocate(op.output, Region.whole(op.output)).of(part)
-    CpuNet([layer], homes, {"y": out}, soc).run()
+    CpuHalf([layer], homes, {"y": out}, soc).run()
     return out.view()
 
 

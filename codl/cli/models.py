@@ -108,6 +108,8 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
     )
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
+    if plan.estimated:
+        table.caption += f"\nestimated, for want of predictors: {', '.join(plan.estimated)}"
     return table
 
 

@@ -11,8 +11,10 @@ import numpy as np
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor, SharedBuffer
 from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.device.ort import OrtNet
 from codl.execute.timeline import Timeline
 from codl.kernels.base import KernelPlan, TensorArg
+from codl.kernels.ort import CpuOrt
 from codl.ops import Array, Op, Region, Weights
 from codl.soc import Soc
 
@@ -92,6 +94,8 @@ class GpuTurns:
 
 def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
     """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
+    if isinstance(variant, CpuOrt):
+        return repeated(OrtNet(*_row_of_ops([op], variant), soc).run)
     net = one_op_net(op, variant, soc)
     net.pack_inputs()
     return repeated(net.compute)
@@ -104,6 +108,13 @@ def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
 
 def row_of_ops_net(ops: Sequence[Op], variant: Any, soc: Soc) -> CpuNet:
     """A net of ops in a row, each of one input but for the first, over memory of its own."""
+    return CpuNet(*_row_of_ops(ops, variant), soc, own_memory=True)
+
+
+def _row_of_ops(
+    ops: Sequence[Op], variant: Any
+) -> tuple[list[CpuLayer], dict[str, Home], dict[str, Home]]:
+    """Layers with what enters and what leaves them."""
     first, last = ops[0], ops[-1]
     inputs = {
         f"input{i}": Home.allocate(shape, Region.whole(shape))
@@ -115,7 +126,7 @@ def row_of_ops_net(ops: Sequence[Op], variant: Any, soc: Soc) -> CpuNet:
         layers.append(CpuLayer(name, op, variant, reads, name, whole, filler(op)))
         reads = ((name, whole),)
     result = Home.allocate(last.output, Region.whole(last.output))
-    return CpuNet(layers, inputs, {layers[-1].output: result}, soc, own_memory=True)
+    return layers, inputs, {layers[-1].output: result}
 
 
 def filler(op: Op) -> Weights:

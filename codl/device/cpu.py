@@ -53,7 +53,7 @@ class Home:
     @classmethod
     def allocate(cls, shape: Shape, held: Region) -> Home:
         """A new array for a region of a tensor shaped `shape`, all of it used."""
-        return cls(_aligned_zeros(held.shape(shape)), held, held)
+        return cls(aligned_zeros(held.shape(shape)), held, held)
 
     def of(self, used: Region) -> Home:
         """The same array, of which only `used` counts."""
@@ -364,7 +364,7 @@ def _parameter(key: int, value: object) -> str:
     return f"{key}={value!r}"
 
 
-def _aligned_zeros(shape: tuple[int, ...]) -> Array:
+def aligned_zeros(shape: tuple[int, ...]) -> Array:
     """Zeros in memory that begins at a multiple of `ALIGNMENT`."""
     size = 4 * math.prod(shape)
     memory = np.zeros(size + ALIGNMENT, np.uint8)

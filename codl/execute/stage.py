@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.device.cpu import CpuLayer, Home
+from codl.device.half import CpuHalf
 from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.execute.exchange import ToCpu, ToGpu, enqueue
 from codl.execute.timeline import Timeline
@@ -29,7 +30,7 @@ class Stage:
     to_cpu: tuple[ToCpu, ...]
     to_gpu: tuple[ToGpu, ...]
     kernels: tuple[BoundKernel, ...]
-    net: CpuNet | None
+    net: CpuHalf | None
     gpu: OpenClDevice
 
     def run(self, timeline: Timeline | None = None) -> None:
@@ -45,16 +46,17 @@ class Stage:
         for move in self.to_cpu:
             move.end(timeline)
         if self.net is not None:
-            start = perf_counter()
-            self.net.run()
-            if timeline is not None:
-                timeline.cpu("net", self.label, start, perf_counter())
+            for step in self.net.steps:
+                start = perf_counter()
+                step.net.run()
+                if timeline is not None:
+                    timeline.cpu("net", step.group.label, start, perf_counter())
 
 
 def build_cpu_half(
     half: Half, chain: Chain, homes: dict[str, Home], outputs: Sequence[str], soc: Soc
-) -> CpuNet | None:
-    """The CPU's half of a chain as one ncnn net over the home arrays; None where it is empty."""
+) -> CpuHalf | None:
+    """The CPU's half of a chain over the home arrays; None where it is empty."""
     if not half.parts:
         return None
     layers = [
@@ -71,4 +73,4 @@ def build_cpu_half(
     ]
     inputs = {name: homes[name].of(region) for name, region in half.inputs.items()}
     results = {name: homes[name].of(half.outputs[name]) for name in outputs}
-    return CpuNet(layers, inputs, results, soc)
+    return CpuHalf(layers, inputs, results, soc)

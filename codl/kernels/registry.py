@@ -30,6 +30,7 @@ from codl.kernels.base import (
     Variant,
 )
 from codl.kernels.conv2d import replayed as replayed_conv2d
+from codl.kernels.ort import CpuOrt
 from codl.ops import OP_TYPES
 from codl.ops.base import Op
 from codl.soc import Soc
@@ -80,7 +81,8 @@ def known_to(op: Op) -> list[Variant]:
 def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> list[Variant]:
     """The variants that accept `op` on a processor, the default first.
 
-    Where the SoC's memory types have none (or an image would be too large), those of any other.
+    Where the SoC's memory types have none (or an image would be too large), those of any other. On
+    the CPU ncnn's are preferred, and ONNX Runtime's stand in where ncnn refuses.
     `every` includes all that are right but not for this SoC: written for another type of device,
     or with tensors in memory, or of an element type, that its file does not name; or never best.
     A replayed SoC has only variants that were measured elsewhere.
@@ -92,7 +94,8 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
     if every:
         return _accepting(op, known, soc)
     if processor == "cpu":
-        return _accepting(op, [v for v in known if getattr(v, "usual", True)], soc)
+        own = [v for v in known if getattr(v, "usual", True) and not isinstance(v, CpuOrt)]
+        return _accepting(op, own, soc) or _accepting(op, known, soc)
     meant = [v for v in known if soc.gpu.type in v.meant_for]
     # Planar variants have neither images nor half storage, whatever the rest of a network has.
     usual = [v for v in meant if v.storage in (PLANAR, *storages(soc))]

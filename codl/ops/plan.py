@@ -43,7 +43,9 @@ class Plan:
     paper's way), "missing" where only what it lacks moves. `predicted_ms` is None where nobody
     predicted. `digest` identifies the model's structure. `source` says where the latencies come
     from that the prediction rests on; `not_counted` names the layers, and the ways of data sharing,
-    that have none and count as nothing.
+    that have none and count as nothing; `estimated` the layers without a predictor on a processor,
+    that count by the SoC's rates of computing and moving bytes. `method` says how the chains were
+    searched for, and whether that was exact.
     """
 
     model: str
@@ -56,6 +58,8 @@ class Plan:
     chains: tuple[Chain, ...]
     source: str = "measured"
     not_counted: tuple[str, ...] = ()
+    method: str = ""
+    estimated: tuple[str, ...] = ()
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
@@ -105,8 +109,8 @@ def load_plan(path: Path) -> Plan:
     if not isinstance(chains, list):
         raise InvalidFileError(path, f"expected a list, got {chains!r}.", where="chains")
     loaded = tuple(_chain(path, chain, f"chains[{i}]") for i, chain in enumerate(chains))
-    not_counted = tuple(content.pop("not_counted", ()))
-    return Plan(**{**content, "chains": loaded, "not_counted": not_counted})
+    lists = {key: tuple(content.pop(key, ())) for key in ("not_counted", "estimated")}
+    return Plan(**{**content, "chains": loaded, **lists})
 
 
 def _chain(path: Path, content: Any, where: str) -> Chain:

@@ -9,91 +9,75 @@ for what it needs of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from codl.execute.program import Program, Transfer
+from codl.dataset import Direction
+from codl.execute.program import Program
 from codl.ops import Network
-from codl.ops.chain import Half
-from codl.plan.cost import CostModel, moved
-from codl.predict.surroundings import Load
+from codl.plan.cost import CostModel, Moved, moved
 
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
+#: Milliseconds of a transfer by part, and which way it goes.
+Move: TypeAlias = tuple[Direction, Mapping[str, float]]
+START: Pair = (0.0, 0.0)
 
 
-@dataclass
-class Clocks:
-    """Milliseconds since the start at which each processor has done all it was given."""
+def after_stage(
+    clocks: Pair, moves: Sequence[Move], launches_ms: float = 0.0, works: Pair = START
+) -> Pair:
+    """When each processor is done with an exchange and with its half of a chain.
 
-    network: Network
-    cost: CostModel
-    cpu: float = 0.0
-    gpu: float = 0.0
-
-    @property
-    def end(self) -> float:
-        return max(self.cpu, self.gpu)
-
-    def stage(
-        self,
-        transfers: Sequence[Transfer],
-        gpu_half: Half | None = None,
-        loads: tuple[Load, Load] | None = None,
-        slowdowns: Pair = (1.0, 1.0),
-    ) -> None:
-        """Exchange, then compute both halves; without halves only exchange."""
-        parts = [
-            (way, self.cost.sharing_parts(way, s)) for way, s in moved(self.network, transfers)
-        ]
-        ready = [self._send(own) for way, own in parts if way == "to_cpu"]
-        for way, own in parts:
-            if way == "to_gpu":
-                self._hand_over(own)
-        begin_gpu = max(self.gpu, self.cpu)
-        if gpu_half is not None:
-            self.cpu += self.cost.launches_ms(gpu_half)
-        received = (own for way, own in parts if way == "to_cpu")
-        for at, own in zip(ready, received, strict=True):
-            waited = max(self.cpu, at + own.get("sync", 0.0) + own.get("map", 0.0))
-            self.cpu = waited + own.get("copy", 0.0) + own.get("unmap", 0.0)
-        if loads is not None:
-            works = (loads[0].latency_ms, loads[1].latency_ms)
-            starts = (self.cpu, begin_gpu if works[1] else self.gpu)
-            self.cpu, self.gpu = both_ends(starts, works, slowdowns)
-
-    def _send(self, parts: Mapping[str, float]) -> float:
-        """Begin to send to the CPU what the GPU has computed; when it will be there."""
-        self.gpu = max(self.gpu, self.cpu) + parts.get("transform", 0.0)
-        return self.gpu
-
-    def _hand_over(self, parts: Mapping[str, float]) -> None:
-        """The CPU copies, and the GPU goes on from there."""
-        self.cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
-        self.gpu = max(self.gpu, self.cpu) + parts.get("transform", 0.0) + parts.get("map", 0.0)
-
-
-def both_ends(starts: Pair, works: Pair, slowdowns: Pair) -> Pair:
-    """When each of two works ends that slow each other down while both are under way.
-
-    `works` are the milliseconds of each alone, `slowdowns` how many times longer they take then.
+    `clocks` are the milliseconds since the start at which each is done with what it was given;
+    `launches_ms` is what enqueueing takes the CPU, `works` what each half takes.
     """
-    both = max(starts)
-    left = [works[i] - min(works[i], both - starts[i]) for i in (0, 1)]
-    if 0.0 in left:
-        return starts[0] + works[0], starts[1] + works[1]
-    together = min(left[0] * slowdowns[0], left[1] * slowdowns[1])
-    ends = [both + together + left[i] - together / slowdowns[i] for i in (0, 1)]
+    cpu, gpu = clocks
+    arrivals = []
+    for way, parts in moves:
+        if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
+            gpu = max(gpu, cpu) + parts.get("transform", 0.0)
+            arrivals.append((gpu + parts.get("sync", 0.0) + parts.get("map", 0.0), parts))
+    for way, parts in moves:
+        if way == "to_gpu":
+            cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+            gpu = max(gpu, cpu) + parts.get("transform", 0.0) + parts.get("map", 0.0)
+    if works[1]:
+        gpu = max(gpu, cpu) + works[1]
+    cpu += launches_ms
+    for arrival, parts in arrivals:
+        cpu = max(cpu, arrival) + parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+    return cpu + works[0], gpu
+
+
+def both_ends(works: Pair, slowdowns: Pair) -> Pair:
+    """When each of two works ends that begin at once and slow each other down.
+
+    `works` are the milliseconds of each alone, `slowdowns` how many times longer they take while
+    both are under way.
+    """
+    if 0.0 in works:
+        return works
+    together = min(works[0] * slowdowns[0], works[1] * slowdowns[1])
+    ends = [together + works[i] - together / slowdowns[i] for i in (0, 1)]
     return ends[0], ends[1]
 
 
 def program_ms(network: Network, program: Program, cost: CostModel) -> float:
     """A whole plan in the variants that it names, with the transfers that will be made."""
-    clocks = Clocks(network, cost)
+    segments = program.segments
     loads = [
-        cost.loads(network, s.outputs, (s.cpu, s.gpu), s.chain.variants) for s in program.segments
+        cost.loads(network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants) for s in segments
     ]
-    for segment, own, slower in zip(program.segments, loads, cost.slowdowns(loads), strict=True):
-        clocks.stage(segment.transfers, segment.gpu, own, slower)
-    clocks.stage(program.final)
-    return clocks.end
+    clocks = START
+    for segment, own, slower in zip(segments, loads, cost.slowdowns(loads), strict=True):
+        works = both_ends((own[0].latency_ms, own[1].latency_ms), slower)
+        moves = priced(cost, moved(network, segment.transfers))
+        launches_ms = cost.launches_ms(len(segment.gpu.parts) + len(moves))
+        clocks = after_stage(clocks, moves, launches_ms, works)
+    final = priced(cost, moved(network, program.final))
+    return max(after_stage(clocks, final))
+
+
+def priced(cost: CostModel, moves: Sequence[Moved]) -> list[Move]:
+    """What moves, with the milliseconds of its parts."""
+    return [(way, cost.sharing_parts(way, shape)) for way, shape in moves]

@@ -77,6 +77,7 @@ class CostModel:
     #: Every variant with a predictor, by name.
     _choices: dict[tuple[Op, Processor], dict[str, Choice]] = field(default_factory=dict)
     _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
+    _works: dict[tuple[Op, Processor], tuple[float, float, float]] = field(default_factory=dict)
     _dispatched: dict[tuple[Processor, int], float] = field(default_factory=dict)
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
@@ -136,7 +137,10 @@ class CostModel:
         measured as a net of its own, but a half is one net.
         """
         chosen = self._chosen(half, processor, variants or {})
-        total, count = sum(latency for _, latency in chosen), len(half.parts)
+        return self.in_one_ms(sum(latency for _, latency in chosen), len(half.parts), processor)
+
+    def in_one_ms(self, total: float, count: int, processor: Processor) -> float:
+        """So many parts in one net or queue, of which each was measured by itself."""
         if processor == "gpu" or count < 2 or "dispatch_cpu" not in self.predictors.targets:
             return total
         saved = count * self._dispatch_ms("cpu", 1) - self._dispatch_ms("cpu", count)
@@ -218,15 +222,27 @@ class CostModel:
         others can read them.
         """
         cpu, gpu = halves
-        shared = packed(network, outputs, cpu)
-        packing = Load(
-            bytes=float(sum(2 * shape.bytes for _, shape in shared)),
-            flops=0.0,
-            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in shared),
-        )
-        return self._load(cpu, "cpu", variants) + packing, self._load(gpu, "gpu", variants)
+        packing = self.packing(packed(network, outputs, cpu))
+        return self.load(cpu, "cpu", variants) + packing, self.load(gpu, "gpu", variants)
 
-    def _load(self, half: Half, processor: Processor, variants: Variants | None) -> Load:
+    def work(self, op: Op, processor: Processor) -> tuple[float, float, float]:
+        """An op's bytes, FLOPs, and milliseconds in its fastest variant; infinite without one."""
+        if (op, processor) not in self._works:
+            choice = self.choice(op, processor)
+            latency_ms = inf if choice is None else choice.latency_ms
+            self._works[op, processor] = float(op.bytes), float(op.flops), latency_ms
+        return self._works[op, processor]
+
+    def packing(self, moves: Sequence[Moved]) -> Load:
+        """What the CPU packs before its half of a chain, and unpacks after it."""
+        return Load(
+            bytes=float(sum(2 * shape.bytes for _, shape in moves)),
+            flops=0.0,
+            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in moves),
+        )
+
+    def load(self, half: Half, processor: Processor, variants: Variants | None = None) -> Load:
+        """A processor's half of a chain, by itself."""
         return Load(
             bytes=float(sum(part.op.bytes for part in half.parts)),
             flops=float(sum(part.op.flops for part in half.parts)),
@@ -254,11 +270,16 @@ class CostModel:
             alone[i] = (float(cpu), float(gpu))
         return alone
 
-    def launches_ms(self, half: Half) -> float:
-        """What enqueueing a half's kernels takes the CPU, before it gets to its own half."""
-        if not half.parts or "dispatch_gpu" not in self.predictors.targets:
+    def launches_ms(self, count: int) -> float:
+        """What enqueueing so many kernels takes the CPU, before it gets to its own half."""
+        if not count or "dispatch_gpu" not in self.predictors.targets:
             return 0.0
-        return max(0.0, self._dispatch_ms("gpu", len(half.parts) + 1) - self._dispatch_ms("gpu", 1))
+        return max(0.0, self._dispatch_ms("gpu", count + 1) - self._dispatch_ms("gpu", 1))
+
+    @property
+    def call_ms(self) -> float:
+        """What calling a net of the CPU takes, that computes next to nothing."""
+        return self._dispatch_ms("cpu", 1) if "dispatch_cpu" in self.predictors.targets else 0.0
 
     def _dispatch_ms(self, processor: Processor, count: int) -> float:
         key = (processor, count)

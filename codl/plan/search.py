@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from codl.execute.program import Residency, Transfer, build_program, chain_outputs
+from codl.execute.program import Residency, Transfer, chain_outputs
 from codl.ops import Dim, Layer, Network, Region
 from codl.ops.chain import Half, cut
-from codl.ops.plan import Chain, Plan, Sharing
+from codl.ops.plan import Plan, Sharing
 from codl.plan import unmeasured
-from codl.plan.clocks import Clocks, program_ms
+from codl.plan.chosen import Cut, make_plan
+from codl.plan.clocks import START, after_stage, both_ends, priced
 from codl.plan.cost import CostModel, moved, packed
 
 #: Ratios that a search tries; the ends are one processor alone.
@@ -69,10 +70,12 @@ class ChainSearch:
         for (dim, ratio), own, (before, after), load, slower in zip(
             cuts, halves, transfers, loads, cost.slowdowns(loads), strict=True
         ):
-            clocks = Clocks(self.network, cost)
-            clocks.stage(before, own[1], load, slower)
-            clocks.stage(after)
-            found.append(Candidate(tuple(layers), dim, ratio, own, clocks.end))
+            moves = priced(cost, moved(self.network, before))
+            launches_ms = cost.launches_ms(len(own[1].parts) + len(moves))
+            works = both_ends((load[0].latency_ms, load[1].latency_ms), slower)
+            clocks = after_stage(START, moves, launches_ms, works)
+            clocks = after_stage(clocks, priced(cost, moved(self.network, after)))
+            found.append(Candidate(tuple(layers), dim, ratio, own, max(clocks)))
         return found
 
     def _prefetch_sharing(
@@ -108,30 +111,8 @@ class ChainSearch:
 
     def plan(self, strategy: str, candidates: Sequence[Candidate]) -> Plan:
         """A plan of chosen chains, with the variants and the predicted latency of the whole."""
-        cost, network = self.cost, self.network
-        chains = tuple(
-            Chain(
-                ops=tuple(layer.name for layer in c.layers),
-                dim=c.dim,
-                gpu_ratio=c.gpu_ratio,
-                variants=cost.variants(*c.halves),
-            )
-            for c in candidates
-        )
-        plan = Plan(
-            model=network.name,
-            digest=network.digest,
-            soc=cost.soc.name,
-            strategy=strategy,
-            predictor=cost.predictors.name,
-            sharing=self.sharing,
-            predicted_ms=None,
-            chains=chains,
-            source=cost.soc.source,
-            not_counted=unmeasured.not_counted(cost, network),
-        )
-        program = build_program(network, plan, cost.soc)
-        return replace(plan, predicted_ms=program_ms(network, program, cost))
+        cuts = [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
+        return make_plan(self.network, self.cost, cuts, strategy=strategy, sharing=self.sharing)
 
     def _residency_before(self, layers: Sequence[Layer]) -> Residency:
         """Everything that the chain reads, whole on the CPU."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from codl.dataset import Direction
 from codl.kernels import registry
 from codl.ops import Network, Op, Shape
+from codl.plan import estimated
 from codl.plan.cost import CostModel, LatencyPredictors
 from codl.predict.features import PROCESSORS, Item, sharing_target
 from codl.soc import Soc
@@ -55,8 +56,13 @@ class PartlyMeasured:
 
 
 def filled(cost: CostModel, network: Network) -> CostModel:
-    """The cost model of a replayed SoC, with nothing for what has no predictor; others as is."""
-    if not cost.soc.is_replayed or isinstance(cost.predictors, PartlyMeasured):
+    """The cost model of a replayed SoC, with nothing for what has no predictor.
+
+    On a SoC at hand those ops will run, so they get an estimate.
+    """
+    if not cost.soc.is_replayed:
+        return estimated.filled(cost, network)
+    if isinstance(cost.predictors, PartlyMeasured):
         return cost
     known = cost.predictors.targets
     missing: set[str] = set()

@@ -3,12 +3,15 @@
 from codl.errors import UnknownNameError
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
+from codl.strategies.codl import Codl
 from codl.strategies.codl_paper import CodlPaper
 from codl.strategies.cpu import Cpu
 from codl.strategies.gpu import Gpu
 from codl.strategies.mulayer import MuLayer
 
-STRATEGIES: dict[str, Strategy] = {s.name: s for s in (Cpu(), Gpu(), MuLayer(), CodlPaper())}
+STRATEGIES: dict[str, Strategy] = {
+    s.name: s for s in (Cpu(), Gpu(), MuLayer(), CodlPaper(), Codl())
+}
 
 
 def find(name: str) -> Strategy:

@@ -20,6 +20,7 @@ from codl.execute.program import build_program
 from codl.execute.timeline import Span
 from codl.ops import Array, Network, lower
 from codl.ops.plan import Plan
+from codl.plan import unmeasured
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 from codl.strategies import ideal
@@ -212,6 +213,7 @@ def _predicted_ms(network: Network, plan: Plan, cost: CostModel | None) -> float
     """By the default predictor, whatever the plan was made with, where that is trained."""
     if cost is None:
         return plan.predicted_ms
+    cost = unmeasured.filled(cost, network)
     return program_ms(network, build_program(network, plan, cost.soc), cost)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
-from codl.kernels.concat import cpu, gpu_copy, gpu_image, gpu_rows
+from codl.kernels.concat import cpu, cpu_ort, gpu_copy, gpu_image, gpu_rows
 
 VARIANTS: tuple[Variant, ...] = (
     cpu.CpuCopy(),
@@ -12,4 +12,5 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),
     gpu_rows.GpuRows(),
+    *cpu_ort.VARIANTS,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
 from codl.kernels.conv2d import (
     cpu,
+    cpu_ort,
     gpu_depthwise,
     gpu_depthwise_pixels,
     gpu_direct,
@@ -47,4 +48,5 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_image_depthwise.GpuImageDepthwise(IMAGE_HALF),
     gpu_image.GpuImage(IMAGE_HALF),
     gpu_grouped.GpuGrouped(IMAGE_HALF),
+    cpu_ort.VARIANT,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
-from codl.kernels.eltwise import cpu, gpu_direct, gpu_image
+from codl.kernels.eltwise import cpu, cpu_ort, gpu_direct, gpu_image
 
 VARIANTS: tuple[Variant, ...] = (
     cpu.CpuDirect(),
@@ -11,4 +11,5 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_direct.GpuDirect(BLOCKED_HALF),
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),
+    cpu_ort.VARIANT,
 )

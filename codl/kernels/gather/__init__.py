@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from codl.kernels.base import Variant
-from codl.kernels.gather import gpu_rows
+from codl.kernels.gather import cpu_ort, gpu_rows
 
-VARIANTS: tuple[Variant, ...] = (gpu_rows.GpuRows(),)
+VARIANTS: tuple[Variant, ...] = (gpu_rows.GpuRows(), cpu_ort.VARIANT)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from codl.kernels.base import Variant
-from codl.kernels.norm import gpu_direct
+from codl.kernels.norm import cpu_ort, gpu_direct
 
-VARIANTS: tuple[Variant, ...] = (gpu_direct.GpuDirect(),)
+VARIANTS: tuple[Variant, ...] = (gpu_direct.GpuDirect(), cpu_ort.VARIANT)

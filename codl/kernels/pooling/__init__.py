@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
-from codl.kernels.pooling import cpu, gpu_direct, gpu_global, gpu_image, gpu_indices
+from codl.kernels.pooling import cpu, cpu_ort, gpu_direct, gpu_global, gpu_image, gpu_indices
 
 VARIANTS: tuple[Variant, ...] = (
     cpu.CpuDirect(),
@@ -13,4 +13,5 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_image.GpuImage(IMAGE),
     gpu_image.GpuImage(IMAGE_HALF),
     gpu_indices.GpuIndices(),
+    *cpu_ort.VARIANTS,
 )

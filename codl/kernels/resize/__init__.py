@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from codl.kernels.base import BLOCKED_HALF, Variant
-from codl.kernels.resize import cpu, gpu_direct
+from codl.kernels.resize import cpu, cpu_ort, gpu_direct
 
 VARIANTS: tuple[Variant, ...] = (
     cpu.CpuDirect(),
     gpu_direct.GpuDirect(),
     gpu_direct.GpuDirect(BLOCKED_HALF),
+    cpu_ort.VARIANT,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codl.kernels.base import Variant
-from codl.kernels.strided import gpu_copy
+from codl.kernels.strided import cpu_ort, gpu_copy
 
 VARIANTS: tuple[Variant, ...] = (
     gpu_copy.TransposeCopy(),
@@ -11,4 +11,5 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_copy.TileCopy(),
     gpu_copy.PadCopy(),
     gpu_copy.WindowsCopy(),
+    *cpu_ort.VARIANTS,
 )

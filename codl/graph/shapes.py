@@ -1,0 +1,97 @@
+"""The sizes of a model's inputs, fixed before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+
+from codl.errors import CodlError, UnknownNameError, UnsupportedError
+
+Sizes = tuple[int, ...]
+
+
+def sizes_of(info: onnx.ValueInfoProto) -> Sizes:
+    """A tensor's sizes; 0 where one is not fixed."""
+    return tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+
+
+def text_of(info: onnx.ValueInfoProto) -> str:
+    """A tensor's sizes for people, with the names of those that are not fixed."""
+    dims = info.type.tensor_type.shape.dim
+    return "x".join(
+        str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims
+    )
+
+
+def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.ModelProto:
+    """The model with every size of its inputs fixed.
+
+    `shapes` are those of some inputs by name; sizes of one name are the same everywhere. The first
+    size of an input, its batch, is 1 where nobody says otherwise. Raises `UnknownNameError` for
+    other names than the inputs', `UnsupportedError` with the sizes that are still open, and
+    `CodlError` for sizes that contradict the model.
+    """
+    names = [info.name for info in data_inputs(proto)]
+    for name in shapes:
+        if name not in names:
+            raise UnknownNameError("input", name, names)
+    if not shapes and all(min(sizes_of(info), default=1) > 0 for info in data_inputs(proto)):
+        return proto
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    _set(fixed, shapes)
+    for info in data_inputs(fixed):
+        _check(info)
+    for info in [*fixed.graph.output, *fixed.graph.value_info]:
+        info.type.tensor_type.ClearField("shape")
+    return fixed
+
+
+def data_inputs(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """The inputs that a caller gives; older models list their constants too."""
+    constants = {item.name for item in proto.graph.initializer}
+    return (info for info in proto.graph.input if info.name not in constants)
+
+
+def _set(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> None:
+    """Set the sizes that are given, then those of the same names, then the batches."""
+    named: dict[str, int] = {}
+    for info in data_inputs(proto):
+        dims, sizes = info.type.tensor_type.shape.dim, shapes.get(info.name)
+        if sizes is None:
+            continue
+        if len(sizes) != len(dims):
+            raise CodlError(
+                f"The input {info.name!r} has {len(dims)} axes ({text_of(info)}), "
+                f"got {'x'.join(map(str, sizes))}."
+            )
+        for dim, size in zip(dims, sizes, strict=True):
+            known = dim.dim_value or named.get(dim.dim_param, size)
+            if known != size:
+                raise CodlError(
+                    f"The input {info.name!r} has the shape {text_of(info)}: {dim.dim_param or ''}"
+                    f"{' is ' if dim.dim_param else ''}{known}, got {'x'.join(map(str, sizes))}."
+                )
+            if dim.dim_param:
+                named[dim.dim_param] = size
+    for info in data_inputs(proto):
+        given = shapes.get(info.name)
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+            if dim.dim_value < 1:
+                size = given[axis] if given else named.get(dim.dim_param, 1 if axis == 0 else 0)
+                if size > 0:
+                    dim.dim_value = size
+
+
+def _check(info: onnx.ValueInfoProto) -> None:
+    """Refuse an input of which a size is still open."""
+    dims = info.type.tensor_type.shape.dim
+    if all(dim.HasField("dim_value") for dim in dims):
+        return
+    open_ = [dim.dim_param or f"axis {i}" for i, dim in enumerate(dims) if dim.dim_value < 1]
+    example = "x".join(str(dim.dim_value) if dim.HasField("dim_value") else "224" for dim in dims)
+    raise UnsupportedError(
+        f"The input {info.name!r} has the shape {text_of(info)}: {', '.join(open_)} must be fixed "
+        f"before it is compiled, as by --shape {info.name}={example}."
+    )

@@ -1,0 +1,22 @@
+"""Convolution in ONNX Runtime: of batches, which ncnn refuses."""
+
+from __future__ import annotations
+
+from codl.kernels.ort import CpuOrt, OrtPlan, node
+from codl.ops.conv2d import Conv2d
+
+
+def _plan(op: Conv2d) -> OrtPlan:
+    conv = node(
+        "Conv",
+        ("x0", "weight", "bias"),
+        kernel_shape=list(op.kernel),
+        strides=list(op.stride),
+        dilations=list(op.dilation),
+        pads=[op.pad.top, op.pad.left, op.pad.bottom, op.pad.right],
+        group=op.groups,
+    )
+    return OrtPlan((conv,), op.inputs, op.output)
+
+
+VARIANT = CpuOrt("conv2d", _plan)

@@ -1,0 +1,118 @@
+"""What ONNX Runtime's variants on the CPU have in common: an op as ONNX nodes, described, not run.
+
+ncnn's layers are the CPU side's usual variants. What ncnn refuses (a batch, stretched operands,
+tensors of any rank) runs in ONNX Runtime, which has a kernel for every op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.graph import Node
+from codl.kernels.base import Processor
+from codl.kernels.replayed import work
+from codl.ops.base import Activation, Weights
+from codl.ops.nd import Sizes
+from codl.soc import Soc
+
+#: The version of ONNX's operators that plans are written in.
+OPSET = 20
+
+Values: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+def as_they_are(weights: Weights) -> Values:
+    return weights
+
+
+@dataclass(frozen=True)
+class OrtPlan:
+    """An op as ONNX nodes, from the tensors `x0`, `x1`, ... to `y`.
+
+    `inputs` and `output` are the sizes under which nodes see those tensors, which hold the same
+    elements as the op's. Nodes read weights by their names in the result of `pack`, and
+    `constants` by theirs. The op's activation is none of the nodes.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Sizes, ...]
+    output: Sizes
+    constants: Values = field(default_factory=dict)
+    pack: Callable[[Weights], Values] = as_they_are
+
+
+@dataclass(frozen=True)
+class CpuOrt:
+    """One kind of op in ONNX Runtime; `describe` writes its nodes, `refuse` says why it cannot."""
+
+    op_kind: str
+    describe: Callable[[Any], OrtPlan]
+    refuse: Callable[[Any], str | None] = lambda op: None
+
+    name: ClassVar[str] = "cpu_ort"
+    processor: ClassVar[Processor] = "cpu"
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        return self.refuse(op)
+
+    def plan(self, op: Any, soc: Soc) -> OrtPlan:
+        return self.describe(op)
+
+    def features(self, op: Any, soc: Soc) -> dict[str, float]:
+        return work(op)
+
+
+def node(
+    kind: str,
+    inputs: Sequence[str] = ("x0",),
+    output: str = "y",
+    **attributes: Any,
+) -> Node:
+    return Node(output, kind, tuple(inputs), (output,), attributes)
+
+
+def ints(*values: int) -> NDArray[np.int64]:
+    """A parameter that ONNX takes as a tensor of integers."""
+    return np.array(values, np.int64)
+
+
+def number(value: float) -> NDArray[np.float32]:
+    return np.array(value, np.float32)
+
+
+def nd_plan(op: Any, nodes: Sequence[Node], constants: Values | None = None) -> OrtPlan:
+    """Nodes of an op of any rank that see its tensors under the sizes of the model."""
+    return OrtPlan(tuple(nodes), op.shapes, op.out_sizes, constants or {})
+
+
+#: ONNX's nodes of activations of one node, with the attributes that they take from it.
+_ONE_NODE: Mapping[str, tuple[str, Callable[[Activation], Mapping[str, Any]]]] = {
+    "relu": ("Relu", lambda a: {}),
+    "leaky_relu": ("LeakyRelu", lambda a: {"alpha": a.alpha}),
+    "sigmoid": ("Sigmoid", lambda a: {}),
+    "tanh": ("Tanh", lambda a: {}),
+    "hard_sigmoid": ("HardSigmoid", lambda a: {"alpha": a.alpha, "beta": a.beta}),
+    "hard_swish": ("HardSwish", lambda a: {}),
+    "gelu": ("Gelu", lambda a: {}),
+    "gelu_tanh": ("Gelu", lambda a: {"approximate": "tanh"}),
+    "elu": ("Elu", lambda a: {"alpha": a.alpha}),
+    "erf": ("Erf", lambda a: {}),
+}
+
+
+def activation_nodes(activation: Activation) -> tuple[list[Node], Values]:
+    """Nodes from `x0` to `y` that apply an activation, with their constants; none for none."""
+    if activation.kind == "none":
+        return [], {}
+    if activation.kind == "clip":
+        bounds = {"low": number(activation.alpha), "high": number(activation.beta)}
+        return [node("Clip", ("x0", *bounds))], bounds
+    if activation.kind == "silu":
+        return [node("Sigmoid", output="gate"), node("Mul", ("x0", "gate"))], {}
+    kind, attributes = _ONE_NODE[activation.kind]
+    return [node(kind, **attributes(activation))], {}

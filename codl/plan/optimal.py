@@ -1,0 +1,82 @@
+"""Search methods by name, and the plan that each finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from codl.errors import CodlError, UnknownNameError
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.plan import unmeasured
+from codl.plan.chosen import Cut, make_plan
+from codl.plan.cost import CostModel
+from codl.plan.dynamic import every_way, fastest, merged
+from codl.plan.search import Candidate, ChainSearch, greedy_chains, single_ops
+from codl.plan.segments import Segment, Segments
+
+#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: dynamic
+#: programming. `exhaustive`: every chain at every ratio, in every order; for a few ops.
+Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
+#: More layers than this have too many plans to look at each.
+FEW = 5
+
+
+def search(network: Network, cost: CostModel, strategy: str, *, method: Method = "dp") -> Plan:
+    """The plan that a method finds fastest, predicted; transfers are of what is missing only.
+
+    Raises `CodlError` where the network has too many layers for `exhaustive`.
+    """
+    if method not in METHODS:
+        raise UnknownNameError("search method", method, METHODS)
+    cost = unmeasured.filled(cost, network)
+    plans = [
+        make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+        for cuts, how in METHODS[method](network, cost)
+    ]
+    return min(plans, key=lambda plan: plan.predicted_ms or 0.0)
+
+
+#: Plans to choose from, each with what the plan says of how it was found.
+Ways: TypeAlias = Iterable[tuple[list[Cut], str]]
+
+
+def _serial(network: Network, cost: CostModel) -> Ways:
+    yield _cuts(single_ops(ChainSearch(network, cost, "missing"))), "serial"
+
+
+def _greedy(network: Network, cost: CostModel) -> Ways:
+    yield _cuts(greedy_chains(ChainSearch(network, cost, "missing"))), "greedy"
+
+
+def _dp(network: Network, cost: CostModel) -> Ways:
+    found = fastest(network, cost, Segments(network, cost))
+    how = "dp, exact" if found.exact else "dp, widest labels only"
+    for groups in (merged(found.segments), [[segment] for segment in found.segments]):
+        yield _joined(network, groups), how
+
+
+def _exhaustive(network: Network, cost: CostModel) -> Ways:
+    if len(network.layers) > FEW:
+        raise CodlError(
+            f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
+            f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
+        )
+    found = every_way(network, cost, Segments(network, cost, complete=True))
+    yield _joined(network, [[segment] for segment in found.segments]), "exhaustive"
+
+
+METHODS: Mapping[str, Callable[[Network, CostModel], Ways]] = dict(
+    zip(get_args(Method), (_serial, _greedy, _dp, _exhaustive), strict=True)
+)
+
+
+def _cuts(candidates: Sequence[Candidate]) -> list[Cut]:
+    return [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
+
+
+def _joined(network: Network, groups: Sequence[Sequence[Segment]]) -> list[Cut]:
+    return [
+        Cut(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
+        for own in groups
+    ]

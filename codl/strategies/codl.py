@@ -1,0 +1,23 @@
+"""Our own: the fastest plan that a search finds under the predictor, one processor included.
+
+Dimension, ratio and chains are chosen together for the whole graph, with what every tensor's place
+means for the chains behind it, and only what the other side lacks moves.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.plan.optimal import search
+from codl.predict.names import DEFAULT
+from codl.strategies.base import Context
+
+
+class Codl:
+    name: ClassVar[str] = "codl"
+    default_predictor: ClassVar[str] = DEFAULT
+
+    def plan(self, network: Network, context: Context) -> Plan:
+        return search(network, context.cost(self.default_predictor), self.name)

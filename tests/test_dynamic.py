@@ -1,0 +1,110 @@
+"""Dynamic programming against looking at every plan; latencies follow a law (simulated)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_plan import SOC, Law
+
+from codl.errors import CodlError
+from codl.execute.program import build_program
+from codl.graph import import_onnx, simplify
+from codl.models.builder import ModelBuilder
+from codl.ops import Network, lower
+from codl.plan.clocks import program_ms
+from codl.plan.cost import CostModel
+from codl.plan.dynamic import Bound, every_way, fastest
+from codl.plan.optimal import search
+from codl.plan.segments import Segments
+
+
+def network(build: Callable[[ModelBuilder, str], str]) -> Network:
+    b = ModelBuilder("small")
+    b.output(build(b, b.input("x", (1, 16, 20, 20))))
+    return lower(simplify(import_onnx(b.build(), "small")))
+
+
+def line(b: ModelBuilder, x: str) -> str:
+    x = b.relu(b.conv(x, 32, 3, pad=1))
+    return b.conv(b.max_pool(x, 2, 2), 16, 1, pad=0)
+
+
+def residual(b: ModelBuilder, x: str) -> str:
+    return b.add(b.conv(b.relu(b.conv(x, 32, 3, pad=1)), 16, 3, pad=1), x)
+
+
+def branches(b: ModelBuilder, x: str) -> str:
+    return b.concat([b.conv(x, 16, 3, pad=1), b.conv(x, 16, 5, pad=2)])
+
+
+NETWORKS = {build.__name__: network(build) for build in (line, residual, branches)}
+LAWS = st.builds(
+    lambda gpu, fixed, per_mb: Law(gpu=gpu, fixed=fixed, per_mb=per_mb),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.sampled_from([1e-4, 0.01, 0.1, 3.0]),
+    st.sampled_from([0.0, 0.1, 2.0]),
+)
+
+
+@given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS)
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_it_finds_what_looking_at_every_plan_finds(name: str, law: Law) -> None:
+    """Over the same chains, at a third of all ratios."""
+    net, cost = NETWORKS[name], CostModel(SOC, law)
+    segments = Segments(net, cost)
+    found, every = fastest(net, cost, segments, widest=10**6), every_way(net, cost, segments)
+    assert found.exact
+    assert found.latency_ms == pytest.approx(every.latency_ms, rel=1e-12)
+
+
+@given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS)
+@settings(max_examples=4, deadline=None, derandomize=True)
+def test_chains_left_out_would_hardly_have_helped(name: str, law: Law) -> None:
+    net, cost = NETWORKS[name], CostModel(SOC, law)
+    some = fastest(net, cost, Segments(net, cost))
+    all_ = fastest(net, cost, Segments(net, cost, complete=True), widest=10**6)
+    assert all_.exact
+    assert all_.latency_ms <= some.latency_ms <= 1.03 * all_.latency_ms
+
+
+@given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_the_plan_takes_what_the_search_says(name: str, law: Law) -> None:
+    """And never longer than one processor alone, or op by op, or by the paper's algorithm."""
+    net, cost = NETWORKS[name], CostModel(SOC, law)
+    found = fastest(net, cost, Segments(net, cost))
+    plan = search(net, cost, "test")
+    assert plan.predicted_ms is not None
+    assert plan.predicted_ms <= found.latency_ms * (1 + 1e-9)
+    assert plan.predicted_ms == program_ms(net, build_program(net, plan, SOC), cost)
+    for method in ("serial", "greedy"):
+        other = search(net, cost, "test", method=method)  # type: ignore[arg-type]
+        assert plan.predicted_ms <= (other.predicted_ms or inf) * 1.01
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_no_plan_is_faster_than_the_bound(name: str) -> None:
+    net, cost = NETWORKS[name], CostModel(SOC, Law(fixed=1e-9, per_mb=0.0))
+    segments = Segments(net, cost)
+    found = fastest(net, cost, segments)
+    assert Bound.of(segments).left_ms[0] <= found.latency_ms * (1 + 1e-9)
+
+
+def test_dear_sharing_leaves_everything_on_one_processor() -> None:
+    plan = search(NETWORKS["residual"], CostModel(SOC, Law(gpu=0.5, fixed=100.0)), "test")
+    assert [chain.gpu_ratio for chain in plan.chains] == [0.0]
+    assert plan.method == "dp, exact"
+
+
+def test_an_exhaustive_search_of_many_layers_is_refused() -> None:
+    def long(b: ModelBuilder, x: str) -> str:
+        for _ in range(6):
+            x = b.relu(b.conv(x, 16, 3, pad=1))
+        return x
+
+    with pytest.raises(CodlError, match="at most 5 ops; 'small' has 6"):
+        search(network(long), CostModel(SOC, Law()), "test", method="exhaustive")

@@ -1,0 +1,126 @@
+"""Planning with ops that nobody has measured: their latencies follow the SoC's rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.execute.program import build_program
+from codl.graph import import_onnx, simplify
+from codl.kernels import registry
+from codl.ops import Network, Shape, lower, parse
+from codl.ops.plan import load_plan
+from codl.plan import unmeasured
+from codl.plan.cost import CostModel
+from codl.plan.estimated import OTHERS_SHARE, PRODUCTS_SHARE, Estimated, rates_of
+from codl.soc import CpuSide, GpuSide, Soc
+from codl.strategies import STRATEGIES, find
+
+SOC = Soc(
+    "simulated",
+    "no device: latencies follow a law",
+    CpuSide("cpu", (0,), 16, 1 << 20),
+    GpuSide("none", "none", "gpu", "0", "gpu", (), 4, 256, 32, 4, 1 << 20, 1 << 15, True),
+)
+
+
+class Law:
+    """1e8 operations and 1e7 bytes in a millisecond, twice as many on the GPU; some kinds only."""
+
+    name = "law"
+    kinds = ("conv2d", "pooling", "eltwise")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        own = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS if v.op_kind in self.kinds]
+        ort = {f"{kind}_cpu_ort" for kind in self.kinds}
+        return tuple(name for name in (*own, *(f"{n}_max" for n in own)) if name not in ort)
+
+    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
+        assert target in self.targets, target
+        speed = 2.0 if "_gpu" in target else 1.0
+        return np.array([1e-3 + max(1e-8 * op.flops, 1e-7 * op.bytes) / speed for op in ops])
+
+    def sharing_ms(
+        self, direction: Any, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        return {"copy": np.array([0.01 + 1e-7 * shape.bytes for shape in shapes])}
+
+
+class Context:
+    """All that a strategy needs here."""
+
+    soc = SOC
+
+    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
+        return CostModel(SOC, Law(), by_op)
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """A convolution, a softmax of its channels, and a product with those."""
+    weight = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Softmax", ["c"], ["s"], name="softmax", axis=1),
+            helper.make_node("Mul", ["c", "s"], ["y"], name="mul"),
+        ],
+        "gate",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 16, 16])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return lower(simplify(import_onnx(proto, "gate")))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_plans_and_names_what_is_estimated(
+    strategy: str, network: Network, tmp_path: Path
+) -> None:
+    context: Any = Context()
+    plan = find(strategy).plan(network, context)
+    assert plan.predicted_ms is not None
+    assert isfinite(plan.predicted_ms)
+    assert plan.estimated == ("softmax",)
+    build_program(network, plan, SOC)
+    assert load_plan(plan.save(tmp_path / "plan.json")) == plan
+
+
+def test_rates_are_those_of_what_was_measured() -> None:
+    cpu, gpu = (rates_of(side, Law(), SOC) for side in ("cpu", "gpu"))  # type: ignore[arg-type]
+    assert cpu is not None
+    assert gpu is not None
+    assert cpu.flops_per_ms == pytest.approx(1e8, rel=0.01)
+    assert gpu.flops_per_ms == pytest.approx(2e8, rel=0.01)
+    # Of probes that move bytes, next to the least that each takes.
+    assert 0.9e7 < cpu.bytes_per_ms <= 1e7
+    assert 1.5e7 < gpu.bytes_per_ms <= 2e7
+    assert 0 < cpu.least_ms < 0.002
+    softmax, product = parse("softmax in=64x64 axes=1"), parse("matmul in=64x64,64x64")
+    assert cpu.latency_ms(softmax) == pytest.approx(
+        cpu.least_ms + max(softmax.flops / OTHERS_SHARE / 1e8, softmax.bytes / cpu.bytes_per_ms),
+        rel=0.01,
+    )
+    assert cpu.latency_ms(product) == pytest.approx(
+        cpu.least_ms + product.flops / PRODUCTS_SHARE / cpu.flops_per_ms
+    )
+
+
+def test_what_has_a_predictor_keeps_it(network: Network) -> None:
+    cost = unmeasured.filled(CostModel(SOC, Law()), network)
+    assert isinstance(cost.predictors, Estimated)
+    assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
+    conv = network.layers[0].op
+    target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)
+    expected = Law().latency_ms(target, [conv])
+    np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
+    assert unmeasured.filled(cost, network) is cost
