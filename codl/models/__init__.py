@@ -28,7 +28,7 @@ from codl.models import (
 )
 from codl.models.builder import ModelBuilder
 from codl.models.deployment import Deployment, load_onnx
-from codl.models.reading import read_yaml
+from codl.models.reading import Section, read_yaml
 
 #: What model files in YAML end in.
 YAML = (".yaml", ".yml")
@@ -56,14 +56,10 @@ MEASURED = (*list(BUILT_IN)[:5], "mobilenet_v2", "resnet50")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """An ONNX model and the name that plans and reports give it.
-
-    `deployment` is how a deployment file wants it run.
-    """
+    """An ONNX model and the name that plans and reports give it."""
 
     name: str
     proto: onnx.ModelProto
-    deployment: Deployment | None = None
 
 
 def described(name: str, *, weights: bool = True) -> ModelBuilder:
@@ -98,6 +94,15 @@ def choices(model: str) -> tuple[str, ...]:
     return (model,)
 
 
+def deployment_of(model: str) -> Deployment | None:
+    """How a deployment file wants a model run; None for what is no part of one."""
+    file, _, part = model.partition("#")
+    if model in BUILT_IN or Path(file).suffix not in YAML:
+        return None
+    top = read_yaml(_existing(file))
+    return _chosen(top, part) if deployment.is_deployment(top) else None
+
+
 def _existing(file: str) -> Path:
     path = Path(file)
     if not path.is_file():
@@ -113,7 +118,12 @@ def _from_yaml(path: Path, part: str) -> ModelSource:
             raise InvalidFileError(path, f"has no models, of which {part!r} could be one.")
         proto = custom.build(top)
         return ModelSource(proto.graph.name, proto)
-    found = deployment.read(top)
+    chosen = _chosen(top, part)
+    return ModelSource(chosen.name, chosen.load())
+
+
+def _chosen(top: Section, part: str) -> Deployment:
+    found, path = deployment.read(top), top.path
     if not part and len(found) > 1:
         raise InvalidFileError(
             path,
@@ -121,5 +131,4 @@ def _from_yaml(path: Path, part: str) -> ModelSource:
         )
     if part and part not in found:
         raise UnknownNameError(f"model of {path}", part, found)
-    chosen = found[part] if part else next(iter(found.values()))
-    return ModelSource(chosen.name, chosen.load(), chosen)
+    return found[part] if part else next(iter(found.values()))

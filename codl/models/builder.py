@@ -46,12 +46,12 @@ class ModelBuilder:
         self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto | None] = {}
-        self._inputs: list[str] = []
+        self.inputs: list[str] = []
         self._outputs: list[str] = []
 
     def input(self, name: str, shape: Sequence[int]) -> str:
         self.shapes[name] = tuple(shape)
-        self._inputs.append(name)
+        self.inputs.append(name)
         return name
 
     def conv(self, x: str, oc: int, kernel: Pair, *, pad: Pads, stride: Pair = 1,
@@ -215,7 +215,7 @@ class ModelBuilder:
     def build(self) -> onnx.ModelProto:
         kept = [proto for proto in self._constants.values() if proto is not None]
         missing = [name for name, proto in self._constants.items() if proto is None]
-        inputs = [_info(name, self.shapes[name]) for name in (*self._inputs, *missing)]
+        inputs = [_info(name, self.shapes[name]) for name in (*self.inputs, *missing)]
         outputs = [_info(name, self.shapes[name]) for name in self._outputs]
         graph = helper.make_graph(self._nodes, self.name, inputs, outputs, kept)
         opset = [helper.make_opsetid("", OPSET)]

@@ -91,9 +91,6 @@ def _layer(b: ModelBuilder, layer: Section, tensors: Mapping[str, str], last: st
         reason = str(error).strip().splitlines()[-1]
         shapes = ", ".join("x".join(map(str, b.shapes[x])) for x in inputs)
         layer.refuse(f"{op} cannot be done on {shapes}: {reason}")
-    if min(b.shapes[made], default=1) < 1:
-        shape = "x".join(map(str, b.shapes[inputs[0]]))
-        layer.refuse(f"{op} leaves nothing of {shape}: its window is larger than that.")
     return made
 
 

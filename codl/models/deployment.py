@@ -16,7 +16,7 @@ import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.models.reading import Section, flag, one_of, sequence, sizes, text
-from codl.models.tensors import cut_out, fix_inputs
+from codl.models.tensors import Place, cut_out, fix_inputs
 
 #: How each of MACE's other platforms becomes ONNX.
 CONVERTERS = {
@@ -25,8 +25,8 @@ CONVERTERS = {
         "--inputs {inputs} --outputs {outputs} (or --saved-model FOLDER, --tflite FILE)"
     ),
     "caffe": (
-        "pip install caffe2onnx && python -m caffe2onnx.convert --prototxt {weights} "
-        "--caffemodel {model} --onnx {onnx}"
+        "pip install caffe2onnx && python -m caffe2onnx.convert --prototxt {model} "
+        "--caffemodel {weights} --onnx {onnx}"
     ),
 }
 PLATFORMS = ("onnx", *CONVERTERS)
@@ -41,6 +41,7 @@ WITHOUT_EFFECT = (
     "backend",
     "build_type",
     "embed_model_data",
+    "input_ranges",
     "library_name",
     "linkshared",
     "model_data_format",
@@ -65,7 +66,14 @@ MODEL_KEYS = (
     "input_files",
     *WITHOUT_EFFECT,
 )
-SUBGRAPH_KEYS = ("input_tensors", "input_shapes", "output_tensors", "output_shapes", "input_files")
+SUBGRAPH_KEYS = (
+    "input_tensors",
+    "input_shapes",
+    "output_tensors",
+    "output_shapes",
+    "input_files",
+    "input_ranges",
+)
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
@@ -78,6 +86,7 @@ class Deployment:
     `input_files` are what it is run on, by input. `ignored` are keys that have no effect.
     """
 
+    file: Path
     name: str
     path: Path
     checksum: str | None
@@ -96,8 +105,9 @@ class Deployment:
             check_sum(self.path, self.checksum)
         proto = load_onnx(self.path)
         if self.inputs or self.outputs:
-            proto = cut_out(proto, tuple(self.inputs), tuple(self.outputs), self.path)
-            fix_inputs(proto, self.inputs, self.outputs, self.path)
+            place = Place(self.file, f"models.{self.name}.subgraphs[0]")
+            proto = cut_out(proto, tuple(self.inputs), tuple(self.outputs), place)
+            fix_inputs(proto, self.inputs, self.outputs, place)
         return proto
 
 
@@ -155,6 +165,7 @@ def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
     element = section.take("data_type", one_of(*DATA_TYPES), None)
     own = tuple(key for key in section.content if key in WITHOUT_EFFECT)
     return Deployment(
+        file=section.path,
         name=name,
         path=path,
         checksum=section.take("model_sha256_checksum", _checksum, None),
@@ -254,7 +265,7 @@ def _checksum(value: Any) -> str:
 def _refuse_platform(
     section: Section, platform: str, path: Path, inputs: Shapes, outputs: Shapes
 ) -> NoReturn:
-    weights = section.take("weight_file_path", text, f"{path.with_suffix('.prototxt')}")
+    weights = section.take("weight_file_path", text, f"{path.with_suffix('.caffemodel')}")
     command = CONVERTERS[platform].format(
         model=path,
         onnx=path.with_suffix(".onnx"),

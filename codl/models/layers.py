@@ -220,10 +220,26 @@ def _window(
     kernel, stride = layer.take("kernel", pair(1)), layer.take("stride", pair(1), step)
     pad = layer.take("pad", _pads, usual)
     if pad != "same":
+        _check_fit(layer, b.shapes[x], kernel, dilation, pad)
         return kernel, stride, pad
     axes = zip(b.shapes[x][2:], kernel, stride, dilation, strict=True)
     totals = [max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in axes]
     return kernel, stride, _shared(totals)
+
+
+def _check_fit(
+    layer: Section, shape: tuple[int, ...], kernel: tuple[int, int], dilation: tuple[int, int],
+    pad: Pads
+) -> None:  # fmt: skip
+    """Refuse a window that is larger than the padded input."""
+    top, left, bottom, right = (pad,) * 4 if isinstance(pad, int) else pad
+    room = (shape[2] + top + bottom, shape[3] + left + right)
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    if reach[0] > room[0] or reach[1] > room[1]:
+        layer.refuse(
+            f"a window of {_by(reach)} does not fit the input of {_by(room)}, padding included.",
+            "kernel",
+        )
 
 
 def _shared(totals: list[int]) -> Pads:

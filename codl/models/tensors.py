@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -11,8 +12,19 @@ from onnx import TensorProto, helper, shape_inference, utils
 from codl.errors import InvalidFileError, UnknownNameError
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a file names tensors and shapes."""
+
+    path: Path
+    keys: str
+
+    def error(self, key: str, problem: str) -> InvalidFileError:
+        return InvalidFileError(self.path, problem, where=f"{self.keys}.{key}")
+
+
 def cut_out(
-    proto: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...], path: Path
+    proto: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...], place: Place
 ) -> onnx.ModelProto:
     """The part of a model between `inputs` and `outputs`; the model itself where that is all.
 
@@ -29,15 +41,14 @@ def cut_out(
         for name in names:
             if name not in known:
                 reason = str(UnknownNameError("tensor", name, _few(graph, own)))
-                raise InvalidFileError(path, reason, where=key)
+                raise place.error(key, reason)
     if set(inputs) == set(own) and list(outputs) == [info.name for info in graph.output]:
         return proto
     missing = _needed(graph, set(inputs) | fixed, outputs) & set(own)
     if missing:
-        raise InvalidFileError(
-            path,
+        raise place.error(
+            "input_tensors",
             f"{', '.join(outputs)} cannot be computed without {', '.join(sorted(missing))}.",
-            where="input_tensors",
         )
     # What the extractor hands on must have a type; whatever is known is better than nothing.
     typed = shape_inference.infer_shapes(proto)
@@ -75,7 +86,7 @@ def fix_inputs(
     proto: onnx.ModelProto,
     inputs: Mapping[str, tuple[int, ...]],
     outputs: Mapping[str, tuple[int, ...]],
-    path: Path,
+    place: Place,
 ) -> None:
     """Give inputs their shapes, where the model leaves sizes open, and check those of outputs.
 
@@ -86,23 +97,24 @@ def fix_inputs(
             continue
         shape = info.type.tensor_type.shape
         declared = inputs[info.name]
-        _agree(info, declared, path, "input_shapes")
+        _agree(info, declared, place, "input_shapes")
         del shape.dim[:]
         for size in declared:
             shape.dim.add().dim_value = size
-    for info in (*proto.graph.output, *proto.graph.value_info):
+    del proto.graph.value_info[:]
+    for info in proto.graph.output:
         info.type.tensor_type.ClearField("shape")
     found = shape_inference.infer_shapes(proto, data_prop=True).graph.output
     for info in found:
         if info.name in outputs:
-            _agree(info, outputs[info.name], path, "output_shapes")
+            _agree(info, outputs[info.name], place, "output_shapes")
     for info in proto.graph.output:
         if info.name in outputs:
             for size in outputs[info.name]:
                 info.type.tensor_type.shape.dim.add().dim_value = size
 
 
-def _agree(info: onnx.ValueInfoProto, declared: tuple[int, ...], path: Path, key: str) -> None:
+def _agree(info: onnx.ValueInfoProto, declared: tuple[int, ...], place: Place, key: str) -> None:
     """Refuse a declared shape that differs where the model's own is known."""
     if not info.type.tensor_type.HasField("shape"):
         return
@@ -118,6 +130,4 @@ def _agree(info: onnx.ValueInfoProto, declared: tuple[int, ...], path: Path, key
             declared[0], declared[3], declared[1], declared[2]
         ) == tuple(dim.dim_value for dim in dims):  # fmt: skip
             hint = " Shapes of an ONNX model are nchw."
-        raise InvalidFileError(
-            path, f"{info.name!r} is {own} in the model, got {given}.{hint}", where=key
-        )
+        raise place.error(key, f"{info.name!r} is {own} in the model, got {given}.{hint}")

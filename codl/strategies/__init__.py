@@ -12,6 +12,8 @@ from codl.strategies.mulayer import MuLayer
 STRATEGIES: dict[str, Strategy] = {
     s.name: s for s in (Cpu(), Gpu(), MuLayer(), CodlPaper(), Codl())
 }
+#: What plans where nobody says how.
+DEFAULT = "codl-paper"
 
 
 def find(name: str) -> Strategy:
@@ -21,4 +23,4 @@ def find(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-__all__ = ["STRATEGIES", "Context", "Strategy", "find", "ideal"]
+__all__ = ["DEFAULT", "STRATEGIES", "Context", "Strategy", "find", "ideal"]
