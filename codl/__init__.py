@@ -19,12 +19,14 @@ def compile(
     soc: str | Path = "host",
     strategy: str = "codl-paper",
     plan: str | Path | None = None,
+    batch: int | None = None,
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
     is a file of `codl search`; without one the strategy plans, with the predictors that `codl
-    train` left in `./predictors`. Raises `CodlError` where something is missing or unknown.
+    train` left in `./predictors`. `batch` is how many images a run takes, if not as many as the
+    model says. Raises `CodlError` where something is missing or unknown.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
@@ -35,7 +37,7 @@ def compile(
     from codl.ops.plan import load_plan
     from codl.strategies import Context, find
 
-    described, network = socs.load(soc), load_network(str(model))
+    described, network = socs.load(soc), load_network(str(model), batch)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, Context(described))
     return Engine(network, chosen, described)
 

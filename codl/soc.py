@@ -95,11 +95,26 @@ class GpuSide:
 
 
 @dataclass(frozen=True)
+class PowerW:
+    """Watts of a SoC while nothing works, one processor alone, and both; by the named sensors.
+
+    What a sensor does not cover is not in them: RAPL's know nothing of a GPU beside the CPU.
+    """
+
+    idle: float
+    cpu: float
+    gpu: float
+    both: float
+    sensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Soc:
     """A CPU side and a GPU side, and a word on what they are.
 
     `source` is `replayed` where latencies are somebody else's, of kernels that are not in this
-    package: predictors can be trained and plans made, but nothing can run.
+    package: predictors can be trained and plans made, but nothing can run. `power_w` is None where
+    nobody has measured it, or there is no sensor to.
     """
 
     name: str
@@ -107,6 +122,7 @@ class Soc:
     cpu: CpuSide
     gpu: GpuSide
     source: str = "measured"
+    power_w: PowerW | None = None
 
     @property
     def is_replayed(self) -> bool:
@@ -125,7 +141,8 @@ class Soc:
     def to_dict(self) -> dict[str, Any]:
         """The SoC as YAML and JSON hold it, with lists in the place of tuples.
 
-        A `source` of `measured` is left out, as in files from before there was another.
+        A `source` of `measured` is left out, as in files from before there was another, and so is
+        power that nobody has measured.
         """
         content = asdict(self)
         if self.source == "measured":
@@ -133,8 +150,9 @@ class Soc:
         for side, usual in USUAL.items():
             for key in [key for key, value in usual.items() if content[side][key] == value]:
                 del content[side][key]
-        for side in ("cpu", "gpu"):
-            values = content[side]
+        if self.power_w is None:
+            del content["power_w"]
+        for values in (v for v in content.values() if isinstance(v, dict)):
             values |= {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
         return content
 
@@ -213,6 +231,10 @@ def _build(cls: type[T], content: Any, path: Path, where: str) -> T:
 def _convert(kind: Any, value: Any, path: Path, at: str) -> Any:
     if kind in (CpuSide, GpuSide):
         return _build(kind, value, path, at)
+    if kind == PowerW | None:
+        return _build(PowerW, value, path, at)
+    if kind is float and type(value) is int:
+        return float(value)
     if kind == tuple[str, ...]:
         if isinstance(value, list) and all(type(item) is str for item in value):
             return tuple(value)

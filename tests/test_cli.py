@@ -48,7 +48,9 @@ def answer(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_devices_shows_disjoint_observed_cores(workplace: Path) -> None:
-    found = answer(workplace, "devices")["processors"]
+    answered = answer(workplace, "devices")
+    found = answered["processors"]
+    assert {"energy_sensors", "unreadable_sensors"} <= answered.keys()
     used = {p["kind"]: p for p in found if p["used"]}
     assert set(used) == {"cpu", "gpu"}
     for key in ("kind", "name", "driver", "cores", "memory_types", "observed_cores"):
@@ -94,12 +96,22 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
 
 
 def test_eval_and_report(workplace: Path) -> None:
-    strategies = "cpu,gpu,mulayer,codl-paper,ideal"
-    result = answer(workplace, "eval", "--soc", "test", "--models", "small.onnx",
+    strategies = "cpu,gpu,gpu-image,mulayer,codl-paper,ideal"
+    result = answer(workplace, "eval", "--soc", "test", "--models", "small.onnx", "--peers", "ort",
                     "--strategies", strategies, "--seconds", "0.1", "-o", "eval.json")  # fmt: skip
     rows = {row["strategy"]: row for row in result["rows"]}
-    assert list(rows) == strategies.split(",")
+    soc = result["soc"]
+    others = ["ort", "opencl-all"] if soc["gpu"]["type"] == "cpu" else ["ort"]
+    assert list(rows) == [*strategies.split(","), *others]
+    for name in others:
+        assert rows[name]["cosine"] >= 0.99999
+        assert rows[name]["latency_ms"]["median"] > 0
+        assert rows[name]["peer"]["threads"] == len({*soc["cpu"]["cores"], *soc["gpu"]["cores"]})
+    assert rows["gpu-image"]["gpu_storage"] == ["image float32"]
     for name, row in rows.items():
+        assert (row["energy_mj"] is None) == (name == "ideal" or not result["energy_sensors"])
+        if name in others:
+            continue
         assert row["status"] == "ok", row["reason"]
         assert row["source"] == ("computed" if name == "ideal" else "measured")
         if name != "ideal":
@@ -111,6 +123,7 @@ def test_eval_and_report(workplace: Path) -> None:
     run(workplace, "report", "eval.json", "-o", "report.html")
     page = (workplace / "report.html").read_text()
     assert "codl-paper" in page
+    assert f"ort {rows['ort']['peer']['version']} (" in page
     assert "<svg" in page
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from platform import machine
 from typing import Any
 
@@ -17,9 +18,11 @@ from codl.collect.work import operands
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.kernels import columns, registry, tiling, tiling_columns, tuned
 from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColumns
-from codl.kernels.conv2d.cpu import TILES, CpuWinograd
+from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
-from codl.ops import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse
+from codl.kernels.source import source_digest
+from codl.kernels.tuned import Tuned
+from codl.ops import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse, to_text
 from codl.predict import features
 from codl.soc import CpuSide, GpuSide, Soc
 
@@ -168,16 +171,25 @@ def test_a_tuned_choice_changes_the_row_of_its_op_alone(monkeypatch: pytest.Monk
     soc, variant = SOCS[0], registry.find(PARTS[0], "gpu_winograd")
     other: Any = variant.choices(PARTS[3], soc)[1]  # type: ignore[attr-defined]
 
-    class Tuning:
-        variants = frozenset({variant.name})
-
-    monkeypatch.setattr(tuned, "tuning", lambda soc: Tuning())
-    monkeypatch.setattr(tuned, "choice", lambda v, op, soc: other if op == PARTS[3] else None)
-    found = tuned.feature_columns(variant, PARTS, soc)
+    found = Tuned(
+        op=to_text(PARTS[3]),
+        variant=variant.name,
+        source=source_digest(variant.plan(PARTS[3], soc, other)),  # type: ignore[attr-defined]
+        choice=other,
+        default_ms=2.0,
+        best_ms=1.0,
+        complete=True,
+        trials=(),
+        measured="",
+        codl="",
+    )
+    known = tuned.Tuning(Path("none"), {}, {found.key: found})
+    monkeypatch.setattr(tuned, "tuning", lambda soc: known)
+    table = tuned.feature_columns(variant, PARTS, soc)
     rows: Any = [variant.features(part, soc) for part in PARTS]
     rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
     assert rows[3] != variant.features(PARTS[3], soc)
-    assert [{n: v[i] for n, v in found.items()} for i in range(len(PARTS))] == rows
+    assert [{n: v[i] for n, v in table.items()} for i in range(len(PARTS))] == rows
 
 
 #: Channels in and out, and rows and columns, on either side of what decides.
@@ -251,3 +263,50 @@ def test_bytes_beyond_a_cache_begin_where_it_is_half_full() -> None:
     amount = np.array([0.0, 40.0, 50.0, 100.0, 150.0, 400.0])
     assert columns.beyond(amount, 100.0).tolist() == [0, 0, 0, 50, 150, 400]
     assert columns.beyond(amount, 0.0).tolist() == amount.tolist()  # not known
+
+
+def plain_general_steps(op: Conv2d, lanes: int) -> tuple[float, float, float]:
+    """Multiply-adds of ncnn's general direct kernel, those that wait, and chunks, loop by loop."""
+    steps = waits = chunks = 0.0
+    taps, left = op.kernel.h * op.kernel.w, op.out_channels
+    longer = 1 + 2 * min(max((taps - 9) / 40, 0), 1)
+    for width in (lanes, lanes // 2, lanes // 4, lanes // 8, lanes // 16):
+        while width and left >= width:
+            left -= width
+            effort = 1.0 if width == lanes else 0.7
+            inputs = op.input.c
+            for chunk in (16, 8, 4, 2, 1):
+                while inputs >= chunk:
+                    inputs -= chunk
+                    chunks += effort
+                    if chunk >= 4:
+                        steps += effort * chunk * taps
+                    else:
+                        waits += effort * taps * longer
+    pixels = op.output.h * op.output.w
+    return steps * pixels, waits * pixels, chunks * pixels
+
+
+@pytest.mark.parametrize(
+    ("text", "is_general"),
+    [
+        ("in=1x3x40x30 oc=32 kernel=3x3 stride=2x2 pad=1", True),
+        ("in=1x3x20x20 oc=24 kernel=7x7 stride=2x2 pad=3", True),
+        ("in=1x31x9x9 oc=27 kernel=5x5 pad=2", True),
+        ("in=1x48x9x9 oc=24 kernel=3x3 pad=1", True),
+        ("in=1x40x9x9 oc=24 kernel=3x3 pad=1", False),
+        ("in=1x40x9x9 oc=24 kernel=3x3 stride=2x2 pad=1", True),
+        ("in=1x3x9x9 oc=24 kernel=3x3 pad=1", False),
+        ("in=1x16x9x9 oc=17 kernel=3x3 pad=1", False),
+        ("in=1x16x9x9 oc=16 kernel=3x3 pad=1 groups=16", False),
+    ],
+)
+def test_steps_of_direct_convolution_are_those_of_ncnns_loops(text: str, is_general: bool) -> None:
+    op = parse(f"conv2d {text}")
+    assert isinstance(op, Conv2d)
+    found = CpuDirect().features(op, SOCS[0])
+    wanted = plain_general_steps(op, 16) if is_general else (0, 0, 0)
+    own = (found["sum_steps"], found["waiting_steps"], found["chunks"])
+    assert own == pytest.approx(wanted, rel=1e-12)
+    others = [found[name] for name in ("eight_steps", "planar_steps", "depthwise_steps")]
+    assert sum(value > 0 for value in others) == (not is_general)

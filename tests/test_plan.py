@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from codl.plan.clocks import after_stage, priced
 from codl.plan.cost import CostModel, moved
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.soc import CpuSide, GpuSide, Soc
-from codl.strategies import STRATEGIES, find, ideal
+from codl.strategies import STRATEGIES, Context, find, ideal
+from codl.strategies.evaluation import SINGLES
 
 SOC = Soc(
     "simulated",
@@ -198,14 +199,19 @@ def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return content | {"chains": [first | changes, *rest]}
 
 
-class LawContext:
+#: Its GPU has images too.
+IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
+WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class LawContext(Context):
     """A strategy's context whose cost model follows the law."""
 
-    soc = SOC
-    predictor = None
+    soc: Soc = WITH_IMAGES
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(SOC, Law(gpu=2.0), by_op)
+        return CostModel(self.soc, Law(gpu=2.0), by_op)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
@@ -216,8 +222,11 @@ def test_every_strategy_makes_a_plan_that_lowers(strategy: Any, network: Network
     assert plan.predicted_ms > 0
     build_program(network, plan, SOC)
     ratios = {c.gpu_ratio for c in plan.chains}
-    if strategy.name in ("cpu", "gpu"):
-        assert ratios == {float(strategy.name == "gpu")}
+    if strategy.name in SINGLES:
+        assert ratios == {float(strategy.name != "cpu")}
+    if strategy.name in ("gpu-buffer", "gpu-image", "codl-buffer"):
+        used = {v["gpu"] for c in plan.chains for v in c.variants.values() if "gpu" in v}
+        assert {"_image" in name for name in used} == {strategy.name == "gpu-image"}
     if strategy.name == "mulayer":
         assert all(len(c.ops) == 1 for c in plan.chains)
         assert {c.dim for c in plan.chains if 0 < c.gpu_ratio < 1} == {"OC"}

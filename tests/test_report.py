@@ -17,12 +17,12 @@ from rich.console import Console, RenderableType
 
 from codl.errors import CodlError, InvalidFileError
 from codl.report import plots
-from codl.report.content import NONE, digits, nearness, spread
+from codl.report.content import NONE, Table, digits, nearness, spread
 from codl.report.findings import findings
 from codl.report.html import write_report
 from codl.report.load import COMMANDS, eval_result, load_result, search_result, train_result
 from codl.report.svg import SVG
-from codl.report.tables import eval_table, plan_table, train_table
+from codl.report.tables import eval_content, eval_table, plan_table, train_table
 
 JsonObject = dict[str, Any]
 HOSTILE = '<script>alert("x")</script>&[bold]$a_b$'
@@ -203,6 +203,21 @@ def test_eval_says_what_it_was_made_on(tmp_path: Path) -> None:
     assert "two halves of one CPU" in found.text("figcaption")
     assert "commit abc1234" in found.text("p")
     assert str(tmp_path) not in found.html
+
+
+def test_peers_say_how_they_were_run() -> None:
+    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
+    rows = [row("cpu", 20.0), row("ort", 15.0, peer=ran), FAILED]
+    found = table_of(evaluation(rows=rows))
+    caption = " ".join(found.caption)
+    assert "ort 1.2 (2 threads, seen on cores 0, 1, 1.94 of them busy)" in caption
+    assert "Both sides are two halves of one CPU" in caption
+    with pytest.raises(InvalidFileError, match="busy_cores"):
+        table_of(evaluation(rows=[row("ort", 15.0, peer={**ran, "busy_cores": "2"})]))
+
+
+def table_of(content: JsonObject) -> Table:
+    return eval_content(eval_result(content))
 
 
 def test_a_real_gpu_is_no_half_of_a_cpu(tmp_path: Path) -> None:

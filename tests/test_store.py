@@ -57,7 +57,7 @@ def test_missing_predictors(trained: tuple[Path, TrainReport], tmp_path: Path) -
     op = parse("fc in=1x64x1x1 oc=64")
     with pytest.raises(UnknownNameError) as caught:
         loaded.latency_ms("fc_cpu_gemv", [op])
-    for wanted in ("fc_cpu_gemv", GEMM, str(loaded.folder), f"codl train --soc {SOC.name}"):
+    for wanted in ("fc_cpu_gemv", GEMM, str(loaded.path), f"codl train --soc {SOC.name}"):
         assert wanted in str(caught.value)
     with pytest.raises(InvalidFileError, match=r"no predictors here.*codl train --soc simulated"):
         load(SOC, "gbdt", tmp_path)
@@ -81,37 +81,48 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def change_example(content: dict[str, Any]) -> None:
-    content["examples"][next(iter(content["examples"]))] = "0123456789abcdef"
+    examples = content["targets"][GEMM]["examples"]
+    examples[next(iter(examples))] = "01234567"
+
+
+def of_gemm(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return change(f"targets.{GEMM}.{key}", value)
+
+
+def rename(content: dict[str, Any]) -> None:
+    content["targets"]["conv2d_cpu_gem"] = content["targets"].pop(GEMM)
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 3, got 1: another version of codl"),
+    (change("version", 1), InvalidFileError, "version: must be 4, got 1: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
-    (change("state", None), InvalidFileError, "state: the key is missing"),
-    (change("features", "x"), InvalidFileError, "features: expected list, got 'x'"),
+    (change("tables", None), InvalidFileError, "tables: the key is missing"),
+    (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
+    (of_gemm("state", None), InvalidFileError, f"targets, {GEMM}, state: the key is missing"),
+    (of_gemm("features", ["x"]), InvalidFileError, r"features: expected str, got \['x'\]"),
     (change("predictor", "nn"), UnknownNameError, "'nn'.*codl_linear"),
     (change("predictor", "gbdt"), MismatchError, "predictor: is 'gbdt'.*'codl_linear'"),
-    (change("target", "fc_cpu_gemv"), MismatchError, "target: is 'fc_cpu_gemv'"),
+    (rename, UnknownNameError, "Did you mean 'conv2d_cpu_gemm'"),
     (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
-    (change("features", ["rows"]), MismatchError, "features: is rows, but .*padded_macs"),
-    (change("examples", {}), InvalidFileError, "examples: there must be at least one"),
-    (change("examples", {"x": {}}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
+    (of_gemm("features", "rows"), MismatchError, "features: is rows, but .*padded_macs"),
+    (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
+    (of_gemm("examples", {"x": {}}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
     (
         change_example,
         MismatchError,
-        "was '0123456789abcdef' in training and is .* now",
+        "was '01234567' in training and is .* now",
     ),
-    (change("state.overhead_ms", -1), InvalidFileError, "state: overhead_ms must not be negative"),
-    (change("state.floor_ms", "x"), InvalidFileError, "state: floor_ms .* got 'x'"),
+    (of_gemm("state.overhead_ms", -1), InvalidFileError, "state: overhead_ms must not be negative"),
+    (of_gemm("state.floor_ms", "x"), InvalidFileError, "state: floor_ms .* got 'x'"),
     (
-        change("state.coefficients_ms.padded_macs", "much"),
+        of_gemm("state.coefficients_ms", "much"),
         InvalidFileError,
-        "padded_macs must be a finite number, got 'much'",
+        "coefficients_ms must have [0-9]+ numbers in a row, got 1",
     ),
     (
-        change("state.coefficients_ms.padded_mac", 1.0),
+        of_gemm("state.coefficients_ms", 1.0),
         InvalidFileError,
-        "Did you mean 'padded_macs'",
+        "coefficients_ms must be a list of rows of numbers",
     ),
 ]
 
@@ -124,7 +135,7 @@ def test_changed_files_are_refused(
     trained: tuple[Path, TrainReport],
     tmp_path: Path,
 ) -> None:
-    old = trained[0] / SOC.name / "codl_linear" / f"{GEMM}.json"
+    old = trained[0] / SOC.name / "codl_linear.json"
     content = json.loads(old.read_text())
     apply(content)
     path = tmp_path / old.relative_to(trained[0])
@@ -136,24 +147,19 @@ def test_changed_files_are_refused(
     assert f"codl train --soc {SOC.name}" in str(caught.value)
 
 
-def test_changed_models_and_names_are_refused(
+def test_changed_trees_and_cut_files_are_refused(
     trained: tuple[Path, TrainReport], tmp_path: Path
 ) -> None:
-    old = trained[0] / SOC.name / "gbdt" / f"{GEMM}.json"
-    folder = tmp_path / SOC.name / "gbdt"
-    folder.mkdir(parents=True)
+    old = trained[0] / SOC.name / "gbdt.json"
+    path = tmp_path / SOC.name / "gbdt.json"
+    path.parent.mkdir(parents=True)
     content = json.loads(old.read_text())
-    content["state"]["model"][-2] = "leaf_value=1"
-    (folder / old.name).write_text(json.dumps(content))
-    with pytest.raises(InvalidFileError, match=r"state: model must have the SHA-256"):
+    content["targets"][GEMM]["state"]["trees"][-1] += " 1"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidFileError, match="state: trees: every split must have two sides"):
         load(SOC, "gbdt", tmp_path)
-    (folder / old.name).write_text(old.read_text()[:1000])
+    path.write_text(old.read_text()[:1000])
     with pytest.raises(InvalidFileError, match="not a readable JSON file"):
-        load(SOC, "gbdt", tmp_path)
-    (folder / old.name).unlink()
-    text = old.read_text().replace(f'"target": "{GEMM}"', '"target": "conv2d_cpu_gem"')
-    (folder / "conv2d_cpu_gem.json").write_text(text)
-    with pytest.raises(UnknownNameError, match="Did you mean 'conv2d_cpu_gemm'"):
         load(SOC, "gbdt", tmp_path)
 
 
@@ -166,13 +172,13 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
 
 def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
-    path = trained[0] / SOC.name / "codl" / f"{GEMM}.json"
-    content = json.loads(path.read_text())
-    assert (content["version"], content["unit"]) == (3, "ms")
+    content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
+    assert (content["version"], content["unit"]) == (4, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
-    ((name, digest),) = content["dataset"]["tables"].items()
-    assert name == f"t_{GEMM}.csv"
-    assert len(digest) == 16
-    assert content["dataset"]["sources"] == ["simulated"]
-    assert content["held_out"]["shape"]["acc10"] > 90
-    assert 80 < content["held_out"]["shape"]["coverage90"] <= 100
+    assert len(content["tables"][f"t_{GEMM}.csv"]) == 16
+    assert content["sources"] == ["simulated"]
+    own = content["targets"][GEMM]
+    assert own["rows"] > 100
+    assert "padded_macs" in own["features"].split()
+    assert own["held_out"]["shape"]["acc10"] > 90
+    assert 80 < own["held_out"]["shape"]["coverage90"] <= 100

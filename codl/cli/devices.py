@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,10 @@ from rich.table import Table
 
 from codl import soc as socs
 from codl.cli.output import JsonOption, OutputOption, emit, note
+from codl.collect.power import measure_power
 from codl.device import threads
 from codl.device.detect import choose, cpu_name, describe, detect, observe_cores
+from codl.device.energy import Found, find_sensors
 from codl.device.probe import ProbeResult, probe_all
 from codl.errors import DeviceError, UnknownNameError
 from codl.soc import ELEMENTS, MEMORY_TYPES, Soc
@@ -49,7 +51,15 @@ def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
         soc, problem = None, str(error)
     seen = observe_cores(soc) if soc else {}
     processors = [_cpu(soc, seen), *_gpus(probed, soc, seen)]
-    result = {"processors": processors, "failed": failures, "problem": problem}
+    energy = find_sensors()
+    sensors = [{"name": sensor.name, "part": sensor.part} for sensor in energy.sensors]
+    result = {
+        "processors": processors,
+        "failed": failures,
+        "problem": problem,
+        "energy_sensors": sensors,
+        "unreadable_sensors": energy.unreadable,
+    }
 
     def render() -> Group:
         table = Table(title="Processors", title_justify="left")
@@ -60,9 +70,16 @@ def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
             lists = [", ".join(str(v) for v in p[key]) or "-" for key in cells]
             table.add_row(p["kind"], p["name"], p["driver"], *lists, "yes" if p["used"] else "")
         lines = [f"{f['icd']} failed: {f['error']}" for f in failures]
+        lines.append(_energy_line(energy))
         return Group(table, *lines, *([problem] if problem else []))
 
     emit("devices", result, render, as_json=json, output=output)
+
+
+def _energy_line(energy: Found) -> str:
+    found = ", ".join(f"{s.name} ({s.part})" for s in energy.sensors)
+    refused = [f"{name} cannot be read: {reason}" for name, reason in energy.unreadable.items()]
+    return "; ".join([f"Energy sensors: {found or 'none'}", *refused]) + "."
 
 
 def _cpu(soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
@@ -163,6 +180,26 @@ def detect_soc(
     path = soc.save(output or socs.FOLDER / f"{name}.yaml")
     note(f"Wrote {path}")
     emit("soc detect", {**asdict(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
+
+
+@soc_app.command("power")
+def measure_soc_power(
+    name: Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")],
+    seconds: Annotated[float, typer.Option(min=0.5, help="For each of the four.")] = 3.0,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Measure the power of a SoC: idle, either processor alone, and both; into its file.
+
+    For objectives that count energy. Needs a sensor: `codl devices` lists what there is.
+
+    [dim]Example:[/dim] codl soc power host
+    """
+    soc = socs.load(name)
+    measured = replace(soc, power_w=measure_power(soc, find_sensors(), seconds))
+    path = Path(name) if name.endswith(".yaml") else socs.FOLDER / f"{name}.yaml"
+    note(f"Wrote {measured.save(path)}")
+    emit("soc power", asdict(measured), lambda: _yaml(measured), as_json=json, output=output)
 
 
 def _yaml(soc: Soc) -> Syntax:

@@ -29,6 +29,7 @@ from codl.cli.deployed import (
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.collect.tasks import load_network
+from codl.device.energy import energy_mj, find_sensors
 from codl.errors import CodlError
 from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
@@ -37,7 +38,11 @@ from codl.ops import Network
 from codl.ops.plan import Plan, load_plan
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import DEFAULT, STRATEGIES, Context, find, ideal
-from codl.strategies.evaluation import Effort, evaluate, interleave, random_inputs, to_json
+from codl.strategies.evaluation import evaluate, random_inputs, to_json
+from codl.strategies.peers import PEERS
+from codl.strategies.peers.process import check as check_peers
+from codl.strategies.peers.process import with_opencl_all
+from codl.strategies.turns import Effort, interleave, timed, with_peers
 
 ModelArgument = Annotated[
     str,
@@ -52,6 +57,12 @@ PredictorOption = Annotated[
 ]
 PredictorsOption = Annotated[
     Path, typer.Option("--predictors", help="Where predictors lie, a folder for each SoC.")
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Images at a time; those of the model's own inputs unless it is given."
+    ),
 ]
 StrategyOption = Annotated[
     str | None,
@@ -68,6 +79,7 @@ def search_plan(
     soc: SocOption,
     strategy: StrategyOption = None,
     predictor: PredictorOption = None,
+    batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     output: Annotated[
@@ -84,7 +96,7 @@ def search_plan(
     deployed = deployment_of(model)
     context = adapted(Context(socs.load(soc), predictors, dataset, predictor), deployed)
     strategy = strategy_of(strategy, deployed)
-    network = load_network(model)
+    network = load_network(model, batch)
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
         return
@@ -150,6 +162,7 @@ def run_model(
         Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 20,
+    batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
@@ -172,7 +185,7 @@ def run_model(
     wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
     described = wanted.applied(socs.load(soc))
     context = adapted(Context(described, predictors, dataset, predictor), deployed)
-    network = load_network(model)
+    network = load_network(model, batch)
     arrays = read_inputs(network, inputs, deployed, random_inputs)
     chosen = (
         load_plan(plan) if plan else find(strategy_of(strategy, deployed)).plan(network, context)
@@ -180,7 +193,9 @@ def run_model(
     with Engine(network, chosen, context.soc) as engine:
         results = engine(arrays)
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
-        latency = interleave({"run": engine.run}, effort)["run"]
+        latency = interleave({"run": timed(engine.run)}, effort)["run"]
+        sensors = find_sensors().sensors
+        energy = energy_mj(engine.run, sensors)
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
@@ -190,10 +205,13 @@ def run_model(
     result: dict[str, Any] = {
         "model": network.name,
         "soc": context.soc.name,
+        "batch": batch,
         "strategy": chosen.strategy,
         "latency_ms": asdict(latency),
         "predicted_ms": chosen.predicted_ms,
         "data_sharing_ms": sharing_ms(spans),
+        "energy_mj": energy,
+        "energy_sensors": [sensor.name for sensor in sensors],
         "source": "measured",
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
@@ -221,8 +239,16 @@ def evaluate_strategies(
     strategies: Annotated[
         str, typer.Option(help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
     ] = "cpu,gpu,mulayer,codl-paper,ideal",
+    peers: Annotated[
+        str,
+        typer.Option(
+            help=f"Other libraries on all cores, of {', '.join(PEERS)}, by commas. With any, every "
+            "timed run comes after one that is not timed, for strategies too."
+        ),
+    ] = "",
     seconds: Annotated[float, typer.Option(help="Measure each model at least this long.")] = 20,
     predictor: PredictorOption = None,
+    batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     json: JsonOption = False,
@@ -230,7 +256,13 @@ def evaluate_strategies(
 ) -> None:
     """Measure strategies against each other, interleaved in one run, outputs checked.
 
-    [dim]Example:[/dim] codl eval --soc host --serial local --models yolov2,vgg16
+    Peers are other libraries (`pip install codl[peers]`), each in a process of its own with all the
+    cores that both processors have together. Where the OpenCL device is a CPU, `opencl-all`, our
+    own kernels on every core, comes with them.
+
+    [dim]Examples:[/dim]
+    codl eval --soc host --serial local --models yolov2,vgg16
+    codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
     check_serial(serial)
     context = Context(socs.load(soc), predictors, dataset, predictor)
@@ -238,6 +270,8 @@ def evaluate_strategies(
     known = [find(name) for name in names if name != ideal.NAME]
     if not known:
         raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    others = with_opencl_all([name for name in peers.split(",") if name], context.soc)
+    check_peers(others, context.soc)
     rows, timelines = [], []
     for model in [name for text in models.split(",") for name in choices(text)]:
         results, spans = evaluate(
@@ -245,7 +279,9 @@ def evaluate_strategies(
             known,
             context,
             with_ideal=ideal.NAME in names,
-            effort=Effort(min_seconds=seconds),
+            peers=others,
+            effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
+            batch=batch,
             note=note,
         )
         rows += to_json(results)
@@ -253,7 +289,14 @@ def evaluate_strategies(
             {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
             for name, found in spans.items()
         ]
-    result = {"soc": asdict(context.soc), "rows": rows, "timelines": timelines}
+    sensors = [sensor.name for sensor in find_sensors().sensors]
+    result: dict[str, Any] = {
+        "soc": asdict(context.soc),
+        "batch": batch,
+        "energy_sensors": sensors,
+        "rows": rows,
+        "timelines": timelines,
+    }
 
     def render() -> RenderableType:
         from codl.report.load import eval_result

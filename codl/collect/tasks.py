@@ -149,9 +149,9 @@ def load_ops(sources: Sequence[str]) -> list[Op]:
     return list(found)
 
 
-def load_network(model: str) -> Network:
-    """A model by built-in name or `.onnx` path, ready to be planned."""
-    source = models.load(model)
+def load_network(model: str, batch: int | None = None) -> Network:
+    """A model by built-in name or `.onnx` path, for so many images at a time, to be planned."""
+    source = models.load(model, batch)
     return lower(graph.simplify(graph.import_onnx(source.proto, source.name)))
 
 

@@ -118,7 +118,7 @@ def observe_cores(soc: Soc) -> dict[str, list[int]]:
         while not stop.wait(0.01):
             observer.sample()
 
-    net, watcher = _test_net(soc), Thread(target=watch)
+    net, watcher = busy_net(soc), Thread(target=watch)
     watcher.start()
     deadline = time.perf_counter() + OBSERVE_S
     while time.perf_counter() < deadline:
@@ -144,7 +144,7 @@ def _observe_gpu(soc: Soc) -> list[int]:
     return sorted(observer.cores)
 
 
-def _test_net(soc: Soc) -> CpuNet:
+def busy_net(soc: Soc) -> CpuNet:
     """A convolution of about a millisecond on the CPU side."""
     op = parse("conv2d in=1x64x56x56 oc=64 kernel=3 pad=1")
     variant: CpuVariant = registry.variants(op, "cpu", soc)[0]  # type: ignore[assignment]

@@ -104,6 +104,9 @@ class OpenClDevice:
     Opening one fixes the driver for the whole process, because the loader looks only once.
     """
 
+    #: Whether a thread that waits for a device that is a CPU works through its queue with it.
+    waiting_helps: bool = False
+
     def __init__(self, soc: Soc) -> None:
         self.soc = soc
         with threads.pinned(soc.gpu.cores) as existing:
@@ -300,7 +303,7 @@ class OpenClDevice:
         A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
         then returns only when the whole queue is empty: such a thread looks at the event instead.
         """
-        if self.soc.gpu.is_cpu:
+        if self.soc.gpu.is_cpu and not self.waiting_helps:
             self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
             complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:

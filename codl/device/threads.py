@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from time import perf_counter, process_time, sleep
 
 from threadpoolctl import ThreadpoolController
 
 TASKS = Path("/proc/self/task")
+#: A process is idle when it used less than this share of a look's time; looks last so long.
+IDLE_SHARE, LOOK_S = 0.2, 0.001
 
 
 def available_cores() -> tuple[int, ...]:
@@ -45,6 +48,20 @@ def pinned(cores: Iterable[int]) -> Iterator[set[int]]:
         yield thread_ids()
     finally:
         os.sched_setaffinity(0, before)
+
+
+def wait_until_idle(limit_s: float = 0.5) -> bool:
+    """Sleep until no thread of this process works any more; False where they do not stop in time.
+
+    Thread pools of libraries let their threads spin for a while when they have nothing to do.
+    """
+    begin = perf_counter()
+    while perf_counter() - begin < limit_s:
+        used, start = process_time(), perf_counter()
+        sleep(LOOK_S)
+        if process_time() - used < IDLE_SHARE * (perf_counter() - start):
+            return True
+    return False
 
 
 class CoreObserver:

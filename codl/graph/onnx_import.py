@@ -28,7 +28,7 @@ def import_onnx(proto: onnx.ModelProto, name: str) -> Graph:
     it lacks, is read as it is. Raises `UnsupportedError` for a model that is not valid, and for any
     other size that is not fixed.
     """
-    model = onnx.shape_inference.infer_shapes(_optimise(_fix_batch(proto)))
+    model = onnx.shape_inference.infer_shapes(_optimise(fix_batch(proto)))
     graph = model.graph
     constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
@@ -108,7 +108,8 @@ def _value(node: onnx.NodeProto) -> NDArray[Any]:
     return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
 
 
-def _fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
+def fix_batch(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a batch of 1 where that is symbolic."""
     constants = {item.name for item in proto.graph.initializer}
     symbolic = [
         dim

@@ -28,7 +28,8 @@ from codl.kernels.base import Choice, GpuVariant, KernelPlan
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
 from codl.ops.base import Op
-from codl.ops.spec import to_text
+from codl.ops.region import Shape
+from codl.ops.spec import parse, to_text
 from codl.soc import Soc
 
 FOLDER = "tuning"
@@ -93,14 +94,29 @@ class Tuning:
         return cls(path, device, {result.key: result for result in results})
 
     @cached_property
-    def variants(self) -> frozenset[str]:
-        """The names of variants with any result: others need no look at the op."""
-        return frozenset(variant for _, variant in self.results)
+    def _shapes(self) -> Mapping[str, set[tuple[Shape, ...]]]:
+        """The inputs of every variant's results: other ops need no closer look."""
+        found: dict[str, set[tuple[Shape, ...]]] = {}
+        for op, variant in self.results:
+            with suppress(CodlError):  # of an op that is written otherwise by now
+                found.setdefault(variant, set()).add(parse(op).inputs)
+        return found
+
+    def likely(self, variant: GpuVariant, ops: Sequence[Op]) -> list[int]:
+        """The places of the ops that may have a result."""
+        known = self._shapes.get(variant.name)
+        if not known:
+            return []
+        return [at for at, op in enumerate(ops) if op.inputs in known or op.inputs[0].n > 1]
 
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
-        """The result for an op, if it was measured with the source and choices of now."""
-        if variant.name not in self.variants:
+        """The result for an op, if it was measured with the source and choices of now.
+
+        Of a batch that for one image: kernels compute no more at a time.
+        """
+        if not self.likely(variant, [op]):
             return None
+        op = op.one_image
         found = self.results.get((to_text(op), variant.name))
         if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
             return None
@@ -177,11 +193,7 @@ def plan(variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
 
 def features(variant: Any, op: Op, soc: Soc) -> dict[str, float]:
     """The features of a variant of either processor, in its tuned choice where there is one."""
-    chosen = None if variant.processor == "cpu" else choice(variant, op, soc)
-    found: dict[str, float] = (
-        variant.features(op, soc) if chosen is None else variant.features(op, soc, chosen)
-    )
-    return found
+    return feature_rows(variant, [op], soc)[0]
 
 
 def feature_columns(variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns:
@@ -191,16 +203,32 @@ def feature_columns(variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns
     """
     found: FeatureColumns
     columns = variant.op_columns.of(ops)
-    if variant.processor == "cpu" or variant.name not in tuning(soc).variants:
+    chosen = {} if variant.processor == "cpu" else _choices(variant, ops, soc)
+    if not chosen:
         found = variant.feature_columns(columns, soc)
         return found
     default = variant.default_columns(columns, soc)
     choices = {name: np.array(np.broadcast_to(rows, len(ops))) for name, rows in default.items()}
-    for at, op in enumerate(ops):
-        for name, value in (choice(variant, op, soc) or {}).items():
+    for at, own in chosen.items():
+        for name, value in own.items():
             choices[name][at] = value
     found = variant.feature_columns(columns, soc, choices)
     return found
+
+
+def feature_rows(variant: Any, ops: Sequence[Op], soc: Soc) -> list[dict[str, float]]:
+    """The features of many ops, as `features` has them for one; of a variant without columns."""
+    if variant.processor == "cpu":
+        return [variant.features(op, soc) for op in ops]
+    chosen = _choices(variant, ops, soc)
+    return [variant.features(op, soc, chosen.get(at)) for at, op in enumerate(ops)]
+
+
+def _choices(variant: GpuVariant, ops: Sequence[Op], soc: Soc) -> dict[int, Choice]:
+    """The tuned choices by the op's place; the others' first holds."""
+    known = tuning(soc)
+    found = {at: known.find(variant, ops[at], soc) for at in known.likely(variant, ops)}
+    return {at: one.choice for at, one in found.items() if one is not None}
 
 
 def _format(results: list[Tuned], device: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from codl.models import (
     vgg16,
     yolov2,
 )
+from codl.models.batch import set_batch
 from codl.models.builder import ModelBuilder
 from codl.models.deployment import Deployment, load_onnx
 from codl.models.reading import Section, read_yaml
@@ -69,12 +70,19 @@ def described(name: str, *, weights: bool = True) -> ModelBuilder:
     return builder
 
 
-def load(model: str | Path) -> ModelSource:
+def load(model: str | Path, batch: int | None = None) -> ModelSource:
     """Load a built-in model by name, or by path an `.onnx` file, a model in YAML, or a model of a
-    deployment file (`deploy.yaml#name` where it has several).
+    deployment file (`deploy.yaml#name` where it has several); for so many images at a time.
 
     Raises `UnknownNameError` where it is none of these, `InvalidFileError` where the file is wrong.
     """
+    source = _load(model)
+    if batch is not None:
+        set_batch(source.proto, batch)
+    return source
+
+
+def _load(model: str | Path) -> ModelSource:
     name = str(model)
     if name in BUILT_IN:
         return ModelSource(name, described(name).build())

@@ -100,6 +100,18 @@ class Op:
         return True
 
     @property
+    def images(self) -> int:
+        """How many images are computed one after another, by the kernels of one image."""
+        return self.output.n
+
+    @property
+    def one_image(self) -> Op:
+        """What is computed for each of `images`."""
+        if self.images == 1:
+            return self
+        return self.restrict(Region.whole(self.output)._replace(images=Span(0, 1)))
+
+    @property
     def acts_on_channels_alone(self) -> bool:
         """True where output channel i depends on input channel i alone: an OC chain may go on."""
         return False

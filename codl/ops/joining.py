@@ -33,6 +33,10 @@ class ConcatNd(NdOp):
         return 0
 
     @property
+    def keeps_images(self) -> bool:
+        return self.axis > 0
+
+    @property
     def rows(self) -> int:
         """Pieces that lie densely in every input."""
         return prod(self.shapes[0][: self.axis])
@@ -60,6 +64,14 @@ class Gather(NdOp):
     axis: int
 
     kind: ClassVar[str] = "gather"
+
+    @property
+    def keeps_images(self) -> bool:
+        return self.axis > 0
+
+    def has_images(self, index: int) -> bool:
+        """Indices are the same for every image."""
+        return index == 0 and super().has_images(0)
 
     @property
     def out_sizes(self) -> Sizes:

@@ -62,6 +62,17 @@ class MatMul(NdOp):
         return (*self.batch, self.m, self.n)
 
     @property
+    def keeps_images(self) -> bool:
+        return len(self.out_sizes) > 2 or not self.trans_a
+
+    def has_images(self, index: int) -> bool:
+        """Rows of the left matrix are images where there is one matrix only."""
+        if len(self.out_sizes) == 2:
+            return self.keeps_images and index == 0
+        sizes = self.shapes[index]
+        return len(sizes) == len(self.out_sizes) and sizes[0] == self.output.n
+
+    @property
     def flops(self) -> int:
         return 2 * self.k * prod(self.out_sizes)
 

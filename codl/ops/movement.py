@@ -83,6 +83,15 @@ class Transpose(Movement):
         return self.to or tuple(self.seen[axis] for axis in self.perm)
 
     @property
+    def keeps_images(self) -> bool:
+        first = {sizes[:1] for sizes in (self.shapes[0], self.seen, self.out_sizes)}
+        return self.perm[:1] == (0,) and len(first) == 1 and len(self.out_sizes) > 1
+
+    def for_images(self, count: int) -> dict[str, Any]:
+        axes, to = ((count, *sizes[1:]) if sizes else () for sizes in (self.axes, self.to))
+        return {**super().for_images(count), "axes": axes, "to": to}
+
+    @property
     def offsets(self) -> tuple[Offsets, ...]:
         tables = axis_offsets(self.seen)
         return tuple(tables[axis] for axis in self.perm)
@@ -104,6 +113,13 @@ class Slice(Movement):
     @property
     def out_sizes(self) -> Sizes:
         return self.to
+
+    @property
+    def keeps_images(self) -> bool:
+        return (self.starts[:1], self.steps[:1], self.to[:1]) == ((0,), (1,), self.shapes[0][:1])
+
+    def for_images(self, count: int) -> dict[str, Any]:
+        return {**super().for_images(count), "to": (count, *self.to[1:])}
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:

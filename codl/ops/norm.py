@@ -71,6 +71,10 @@ class Norm(NdOp):
         return self.shapes[0]
 
     @property
+    def keeps_images(self) -> bool:
+        return self.axis > 0
+
+    @property
     def flops(self) -> int:
         """A sum, a sum of squares, and a product and a sum for each element; as much for affine."""
         return (6 + 2 * self.affine) * self.runs * self.run

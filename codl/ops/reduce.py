@@ -59,6 +59,10 @@ class Reduce(NdOp):
         return tuple(size for axis, size in sizes if axis not in axes)
 
     @property
+    def keeps_images(self) -> bool:
+        return 0 not in self.axes and len(self.out_sizes) > 1
+
+    @property
     def flops(self) -> int:
         return self.rows.elements
 

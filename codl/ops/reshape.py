@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ class Reshape(NdOp):
     @property
     def out_sizes(self) -> Sizes:
         return self.to
+
+    @property
+    def keeps_images(self) -> bool:
+        return len(self.to) > 1 and self.shapes[0][:1] == self.to[:1]
+
+    def for_images(self, count: int) -> dict[str, Any]:
+        return {**super().for_images(count), "to": (count, *self.to[1:])}
 
     @property
     def flops(self) -> int:

@@ -35,6 +35,10 @@ class Softmax(NdOp):
         return self.shapes[0]
 
     @property
+    def keeps_images(self) -> bool:
+        return 0 not in self.axes
+
+    @property
     def flops(self) -> int:
         """A maximum, a difference, an exponential, a sum and a product for each element."""
         return 5 * self.rows.elements

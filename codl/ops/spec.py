@@ -8,8 +8,9 @@ Fields at their default are left out when written; `pad` takes one number, or to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, get_type_hints
 
 from codl.errors import CodlError, UnknownNameError
@@ -80,6 +81,12 @@ def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
     return {SHORT.get(field.name, field.name): field for field in fields(cls) if field.init}
 
 
+@cache
+def _types(kind: str) -> Mapping[str, Any]:
+    """The types of an op's fields; finding them takes longer than reading a text."""
+    return get_type_hints(OP_TYPES[kind])
+
+
 @lru_cache(maxsize=65536)
 def parse(text: str) -> Op:
     """Read what `to_text` or a person wrote; raises `CodlError` with the word that is wrong."""
@@ -138,7 +145,7 @@ def _read_sizes(text: str) -> tuple[int, ...]:
 
 
 def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
-    kind = get_type_hints(cls)[field.name]
+    kind = _types(cls.kind)[field.name]
     try:
         if kind is Activation:
             name, *numbers = text.split(":")

@@ -96,23 +96,29 @@ class CostModel:
                 if name in self.predictors.targets:
                     asked.setdefault(name, []).append((op, variant))
         for name, pairs in asked.items():
-            latencies = self.predictors.latency_ms(name, [op for op, _ in pairs])
-            latencies = self._inside_ms([op for op, _ in pairs], latencies, processor)
+            latencies = self._latency_ms(name, [op for op, _ in pairs], processor)
             for (op, variant), latency in zip(pairs, latencies, strict=True):
                 storage = variant.storage if processor == "gpu" else None
                 choice = Choice(variant.name, float(latency), storage)
                 self._choices[op, processor][variant.name] = choice
 
-    def _inside_ms(
-        self, ops: Sequence[Op], warm_ms: NDArray[np.float64], processor: Processor
+    def _latency_ms(
+        self, target: str, ops: Sequence[Op], processor: Processor
     ) -> NDArray[np.float64]:
-        """What ops take inside a network, where others have run since their weights were read."""
-        target = f"cold_{processor}"
-        if target not in self.predictors.targets:
-            return warm_ms
-        items = [Cold(op, float(ms)) for op, ms in zip(ops, warm_ms, strict=True)]
-        more_ms = np.maximum(self.predictors.latency_ms(target, items) - warm_ms, 0.0)
-        return np.asarray(warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
+        """What ops take inside a network, where others have run since their weights were read.
+
+        Both processors compute a batch image by image, so it takes so many times as long as one,
+        which is what was measured; only the first image finds the weights far away.
+        """
+        single = [op.one_image for op in ops]
+        images = np.array([op.images for op in ops], np.float64)
+        warm_ms = self.predictors.latency_ms(target, single)
+        cold = f"cold_{processor}"
+        if cold not in self.predictors.targets:
+            return np.asarray(images * warm_ms, np.float64)
+        items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
+        more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
+        return np.asarray(images * warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""
@@ -137,14 +143,20 @@ class CostModel:
         measured as a net of its own, but a half is one net.
         """
         chosen = self._chosen(half, processor, variants or {})
-        return self.in_one_ms(sum(latency for _, latency in chosen), len(half.parts), processor)
+        total = sum(latency for _, latency in chosen)
+        return self.in_one_ms(total, len(half.parts), processor, runs=half.runs)
 
-    def in_one_ms(self, total: float, count: int, processor: Processor) -> float:
-        """So many parts in one net or queue, of which each was measured by itself."""
+    def in_one_ms(
+        self, total: float, count: int, processor: Processor, *, runs: float = 1
+    ) -> float:
+        """So many parts in one net or queue, of which each was measured by itself.
+
+        A net runs once for each image.
+        """
         if processor == "gpu" or count < 2 or "dispatch_cpu" not in self.predictors.targets:
             return total
         saved = count * self._dispatch_ms("cpu", 1) - self._dispatch_ms("cpu", count)
-        return max(total - saved, LEAST_SHARE * total)
+        return max(total - runs * saved, LEAST_SHARE * total)
 
     def _chosen(
         self, half: Half, processor: Processor, variants: Variants
@@ -195,11 +207,31 @@ class CostModel:
             if (direction, shape) not in self._parts:
                 new.setdefault(direction, []).append(shape)
         for direction, shapes in new.items():
-            by_part = self.predictors.sharing_ms(direction, shapes)
+            by_part = self._sharing(direction, shapes)
             for i, shape in enumerate(shapes):
                 self._parts[direction, shape] = {
                     part: float(all_ms[i]) for part, all_ms in by_part.items()
                 }
+
+    def _sharing(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """Milliseconds by part, shaped (shapes).
+
+        Only tensors of one image were measured. Kernels and nets take others image by image; what
+        is mapped and copied may as well be one image with the channels of all.
+        """
+        joined = [shape._replace(n=1, c=shape.n * shape.c) for shape in shapes]
+        found = self.predictors.sharing_ms(direction, joined)
+        if joined == shapes:
+            return found
+        images = np.array([shape.n for shape in shapes], np.float64)
+        single = self.predictors.sharing_ms(direction, [shape._replace(n=1) for shape in shapes])
+        mapped = direction in ("to_gpu", "to_cpu")
+        return {
+            part: joined_ms if mapped and part != "transform" else images * single[part]
+            for part, joined_ms in found.items()
+        }
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name."""

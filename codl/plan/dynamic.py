@@ -271,12 +271,19 @@ class _Search:
 
 
 def merged(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Neighbours on one and the same processor, which may as well be one chain."""
+    """Neighbours that may as well be one chain: on the same processor, or of the same images."""
     groups: list[list[Segment]] = []
     for segment in segments:
-        alone = segment.gpu_ratio in (0.0, 1.0)
-        if groups and alone and groups[-1][-1].gpu_ratio == segment.gpu_ratio:
+        alike = segment.gpu_ratio in (0.0, 1.0) or segment.dim == "N"
+        last = groups[-1][-1] if groups else None
+        if last and alike and _cut(last) == _cut(segment):
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return groups
+
+
+def _cut(segment: Segment) -> tuple[str, float]:
+    """Where a chain is cut; on one processor its dimension means nothing."""
+    both = 0 < segment.gpu_ratio < 1
+    return (segment.dim if both else "", segment.gpu_ratio)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Literal, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
@@ -12,7 +13,7 @@ from codl.plan import unmeasured
 from codl.plan.chosen import Cut, make_plan
 from codl.plan.cost import CostModel
 from codl.plan.dynamic import every_way, fastest, merged
-from codl.plan.search import Candidate, ChainSearch, greedy_chains, single_ops
+from codl.plan.search import Candidate, ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.segments import Segment, Segments
 
 #: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: dynamic
@@ -20,6 +21,8 @@ from codl.plan.segments import Segment, Segments
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 #: More layers than this have too many plans to look at each.
 FEW = 5
+#: Ways to split the images of the whole network that are compared in full.
+LIKELY = 3
 
 
 def search(network: Network, cost: CostModel, strategy: str, *, method: Method = "dp") -> Plan:
@@ -47,6 +50,7 @@ def _serial(network: Network, cost: CostModel) -> Ways:
 
 def _greedy(network: Network, cost: CostModel) -> Ways:
     yield _cuts(greedy_chains(ChainSearch(network, cost, "missing"))), "greedy"
+    yield from _whole_images(network, cost)
 
 
 def _dp(network: Network, cost: CostModel) -> Ways:
@@ -54,6 +58,20 @@ def _dp(network: Network, cost: CostModel) -> Ways:
     how = "dp, exact" if found.exact else "dp, widest labels only"
     for groups in (merged(found.segments), [[segment] for segment in found.segments]):
         yield _joined(network, groups), how
+    yield from _whole_images(network, cost)
+
+
+def _whole_images(network: Network, cost: CostModel) -> Ways:
+    """The whole network as one chain, with so many images on either processor, in the best ways.
+
+    Whole images share nothing on their way through a network, which no search that looks at one
+    chain after another, or at the best cuts of single ops, need find.
+    """
+    search = ChainSearch(network, cost, "missing")
+    chains = [search.at(network.layers, "N", ratio) for ratio in image_ratios(network.layers)]
+    for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
+        if chain.latency_ms < inf:
+            yield _cuts([chain]), "whole images"
 
 
 def _exhaustive(network: Network, cost: CostModel) -> Ways:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codl.execute.program import Residency, Transfer, chain_outputs
@@ -36,10 +36,17 @@ class ChainSearch:
     neighbours do.
     """
 
-    def __init__(self, network: Network, cost: CostModel, sharing: Sharing = "gather") -> None:
+    def __init__(
+        self,
+        network: Network,
+        cost: CostModel,
+        sharing: Sharing = "gather",
+        dims: Sequence[Dim] = ("H", "OC", "N"),
+    ) -> None:
         self.network = network
         self.cost = unmeasured.filled(cost, network)
         self.sharing: Sharing = sharing
+        self.dims = dims
         self._best: dict[tuple[str, ...], Candidate] = {}
         self._prefetch()
 
@@ -71,7 +78,7 @@ class ChainSearch:
             cuts, halves, transfers, loads, cost.slowdowns(loads), strict=True
         ):
             moves = priced(cost, moved(self.network, before))
-            launches_ms = cost.launches_ms(len(own[1].parts) + len(moves))
+            launches_ms = cost.launches_ms(own[1].launches + len(moves))
             works = both_ends((load[0].latency_ms, load[1].latency_ms), slower)
             clocks = after_stage(START, moves, launches_ms, works)
             clocks = after_stage(clocks, priced(cost, moved(self.network, after)))
@@ -126,15 +133,20 @@ class ChainSearch:
         return residency
 
     def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
-        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels."""
+        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels.
+
+        Whole images where none mixes them.
+        """
         first, *later = layers
-        cuts: list[tuple[Dim, float]] = [("H", 0.0), ("H", 1.0)]
         inner = RATIOS[1:-1]
-        if all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers):
-            cuts += [("H", r) for r in inner]
-        if "OC" in first.op.dims and all(layer.op.acts_on_channels_alone for layer in later):
-            cuts += [("OC", r) for r in inner]
-        return cuts
+        rows = all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers)
+        alone = all(layer.op.acts_on_channels_alone for layer in later)
+        ratios: Mapping[Dim, Sequence[float]] = {
+            "H": inner if rows else (),
+            "OC": inner if "OC" in first.op.dims and alone else (),
+            "N": image_ratios(layers),
+        }
+        return [("H", 0.0), ("H", 1.0), *((dim, r) for dim in self.dims for r in ratios[dim])]
 
     def _prefetch(self) -> None:
         """Predict every part of every single op at once: most of what a search will ask."""
@@ -147,6 +159,15 @@ class ChainSearch:
                 parts["gpu"].append(gpu)
         self.cost.prefetch((p.op for half in parts["cpu"] for p in half.parts), "cpu")
         self.cost.prefetch((p.op for half in parts["gpu"] for p in half.parts), "gpu")
+
+
+def image_ratios(layers: Sequence[Layer]) -> list[float]:
+    """The ratios at which a chain of these can be cut between images; none where it cannot."""
+    images = {layer.op.output.n for layer in layers}
+    if len(images) > 1 or not all("N" in layer.op.dims for layer in layers):
+        return []
+    (total,) = images
+    return [count / total for count in range(1, total)]
 
 
 def single_ops(search: ChainSearch) -> list[Candidate]:

@@ -41,7 +41,7 @@ class Segment:
 
     `inputs` and `outputs` are the regions that the CPU's and the GPU's half read from outside, and
     leave for others; `work_ms` how long each half takes while the other one works; `kernels` how
-    many parts the GPU has.
+    many kernels, or small groups of them, are launched.
     """
 
     start: int
@@ -58,16 +58,17 @@ class Segment:
 class _Run:
     """Parts of one processor in a row, of which chains are stretches; sums, once predicted.
 
-    `sums` has a row for every number of parts from the first: their bytes, FLOPs, milliseconds.
+    `sums` has a row for every number of parts from the first: their bytes, FLOPs, milliseconds and
+    images.
     """
 
     processor: Processor
     parts: list[Part] = field(default_factory=list)
-    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 3)))
+    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 4)))
 
     def predict(self, cost: CostModel) -> None:
-        rows = [cost.work(part.op, self.processor) for part in self.parts]
-        self.sums = np.cumsum([(0.0, 0.0, 0.0), *rows], axis=0)
+        rows = [(*cost.work(part.op, self.processor), part.op.images) for part in self.parts]
+        self.sums = np.cumsum([(0.0, 0.0, 0.0, 0.0), *rows], axis=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,17 @@ class _Stretch:
     last: int
 
     @property
-    def count(self) -> int:
-        return self.last - self.first
+    def launches(self) -> int:
+        """Each part is launched for every image that it has."""
+        return int(self.run.sums[self.last, 3] - self.run.sums[self.first, 3])
 
     def load(self, cost: CostModel) -> Load:
         total = self.run.sums[self.last] - self.run.sums[self.first]
-        size, flops, latency_ms = total.tolist()
-        return Load(size, flops, cost.in_one_ms(latency_ms, self.count, self.run.processor))
+        size, flops, latency_ms, images = total.tolist()
+        count = self.last - self.first
+        runs = images / max(count, 1)
+        in_one_ms = cost.in_one_ms(latency_ms, count, self.run.processor, runs=runs)
+        return Load(size, flops, in_one_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,11 @@ class Segments:
 
     # Cuts of single ops, from which it is seen what is worth a longer look.
 
+    @cached_property
+    def _steps(self) -> list[dict[Dim, tuple[int, ...]]]:
+        """The steps between 0 and `STEPS` at which each layer is cut, each in another place."""
+        return [{dim: _steps(layer, dim) for dim in self._dims(layer)} for layer in self._layers]
+
     def _dims(self, layer: Layer) -> list[Dim]:
         return [dim for dim in layer.op.dims if dim != "H" or layer.op.output.h > 1]
 
@@ -133,10 +143,8 @@ class Segments:
         """
         parts: list[tuple[Dim, int, int, tuple[Part | None, Part | None]]] = []
         for k, layer in enumerate(self._layers):
-            dims = self._dims(layer)
             for dim in DIMS:
-                steps = range(STEPS + 1) if dim in dims else (0, STEPS)
-                for step in steps:
+                for step in (0, *self._steps[k].get(dim, ()), STEPS):
                     shares = split(layer.op, dim, step / STEPS, align=self._block)
                     cpu, gpu = (_part(layer, share, dim) for share in shares)
                     parts.append((dim, k, step, (cpu, gpu)))
@@ -226,20 +234,19 @@ class Segments:
         found: dict[int, set[int]] = {}
         sums = np.zeros((2, STEPS + 1))
         best = 0.0
+        inner = self._steps[stop - 1].get(dim, ())
         for start in range(stop - 1, max(-1, stop - 1 - LONGEST), -1):
             layer = self._layers[start]
-            if dim not in self._dims(layer):
+            if not inner or self._steps[start].get(dim) != inner:
                 break
             sums = sums + self._alone[dim][:, start]
             best += float(self.best_ms[start])
             slower = sums.max(axis=0)
-            inner = range(1, STEPS)
-            if self.complete:
-                steps: Iterable[int] = inner
-            else:
-                least = min(inner, key=lambda step: slower[step])
-                steps = [s for s in range(least - NEAR, least + NEAR + 1) if s in inner]
-                if slower[least] > MOST_LOSS * best:
+            steps: Sequence[int] = inner
+            if not self.complete:
+                least = int(np.argmin(slower[list(inner)]))
+                steps = inner[max(0, least - NEAR) : least + NEAR + 1]
+                if slower[inner[least]] > MOST_LOSS * best:
                     steps = ()
             for step in steps:
                 if slower[step] < inf:
@@ -311,7 +318,7 @@ class Segments:
                     draft.inputs,
                     draft.outputs,
                     both_ends(works, slower),
-                    draft.own[1].count,
+                    draft.own[1].launches,
                 )
 
 
@@ -325,6 +332,13 @@ def last_readers(network: Network) -> dict[str, int]:
         found[layer.output] = -1
         found |= dict.fromkeys(layer.inputs, index)
     return found | {name: len(network.layers) for name, _ in network.outputs.values()}
+
+
+def _steps(layer: Layer, dim: Dim) -> tuple[int, ...]:
+    images = layer.op.output.n
+    if dim != "N":
+        return tuple(range(1, STEPS))
+    return tuple(sorted({round(STEPS * k / images) for k in range(1, images)} - {0, STEPS}))
 
 
 def _whole(layer: Layer) -> Part:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,15 @@ from codl.kernels.base import (
     Storage,
     Variant,
 )
-from codl.kernels.columns import FeatureColumns
-from codl.ops import Conv2d, FullyConnected, Op, Pool2d, Shape, parse, to_text
+from codl.kernels.columns import (
+    ConvColumns,
+    FcColumns,
+    FeatureColumns,
+    PoolColumns,
+    WindowColumns,
+)
+from codl.kernels.tensor_columns import OP_COLUMNS, OtherColumns
+from codl.ops import Op, Shape, parse, to_text
 from codl.predict import sharing, surroundings
 from codl.predict.surroundings import Surrounding
 from codl.soc import Soc
@@ -91,8 +98,13 @@ def is_sharing(target: str) -> bool:
 
 def is_whole(target: str) -> bool:
     """Whether a target is an op's latency or a whole exchange's: no part, nothing around it."""
-    is_part = is_sharing(target) and target.endswith(SHARING_PARTS)
-    return not is_part and not surroundings.kind_of(target)
+    return not whole_of(target) and not surroundings.kind_of(target)
+
+
+def whole_of(target: str) -> str | None:
+    """The exchange that a target is a part of; None for any other target."""
+    whole, _, part = target.rpartition("_")
+    return whole if is_sharing(target) and part in SHARING_PARTS else None
 
 
 def write(item: Item) -> str:
@@ -143,13 +155,13 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     variant gives two items different features, or a feature that is not finite.
     """
     if kind := surroundings.kind_of(target):
-        rows = [item.features() for item in _surroundings(target, kind, items)]
-        found = _of_rows(target, items, rows)
+        columns = surroundings.KINDS[kind].columns(_surroundings(target, kind, items))
+        found = _of_columns(columns, len(items))
     elif is_sharing(target):
         shapes = _shapes(target, items)
         found = _of_shapes(feature_set, shapes, _sharing_targets()[target], soc)
     elif feature_set == "flops":
-        found = _of_rows(target, items, [_flops(op) for op in _checked(target, items)])
+        found = _of_columns(_flops(_checked(target, items)), len(items))
     else:
         found = _by_variant(target, _ops(target, items), soc)
     _refuse_infinite(target, items, found)
@@ -195,61 +207,65 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
 
 
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc) -> FeatureTable:
-    whats = [(op.kind, op.flavor) for op in ops]
-    variants = {
-        what: variant_of(target, op) for what, op in dict(zip(whats, ops, strict=True)).items()
-    }
-    first = variants[whats[0]]
-    if len(variants) == 1 and hasattr(first, "feature_columns"):
-        return _of_columns(tuned.feature_columns(first, ops, soc), len(ops))
-    rows = [tuned.features(variants[what], op, soc) for what, op in zip(whats, ops, strict=True)]
-    return _of_rows(target, ops, rows)
+    variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
+    if hasattr(variant, "feature_columns"):
+        return _of_columns(tuned.feature_columns(variant, ops, soc), len(ops))
+    return _of_rows(target, ops, tuned.feature_rows(variant, ops, soc))
 
 
-def _checked(target: str, items: Sequence[Item]) -> list[Op]:
+def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
+    """One op of every kind and flavor that is among some."""
+    of_type: dict[type[Any], Op] = dict(zip(map(type, ops), ops, strict=True))
+    if all(cls.flavor is Op.flavor for cls in of_type):
+        return list(of_type.values())
+    return list({(op.kind, op.flavor): op for op in ops}.values())
+
+
+def _checked(target: str, items: Sequence[Item]) -> Sequence[Op]:
     """The items as ops, all of them ops that the target is for."""
     ops = _ops(target, items)
-    for op in {(op.kind, op.flavor): op for op in ops}.values():
+    for op in _of_each_kind(ops):
         if target not in targets_of(op):
             raise UnknownNameError(f"target of a {op.kind}", target, targets_of(op))
     return ops
 
 
-def _ops(target: str, items: Sequence[Item]) -> list[Op]:
-    for item in items:
-        if not isinstance(item, Op):
-            raise MismatchError(f"{target} is predicted for an op, got {item}.")
-    return [item for item in items if isinstance(item, Op)]
+def _ops(target: str, items: Sequence[Item]) -> Sequence[Op]:
+    _refuse_others(target, items, Op, "an op")
+    return cast(Sequence[Op], items)
 
 
-def _surroundings(target: str, kind: str, items: Sequence[Item]) -> list[Surrounding]:
+def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: str) -> None:
+    """Every item must be of a type; types are few, and looked at once."""
+    if not all(issubclass(found, wanted) for found in set(map(type, items))):
+        other = next(item for item in items if not isinstance(item, wanted))
+        raise MismatchError(f"{target} is predicted for {name}, got {write(other)}.")
+
+
+def _surroundings(target: str, kind: str, items: Sequence[Item]) -> Sequence[Any]:
     wanted = surroundings.KINDS[kind]
-    for item in items:
-        if not isinstance(item, wanted):
-            raise MismatchError(f"{target} is predicted for {wanted.__name__}, got {write(item)}.")
-    return [item for item in items if isinstance(item, wanted)]
+    _refuse_others(target, items, wanted, wanted.__name__)
+    return items
 
 
-def _shapes(target: str, items: Sequence[Item]) -> list[Shape]:
-    for item in items:
-        if not isinstance(item, Shape):
-            raise MismatchError(f"{target} is predicted for a shape, got {write(item)}.")
+def _shapes(target: str, items: Sequence[Item]) -> Sequence[Shape]:
+    _refuse_others(target, items, Shape, "a shape")
     if target not in (known := _sharing_targets()):
         raise UnknownNameError("target of a shape", target, known)
-    return [item for item in items if isinstance(item, Shape)]
+    return cast(Sequence[Shape], items)
 
 
-def _flops(op: Op) -> dict[str, float]:
+def _flops(ops: Sequence[Op]) -> FeatureColumns:
     """muLayer's features: FLOPs, F0 = ih * iw * ic, F1 = (k / s)^2 * oc.
 
     F0 and F1 alone for ops that compute next to nothing (pooling, concat); for fully connected
     layers FLOPs and the features in and out.
     """
-    if isinstance(op, FullyConnected):
-        features = {"in_features": op.in_features, "out_features": op.out_channels}
-        return {"flops": float(op.flops)} | {k: float(v) for k, v in features.items()}
-    f0, f1 = float(sum(shape.elements for shape in op.inputs)), float(op.output.c)
-    if isinstance(op, Conv2d | Pool2d):
-        f1 *= op.kernel.h * op.kernel.w / (op.stride.h * op.stride.w)
-    sizes = {"f0": f0, "f1": f1}
-    return {"flops": float(op.flops), **sizes} if isinstance(op, Conv2d) else sizes
+    own: Any = OP_COLUMNS.get(type(ops[0]), OtherColumns).of(ops)
+    if isinstance(own, FcColumns):
+        return {"flops": own.flops, "in_features": own.in_features, "out_features": own.oc}
+    f1 = own.ic if isinstance(own, PoolColumns) else own.oc
+    if isinstance(own, WindowColumns):
+        f1 = f1 * own.window / (own.sh * own.sw)
+    sizes = {"f0": own.input_elements, "f1": f1}
+    return {"flops": own.flops, **sizes} if isinstance(own, ConvColumns) else sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -37,6 +37,14 @@ class HeldOut:
     mape: float | None = None
     acc10_typical: float | None = None
     coverage90: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures that there are; the typical run's where there is more than one run."""
+        found = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
+        if self.acc10_typical == self.acc10:
+            found.pop("acc10_typical", None)
+        return found
 
 
 @dataclass(frozen=True)

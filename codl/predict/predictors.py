@@ -31,13 +31,13 @@ class Predictors:
 
     name: str
     soc: Soc
-    folder: Path
+    path: Path
     stored: Mapping[str, StoredPredictor]
     _known: dict[str, dict[Item, float]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that there is a predictor for, sorted by `load`."""
+        """The targets that there is a predictor for."""
         return tuple(self.stored)
 
     def sharing_ms(
@@ -62,7 +62,7 @@ class Predictors:
         Raises `UnknownNameError` for a target without a predictor, or that the items do not have.
         """
         if target not in self.stored:
-            fix = f"They are in {self.folder}; `codl train --soc {self.soc.name}` trains them."
+            fix = f"They are in {self.path}; `codl train --soc {self.soc.name}` trains them."
             raise UnknownNameError(f"target of {self.name}", target, self.stored, fix=fix)
         known = self._known.setdefault(target, {})
         new = list(dict.fromkeys(item for item in items if item not in known))
@@ -81,9 +81,8 @@ def load(soc: Soc, name: str, folder: Path = FOLDER) -> Predictors:
     """
     if name not in ESTIMATORS:
         raise UnknownNameError("predictor", name, ESTIMATORS)
-    own = store.folder_of(folder, soc.name, name)
-    paths = sorted(own.glob("*.json"))
-    if not paths:
+    path = store.path_of(folder, soc.name, name)
+    if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
-        raise InvalidFileError(own, "there are no predictors here.", fix=fix)
-    return Predictors(name, soc, own, {path.stem: store.read(path, soc) for path in paths})
+        raise InvalidFileError(path, "there are no predictors here.", fix=fix)
+    return Predictors(name, soc, path, store.read(path, soc))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from codl.dataset import Direction
 from codl.kernels.base import Storage
-from codl.kernels.columns import Column, FeatureColumns, by_level, ceil_div, packed_vectors
+from codl.kernels.columns import Column, FeatureColumns, by_level, ceil_div, packed_vectors, rest
 from codl.kernels.image import TEXEL
 from codl.ops import Shape
 from codl.soc import Soc
@@ -32,7 +33,8 @@ class ShapeColumns:
 
     @classmethod
     def of(cls, shapes: Sequence[Shape]) -> ShapeColumns:
-        return cls(*np.ascontiguousarray(np.array(shapes, np.float64).T))
+        sizes = np.fromiter(chain.from_iterable(shapes), np.float64, 4 * len(shapes))
+        return cls(*np.ascontiguousarray(sizes.reshape(-1, 4).T))
 
     @cached_property
     def pixels(self) -> Column:
@@ -80,13 +82,13 @@ def _transform(sizes: ShapeColumns, storage: Storage, soc: Soc) -> FeatureColumn
     blocks = sizes.images * ceil_div(sizes.channels, width)
     pieces, small = ceil_div(sizes.pixels, width), sizes.pixels < width
     chunks = blocks * pieces * ~small
-    partial = sizes.images * pieces * (np.mod(sizes.channels, width) > 0) * ~small
+    partial = sizes.images * pieces * (rest(sizes.channels, width) > 0) * ~small
     padded_bytes = storage.element_bytes * blocks * width * sizes.pixels
     cache = soc.cpu.l2_cache_bytes
     return {
         "chunks": chunks,
-        "unaligned_chunks": chunks * (np.mod(sizes.pixels, LINE) > 0),
-        "conflicting_chunks": chunks * (np.mod(2 * sizes.pixels, SETS) == 0),
+        "unaligned_chunks": chunks * (rest(sizes.pixels, LINE) > 0),
+        "conflicting_chunks": chunks * (rest(2 * sizes.pixels, SETS) == 0),
         "partial_chunks": partial,
         "single_elements": sizes.images * sizes.channels * sizes.pixels * small,
         "blocks": blocks,

@@ -1,9 +1,9 @@
-"""Stored predictors: `predictors/<soc>/<predictor>/<target>.json`, one JSON file a person can read.
+"""Stored predictors: `predictors/<soc>/<predictor>.json`, a JSON file a person can read.
 
 A file says what it predicts, from which features in which order and unit, what it was trained on
-and how well it predicts what it did not see. It keeps digests of the features of a few ops: reading
-it computes them again, so a predictor never serves a variant or a SoC whose features have changed
-since. Files hold numbers and text alone, so one from elsewhere runs no code.
+and how well it predicts what it did not see, target by target. It keeps digests of the features of
+a few ops: reading it computes them again, so a predictor never serves a variant or a SoC whose
+features have changed since. Files hold numbers and text alone, so one from elsewhere runs no code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from codl.predict.names import FOLDER
 from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 3
+VERSION = 4
 UNIT = "ms"
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
@@ -38,18 +38,19 @@ class StoredPredictor:
     """One fitted estimator and all that is known about it.
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
-    features of a few items by their text. `dataset` tells the tables by their SHA-256, the rows,
-    the failed ones and the sources; `held_out` the accuracy for each split, empty where nobody
-    has looked. `known` are SoCs whose latencies are features too (`codl train --like`).
+    features of a few items by their text. `rows` were fitted, of `tables` (with the start of their
+    SHA-256); `held_out` is the accuracy for each split, empty where nobody has looked. `known` are
+    SoCs whose latencies are features too (`codl train --like`).
     """
 
     predictor: str
     target: str
     soc: str
-    processor: str | None
     features: tuple[str, ...]
     examples: Mapping[str, str]
-    dataset: Mapping[str, Any]
+    rows: int
+    tables: Mapping[str, str]
+    sources: tuple[str, ...]
     held_out: Mapping[str, Any]
     estimator: LatencyEstimator
     known: tuple[Known, ...] = ()
@@ -63,36 +64,44 @@ class StoredPredictor:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The file's content as JSON values, in the order in which it is written."""
+        """What the file holds of this target, as JSON values in the order of writing."""
         return {
-            "version": VERSION,
-            "predictor": self.predictor,
-            "target": self.target,
-            "soc": self.soc,
-            "processor": self.processor,
-            "unit": UNIT,
-            "features": list(self.features),
-            "feature_units": features.UNITS,
-            "codl": self.codl,
-            "dataset": dict(self.dataset),
+            "rows": self.rows,
+            "features": " ".join(self.features),
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
-            "known": [one.state() for one in self.known],
+            **({"known": [one.state() for one in self.known]} if self.known else {}),
             "state": self.estimator.state(self.features),
         }
 
+    @property
+    def bytes(self) -> int:
+        """What this target takes of the file."""
+        return len(_format(self.content, " "))
 
-def folder_of(root: Path, soc: str, predictor: str) -> Path:
-    return root / soc / predictor
+
+def path_of(root: Path, soc: str, predictor: str) -> Path:
+    return root / soc / f"{predictor}.json"
 
 
-def save(stored: StoredPredictor, root: Path = FOLDER) -> Path:
-    """Write the file under `root`; a crash leaves the old file or the new one."""
-    folder = folder_of(root, stored.soc, stored.predictor)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{stored.target}.json"
+def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
+    """Write all targets of one predictor under `root`; a crash leaves the old file or the new."""
+    first = stored[0]
+    path = path_of(root, first.soc, first.predictor)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "version": VERSION,
+        "predictor": first.predictor,
+        "soc": first.soc,
+        "unit": UNIT,
+        "feature_units": features.UNITS,
+        "codl": first.codl,
+        "tables": {name: digest for one in stored for name, digest in one.tables.items()},
+        "sources": sorted({source for one in stored for source in one.sources}),
+        "targets": {one.target: one.content for one in stored},
+    }
     partial = path.with_suffix(".tmp")
-    partial.write_text(_format(stored.content) + "\n")
+    partial.write_text(_format(content) + "\n")
     partial.replace(path)
     return path
 
@@ -110,34 +119,56 @@ def _format(value: Any, indent: str = "") -> str:
     return f"[{inner}{f',{inner}'.join(_format(v, inner[1:]) for v in value)}\n{indent}]"
 
 
-def read(path: Path, soc: Soc) -> StoredPredictor:
-    """Read and check one file.
+def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
+    """Read and check one file: its predictors by target.
 
-    Raises `InvalidFileError` for a file that is not a predictor or was changed, `UnknownNameError`
-    for a predictor, target or known SoC that codl does not know, and `MismatchError` for one that
-    belongs to another SoC, name or set of features.
+    Raises `InvalidFileError` for a file that is not of predictors or was changed,
+    `UnknownNameError` for a predictor, target or known SoC that codl does not know, and
+    `MismatchError` for one that belongs to another SoC, name or set of features.
     """
     fix = f"`codl train --soc {soc.name}` trains it again."
     content = _content(path, fix)
     _check_names(path, content, soc, fix)
-    names = tuple(content["features"])
-    known = _known(path, content, fix)
-    _check_examples(path, content, soc, known)
+    found = {}
+    for target, own in content["targets"].items():
+        where = f"targets, {target}"
+        if not isinstance(own, dict):
+            problem = f"expected a mapping, got {own!r:.80}."
+            raise InvalidFileError(path, problem, where=where, fix=fix)
+        _check_types(path, own, _TARGET_TYPES, fix=fix, within=f"{where}, ")
+        found[target] = _read_target(path, content, target, soc)
+    return found
+
+
+def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) -> StoredPredictor:
+    own, predictor = content["targets"][target], content["predictor"]
+    fix = f"`codl train --soc {soc.name}` trains it again."
+    names = tuple(own["features"].split())
+    known = _known(path, target, own.get("known", []), fix)
+    stored = {
+        "predictor": predictor,
+        "target": target,
+        **{key: content[key] for key in ("soc", "codl", "tables")},
+        "sources": tuple(content["sources"]),
+        **{key: own[key] for key in ("rows", "held_out", "examples")},
+    }
+    _check_examples(path, {**stored, "features": list(names)}, soc, known)
     try:
-        state = content["state"]
-        estimator = ESTIMATORS[content["predictor"]].from_state(state, names)
+        estimator = ESTIMATORS[predictor].from_state(own["state"], names)
     except ValueError as error:
-        raise InvalidFileError(path, str(error), where="state", fix=fix) from error
-    kept = ("predictor", "target", "soc", "processor", "examples", "dataset", "held_out", "codl")
-    values = {key: content[key] for key in kept}
-    return StoredPredictor(**values, features=names, estimator=estimator, known=known)
+        where = f"targets, {target}, state"
+        raise InvalidFileError(path, str(error), where=where, fix=fix) from error
+    return StoredPredictor(**stored, features=names, estimator=estimator, known=known)
 
 
-def _known(path: Path, content: Mapping[str, Any], fix: str) -> tuple[Known, ...]:
+def _known(path: Path, target: str, states: Any, fix: str) -> tuple[Known, ...]:
     """The known SoCs beside which the predictor was trained; each must still be described."""
     found = []
-    for at, state in enumerate(content["known"]):
-        where = f"known, {at}"
+    if not isinstance(states, list):
+        problem = f"expected a list, got {states!r:.80}."
+        raise InvalidFileError(path, problem, where=f"targets, {target}, known", fix=fix)
+    for at, state in enumerate(states):
+        where = f"targets, {target}, known, {at}"
         if not isinstance(state, dict) or not isinstance(state.get("soc"), str):
             problem = f"must name a soc, got {state!r:.80}."
             raise InvalidFileError(path, problem, where=where, fix=fix)
@@ -146,27 +177,30 @@ def _known(path: Path, content: Mapping[str, Any], fix: str) -> tuple[Known, ...
             found.append(Known.from_state(state, soc))
         except ValueError as error:
             raise InvalidFileError(path, str(error), where=where, fix=fix) from error
-        if found[-1].target != content["target"]:
+        if found[-1].target != target:
             raise MismatchError(
-                f"{path}, {where}: is of {found[-1].target}, expected {content['target']}. {fix}"
+                f"{path}, {where}: is of {found[-1].target}, expected {target}. {fix}"
             )
     return tuple(found)
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
+_Types = Mapping[str, type]
+_TYPES: _Types = {
     "version": int,
     "predictor": str,
-    "target": str,
     "soc": str,
-    "processor": (str, type(None)),
     "unit": str,
-    "features": list,
     "feature_units": str,
     "codl": str,
-    "dataset": dict,
+    "tables": dict,
+    "sources": list,
+    "targets": dict,
+}
+_TARGET_TYPES: _Types = {
+    "rows": int,
+    "features": str,
     "held_out": dict,
     "examples": dict,
-    "known": list,
     "state": dict,
 }
 
@@ -184,18 +218,23 @@ def _content(path: Path, fix: str) -> dict[str, Any]:
     if version != VERSION:
         problem = f"must be {VERSION}, got {version!r}: another version of codl wrote the file."
         raise InvalidFileError(path, problem, where="version", fix=fix)
-    for key, kind in _TYPES.items():
-        if key not in content:
-            raise InvalidFileError(path, "the key is missing.", where=key, fix=fix)
-        if not isinstance(content[key], kind):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            wanted = " or ".join(k.__name__ for k in kinds)
-            problem = f"expected {wanted}, got {content[key]!r}."
-            raise InvalidFileError(path, problem, where=key, fix=fix)
+    _check_types(path, content, _TYPES, fix=fix)
     if content["unit"] != UNIT:
         problem = f"must be {UNIT!r}, got {content['unit']!r}."
         raise InvalidFileError(path, problem, where="unit", fix=fix)
     return content
+
+
+def _check_types(
+    path: Path, content: Mapping[str, Any], types: _Types, *, fix: str, within: str = ""
+) -> None:
+    for key, kind in types.items():
+        where = f"{within}{key}"
+        if key not in content:
+            raise InvalidFileError(path, "the key is missing.", where=where, fix=fix)
+        if not isinstance(content[key], kind):
+            problem = f"expected {kind.__name__}, got {content[key]!r:.80}."
+            raise InvalidFileError(path, problem, where=where, fix=fix)
 
 
 def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> None:
@@ -203,7 +242,7 @@ def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> 
     if content["predictor"] not in ESTIMATORS:
         hint = f"It stands in {path}. {fix}"
         raise UnknownNameError("predictor", content["predictor"], ESTIMATORS, fix=hint)
-    found = {"soc": soc.name, "predictor": path.parent.name, "target": path.stem}
+    found = {"soc": soc.name, "predictor": path.stem}
     for key, value in found.items():
         if content[key] != value:
             raise MismatchError(
@@ -215,7 +254,7 @@ def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> 
 def _check_examples(
     path: Path, content: Mapping[str, Any], soc: Soc, known: Sequence[Known]
 ) -> None:
-    """Compute the features of the examples again, and compare names, order and digests.
+    """Compute the features of a target's examples again, and compare names, order and digests.
 
     Digests are of the features on this SoC alone: known SoCs' latencies are not exact to the digit.
     """
@@ -223,10 +262,10 @@ def _check_examples(
     target, names, examples = content["target"], content["features"], content["examples"]
     if not examples:
         problem = "there must be at least one op with a digest of its features."
-        raise InvalidFileError(path, problem, where="examples", fix=fix)
+        raise InvalidFileError(path, problem, where=f"targets, {target}, examples", fix=fix)
     feature_set = ESTIMATORS[content["predictor"]].feature_set
     for text, stored in examples.items():
-        where = f"examples, {text!r}"
+        where = f"targets, {target}, examples, {text!r}"
         try:
             item = features.read(target, text)
         except CodlError as error:
@@ -252,6 +291,6 @@ def examples_of(items: list[Item], table: features.FeatureTable) -> dict[str, st
     """Digests of the features of some items by their text."""
     rows = ([f"{value:.{DIGITS}g}" for value in row] for row in table.values.tolist())
     return {
-        features.write(item): sha256(" ".join((*table.names, *row)).encode()).hexdigest()[:16]
+        features.write(item): sha256(" ".join((*table.names, *row)).encode()).hexdigest()[:8]
         for item, row in zip(items, rows, strict=True)
     }

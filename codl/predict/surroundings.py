@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
+import numpy as np
+
 from codl.dataset import ColdRow, ContentionRow, Dataset, DispatchRow, Row
 from codl.errors import CodlError, InvalidFileError
+from codl.kernels.columns import FeatureColumns
+from codl.kernels.tensor_columns import elements
 from codl.ops import Op, parse, to_text
 
 
@@ -32,8 +36,9 @@ class Launches:
     def read(cls, text: str) -> Launches:
         return cls(int(_numbers(text, ("launches",))[0]))
 
-    def features(self) -> dict[str, float]:
-        return {"launches": float(self.count)}
+    @staticmethod
+    def columns(items: Sequence[Launches]) -> FeatureColumns:
+        return {"launches": np.array([item.count for item in items], np.float64)}
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,14 @@ class Cold:
         op, _, warm = text.rpartition(" ")
         return cls(parse(op), _numbers(warm, ("warm_ms",))[0])
 
-    def features(self) -> dict[str, float]:
-        weights = sum(4 * prod(shape) for shape in self.op.weight_shapes.values())
+    @staticmethod
+    def columns(items: Sequence[Cold]) -> FeatureColumns:
+        inputs, weights, output = elements([item.op for item in items])
         return {
-            "warm_ms": self.warm_ms,
-            "weight_bytes": float(weights),
-            "input_bytes": float(sum(shape.bytes for shape in self.op.inputs)),
-            "output_bytes": float(self.op.output.bytes),
+            "warm_ms": np.array([item.warm_ms for item in items]),
+            "weight_bytes": 4 * weights,
+            "input_bytes": 4 * inputs,
+            "output_bytes": 4 * output,
         }
 
 
@@ -79,11 +85,6 @@ class Load:
         return Load(
             self.bytes + other.bytes, self.flops + other.flops, self.latency_ms + other.latency_ms
         )
-
-    @property
-    def rate(self) -> float:
-        """Bytes a millisecond; 0 where nothing is done."""
-        return self.bytes / self.latency_ms if self.latency_ms else 0.0
 
 
 @dataclass(frozen=True)
@@ -105,24 +106,29 @@ class Beside:
         values = _numbers(text, [f"{side}_{name}" for side in ("own", "other") for name in _LOAD])
         return cls(Load(*values[:3]), Load(*values[3:]))
 
-    def features(self) -> dict[str, float]:
+    @staticmethod
+    def columns(items: Sequence[Beside]) -> FeatureColumns:
         """Time alone, and the bytes that both ask for at once.
 
         Bytes wait in proportion to what the other one takes of the memory; an op that computes much
         for each byte gives little and suffers little.
         """
-        own, other = self.own, self.other
+        loads = np.array([_LOADS(item) for item in items], np.float64).T
+        own_bytes, own_flops, own_ms, other_bytes, other_flops, other_ms = loads
+        # Bytes a millisecond; 0 where nothing is done.
+        rate = np.divide(other_bytes, other_ms, out=np.zeros(len(items)), where=other_ms > 0)
         return {
-            "alone_ms": own.latency_ms,
-            "own_bytes": own.bytes,
-            "own_bytes_x_other_rate": own.bytes * other.rate,
-            "alone_ms_x_other_rate": own.latency_ms * other.rate,
-            "own_bytes_per_flop": own.bytes / max(own.flops, 1.0),
-            "other_bytes_per_flop": other.bytes / max(other.flops, 1.0),
+            "alone_ms": own_ms,
+            "own_bytes": own_bytes,
+            "own_bytes_x_other_rate": own_bytes * rate,
+            "alone_ms_x_other_rate": own_ms * rate,
+            "own_bytes_per_flop": own_bytes / np.maximum(own_flops, 1.0),
+            "other_bytes_per_flop": other_bytes / np.maximum(other_flops, 1.0),
         }
 
 
 _LOAD = ("bytes", "flops", "latency_ms")
+_LOADS = attrgetter(*(f"{side}.{name}" for side in ("own", "other") for name in _LOAD))
 
 Surrounding: TypeAlias = Launches | Cold | Beside
 KINDS: dict[str, type[Launches] | type[Cold] | type[Beside]] = {

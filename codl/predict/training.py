@@ -44,8 +44,8 @@ class PredictorRow:
     """One predictor of one target under one split, as `codl train --json` prints it.
 
     Accuracies are those of `HeldOut`: in the shape split every row is held out once, in five folds,
-    and figures are medians over `seeds`. `bytes` is the stored file's size. A prediction's time is
-    that in a batch, with its features and without.
+    and figures are medians over `seeds`. `bytes` is what the target takes of the stored file. A
+    prediction's time is that in a batch, with its features and without.
     """
 
     name: str
@@ -69,7 +69,7 @@ class TrainReport:
     """What was trained. `failed` rows were left out; `notes` say which targets were, and why.
 
     `train_s` is the time to read the dataset and to fit and store every predictor, `evaluate_s`
-    that for the held-out figures; `bytes` sums the stored files of each predictor.
+    that for the held-out figures; `bytes` is the size of each predictor's file.
     """
 
     soc: str
@@ -123,7 +123,7 @@ def train(
 ) -> TrainReport:
     """Fit and store every predictor of every target with an ok row; hold out unless told not to.
 
-    Stored are estimators fitted on all ok rows, under `folder/<soc>/<predictor>/`, by `jobs`
+    Stored are estimators fitted on all ok rows, in `folder/<soc>/<predictor>.json`, by `jobs`
     threads. The predictor `codl` starts from what the SoCs of `like` take, for every target that
     they have and where that makes it better.
 
@@ -146,29 +146,38 @@ def train(
     tell = _Counter(progress, len(steps) * (1 + evaluate))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(jobs) as pool:
         stored = list(pool.map(lambda step: _fit(soc, step, tell), steps))
-        files = [store.save(one, folder) for one in stored]
+        files = _save(stored, folder)
         fitted = perf_counter()
+        looks: list[dict[Split, HeldOut]] = [{} for _ in steps]
         if evaluate:
-            stored = list(pool.map(lambda s, o: _evaluated(s, o, seeds, tell), steps, stored))
-            files = [store.save(one, folder) for one in stored]
+            looks = list(pool.map(lambda step: _evaluated(step, seeds, tell), steps))
+            stored = [
+                replace(one, held_out={split: own.figures for split, own in found.items()})
+                for one, found in zip(stored, looks, strict=True)
+            ]
+            files = _save(stored, folder)
     done = perf_counter()
-    rows = [row for each in zip(steps, stored, files, strict=True) for row in _rows(soc, *each)]
+    rows = [row for each in zip(steps, stored, looks, strict=True) for row in _rows(soc, *each)]
     return TrainReport(
         soc=soc.name,
         predictors=tuple(rows),
         train_s=fitted - start,
         evaluate_s=done - fitted,
         seeds=seeds,
-        bytes={name: _bytes(files, name) for name in predictors},
+        bytes={name: path.stat().st_size for name, path in files.items()},
         failed=sum(own.failed for own in found if not features.is_mulayer(own.target)),
         sources=tuple(sorted({source for own in usable for source in own.sources})),
         notes=tuple(notes),
-        files=tuple(files),
+        files=tuple(files.values()),
     )
 
 
-def _bytes(files: Sequence[Path], predictor: str) -> int:
-    return sum(path.stat().st_size for path in files if path.parent.name == predictor)
+def _save(stored: Sequence[StoredPredictor], folder: Path) -> dict[str, Path]:
+    """Write the file of every predictor; the files by its name."""
+    by_name: dict[str, list[StoredPredictor]] = {}
+    for one in stored:
+        by_name.setdefault(one.predictor, []).append(one)
+    return {name: store.save(own, folder) for name, own in by_name.items()}
 
 
 class _Counter:
@@ -184,8 +193,12 @@ class _Counter:
 
 
 def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> list[_Step]:
-    """Every predictor of every target; features of a target are computed once for all of them."""
+    """Every predictor of every target; features of a target are computed once for all of them.
+
+    What sharing takes as a whole is for those that know nothing finer; others add its parts.
+    """
     steps = []
+    summed = {features.whole_of(own.target) for own in usable}
     for own in usable:
         tables: dict[str, FeatureTable] = {}
         for estimator in (ESTIMATORS[name] for name in predictors):
@@ -193,6 +206,8 @@ def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> li
             if features.is_mulayer(own.target) and kind != "flops":
                 continue
             if estimator.is_of_wholes and not features.is_whole(own.target):
+                continue
+            if not estimator.is_of_wholes and own.target in summed:
                 continue
             if kind not in tables:
                 tables[kind] = features.table(kind, own.target, own.items, soc)
@@ -214,7 +229,7 @@ def _beside(
                 f"of one of {', '.join(sorted(wanted))}."
             )
         for own in (own for own in found if not features.is_mulayer(own.target)):
-            one = Known.of(other, own, tables=_origin(own)["tables"])
+            one = Known.of(other, own, tables=_digests(own))
             known.setdefault(own.target, []).append(one)
     result, notes = [], []
     for step in steps:
@@ -260,31 +275,26 @@ def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
         predictor=step.estimator.name,
         target=own.target,
         soc=soc.name,
-        processor=own.processor,
         features=table.names,
         known=step.known,
         examples=_examples(soc, step),
-        dataset=_origin(own),
+        rows=len(own.samples),
+        tables=_digests(own),
+        sources=tuple(own.sources),
         held_out={},
         estimator=step.rows.fit(step.estimator, np.arange(len(own.samples))),
     )
 
 
-def _evaluated(step: _Step, stored: StoredPredictor, seeds: int, tell: _Counter) -> StoredPredictor:
-    """The same with its accuracy on rows held out."""
+def _evaluated(step: _Step, seeds: int, tell: _Counter) -> dict[Split, HeldOut]:
+    """The accuracy on rows held out, for each split."""
     tell(f"{step.label}, held out")
     rows, groups = step.rows, step.own.groups
     shape = [
         held_out.accuracy(step.estimator, rows, shape_folds(groups, seed)) for seed in range(seeds)
     ]
     row = held_out.accuracy(step.estimator, rows, row_folds(len(rows.latency_ms)))
-    found = {"row": row, "shape": held_out.over_seeds(shape)}
-    return replace(stored, held_out={split: _known(one) for split, one in found.items()})
-
-
-def _known(figures: HeldOut) -> dict[str, Any]:
-    """The figures that there are."""
-    return {name: value for name, value in asdict(figures).items() if value is not None}
+    return {"row": row, "shape": held_out.over_seeds(shape)}
 
 
 def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
@@ -296,17 +306,17 @@ def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
     return store.examples_of(chosen, part)
 
 
-def _origin(own: Samples) -> dict[str, Any]:
-    """The tables that the samples are of, by the start of their SHA-256, and what was used."""
-    files = {path.name: sha256(path.read_bytes()).hexdigest()[:16] for path in own.files}
-    rows = {"rows": len(own.samples), "failed": own.failed}
-    return {"tables": files, **rows, "sources": own.sources}
+def _digests(own: Samples) -> dict[str, str]:
+    """The tables that the samples are of, by the start of their SHA-256."""
+    return {path.name: sha256(path.read_bytes()).hexdigest()[:16] for path in own.files}
 
 
-def _rows(soc: Soc, step: _Step, stored: StoredPredictor, path: Path) -> list[PredictorRow]:
-    own, size = step.own, path.stat().st_size
+def _rows(
+    soc: Soc, step: _Step, stored: StoredPredictor, looks: Mapping[Split, HeldOut]
+) -> list[PredictorRow]:
+    own, size = step.own, stored.bytes
     with_features, without = _us_per_prediction(soc, own, stored)
-    nothing = asdict(HeldOut(n_train=len(own.samples), n_test=0))
+    nothing = HeldOut(n_train=len(own.samples), n_test=0)
     return [
         PredictorRow(
             name=stored.predictor,
@@ -316,7 +326,7 @@ def _rows(soc: Soc, step: _Step, stored: StoredPredictor, path: Path) -> list[Pr
             bytes=size,
             us_per_prediction=with_features,
             us_without_features=without,
-            **{**nothing, **stored.held_out.get(split, {})},
+            **asdict(looks.get(split, nothing)),
         )
         for split in SPLITS
     ]

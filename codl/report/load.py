@@ -23,6 +23,7 @@ from codl.report.results import (
     EvalRow,
     Latency,
     Origin,
+    PeerRun,
     PredictorRow,
     Processor,
     Result,
@@ -96,7 +97,7 @@ def _eval_row(row: Field) -> EvalRow:
         raise latency.wrong("null where the status is 'failed'")
     if not failed and latency.value is None:
         raise latency.wrong("a mapping with 'median' unless the status is 'failed'")
-    slowdown = row.get("slowdown")
+    slowdown, peer = row.get("slowdown"), row.get("peer")
     return EvalRow(
         model=row.key("model").text(),
         strategy=row.key("strategy").text(),
@@ -109,6 +110,16 @@ def _eval_row(row: Field) -> EvalRow:
         of_ideal=_number(row, "of_ideal"),
         reason=(_text(row, "reason") or "no reason recorded") if failed else "",
         slowdown={name: factor.number() for name, factor in slowdown.pairs()} if slowdown else {},
+        peer=_peer(peer) if peer else None,
+    )
+
+
+def _peer(peer: Field) -> PeerRun:
+    return PeerRun(
+        version=peer.key("version").text(),
+        threads=peer.key("threads").count(),
+        observed_cores=tuple(core.count() for core in peer.key("observed_cores").items()),
+        busy_cores=peer.key("busy_cores").number(),
     )
 
 

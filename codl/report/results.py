@@ -75,8 +75,18 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class PeerRun:
+    """How another library was run; `busy_cores` is how many cores it kept busy in the mean."""
+
+    version: str
+    threads: int
+    observed_cores: tuple[int, ...]
+    busy_cores: float
+
+
+@dataclass(frozen=True)
 class EvalRow:
-    """One strategy on one model. `latency_ms` is None exactly where it failed.
+    """One strategy, or another library, on one model. `latency_ms` is None exactly where it failed.
 
     `slowdown` is how many times slower each processor was than when the dataset was measured.
     """
@@ -92,6 +102,7 @@ class EvalRow:
     of_ideal: float | None = None
     reason: str = ""
     slowdown: Mapping[str, float] = field(default_factory=dict)
+    peer: PeerRun | None = None
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,26 @@ def eval_content(result: EvalResult) -> Table:
         notes.append(
             "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
         )
+    notes += _peers(result)
     notes += _machine(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
     return Table(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+
+
+def _peers(result: EvalResult) -> list[str]:
+    """What libraries were run beside the strategies, and on how many cores they were seen."""
+    found = {row.strategy: row.peer for row in result.rows if row.peer is not None}
+    if not found:
+        return []
+    each = [
+        f"{name} {peer.version} ({peer.threads} threads, seen on cores "
+        f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
+        for name, peer in found.items()
+    ]
+    return [
+        "Peers have the cores of both sides together, in a process of their own, and every timed "
+        f"run, of strategies too, follows one that is not timed: {'; '.join(each)}."
+    ]
 
 
 def _machine(result: EvalResult) -> list[str]:

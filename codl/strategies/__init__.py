@@ -4,14 +4,20 @@ from codl.errors import UnknownNameError
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 from codl.strategies.codl import Codl
+from codl.strategies.codl_buffer import CodlBuffer
 from codl.strategies.codl_paper import CodlPaper
 from codl.strategies.cpu import Cpu
 from codl.strategies.gpu import Gpu
+from codl.strategies.gpu_buffer import GpuBuffer
+from codl.strategies.gpu_image import GpuImage
 from codl.strategies.mulayer import MuLayer
 
 STRATEGIES: dict[str, Strategy] = {
-    s.name: s for s in (Cpu(), Gpu(), MuLayer(), CodlPaper(), Codl())
-}
+    strategy.name: strategy
+    for strategy in (
+        Cpu(), Gpu(), GpuBuffer(), GpuImage(), MuLayer(), CodlBuffer(), CodlPaper(), Codl()
+    )
+}  # fmt: skip
 #: What plans where nobody says how.
 DEFAULT = "codl-paper"
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from codl import dataset
 from codl.dataset import Dataset
-from codl.errors import InvalidFileError
+from codl.errors import InvalidFileError, UnsupportedError
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
 from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.fixed import one_side
 from codl.plan.search import ChainSearch
 from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
@@ -47,6 +48,11 @@ class Context:
         except InvalidFileError:
             return None
 
+    def with_memory(self, memory: str) -> Context:
+        """The same with a GPU whose tensors lie in one of `MEMORY_TYPES` only."""
+        gpu = replace(self.soc.gpu, memory_types=(memory,))
+        return replace(self, soc=replace(self.soc, gpu=gpu))
+
     @property
     def dataset(self) -> Dataset:
         return Dataset.of(self.soc.name, self.dataset_root)
@@ -74,3 +80,20 @@ def one_processor(network: Network, context: Context, strategy: str, gpu_ratio: 
             groups.append((ratio, [layer]))
     candidates = [search.at(layers, "H", ratio) for ratio, layers in groups]
     return search.plan(strategy, candidates)
+
+
+def one_memory(network: Network, context: Context, strategy: str, memory: str) -> Plan:
+    """Everything on the GPU with its tensors in one of `MEMORY_TYPES`.
+
+    In the fastest variants where the SoC's dataset has that memory, otherwise in the default ones.
+    Raises `UnsupportedError` where the device has no images.
+    """
+    restricted, gpu = context.with_memory(memory), context.soc.gpu
+    if memory == "image2d" and not gpu.max_image_width:
+        raise UnsupportedError(
+            f"{strategy} needs images, and {gpu.name!r} of the SoC {context.soc.name!r} has none "
+            "(max_image_width is 0)."
+        )
+    if memory in gpu.memory_types:
+        return one_processor(network, restricted, strategy, 1.0)
+    return replace(one_side(network, restricted.soc, "gpu"), strategy=strategy)

@@ -19,5 +19,5 @@ class CodlPaper:
     default_predictor: ClassVar[str] = "codl_linear"
 
     def plan(self, network: Network, context: Context) -> Plan:
-        search = ChainSearch(network, context.cost(self.default_predictor))
+        search = ChainSearch(network, context.cost(self.default_predictor), dims=("H", "OC"))
         return search.plan(self.name, greedy_chains(search))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from time import perf_counter
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from codl import graph, models
 from codl.collect.protocol import Latency
-from codl.errors import CodlError
+from codl.device.energy import energy_mj, find_sensors
+from codl.errors import CodlError, DeviceError
 from codl.execute.engine import Engine
 from codl.execute.gpu_half import Fallback
 from codl.execute.program import build_program
@@ -26,18 +28,14 @@ from codl.plan.cost import CostModel
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 from codl.strategies.machine import Machine
+from codl.strategies.peers.process import PeerProcess
+from codl.strategies.peers.started import started
+from codl.strategies.turns import Effort, Timed, interleave, timed
 
 SEED = 7
+#: One processor alone, in its best or a given storage.
+SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 Note = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure: warm-up rounds, then at least so many rounds and seconds."""
-
-    warm_up: int = 2
-    min_rounds: int = 15
-    min_seconds: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class Result:
     variants that failed and were got around. `gpu_storage` is how the GPU's tensors lie;
     `precision` what its tensors are stored, computed and accumulated in. `slowdown` is how many
     times slower each processor was than when the dataset was measured; predictions know nothing
-    of that.
+    of that. `energy_mj` is that of one inference, by the sensors of this machine; None where it has
+    none. `peer` is how another library was run.
     """
 
     model: str
@@ -67,19 +66,34 @@ class Result:
     gpu_storage: tuple[str, ...] = ()
     precision: Mapping[str, str] | None = None
     slowdown: Mapping[str, float] | None = None
+    energy_mj: float | None = None
+    peer: PeerRun | None = None
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """A library's version, its threads, the cores on which they were seen at work, and how many of
+    those they kept busy in the mean.
+    """
+
+    version: str
+    threads: int
+    observed_cores: tuple[int, ...]
+    busy_cores: float
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model's inputs, made from a seed, and what ONNX Runtime makes of them."""
+    """A model, inputs for it, made from a seed, and what ONNX Runtime makes of them."""
 
+    model: onnx.ModelProto
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
 
 
-def load(model: str) -> tuple[Network, Reference]:
-    """Import a model and run it in ONNX Runtime on seeded inputs."""
-    source = models.load(model)
+def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
+    """Import a model, for so many images at a time, and run it in ONNX Runtime on seeded inputs."""
+    source = models.load(model, batch)
     imported = graph.import_onnx(source.proto, source.name)
     network = lower(graph.simplify(imported))
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
@@ -89,7 +103,7 @@ def load(model: str) -> tuple[Network, Reference]:
     )
     names = list(network.outputs)
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
-    return network, Reference(inputs, outputs)
+    return network, Reference(graph.fix_batch(source.proto), inputs, outputs)
 
 
 def random_inputs(network: Network) -> dict[str, Array]:
@@ -104,84 +118,71 @@ def evaluate(
     context: Context,
     *,
     with_ideal: bool = False,
+    peers: Sequence[str] = (),
     effort: Effort | None = None,
+    batch: int | None = None,
     note: Note = lambda text: None,
 ) -> tuple[list[Result], dict[str, list[Span]]]:
-    """Measure strategies on one model.
+    """Measure strategies, and other libraries on all cores, on one model.
 
-    Returns a result for every strategy (and the ideal), and a timeline for each that ran.
+    Of so many images at a time, or as many as the model says.
+
+    Returns a result for every strategy, the ideal and every peer, and a timeline for each strategy
+    that ran.
     """
     note(f"{model}: importing, reference by ONNX Runtime")
-    network, reference = load(model)
+    network, reference = load(model, batch)
     engines: dict[str, Engine] = {}
-    failed: dict[str, str] = {}
+    rows: dict[str, Result] = {}
+    cost = context.default_cost()
     for strategy in strategies:
         note(f"{model}: building {strategy.name}")
         try:
-            plan = strategy.plan(network, context)
-            engines[strategy.name] = Engine(network, plan, context.soc)
+            engine = Engine(network, strategy.plan(network, context), context.soc)
+            rows[strategy.name] = _of_engine(model, engine, reference, cost)
+            engines[strategy.name] = engine
         except CodlError as error:
-            failed[strategy.name] = str(error)
-    errors = {name: compare(engine, reference) for name, engine in engines.items()}
-    note(f"{model}: measuring {', '.join(engines)} interleaved")
+            rows[strategy.name] = _failed(model, strategy.name, error)
     machine = Machine.of(context.soc, context.dataset) if engines else None
-    beside = machine.visit if machine else lambda: None
-    runs = {name: engine.run for name, engine in engines.items()}
-    latencies = interleave(runs, effort or Effort(), beside)
+    effort = effort or Effort()
+    runs = {name: timed(engine.run, effort.lead_in) for name, engine in engines.items()}
+    with started(peers, reference.model, network, reference.inputs, context, note=note) as others:
+        for name, peer in others.items():
+            try:
+                if isinstance(peer, CodlError):
+                    raise peer
+                rows[name] = _of_peer(model, peer, reference)
+                runs[name] = partial(peer.run, effort.lead_in)
+            except CodlError as error:
+                rows[name] = _failed(model, name, error)
+        note(f"{model}: measuring {', '.join(runs)} interleaved")
+        failed: dict[str, CodlError] = {}
+        beside = machine.visit if machine else lambda: None
+        latencies = interleave(runs, effort, beside, failed=failed)
+        energy = _energy_mj({name: runs[name] for name in latencies}, effort.lead_in + 1, note)
+    rows |= {name: _failed(model, name, error) for name, error in failed.items()}
     slowdown = machine.slowdown() if machine else None
     limit = _ideal(network, context) if with_ideal else None
-    cost = context.default_cost()
-    results = [
-        Result(model, s.name, None, None, "measured", status="failed", reason=failed[s.name])
-        if s.name in failed
-        else _result(
-            model,
-            engines[s.name],
-            latencies,
-            errors[s.name],
-            limit,
-            _predicted_ms(network, engines[s.name].plan, cost),
-            slowdown,
-        )
-        for s in strategies
-    ]
-    if limit is not None:
-        results.append(limit)
-    timelines = {name: engine.profile() for name, engine in engines.items()}
+    rows = {name: _completed(row, latencies, limit, slowdown, energy) for name, row in rows.items()}
+    results = [rows.pop(strategy.name) for strategy in strategies]
+    results += [*([limit] if limit else []), *rows.values()]
+    timelines = {name: engine.profile() for name, engine in engines.items() if name not in failed}
     for engine in engines.values():
         engine.close()
     return results, timelines
 
 
-def interleave(
-    runs: Mapping[str, Callable[[], None]],
-    effort: Effort,
-    beside: Callable[[], None] = lambda: None,
-) -> dict[str, Latency]:
-    """Time several things in turns, so that whatever disturbs the machine disturbs all of them.
+def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> tuple[float, float]:
+    """The worst cosine and max_rel_err over all outputs, against the reference.
 
-    `beside` is called once a round.
+    Raises `DeviceError` where an output is missing or of another size.
     """
-    for _ in range(effort.warm_up):
-        for run in runs.values():
-            run()
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    order, begin, rounds = list(runs), perf_counter(), 0
-    while order and (rounds < effort.min_rounds or perf_counter() - begin < effort.min_seconds):
-        for name in order:
-            start = perf_counter()
-            runs[name]()
-            samples[name].append(perf_counter() - start)
-        beside()
-        order.append(order.pop(0))  # nobody always follows the same neighbour
-        rounds += 1
-    return {name: Latency.of(times) for name, times in samples.items()}
-
-
-def compare(engine: Engine, reference: Reference) -> tuple[float, float]:
-    """The worst cosine and max_rel_err over all outputs, against the reference."""
-    outputs = engine(reference.inputs)
-    pairs = [(outputs[name], expected) for name, expected in reference.outputs.items()]
+    pairs = []
+    for name, expected in reference.outputs.items():
+        if name not in outputs or outputs[name].size != expected.size:
+            found = ", ".join(f"{n} {v.shape}" for n, v in outputs.items()) or "none"
+            raise DeviceError(f"The output {name!r} must be {expected.shape}, got {found}.")
+        pairs.append((outputs[name].reshape(expected.shape), expected))
     return min(cosine(a, b) for a, b in pairs), max(max_rel_err(a, b) for a, b in pairs)
 
 
@@ -210,41 +211,82 @@ def _ideal(network: Network, context: Context) -> Result:
 
 
 def _predicted_ms(network: Network, plan: Plan, cost: CostModel | None) -> float | None:
-    """By the default predictor, whatever the plan was made with, where that is trained."""
-    if cost is None:
+    """By the default predictor, whatever the plan was made with, where that is trained.
+
+    A plan made without any is in variants that may have none.
+    """
+    if cost is None or plan.predicted_ms is None:
         return plan.predicted_ms
     cost = unmeasured.filled(cost, network)
     return program_ms(network, build_program(network, plan, cost.soc), cost)
 
 
-def _result(
-    model: str,
-    engine: Engine,
-    latencies: Mapping[str, Latency],
-    errors: tuple[float, float],
-    limit: Result | None,
-    predicted_ms: float | None,
-    slowdown: Mapping[str, float] | None,
-) -> Result:
-    strategy = engine.plan.strategy
-    latency = latencies[strategy]
-    singles = [latencies[name].median for name in ("cpu", "gpu") if name in latencies]
-    bound = limit.latency_ms if limit else None
+def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> Result:
+    """What is known of a strategy before it is measured."""
+    nearness, error = compare(engine(reference.inputs), reference)
     return Result(
         model=model,
-        strategy=strategy,
-        latency_ms=latency,
-        predicted_ms=predicted_ms,
+        strategy=engine.plan.strategy,
+        latency_ms=None,
+        predicted_ms=_predicted_ms(engine.network, engine.plan, cost),
         source="measured",
-        cosine=errors[0],
-        max_rel_err=errors[1],
-        speedup=min(singles) / latency.median if singles else None,
-        of_ideal=bound.median / latency.median if bound else None,
+        cosine=nearness,
+        max_rel_err=error,
         fallbacks=engine.fallbacks,
         gpu_storage=tuple(map(str, engine.storages)),
         precision=engine.precision,
-        slowdown=slowdown,
     )
+
+
+def _of_peer(model: str, peer: PeerProcess, reference: Reference) -> Result:
+    """What is known of a peer before it is measured."""
+    nearness, error = compare(peer.outputs(), reference)
+    return Result(
+        model=model,
+        strategy=peer.name,
+        latency_ms=None,
+        predicted_ms=None,
+        source="measured",
+        cosine=nearness,
+        max_rel_err=error,
+        peer=PeerRun(peer.version, peer.threads, peer.observed_cores, peer.busy_cores),
+    )
+
+
+def _failed(model: str, name: str, error: CodlError) -> Result:
+    return Result(model, name, None, None, "measured", status="failed", reason=str(error))
+
+
+def _completed(
+    row: Result,
+    latencies: Mapping[str, Latency],
+    limit: Result | None,
+    slowdown: Mapping[str, float] | None,
+    energy: Mapping[str, float | None],
+) -> Result:
+    """The row with its latency and energy, and how that compares to others of the same run."""
+    latency = latencies.get(row.strategy)
+    if latency is None:
+        return row
+    singles = [latencies[name].median for name in SINGLES if name in latencies]
+    bound = limit.latency_ms if limit else None
+    return replace(
+        row,
+        latency_ms=latency,
+        speedup=min(singles) / latency.median if singles else None,
+        of_ideal=bound.median / latency.median if bound else None,
+        slowdown=None if row.peer else slowdown,
+        energy_mj=energy[row.strategy],
+    )
+
+
+def _energy_mj(runs: Mapping[str, Timed], count: int, note: Note) -> dict[str, float | None]:
+    """Millijoules of one inference of each; `runs` make `count` of them at a time."""
+    sensors = find_sensors().sensors
+    if sensors:
+        note(f"energy by {', '.join(sensor.name for sensor in sensors)}")
+    found = {name: energy_mj(run, sensors) for name, run in runs.items()}
+    return {name: None if mj is None else mj / count for name, mj in found.items()}
 
 
 def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:

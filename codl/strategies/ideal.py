@@ -51,7 +51,18 @@ def bound(network: Network, soc: Soc, dataset: Dataset) -> Bound:
 
 
 def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, float]]:
-    """Latency, dimension and GPU ratio of every split of an op that was measured on both sides."""
+    """Latency, dimension and GPU ratio of every split of an op that was measured on both sides.
+
+    Of a batch one image was measured, and both processors take the others like it.
+    """
+    one, images = op.one_image, op.images
+    if images > 1:
+        found = [(images * ms, dim, ratio) for ms, dim, ratio in _splits(one, cpu, gpu)]
+        alone = {ratio: ms for ms, _, ratio in found if ratio in (0.0, 1.0)}
+        if len(alone) == 2:
+            shares = (count / images for count in range(1, images))
+            found += [(max(alone[0.0] * (1 - r), alone[1.0] * r), "N", r) for r in shares]
+        return found
     text, whole = to_text(op), op.dims[0]
     found = []
     if (text, whole, 1.0) in cpu:

@@ -1,6 +1,10 @@
-"""How well predictors do on latencies that other people measured on phones, whole shapes held out.
+"""The tables of docs/predictors.md: how well predictors do, whole shapes held out.
 
+    python scripts/bench/predictors.py --trained train.json
     python scripts/bench/predictors.py --phones DIR [--seeds 3] [--jobs 2] [--json FILE]
+
+The first is of one SoC: what `codl train --json` printed. The second is of latencies that other
+people measured on phones.
 
 DIR holds conv_cpu_gpu.csv and gpu_ops_tflite.csv (docs/mappings says where they are from). Each is
 imported as `codl dataset import` does, and every figure comes from the features and estimators that
@@ -20,7 +24,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,15 +263,47 @@ def _known(
     return tuple(known[other, side] for other in PHONES if other not in left_out)
 
 
+def print_trained(result: Mapping[str, Any]) -> None:
+    """The table of one SoC from what `codl train --json` printed."""
+    names = list(ESTIMATORS)
+    rows = [row for row in result["predictors"] if row["split"] == "shape"]
+    found = {(row["target"], row["name"]): row for row in rows}
+    print("| target | rows | " + " | ".join(f"`{name}`" for name in names[:-1]), end="")
+    print(" | `codl` 10 % | 5 % | MAPE | in the 90 % interval |")
+    print("| --- " * (len(names) + 5) + "|")
+    for target in dict.fromkeys(row["target"] for row in rows if row["name"] in names[1:]):
+        rows_of = next(row["n_train"] for row in rows if row["target"] == target)
+        others = [_text(found.get((target, name)), "acc10") for name in names[:-1]]
+        own = found.get((target, names[-1]))
+        mine = [_text(own, key) for key in ("acc10", "acc5", "mape", "coverage90")]
+        print(f"| `{target}` | {rows_of:,} | {' | '.join([*others, *mine])} |")
+    print(f"\nTraining {result['train_s']:.1f} s, evaluating {result['evaluate_s']:.0f} s. Bytes:")
+    print(json.dumps({**result["bytes"], "all": sum(result["bytes"].values())}))
+    for name in names:
+        each = [row["us_per_prediction"] for row in rows if row["name"] == name]
+        if each:
+            print(f"{name}: {np.median(each):.1f} us a prediction, {max(each):.1f} at most")
+
+
+def _text(row: Mapping[str, Any] | None, key: str) -> str:
+    value = None if row is None else row.get(key)
+    return "" if value is None else f"{value:.0f}" if key != "mape" else f"{value:.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--phones", type=Path, required=True, metavar="DIR")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--phones", type=Path, metavar="DIR")
+    source.add_argument("--trained", type=Path, metavar="FILE")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--predictor", action="append", choices=list(ESTIMATORS))
     parser.add_argument("--no-few-shot", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.trained:
+        print_trained(json.loads(options.trained.read_text()))
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     warnings.filterwarnings("ignore")
     parts, seeds = load(options.phones), range(options.seeds)

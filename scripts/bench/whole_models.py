@@ -26,7 +26,8 @@ from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.strategies import find
 from codl.strategies.base import Context
-from codl.strategies.evaluation import Effort, Result, evaluate
+from codl.strategies.evaluation import Result, evaluate
+from codl.strategies.turns import Effort
 
 STRATEGIES = "cpu,gpu,mulayer,codl-paper"
 WITHIN = 0.10

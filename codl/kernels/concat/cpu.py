@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
+from codl.kernels.columns import FeatureColumns, single
 from codl.kernels.ncnn import NcnnLayer
+from codl.kernels.tensor_columns import ConcatColumns
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
@@ -14,6 +16,7 @@ class CpuCopy:
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "cpu"
+    op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
 
     def refusal(self, op: Concat, soc: Soc) -> str | None:
         return None
@@ -22,4 +25,7 @@ class CpuCopy:
         return NcnnLayer("Concat", {0: 0}, after=op.activation, copies_input=True)
 
     def features(self, op: Concat, soc: Soc) -> dict[str, float]:
-        return {"inputs": float(len(op.inputs)), "output_bytes": float(op.output.bytes)}
+        return single(self.feature_columns(ConcatColumns.of([op]), soc))
+
+    def feature_columns(self, ops: ConcatColumns, soc: Soc) -> FeatureColumns:
+        return {"inputs": ops.inputs, "output_bytes": 4.0 * ops.output_elements}

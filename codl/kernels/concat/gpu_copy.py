@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
+from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.tensor_columns import ConcatColumns
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
@@ -19,6 +24,7 @@ class GpuCopy:
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -32,25 +38,30 @@ class GpuCopy:
         strips = (LONGEST_STRIP, LONGEST_STRIP // 4) if soc.gpu.is_cpu else (1,)
         return tuple({"strip": strip} for strip in strips)
 
+    def default_columns(self, ops: ConcatColumns, soc: Soc) -> ChoiceColumns:
+        return {"strip": np.full_like(ops.oc, LONGEST_STRIP if soc.gpu.is_cpu else 1)}
+
     def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        most = (choice or self.choices(op, soc)[0])["strip"]
-        width, pixels = soc.gpu.vector_width, op.output.h * op.output.w
-        copies = shifted = items = 0
-        size = self.storage.element_bytes
-        for index in range(len(op.inputs)):
-            blocks = _blocks(op, index, soc)
-            items += ceil_div(pixels, strip(pixels, blocks, most, soc)) * blocks
-            if op.offset(index) % width:
-                shifted += blocks * pixels
-            else:
-                copies += blocks * pixels
+        return single(self.feature_columns(ConcatColumns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: ConcatColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        most = (choice or self.default_columns(ops, soc))["strip"]
+        width, size = soc.gpu.vector_width, float(self.storage.element_bytes)
+        # Blocks of the output that have channels of an input; (inputs, ops), 0 where there is none.
+        ends = columns.ceil_div(ops.offsets + ops.parts, width)
+        blocks = (ends - np.floor(ops.offsets / width)) * (ops.parts > 0)
+        length = tiling_columns.strip(ops.pixels, np.maximum(blocks, 1), most, soc)
+        items = (columns.ceil_div(ops.pixels, length) * blocks).sum(axis=0)
+        shifted = (blocks * (columns.rest(ops.offsets, width) > 0)).sum(axis=0)
         return {
-            "launches": float(len(op.inputs)),
-            "block_copies": float(copies),
-            "shifted_copies": float(shifted),
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            "output_bytes": float(size * round_up(op.output.c, width) * pixels),
+            "launches": ops.inputs,
+            "block_copies": (blocks.sum(axis=0) - shifted) * ops.pixels,
+            "shifted_copies": shifted * ops.pixels,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "output_bytes": size * columns.round_up(ops.oc, width) * ops.pixels,
         }
 
     def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:

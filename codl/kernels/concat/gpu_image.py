@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
-from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.image import TEXEL, image_defines, image_refusal
+from codl.kernels.tensor_columns import ConcatColumns
+from codl.kernels.tiling import ceil_div, item_grid, strip
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
@@ -20,6 +25,7 @@ class GpuImage:
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
 
     def __init__(self, storage: Storage = IMAGE) -> None:
         self.storage = storage
@@ -38,26 +44,30 @@ class GpuImage:
     def choices(self, op: Concat, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
 
+    def default_columns(self, ops: ConcatColumns, soc: Soc) -> ChoiceColumns:
+        return {}
+
     def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        pixels = op.output.h * op.output.w
-        whole = joined = items = 0
-        for index in range(len(op.inputs)):
-            first, stop = _written(op, index)
-            aligned = op.offset(index) % TEXEL == 0
-            count = op.inputs[index].c // TEXEL if aligned else 0
-            whole += count * pixels
-            joined += (stop - first - count) * pixels
-            length = strip(pixels, max(stop - first, 1), LONGEST_STRIP, soc)
-            items += ceil_div(pixels, length) * (stop - first)
+        return single(self.feature_columns(ConcatColumns.of([op]), soc))
+
+    def feature_columns(
+        self, ops: ConcatColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        # As in `_written`; (inputs, ops), 0 where there is no such input.
+        ends = columns.ceil_div(ops.offsets + ops.parts, TEXEL)
+        written = (ends - columns.ceil_div(ops.offsets, TEXEL)) * (ops.parts > 0)
+        aligned = columns.rest(ops.offsets, TEXEL) == 0
+        whole = (np.floor(ops.parts / TEXEL) * aligned).sum(axis=0)
+        length = tiling_columns.strip(ops.pixels, np.maximum(written, 1), LONGEST_STRIP, soc)
+        items = (columns.ceil_div(ops.pixels, length) * written).sum(axis=0)
+        texel_bytes = float(self.storage.element_bytes * TEXEL)
         return {
-            "launches": float(len(op.inputs)),
-            "whole_texels": float(whole),
-            "joined_texels": float(joined),
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            "output_bytes": float(
-                self.storage.element_bytes * TEXEL * texels(op.output.c) * pixels
-            ),
+            "launches": ops.inputs,
+            "whole_texels": whole * ops.pixels,
+            "joined_texels": (written.sum(axis=0) - whole) * ops.pixels,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "output_bytes": texel_bytes * columns.ceil_div(ops.oc, TEXEL) * ops.pixels,
         }
 
     def plan(self, op: Concat, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -15,7 +15,6 @@ import numpy as np
 
 from codl.kernels.base import Processor
 from codl.kernels.columns import (
-    FIRST_LEVEL,
     Column,
     ConvColumns,
     FeatureColumns,
@@ -24,9 +23,11 @@ from codl.kernels.columns import (
     ceil_div,
     halvings,
     packed_vectors,
+    rest,
     round_up,
     single,
 )
+from codl.kernels.conv2d.cpu_direct_columns import direct_columns
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.ncnn import (
     NO_GEMM,
@@ -185,13 +186,13 @@ def _even(size: Column, most: Column, unit: int) -> Column:
 
 def _twelves(size: Column) -> Column:
     """Steps of 12, and of 8, 4, 2 and 1 for the rest."""
-    result: Column = np.floor(size / 12) + halvings(np.mod(size, 12), 8)
+    result: Column = np.floor(size / 12) + halvings(rest(size, 12), 8)
     return result
 
 
 def _waited(size: Column) -> Column:
     """The same where a step of 2 or of 1 takes as long as one of 4."""
-    few = np.mod(np.mod(size, 12), 4)
+    few = rest(rest(size, 12), 4)
     result: Column = size - few + 4 * halvings(few, 2)
     return result
 
@@ -211,38 +212,7 @@ class CpuDirect(_CpuConv):
         return None
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        """ncnn's generic kernel does a tap of an input channel at a time, for a vector of outputs.
-
-        Those for 3x3 windows and half a vector more of outputs are faster the fewer the inputs.
-        """
-        lanes = soc.cpu.simd_floats
-        vectors = ops.pixels * halvings(ops.oc, lanes)
-        windows = vectors * ops.window
-        alone = ops.is_depthwise
-        short = ~alone & (ops.kh == 3) & (ops.kw == 3) & (ops.dh == 1) & (ops.dw == 1)
-        short &= np.mod(ops.oc, lanes) == lanes / 2
-        planar = short & (np.mod(ops.ic, 4) > 0)
-        half = short & (np.mod(ops.ic, lanes) == lanes / 2)
-        steps = windows * ops.group_ic
-        alone_steps = ops.pixels * packed_vectors(ops.oc, lanes) * ops.window * alone
-        panel = beyond(4.0 * lanes * ops.group_ic * ops.window, FIRST_LEVEL)
-        padded_bytes = 4.0 * ops.ic * ops.padded_h * ops.padded_w
-        moved = by_level("moved", padded_bytes + 4.0 * ops.oc * ops.pixels, soc.cpu.l2_cache_bytes)
-        return {
-            "lane_steps": steps * ~(alone | planar | half),
-            "planar_steps": steps * (planar & (ops.sh == 1)),
-            "planar_strided_steps": steps * (planar & (ops.sh > 1)),
-            "half_steps": steps * half,
-            "windows": windows * ~alone,
-            "depthwise_steps": alone_steps * (ops.sh == 1),
-            "depthwise_strided_steps": alone_steps * (ops.sh > 1),
-            "output_vectors": vectors,
-            "panels_streamed": panel * vectors * ~alone,
-            "padded_bytes": padded_bytes,
-            "moved_beyond": moved["moved_beyond"],
-            "moved_far": moved["moved_far"],
-            "weight_bytes": 4.0 * ops.oc * ops.group_ic * ops.window,
-        }
+        return direct_columns(ops, soc)
 
 
 @dataclass(frozen=True)
@@ -272,9 +242,9 @@ class CpuGemm(_CpuConv):
             "kernel_steps": blocks.steps(soc) * k,
             "input_vectors": copies,
             "window_vectors": copies * (ops.window > 1),
-            "scalar_inputs": n * k * (np.mod(ops.ic, 4) > 0),
+            "scalar_inputs": n * k * (rest(ops.ic, 4) > 0),
             "output_vectors": n * packed_vectors(m, lanes),
-            "scalar_outputs": n * m * (np.mod(m, 4) > 0),
+            "scalar_outputs": n * m * (rest(m, 4) > 0),
             "weights_streamed": beyond(4.0 * m * k, cache) * blocks.blocks_n,
             "packed_streamed": beyond(4.0 * n * k, cache) * blocks.blocks_m,
             "blocks": blocks.blocks_m * blocks.blocks_n,

@@ -75,7 +75,7 @@ class _Tiling:
 def _dividing(blocks: Column, most: Column | int) -> Column:
     """The largest number up to `most` that divides `blocks`: a part of an op may have fewer."""
     outs = np.broadcast_to(np.asarray(most, np.float64), blocks.shape)
-    while (uneven := np.mod(blocks, outs) > 0).any():
+    while (uneven := columns.rest(blocks, outs) > 0).any():
         outs = outs - uneven
     return outs
 
@@ -127,7 +127,7 @@ class GpuDirect:
         run = (t.tiles - slow) * ops.tap_rows / (ops.oh * ops.kh) + slow
         tile_macs = t.out_blocks * t.pixels * loop * width
         few = ops.group_ic <= MOST_UNROLLED
-        rest = np.where(few, 0.0, np.mod(ops.group_ic, width))
+        lanes = np.where(few, 0.0, columns.rest(ops.group_ic, width))
         moved = byte_columns(ops, soc, self.storage)
         weights = moved["weight_bytes"]
         tile_input = 4.0 * t.in_blocks * width * t.pixels * ops.sh * ops.sw
@@ -138,8 +138,8 @@ class GpuDirect:
             "tile_steps": t.out_blocks * steps * run,
             "row_end_steps": t.out_blocks * steps * slow,
             "padded_tap_steps": _padded_taps(ops) * t.in_blocks * t.out_blocks,
-            "rest_steps": tiles * ops.window * (rest > 0),
-            "rest_lanes": tiles * ops.window * rest,
+            "rest_steps": tiles * ops.window * (lanes > 0),
+            "rest_lanes": tiles * ops.window * lanes,
             "loop_length": loop,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
@@ -233,8 +233,8 @@ def _tiles_over_ends(ops: ConvColumns, t: _Tiling) -> Column:
     """Tiles that lie in more than one row, or are not full: each of their pixels has a pointer."""
     flat = (ops.window == 1) & (ops.sh == 1) & (ops.sw == 1) & ~ops.is_padded
     crossing = np.where(ops.ow < t.pixels, t.tiles, np.minimum(ops.oh - 1, t.tiles))
-    crossing = np.where(flat | (np.mod(ops.ow, t.pixels) == 0), 0.0, crossing)
-    result: Column = np.minimum(crossing + (np.mod(ops.pixels, t.pixels) > 0), t.tiles)
+    crossing = np.where(flat | (columns.rest(ops.ow, t.pixels) == 0), 0.0, crossing)
+    result: Column = np.minimum(crossing + (columns.rest(ops.pixels, t.pixels) > 0), t.tiles)
     return result
 
 

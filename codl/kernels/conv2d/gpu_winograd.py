@@ -69,7 +69,7 @@ class GpuWinograd:
         t = Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, cache = soc.gpu.vector_width, columns.gpu_cache_bytes(soc)
         out_channels = t.out_blocks * width
-        odd = np.mod(t.side, 2) > 0  # those of stride 2, with transforms of their own
+        odd = columns.rest(t.side, 2) > 0  # those of stride 2, with transforms of their own
         effort = np.where(t.side < 6, 0.6, np.where(t.side < 8, 0.8, 1.0)) * t.points * t.tiles
         into, out_of = effort * t.in_blocks * t.parts, effort * t.out_blocks
         weights = self.storage.element_bytes * t.weight_points * ops.ic * out_channels

@@ -28,8 +28,8 @@ TRANSFORM, PASS, WIDTH, STRAIN = 8, 0.2, 0.003, 0.1
 #: The first pass over a weight vector costs so much more than others, and takes at least so long:
 #: from the cache beyond the second, and from memory, where the weights are many times as large.
 BEYOND, MEMORY, MANY = (1, 8), (1.5, 12), 12
-#: Ops whose choices are compared at once: as many as stay in the second-level cache.
-AT_ONCE = 128
+#: Ops whose choices are compared at once: some megabytes of them.
+AT_ONCE = 1024
 #: Choices of each tile size that are worth trying.
 TRIED = 8
 
@@ -58,9 +58,9 @@ class Tiling:
         tiles_w, tiles = _tiles(ops, tile)
         units = float(soc.gpu.compute_units)
         limits = columns.ceil_div(tiles, limit)
-        workers = np.minimum(units, limits) if soc.gpu.is_cpu else np.ones_like(tiles)
+        workers = np.minimum(units, limits) if soc.gpu.is_cpu and units > 1 else np.ones_like(tiles)
         # Blocks of equal size, as many for every worker.
-        rounds = columns.ceil_div(limits, workers)
+        rounds = columns.ceil_div(limits, workers) if units > 1 else limits
         out_blocks = columns.ceil_div(ops.oc, soc.gpu.vector_width)
         return cls(
             side=(tile - 1) * ops.sw + ops.kw,
@@ -88,7 +88,7 @@ class Tiling:
     @property
     def weight_points(self) -> Column:
         """Points of the filter: those of stride 2 for odd inputs are one."""
-        return np.where(np.mod(self.side, 2) > 0, (self.tile + 2) ** 2, self.points)
+        return np.where(columns.rest(self.side, 2) > 0, (self.tile + 2) ** 2, self.points)
 
     @property
     def blocks(self) -> Column:
@@ -96,9 +96,11 @@ class Tiling:
 
     @property
     def computed(self) -> Column:
-        """Tiles that are multiplied: every block is filled up to a multiple of `together`."""
-        full = np.floor(self.tiles / self.most) * self.most
-        return full + columns.round_up(self.tiles - full, self.together)
+        """Tiles that are multiplied: every block is filled up to a multiple of `together`.
+
+        Whole blocks are such multiples already.
+        """
+        return columns.round_up(self.tiles, self.together)
 
     def points_floats(self, width: int) -> Column:
         """Scratch for the transformed input of a block of tiles; `POINT_STRIDE` in the source."""
@@ -120,11 +122,16 @@ class Tiling:
         few = weight_bytes <= MANY * cache
         more, least = (np.where(few, near, far) for near, far in zip(BEYOND, MEMORY, strict=True))
         first_passes = self.blocks * (more + np.maximum(0, least - self.together))
-        products = products + np.where(weight_bytes > cache, first_passes, 0)
+        products = products + first_passes * (weight_bytes > cache)
         transforms = TRANSFORM * self.tiles * (self.in_blocks + self.out_blocks)
-        filled = 4 * (self.points_floats(width) + self.sums_floats(width)) / cache
-        strained = 1 + STRAIN * np.minimum(1, filled)
-        result: Column = self.points * (vectors * products + transforms) * strained
+        scratch_tiles = _odd(self.in_blocks * self.most)
+        scratch_tiles += _odd(self.most)
+        filled = np.multiply(4 * width / cache * self.points, scratch_tiles, out=scratch_tiles)
+        strained = 1 + STRAIN * np.minimum(1, filled, out=filled)
+        result: Column = vectors * products
+        result += transforms
+        result *= self.points
+        result *= strained
         return result
 
 
@@ -152,7 +159,9 @@ class Cut:
 
 def _odd(sizes: Column) -> Column:
     """The same size, or one more: strides that are powers of two share the cache's sets."""
-    result: Column = sizes + (np.mod(sizes, 2) == 0)
+    result: Column = np.floor(sizes / 2)
+    result *= 2
+    result += 1
     return result
 
 
@@ -179,10 +188,10 @@ def default_choice(ops: ConvColumns, soc: Soc) -> ChoiceColumns:
     """The first of `choices` for every op."""
     parts = []
     for first in range(0, len(ops), AT_ONCE):
-        found, cost = cuts(ops.slice(first, first + AT_ONCE), soc)
-        best = np.argmin(cost, axis=0)
-        at = np.arange(best.size)
-        parts.append({name: rows[best, at] for name, rows in found.items()})
+        found, cost = _cuts(ops.slice(first, first + AT_ONCE), soc)
+        best = np.unravel_index(np.argmin(cost.reshape(-1, cost.shape[-1]), 0), cost.shape[:-1])
+        at = (*best, np.arange(cost.shape[-1]))
+        parts.append({name: np.broadcast_to(rows, cost.shape)[at] for name, rows in found.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -191,10 +200,18 @@ def cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
 
     What is no way for an op, or not worth trying, costs infinitely much.
     """
+    found, cost = _cuts(ops, soc)
+    shape = (-1, cost.shape[-1])
+    flat = {k: np.broadcast_to(rows, cost.shape).reshape(shape) for k, rows in found.items()}
+    return flat, cost.reshape(shape)
+
+
+def _cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
+    """As `cuts`, shaped (sizes of tiles, tiles together, times these, ops) or 1 where all agree."""
     window = ops.kw + 100 * ops.sw
-    sides = np.full((max(map(len, SIDES.values())), ops.kw.size), np.nan)
+    sides = np.full((max(map(len, SIDES.values())), 1, 1, ops.kw.size), np.nan)
     for (size, stride), known in SIDES.items():
-        sides[: len(known), window == size + 100 * stride] = np.reshape(known, (-1, 1))
+        sides[: len(known), ..., window == size + 100 * stride] = np.reshape(known, (-1, 1, 1, 1))
     tile = (sides - ops.kw) / ops.sw + 1
     tiles = _tiles(ops, tile)[1]
     if not soc.gpu.is_cpu:
@@ -204,16 +221,9 @@ def cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
     tile_bytes = 4 * sides**2 * width * (columns.ceil_div(ops.ic, width) + 1)
     fitting = np.floor(SCRATCH_SHARE * soc.cpu.l2_cache_bytes / tile_bytes)
     fitting = np.minimum(np.maximum(FEWEST, fitting), tiles)
-    # (sizes, together, times, ops)
     together = np.reshape(np.array(TOGETHER[width], np.float64), (1, -1, 1, 1))
-    short = np.maximum(1, np.floor(fitting[:, None, None] / together))
-    most = short * np.reshape((1.0, 4.0), (1, 1, -1, 1)) * together
-    shape = (-1, ops.kw.size)
-    found = {
-        name: np.broadcast_to(values, most.shape).reshape(shape)
-        for name, values in (("tile", tile[:, None, None]), ("together", together), ("most", most))
-    }
+    short = np.maximum(1, np.floor(fitting / together)) * together
+    found = {"tile": tile, "together": together, "most": short * np.reshape((1.0, 4.0), (-1, 1))}
     cost = Tiling.of(ops, soc, found).cost(ops, soc)
-    all_tiles = np.broadcast_to(tiles[:, None, None], most.shape).reshape(shape)
-    few = (found["together"] < FEWEST_CHAINS) & (found["together"] < all_tiles)
-    return found, np.where(few | np.isnan(cost), np.inf, cost)
+    few = (together < FEWEST_CHAINS) & (together < tiles)
+    return found, np.where(few | np.isnan(tile), np.inf, cost)

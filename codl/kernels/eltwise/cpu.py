@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
+from codl.kernels.columns import FeatureColumns, single
 from codl.kernels.ncnn import NcnnLayer
+from codl.kernels.tensor_columns import EltwiseColumns
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
@@ -19,6 +21,7 @@ class CpuDirect:
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "cpu"
+    op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
         if len(set(op.inputs)) > 1:
@@ -35,8 +38,11 @@ class CpuDirect:
         return NcnnLayer("BinaryOp", parameters, after=op.activation, copies_input=True)
 
     def features(self, op: Eltwise, soc: Soc) -> dict[str, float]:
+        return single(self.feature_columns(EltwiseColumns.of([op]), soc))
+
+    def feature_columns(self, ops: EltwiseColumns, soc: Soc) -> FeatureColumns:
         return {
-            "input_bytes": float(sum(shape.bytes for shape in op.inputs)),
-            "output_bytes": float(op.output.bytes),
-            "activations": float(op.output.elements) if op.activation.kind != "none" else 0.0,
+            "input_bytes": 4.0 * ops.input_elements,
+            "output_bytes": 4.0 * ops.output_elements,
+            "activations": ops.output_elements * ops.is_active,
         }

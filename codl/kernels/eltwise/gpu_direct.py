@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.activation import float_literal
 from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
+from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.tensor_columns import EltwiseColumns
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.eltwise import MODES, UNARY, Eltwise
 from codl.ops.region import Shape
 from codl.soc import Soc
@@ -24,6 +27,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
         self.storage = storage
@@ -35,19 +39,27 @@ class GpuDirect:
     def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
 
+    def default_columns(self, ops: EltwiseColumns, soc: Soc) -> ChoiceColumns:
+        return {}
+
     def features(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        blocks, pixels = soc.gpu.blocks(op.output.c), op.output.h * op.output.w
-        items = ceil_div(pixels, _strip(op, soc)) * blocks
-        size = self.storage.element_bytes
-        channels = round_up(op.output.c, soc.gpu.vector_width)
+        return single(self.feature_columns(EltwiseColumns.of([op]), soc))
+
+    def feature_columns(
+        self, ops: EltwiseColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        width, size = soc.gpu.vector_width, float(self.storage.element_bytes)
+        blocks = columns.ceil_div(ops.oc, width)
+        length = tiling_columns.strip(ops.pixels, blocks, LONGEST_STRIP, soc)
+        items = columns.ceil_div(ops.pixels, length) * blocks
         return {
-            "output_blocks": float(pixels * blocks),
-            "stretched": float(sum(_stretched(op, i) for i in range(len(op.inputs)))),
-            "activations": float(pixels * blocks) if op.activation.kind != "none" else 0.0,
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            "input_bytes": float(size * sum(shape.elements for shape in op.inputs)),
-            "output_bytes": float(size * channels * pixels),
+            "output_blocks": ops.pixels * blocks,
+            "stretched": ops.stretched,
+            "activations": ops.pixels * blocks * ops.is_active,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "input_bytes": size * ops.input_elements,
+            "output_bytes": size * blocks * width * ops.pixels,
         }
 
     def plan(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> KernelPlan:

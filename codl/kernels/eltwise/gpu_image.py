@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.kernels import columns, tiling_columns
 from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
 from codl.kernels.eltwise.gpu_direct import mode_defines
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
-from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.kernels.tensor_columns import EltwiseColumns
+from codl.kernels.tiling import ceil_div, item_grid, strip
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
@@ -21,6 +24,7 @@ class GpuImage:
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def __init__(self, storage: Storage = IMAGE) -> None:
         self.storage = storage
@@ -32,17 +36,25 @@ class GpuImage:
     def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
 
+    def default_columns(self, ops: EltwiseColumns, soc: Soc) -> ChoiceColumns:
+        return {}
+
     def features(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        blocks, pixels = texels(op.output.c), op.output.h * op.output.w
-        items = ceil_div(pixels, _strip(op, soc)) * blocks
-        size = self.storage.element_bytes
+        return single(self.feature_columns(EltwiseColumns.of([op]), soc))
+
+    def feature_columns(
+        self, ops: EltwiseColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        blocks, size = columns.ceil_div(ops.oc, TEXEL), float(self.storage.element_bytes)
+        length = tiling_columns.strip(ops.pixels, blocks, LONGEST_STRIP, soc)
+        items = columns.ceil_div(ops.pixels, length) * blocks
         return {
-            "output_texels": float(pixels * blocks),
-            "activations": float(pixels * blocks) if op.activation.kind != "none" else 0.0,
-            "work_items": float(items),
-            "waves": waves(items, soc),
-            "input_bytes": float(size * sum(shape.elements for shape in op.inputs)),
-            "output_bytes": float(size * TEXEL * blocks * pixels),
+            "output_texels": ops.pixels * blocks,
+            "activations": ops.pixels * blocks * ops.is_active,
+            "work_items": items,
+            "waves": tiling_columns.waves(items, soc),
+            "input_bytes": size * ops.input_elements,
+            "output_bytes": size * TEXEL * blocks * ops.pixels,
         }
 
     def plan(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> KernelPlan:

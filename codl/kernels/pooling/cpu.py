@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from codl.kernels.base import Processor
 from codl.kernels.columns import (
     FeatureColumns,
     PoolColumns,
     by_level,
     packed_vectors,
+    rest,
     single,
 )
 from codl.kernels.ncnn import NcnnLayer
@@ -55,7 +54,7 @@ class CpuDirect:
         ncnn has kernels of their own for windows of 2x2 and 3x3 at stride 2; they are the fast
         ones. Padding is written out first.
         """
-        channels, packed = packed_vectors(ops.ic, soc.cpu.simd_floats), np.mod(ops.ic, 4) == 0
+        channels, packed = packed_vectors(ops.ic, soc.cpu.simd_floats), rest(ops.ic, 4) == 0
         outputs = ops.pixels * channels
         square = (ops.kh == ops.kw) & (ops.sh == 2) & (ops.sw == 2) & packed
         twos, threes = square & (ops.kh == 2), square & (ops.kh == 3)

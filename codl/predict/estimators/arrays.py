@@ -28,7 +28,9 @@ def to_rows(values: Vector) -> list[str]:
 def _short(value: float) -> str:
     """The shortest text that reads back as the same number."""
     text = f"{value:.{DIGITS}g}"
-    return text if float(text) == value else repr(value)
+    text = text if float(text) == value else repr(value)
+    sign, text = ("-", text[1:]) if text.startswith("-") else ("", text)
+    return sign + (text[1:] if text.startswith("0.") else text)
 
 
 def from_rows(state: Mapping[str, Any], key: str, *, rows: int | None, columns: int) -> Vector:

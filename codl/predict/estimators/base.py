@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from codl.errors import CodlError
 from codl.predict.estimators import runs as run_terms
+from codl.predict.estimators.arrays import rounded
 from codl.predict.estimators.runs import RunTerm
 from codl.predict.features import FeatureSet
 
@@ -71,7 +72,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not (y > 0).all():
             raise ValueError(f"Latencies must be positive, got {y.min():g}.")
         shapes = _groups(X, groups)
-        self.floor_ = float(FLOOR * y.min())
+        self.floor_ = float(rounded(FLOOR * y.min(), 3))
         self.runs_ = {}
         labels = _labels(runs, len(y))
         if len(set(labels)) > 1:
@@ -130,6 +131,10 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
         return self._in_runs(self._predict(X), runs)
 
+    def typical(self, X: Vector) -> Vector:
+        """`predict` for features that have been checked, in the typical run."""
+        return self._in_runs(self._predict(X), None)
+
     def interval(
         self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None
     ) -> tuple[Vector, Vector]:
@@ -147,16 +152,16 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return low * np.where(at_floor, 1 - width, 1), high * np.where(at_floor, 1 + width, 1)
 
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
-        labels = _labels(runs, len(latency_ms))
-        if self.runs_:
+        if self.runs_ or runs is not None:
+            labels = _labels(runs, len(latency_ms))
             latency_ms = run_terms.apply(self.runs_, latency_ms, labels)
         return np.maximum(latency_ms, self.floor_)
 
     def state(self, names: Sequence[str]) -> dict[str, Any]:
         """The learned state as JSON values; `names` are the features in the order of fitting."""
         check_is_fitted(self)
-        own = {"floor_ms": self.floor_, "runs": run_terms.write(self.runs_)}
-        return {**own, **self._write(names)}
+        runs = {"runs": run_terms.write(self.runs_)} if self.runs_ else {}
+        return {"floor_ms": self.floor_, **runs, **self._write(names)}
 
     @classmethod
     def from_state(cls: type[E], state: State, names: Sequence[str]) -> E:
@@ -166,7 +171,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         estimator.floor_ = number(state, "floor_ms")
         if estimator.floor_ <= 0:
             raise ValueError(f"floor_ms must be positive, got {estimator.floor_:g}.")
-        estimator.runs_ = run_terms.read(state.get("runs"))
+        estimator.runs_ = run_terms.read(state.get("runs", {}))
         estimator._read(state, names)
         return estimator
 

@@ -108,8 +108,8 @@ class Codl(LatencyEstimator):
             return
         items = Items.of(scaled)
         rows = spread_points(scaled, self.points)
-        self.points_ = rounded(scaled[rows], 4)
-        base = np.log(self.base_.predict(X))
+        self.points_ = scaled[rows].round(2)
+        base = np.log(self.base_.typical(X))
         residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
         level, axes = _ridge(scaled, logs), spread_axes(scaled)
         candidates = [
@@ -130,7 +130,7 @@ class Codl(LatencyEstimator):
 
     def _seen(self, X: Vector, base: Vector) -> Vector:
         """What trees look at: the features' logarithms, alone and over the base."""
-        logs = np.log1p(np.abs(X[:, self.columns_]))
+        logs = _logs(X[:, self.columns_])
         return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
 
     def _candidate(
@@ -164,10 +164,10 @@ class Codl(LatencyEstimator):
     def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
         self.points_ = np.empty((0, len(self.columns_)))
         self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
-        off = float(np.median(logs - np.log(self.base_.predict(X)))) if len(logs) > 1 else 0.0
+        off = float(np.median(logs - np.log(self.base_.typical(X)))) if len(logs) > 1 else 0.0
         self.limits_ = rounded([min(off, 0.0), max(off, 0.0)])
         self.errors_ = Errors.unknown(2)
-        self.inner_ = self.base_.predict(X)
+        self.inner_ = self.base_.typical(X)
 
     def _choose(
         self,
@@ -226,7 +226,7 @@ class Codl(LatencyEstimator):
 
     def _scale(self, X: Vector) -> None:
         """Keep the columns that vary and say something of their own."""
-        logs = np.log1p(np.abs(X))
+        logs = _logs(X)
         center, spread = rounded(logs.mean(0)), rounded(logs.std(0))
         kept: list[int] = []
         for column in np.flatnonzero(spread > 1e-6).tolist():
@@ -237,28 +237,21 @@ class Codl(LatencyEstimator):
         self.columns_, self.center_, self.spread_ = kept, center[kept], spread[kept]
 
     def _scaled(self, X: Vector) -> Vector:
-        scaled: Vector = np.log1p(np.abs(X[:, self.columns_]))
+        scaled: Vector = _logs(X[:, self.columns_])
         scaled -= self.center_
         scaled /= self.spread_
         return scaled
 
-    def _corrections(self, X: Vector, base: Vector) -> tuple[Vector, Vector]:
-        """What each member adds to the base's logarithm, and how far an item is from points.
-
-        Trees come last, where there are any.
-        """
+    def _corrections(self, X: Vector, base: Vector) -> Vector:
+        """What each member adds to the base's logarithm; trees come last, where there are any."""
         if not self.members_:
-            return np.full((1, len(X)), self.limits_.sum()), np.ones(len(X))
+            return np.full((1, len(X)), self.limits_.sum())
         scaled = self._scaled(X)
-        result = np.empty((len(self.members_), len(X)))
-        far = np.ones(len(X))
-        for at, (member, is_level) in enumerate(zip(self.members_, self.is_level_, strict=True)):
-            result[at], own = member.predict(scaled, self.points_)
-            result[at] -= base if is_level else 0.0
-            far = own if at == 0 else far
+        rows = [member.predict(scaled, self.points_) for member in self.members_]
+        result = np.array(rows) - np.outer(self.is_level_, base)
         if self.trees_:
             result = np.vstack([result, self.trees_.predict(self._seen(X, base))])
-        return result.clip(*self.limits_), far
+        return result.clip(*self.limits_)
 
     def _mixed(self, corrections: Vector) -> Vector:
         if not self.members_:
@@ -272,13 +265,14 @@ class Codl(LatencyEstimator):
         return mixed
 
     def _predict(self, X: Vector) -> Vector:
-        base = self.base_.predict(X)
-        corrections, _ = self._corrections(X, np.log(base))
-        return base * np.exp(self._mixed(corrections))
+        base = self.base_.typical(X)
+        return base * np.exp(self._mixed(self._corrections(X, np.log(base))))
 
     def _bounds(self, X: Vector, coverage: float) -> tuple[Vector, Vector]:
-        base = self.base_.predict(X)
-        corrections, far = self._corrections(X, np.log(base))
+        base, far = self.base_.typical(X), np.ones(len(X))
+        corrections = self._corrections(X, np.log(base))
+        if self.members_:
+            far = self.members_[0].far(self._scaled(X), self.points_)
         signs = np.column_stack([np.ptp(corrections, axis=0), far])
         low, high = self.errors_.bounds(signs, coverage)
         predicted = base * np.exp(self._mixed(corrections))
@@ -299,14 +293,10 @@ class Codl(LatencyEstimator):
                     self.shares_.tolist(), self.is_level_, self.members_, strict=True
                 )
             ],
-            "trees": self.trees_.state(self._tree_names()) if self.trees_ else {},
+            **({"trees": self.trees_.state()} if self.trees_ else {}),
             "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
-
-    def _tree_names(self) -> list[str]:
-        """Plain numbers: the features' own names stand in `columns`."""
-        return [f"seen_{at}" for at in range(3 * len(self.columns_) + 1)]
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         base, columns = state.get("base"), state.get("columns")
@@ -332,16 +322,23 @@ class Codl(LatencyEstimator):
         self.members_ = tuple(member for member, _, _ in read)
         self.is_level_ = tuple(is_level for _, is_level, _ in read)
         self.shares_ = np.array([share for _, _, share in read])
-        trees, total = state.get("trees"), float(self.shares_.sum())
-        if not isinstance(trees, Mapping):
-            raise ValueError(f"trees must be a mapping, got {trees!r:.80}.")
-        self.trees_ = Trees.from_state(trees, self._tree_names()) if trees else None
+        total = float(self.shares_.sum())
+        # Trees see every column, the base, the columns over the base, and over the first column.
+        trees = "trees" in state
+        self.trees_ = Trees.from_state(state["trees"], 3 * width + 1) if trees else None
         if total > 1 + 1e-9 or (read and not trees and total < 1 - 1e-9):
             raise ValueError(f"members: shares must add up to 1, got {total:g}.")
         self.limits_ = vector(state, "limits", 2)
         if self.limits_[0] > self.limits_[1]:
             raise ValueError("limits must be in order.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
+
+
+def _logs(X: Vector) -> Vector:
+    """Logarithms of 1 more than the features; `log1p` is exact near 0 too, but far slower."""
+    result = np.abs(X)
+    result += 1
+    return np.log(result, out=result)
 
 
 def _shares(count: int) -> Vector:

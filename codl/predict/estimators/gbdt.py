@@ -53,18 +53,18 @@ class Gbdt(LatencyEstimator):
         if self.monotone:
             parameters["monotone_constraints"] = [1] * X.shape[1]
         self.base_ = CodlLinear().fit(X, y)
-        target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.predict(X))
+        target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.typical(X))
         self.trees_ = Trees.fit(X, target, rounds=self.rounds, parameters=parameters)
 
     def _predict(self, X: Vector) -> Vector:
-        return self.base_.predict(X) * np.exp(self.trees_.predict(X))
+        return self.base_.typical(X) * np.exp(self.trees_.predict(X))
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        return {"base": self.base_.state(names), **self.trees_.state(names)}
+        return {"base": self.base_.state(names), "trees": self.trees_.state()}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         base = state.get("base")
         if not isinstance(base, Mapping):
             raise ValueError(f"base must be a mapping, got {base!r}.")
         self.base_ = CodlLinear.from_state(base, names)
-        self.trees_ = Trees.from_state(state, names)
+        self.trees_ = Trees.from_state(state.get("trees"), len(names))

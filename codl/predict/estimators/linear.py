@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
 from sklearn.linear_model import LinearRegression
 
-from codl.errors import UnknownNameError
-from codl.predict.estimators.arrays import rounded
+from codl.predict.estimators.arrays import rounded, to_rows, vector
 from codl.predict.estimators.base import (
     RESOLUTION_MS,
     Groups,
@@ -21,7 +20,7 @@ from codl.predict.estimators.base import (
 from codl.predict.features import FeatureSet
 
 #: Significant digits of coefficients: more would only make files larger.
-DIGITS = 7
+DIGITS = 6
 
 
 class _Linear(LatencyEstimator):
@@ -36,23 +35,15 @@ class _Linear(LatencyEstimator):
         return X @ self.coef_ + self.intercept_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        """Coefficients by the feature's name; those of 0 are left out."""
-        values = zip(names, self.coef_.tolist(), strict=True)
-        coefficients = {name: value for name, value in values if value}
-        return {"overhead_ms": self.intercept_, "coefficients_ms": coefficients}
+        """Coefficients in the order of the features."""
+        return {"overhead_ms": self.intercept_, "coefficients_ms": to_rows(self.coef_)[0]}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
-        coefficients = state.get("coefficients_ms")
-        if not isinstance(coefficients, Mapping):
-            raise ValueError(f"coefficients_ms must be a mapping, got {coefficients!r}.")
-        for name in coefficients:
-            if name not in names:
-                reason = UnknownNameError("feature", str(name), names)
-                raise ValueError(f"coefficients_ms: {reason}")
         self.intercept_ = number(state, "overhead_ms", non_negative=self.is_non_negative)
-        known = dict.fromkeys(names, 0.0) | dict(coefficients)
-        values = [number(known, n, non_negative=self.is_non_negative) for n in names]
-        self.coef_ = np.array(values, np.float64)
+        rows = {"coefficients_ms": [state.get("coefficients_ms")]}
+        self.coef_ = vector(rows, "coefficients_ms", len(names))
+        if self.is_non_negative and (self.coef_ < 0).any():
+            raise ValueError(f"coefficients_ms must not be negative, got {self.coef_.min():g}.")
 
 
 class FlopsLinear(_Linear):

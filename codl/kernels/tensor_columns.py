@@ -1,0 +1,206 @@
+"""Ops on whole tensors as columns: element-wise, concatenation, and those of any other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from math import prod
+from operator import attrgetter, itemgetter
+
+import numpy as np
+
+from codl.kernels.columns import Column, Columns, ConvColumns, FcColumns, PoolColumns
+from codl.ops.base import Op
+from codl.ops.concat import Concat
+from codl.ops.conv2d import Conv2d
+from codl.ops.eltwise import Eltwise
+from codl.ops.fully_connected import FullyConnected
+from codl.ops.pool2d import Pool2d
+
+_INPUTS = attrgetter("inputs")
+_ELTWISE = attrgetter("inputs", "activation.kind")
+
+
+@dataclass(frozen=True)
+class _Tensors(Columns):
+    """Ops without weights whose output has images, channels, rows and columns of its own."""
+
+    @property
+    def weight_elements(self) -> Column:
+        return np.zeros_like(self.images)
+
+
+@dataclass(frozen=True)
+class EltwiseColumns(_Tensors):
+    """One input or two: `n`, `c`, `h` and `w` of either, the first again where there is one."""
+
+    c0: Column
+    h0: Column
+    w0: Column
+    n1: Column
+    c1: Column
+    h1: Column
+    w1: Column
+    inputs: Column
+    is_active: Column
+
+    @staticmethod
+    def _rows(ops: Sequence[Eltwise]) -> list[tuple[int, ...]]:
+        return [
+            (*shapes[0], *shapes[-1], len(shapes), kind != "none")
+            for shapes, kind in map(_ELTWISE, ops)
+        ]
+
+    @property
+    def n0(self) -> Column:
+        return self.images
+
+    @cached_property
+    def oc(self) -> Column:
+        return np.maximum(self.c0, self.c1)
+
+    @cached_property
+    def oh(self) -> Column:
+        return np.maximum(self.h0, self.h1)
+
+    @cached_property
+    def ow(self) -> Column:
+        return np.maximum(self.w0, self.w1)
+
+    @cached_property
+    def pixels(self) -> Column:
+        """Output pixels of one channel."""
+        return self.oh * self.ow
+
+    @cached_property
+    def stretched(self) -> Column:
+        """Inputs whose pixels and the output's differ."""
+        first = (self.h0 != self.oh) | (self.w0 != self.ow)
+        second = (self.h1 != self.oh) | (self.w1 != self.ow)
+        found: Column = first * 1.0 + second * (self.inputs > 1)
+        return found
+
+    @cached_property
+    def input_elements(self) -> Column:
+        second = self.n1 * self.c1 * self.h1 * self.w1 * (self.inputs > 1)
+        return self.n0 * self.c0 * self.h0 * self.w0 + second
+
+    @property
+    def output_elements(self) -> Column:
+        return np.maximum(self.n0, self.n1) * self.oc * self.pixels
+
+    @property
+    def flops(self) -> Column:
+        return self.output_elements
+
+
+@dataclass(frozen=True)
+class ConcatColumns(_Tensors):
+    """Inputs of one height and width; `parts` are their channels, shaped (inputs, ops).
+
+    Ops with fewer inputs than others have parts of 0 channels at the end.
+    """
+
+    h: Column
+    w: Column
+    inputs: Column
+    parts: Column
+
+    @classmethod
+    def of(cls, ops: Sequence[Concat]) -> ConcatColumns:
+        shapes = list(map(_INPUTS, ops))
+        counts = np.fromiter(map(len, shapes), np.intp, len(ops))
+        channels = map(itemgetter(1), chain.from_iterable(shapes))
+        flat = np.fromiter(channels, np.float64, int(counts.sum()))
+        op = np.repeat(np.arange(len(ops)), counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        parts = np.zeros((int(counts.max()), len(ops)))
+        parts[np.arange(len(flat)) - first, op] = flat
+        n, h, w = np.array([(n, h, w) for (n, _, h, w), *_ in shapes], np.float64).T
+        return cls(n, h, w, counts.astype(np.float64), parts)
+
+    @cached_property
+    def offsets(self) -> Column:
+        """The first output channel of every part."""
+        found: Column = np.cumsum(self.parts, axis=0) - self.parts
+        return found
+
+    @cached_property
+    def oc(self) -> Column:
+        total: Column = self.parts.sum(axis=0)
+        return total
+
+    @cached_property
+    def pixels(self) -> Column:
+        """Pixels of one channel."""
+        return self.h * self.w
+
+    @property
+    def input_elements(self) -> Column:
+        return self.output_elements
+
+    @cached_property
+    def output_elements(self) -> Column:
+        return self.images * self.oc * self.pixels
+
+    @property
+    def flops(self) -> Column:
+        return np.zeros_like(self.images)
+
+
+@dataclass(frozen=True)
+class OtherColumns(Columns):
+    """Ops of a kind without columns of its own: what every op says of itself."""
+
+    of_inputs: Column
+    of_weights: Column
+    of_output: Column
+    oc: Column
+    of_flops: Column
+
+    @staticmethod
+    def _rows(ops: Sequence[Op]) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = []
+        for op in ops:
+            output, inputs = op.output, sum(shape.elements for shape in op.inputs)
+            weights = sum(prod(shape) for shape in op.weight_shapes.values())
+            rows.append((op.input.n, inputs, weights, output.elements, output.c, op.flops))
+        return rows
+
+    @property
+    def input_elements(self) -> Column:
+        return self.of_inputs
+
+    @property
+    def weight_elements(self) -> Column:
+        return self.of_weights
+
+    @property
+    def output_elements(self) -> Column:
+        return self.of_output
+
+    @property
+    def flops(self) -> Column:
+        return self.of_flops
+
+
+OP_COLUMNS: Mapping[type[Op], type[Columns]] = {
+    Conv2d: ConvColumns,
+    Pool2d: PoolColumns,
+    FullyConnected: FcColumns,
+    Eltwise: EltwiseColumns,
+    Concat: ConcatColumns,
+}
+
+
+def elements(ops: Sequence[Op]) -> tuple[Column, Column, Column]:
+    """Elements of the inputs, the weights and the output of ops of any kinds, each shaped (ops)."""
+    of_op = list(map(type, ops))
+    found = np.empty((3, len(ops)))
+    for cls in set(of_op):
+        at = [i for i, one in enumerate(of_op) if one is cls]
+        own = OP_COLUMNS.get(cls, OtherColumns).of([ops[i] for i in at])
+        found[:, at] = own.input_elements, own.weight_elements, own.output_elements
+    return found[0], found[1], found[2]

@@ -1,0 +1,18 @@
+"""Everything on the GPU with all tensors in buffers, whatever else it could keep them in."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.predict.names import DEFAULT
+from codl.strategies.base import Context, one_memory
+
+
+class GpuBuffer:
+    name: ClassVar[str] = "gpu-buffer"
+    default_predictor: ClassVar[str] = DEFAULT
+
+    def plan(self, network: Network, context: Context) -> Plan:
+        return one_memory(network, context, self.name, "buffer")

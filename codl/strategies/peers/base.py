@@ -1,0 +1,61 @@
+"""What a peer is: another way to run a model on a CPU, and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+
+Tensors: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model for a peer: an ONNX file with fixed sizes, and the cores to use.
+
+    `folder` is where a peer may put what it converts the model to; it goes when the peer does.
+    `soc` is the file of the SoC, and `plan`, by which `opencl-all` runs, that of a plan for it.
+    """
+
+    model: Path
+    cores: tuple[int, ...]
+    folder: Path
+    soc: Path
+    plan: Path
+
+    @property
+    def threads(self) -> int:
+        return len(self.cores)
+
+
+class Peer(Protocol):
+    """A model in another library, on a process of its own that may use `Job.cores` only.
+
+    `packages` are the distributions that must be installed; the constructor imports them, converts
+    the model and compiles it. float32 throughout: no bfloat16, no halves.
+    """
+
+    name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+
+    def __init__(self, job: Job) -> None: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def feed(self, inputs: Tensors) -> None:
+        """Copy inputs by name to where `run` reads them."""
+        ...
+
+    def run(self) -> None:
+        """Run once on what was fed, to the end."""
+        ...
+
+    def outputs(self) -> Tensors:
+        """The outputs of the last run by the model's own names; their shapes may lack the batch."""
+        ...
+
+    def close(self) -> None: ...

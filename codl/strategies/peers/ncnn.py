@@ -1,0 +1,160 @@
+"""ncnn on all cores, as one net in which it chooses the algorithms itself.
+
+The net is codl's own translation, which fuses what ncnn can fuse. A model with ops that codl has no
+layer of ncnn's for goes through ncnn's converter `pnnx`, where that is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from importlib import metadata
+from typing import Any, ClassVar, Protocol
+
+import ncnn
+import numpy as np
+import onnx
+
+from codl import graph
+from codl import soc as socs
+from codl.device.cpu import CpuLayer, CpuNet, Home
+from codl.errors import DeviceError, UnsupportedError
+from codl.kernels import registry
+from codl.kernels.ncnn import CpuVariant
+from codl.kernels.ort import CpuOrt
+from codl.ops import Layer, Network, Region, lower
+from codl.soc import Soc
+from codl.strategies.peers.base import Job, Tensors
+
+CONVERTER = "pnnx"
+
+
+class _Net(Protocol):
+    def feed(self, inputs: Tensors) -> None: ...
+    def run(self) -> None: ...
+    def outputs(self) -> Tensors: ...
+
+
+class Ncnn:
+    name: ClassVar[str] = "ncnn"
+    packages: ClassVar[tuple[str, ...]] = ("ncnn",)
+
+    def __init__(self, job: Job) -> None:
+        soc = socs.load(job.soc)
+        soc = replace(soc, cpu=replace(soc.cpu, cores=job.cores))
+        self.version = metadata.version("ncnn")
+        self._net: _Net
+        try:
+            self._net = _Translated(job, soc)
+        except UnsupportedError as error:
+            if shutil.which(CONVERTER) is None:
+                raise UnsupportedError(
+                    f"{error} ncnn's own converter could do it: `pip install --no-deps pnnx`."
+                ) from error
+            self._net = _Converted(job)
+            self.version += f" by {CONVERTER}"
+
+    def feed(self, inputs: Tensors) -> None:
+        self._net.feed(inputs)
+
+    def run(self) -> None:
+        self._net.run()
+
+    def outputs(self) -> Tensors:
+        return self._net.outputs()
+
+    def close(self) -> None:
+        del self._net
+
+
+class _Translated:
+    """All layers of a network as codl's net of ncnn, each in the default variant."""
+
+    def __init__(self, job: Job, soc: Soc) -> None:
+        network = lower(graph.simplify(graph.import_onnx(onnx.load(job.model), job.model.stem)))
+        shapes = network.shapes
+        names = [*network.inputs, *network.constants]
+        holders = {holder for holder, _ in network.outputs.values()}
+        self._homes = {
+            name: Home.allocate(shapes[name], Region.whole(shapes[name]))
+            for name in {*names, *holders}
+        }
+        for name, value in network.constants.items():
+            np.copyto(self._homes[name].array, value)
+        made = holders - set(names)
+        self._network = network
+        self._net = CpuNet(
+            [_layer(layer, network, soc) for layer in network.layers],
+            {name: self._homes[name] for name in names},
+            {name: self._homes[name] for name in sorted(made)},
+            soc,
+        )
+
+    def feed(self, inputs: Tensors) -> None:
+        for name, value in inputs.items():
+            home = self._homes[name].array
+            np.copyto(home, value.reshape(home.shape))
+
+    def run(self) -> None:
+        self._net.run()
+
+    def outputs(self) -> Tensors:
+        return {n: self._homes[h].array for n, (h, _) in self._network.outputs.items()}
+
+
+def _layer(layer: Layer, network: Network, soc: Soc) -> CpuLayer:
+    accepted: list[Any] = registry.variants(layer.op, "cpu", soc)
+    found = [variant for variant in accepted if not isinstance(variant, CpuOrt)]
+    if not found:
+        raise UnsupportedError(f"codl has no layer of ncnn's for {layer.name!r} ({layer.op.kind}).")
+    variant: CpuVariant = found[0]
+    whole = [Region.whole(network.shapes[name]) for name in layer.inputs]
+    pieces = tuple(zip(layer.inputs, whole, strict=True))
+    region = Region.whole(layer.op.output)
+    return CpuLayer(layer.name, layer.op, variant, pieces, layer.output, region, layer.weights)
+
+
+class _Converted:
+    """What ncnn's converter makes of the ONNX file; its blobs are in0, ..., out0, ... in order."""
+
+    def __init__(self, job: Job) -> None:
+        proto = onnx.load(job.model, load_external_data=False)
+        constants = {item.name for item in proto.graph.initializer}
+        self._inputs = [i.name for i in proto.graph.input if i.name not in constants]
+        self._names = [output.name for output in proto.graph.output]
+        done = subprocess.run(
+            [CONVERTER, str(job.model), "fp16=0"], capture_output=True, text=True, cwd=job.folder
+        )
+        files = [job.model.with_suffix(f".ncnn.{kind}") for kind in ("param", "bin")]
+        self._net = ncnn.Net()
+        option = self._net.opt
+        option.num_threads = job.threads
+        option.use_fp16_packed = option.use_fp16_storage = False
+        option.use_fp16_arithmetic = option.use_bf16_storage = False
+        if not all(file.is_file() for file in files):
+            raise DeviceError(f"{CONVERTER} made no net of the model, code {done.returncode}.")
+        if self._net.load_param(str(files[0])) or self._net.load_model(str(files[1])):
+            raise DeviceError(f"ncnn cannot read what {CONVERTER} made of the model.")
+        self._fed: list[tuple[str, ncnn.Mat]] = []
+        self._found: dict[str, ncnn.Mat] = {}
+
+    def feed(self, inputs: Tensors) -> None:
+        if batches := {value.shape[0] for value in inputs.values()} - {1}:
+            raise UnsupportedError(f"{CONVERTER}'s nets take one image, got {max(batches)}.")
+        self._fed = [
+            (f"in{index}", ncnn.Mat(np.ascontiguousarray(inputs[name][0])).clone())
+            for index, name in enumerate(self._inputs)
+        ]
+
+    def run(self) -> None:
+        extractor = self._net.create_extractor()
+        for blob, mat in self._fed:
+            extractor.input(blob, mat)
+        for index, name in enumerate(self._names):
+            code, self._found[name] = extractor.extract(f"out{index}")
+            if code:
+                raise DeviceError(f"ncnn failed with code {code} at out{index}.")
+
+    def outputs(self) -> Tensors:
+        return {name: np.array(mat) for name, mat in self._found.items()}

@@ -1,0 +1,46 @@
+"""Our own kernels on every core: the OpenCL device of a host gets the CPU side's cores too.
+
+It runs the plan of the strategy `gpu`. Only for an OpenCL device that is a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import onnx
+
+from codl import graph
+from codl import soc as socs
+from codl.device.opencl import open_device
+from codl.execute.engine import Engine
+from codl.ops import lower
+from codl.ops.plan import load_plan
+from codl.strategies.peers.base import Job, Tensors
+
+
+class OpenClAll:
+    name: ClassVar[str] = "opencl-all"
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, job: Job) -> None:
+        soc = socs.load(job.soc)
+        gpu = replace(soc.gpu, cores=job.cores, compute_units=job.threads)
+        soc = replace(soc, cpu=replace(soc.cpu, cores=job.cores), gpu=gpu)
+        network = lower(graph.simplify(graph.import_onnx(onnx.load(job.model), job.model.stem)))
+        # No core is left for a thread that only waits.
+        open_device(soc).waiting_helps = True
+        self._engine = Engine(network, load_plan(job.plan), soc)
+        self.version = soc.gpu.driver
+
+    def feed(self, inputs: Tensors) -> None:
+        self._engine.feed(inputs)
+
+    def run(self) -> None:
+        self._engine.run()
+
+    def outputs(self) -> Tensors:
+        return self._engine.outputs
+
+    def close(self) -> None:
+        self._engine.close()

@@ -1,0 +1,64 @@
+"""Starts peers for one model: each gets a folder, the model as a file, and a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+
+from codl.errors import CodlError
+from codl.ops import Network
+from codl.soc import Soc
+from codl.strategies.base import Context
+from codl.strategies.gpu import Gpu
+from codl.strategies.peers.base import Job, Tensors
+from codl.strategies.peers.opencl_all import OpenClAll
+from codl.strategies.peers.process import PeerProcess, cores_of
+
+
+@contextmanager
+def started(
+    names: Sequence[str],
+    model: onnx.ModelProto,
+    network: Network,
+    inputs: Tensors,
+    context: Context,
+    *,
+    note: Callable[[str], None] = lambda text: None,
+) -> Iterator[Mapping[str, PeerProcess | CodlError]]:
+    """Peers of a model, fed and warm, or why they cannot be; they end with the context.
+
+    `model` has fixed sizes, and `network` is what codl made of it.
+    """
+    running: dict[str, PeerProcess] = {}
+    failed: dict[str, CodlError] = {}
+    with TemporaryDirectory(prefix="codl-peers-") as folder:
+        root = Path(folder)
+        try:
+            for name in names:
+                note(f"{network.name}: starting {name}")
+                try:
+                    job = _job(name, model, root, context.soc)
+                    if name == OpenClAll.name:
+                        Gpu().plan(network, context).save(job.plan)
+                    running[name] = PeerProcess(name, job)
+                    running[name].feed(inputs)
+                except CodlError as error:
+                    failed[name] = error
+            yield {name: failed.get(name) or running[name] for name in names}
+        finally:
+            for peer in running.values():
+                peer.close()
+
+
+def _job(name: str, model: onnx.ModelProto, root: Path, soc: Soc) -> Job:
+    """The files that a peer reads, and a folder of its own."""
+    path, described = root / "model.onnx", root / "soc.yaml"
+    if not path.exists():
+        path.write_bytes(model.SerializeToString())
+        soc.save(described)
+    (root / name).mkdir()
+    return Job(path, cores_of(soc), root / name, described, root / "plan.json")
