@@ -17,7 +17,7 @@ def compile(
     model: str | Path,
     *,
     soc: str | Path = "host",
-    strategy: str = "codl-paper",
+    strategy: str = "codl",
     plan: str | Path | None = None,
     batch: int | None = None,
 ) -> Engine:

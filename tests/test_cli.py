@@ -119,6 +119,7 @@ def test_eval_and_report(workplace: Path) -> None:
             assert row["fallbacks"] == []
             assert row["max_rel_err"] <= 1e-3
             assert set(row["slowdown"]) == {"cpu", "gpu"}
+            assert row["memory_bytes"]["cpu_bytes"] > 0
             assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
     run(workplace, "report", "eval.json", "-o", "report.html")
     page = (workplace / "report.html").read_text()
@@ -265,4 +266,4 @@ with codl.compile("small.onnx", soc="test") as engine:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=workplace, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[0] == "(1, 10) codl-paper"
+    assert done.stdout.split("\n")[0] == "(1, 10) codl"

@@ -82,7 +82,7 @@ def test_the_plan_takes_what_the_search_says(name: str, law: Law) -> None:
     assert plan.predicted_ms <= found.latency_ms * (1 + 1e-9)
     assert plan.predicted_ms == program_ms(net, build_program(net, plan, SOC), cost)
     for method in ("serial", "greedy"):
-        other = search(net, cost, "test", method=method)  # type: ignore[arg-type]
+        other = search(net, cost, "test", method=method)
         assert plan.predicted_ms <= (other.predicted_ms or inf) * 1.01
 
 

@@ -36,6 +36,7 @@ from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN, choices
 from codl.ops import Network
 from codl.ops.plan import Plan, load_plan
+from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import DEFAULT, STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import evaluate, random_inputs, to_json
@@ -79,6 +80,9 @@ def search_plan(
     soc: SocOption,
     strategy: StrategyOption = None,
     predictor: PredictorOption = None,
+    method: Annotated[
+        str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
+    ] = "dp",
     batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -91,10 +95,11 @@ def search_plan(
 
     The strategy `ideal` is the paper's bound, from measured ops; it gives no plan.
 
-    [dim]Example:[/dim] codl search yolov2 --soc host --strategy codl-paper -o plan.json
+    [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
     deployed = deployment_of(model)
-    context = adapted(Context(socs.load(soc), predictors, dataset, predictor), deployed)
+    described = Context(socs.load(soc), predictors, dataset, predictor, method)
+    context = adapted(described, deployed)
     strategy = strategy_of(strategy, deployed)
     network = load_network(model, batch)
     if strategy == ideal.NAME:
@@ -142,6 +147,8 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
         f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies, "
         f"found in {search_ms:.0f} ms"
     )
+    if plan.method:
+        table.caption += f" by {plan.method}"
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     if plan.estimated:
@@ -199,6 +206,7 @@ def run_model(
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
+        memory = asdict(engine.memory)
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
@@ -217,6 +225,7 @@ def run_model(
         "gpu_storage": gpu_storage,
         "precision": precision,
         "options": {**asdict(wanted), "threads": described.cpu.threads},
+        "memory_bytes": memory,
         "spans": [asdict(span) for span in spans],
     }
 
@@ -238,7 +247,7 @@ def evaluate_strategies(
     ] = "yolov2",
     strategies: Annotated[
         str, typer.Option(help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
-    ] = "cpu,gpu,mulayer,codl-paper,ideal",
+    ] = "cpu,gpu,mulayer,codl-paper,codl,ideal",
     peers: Annotated[
         str,
         typer.Option(

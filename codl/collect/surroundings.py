@@ -47,7 +47,7 @@ Work: TypeAlias = Callable[[int], None]
 COUNTS = (1, 2, 4, 8, 16, 32)
 #: Ops whose cold latency is measured, and ops that are run beside others.
 COLD_OPS, PAIRED_OPS = 48, 24
-ROUNDS, COLD_ROUNDS = 13, 9
+ROUNDS, COLD_ROUNDS = 9, 7
 #: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
 QUIET = 25
 #: A side of a pair is repeated until it lasts about so long, and the other one for longer.
@@ -57,10 +57,10 @@ MOST_TIMES = 400
 WARM_S, SETTLE = 0.0005, 6
 #: No op is faster cold than warm; a difference below this share of the latency is noise.
 MOST_GAIN = 0.9
-#: So many copies of an op take turns at most.
-MOST_COPIES = 8
+#: Copies of an op take turns until they are so many times a core's own cache, or so many.
+CACHES, MOST_COPIES = 4, 4
 #: Ops that read more than this would take the time of many others.
-MOST_BYTES = 128 << 20
+MOST_BYTES = 32 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
 
 
@@ -171,8 +171,10 @@ class Surroundings:
         Copies of an op take turns too, so that each finds its weights as far away as in a network.
         """
         variant = registry.find(task.cpu, task.cpu_variant)
-        cpu = in_turns([cpu_work(task.cpu, variant, self.soc) for _ in range(_copies(task.cpu))])
-        gpu = GpuTurns(self._gpu, [self._gpu_work(task.gpu) for _ in range(_copies(task.gpu))])
+        cpu = in_turns(
+            [cpu_work(task.cpu, variant, self.soc) for _ in range(self._copies(task.cpu))]
+        )
+        gpu = GpuTurns(self._gpu, [self._gpu_work(task.gpu) for _ in range(self._copies(task.gpu))])
         times, longer = _repeats([cpu, gpu], PAIR_S), _repeats([cpu, gpu], LONGER * PAIR_S)
         rounds = []
         with self._gpu.profiling():
@@ -196,6 +198,11 @@ class Surroundings:
             cpu_together_ms=cpu_ms,
             gpu_together_ms=gpu_ms,
         )
+
+    def _copies(self, op: Op) -> int:
+        """So many of an op that none is in the core's own cache when its turn comes."""
+        wanted = CACHES * self.soc.cpu.l2_cache_bytes
+        return max(1, min(MOST_COPIES, -(-wanted // op.bytes)))
 
     def _together(
         self, cpu: Work, gpu: GpuTurns, cpu_times: int, gpu_times: int
@@ -242,11 +249,6 @@ class Surroundings:
                 np.add(data, 1.0, out=data)
 
         return stream
-
-
-def _copies(op: Op) -> int:
-    """So many of an op that together they go through the caches, and their memory is there."""
-    return max(1, min(MOST_COPIES, EVICTED_BYTES // op.bytes))
 
 
 def _repeats(works: Sequence[Work], seconds: float) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,10 +46,16 @@ class GpuTensor:
 
         Lanes beyond the last channel must be finite from the start.
         """
-        block = {"blocked": gpu.soc.gpu.vector_width, "planar": 1, "image": 4}[storage.layout]
-        empty = cls(None, shape, region, storage, block)
+        empty = cls.without_memory(gpu, shape, region, storage)
         memory = _image(gpu, empty) if storage.layout == "image" else _buffer(gpu, empty)
-        return cls(memory, shape, region, storage, block)
+        return replace(empty, memory=memory)
+
+    @classmethod
+    def without_memory(
+        cls, gpu: OpenClDevice, shape: Shape, region: Region, storage: Storage
+    ) -> GpuTensor:
+        block = {"blocked": gpu.soc.gpu.vector_width, "planar": 1, "image": 4}[storage.layout]
+        return cls(None, shape, region, storage, block)
 
     @staticmethod
     def fits(gpu: OpenClDevice, shape: Shape, region: Region, storage: Storage) -> bool:
@@ -106,18 +113,85 @@ class GpuTensor:
         return GpuTensor(self.memory, shape, Region.whole(shape), self.storage, self.block)
 
 
-def seen_array(gpu: OpenClDevice, shape: Shape, region: Region) -> tuple[Array, GpuTensor]:
-    """A region of a tensor in memory that both processors work on as it is, filled with zeros.
+class TensorPool:
+    """The GPU's memory of one engine: tensors take it in turns, as they are needed.
 
-    The array, shaped (images, channels, rows, columns), and the same memory as a planar float32
-    tensor. Only where `gpu.sees_host_memory`. Each side sees what the other has written once the
-    other's kernel or net has ended.
+    What is given back may be taken at once: commands run in the order in which they are enqueued.
+    Memory that is taken again holds what was there; that is finite too.
     """
-    cl, part = cl_module(), region.shape(shape)
-    with explained(f"Allocating {part.bytes} bytes that both processors work on"):
-        array: Array = cl.fsvm_empty(gpu.context, tuple(part), np.float32, alignment=ALIGNMENT)
+
+    def __init__(self, gpu: OpenClDevice) -> None:
+        self._gpu = gpu
+        self._free: list[cl.Buffer] = []
+        self._free_images: dict[Hashable, list[cl.Image]] = {}
+        #: All that was ever allocated.
+        self.bytes = 0
+
+    def tensor(self, shape: Shape, region: Region, storage: Storage) -> GpuTensor:
+        """As `OpenClDevice.tensor`."""
+        wanted = GpuTensor.without_memory(self._gpu, shape, region, storage)
+        if storage.layout == "image":
+            own = self._free_images.get(_image_key(wanted), [])
+            memory = own.pop() if own else self._new(wanted.bytes, lambda: _new(self._gpu, wanted))
+        else:
+            memory = self._buffer(wanted.bytes, lambda: _new(self._gpu, wanted))
+        return replace(wanted, memory=memory)
+
+    def scratch(self, size: int, allocate: Callable[[], cl.Buffer]) -> cl.Buffer:
+        """A buffer of at least so many bytes; `allocate` makes one where none is free."""
+        return self._buffer(size, allocate)
+
+    def give(self, tensor: GpuTensor) -> None:
+        """Nothing that is enqueued from now on uses this tensor."""
+        if tensor.storage.layout == "image":
+            self._free_images.setdefault(_image_key(tensor), []).append(tensor.memory)
+        else:
+            self._free.append(tensor.memory)
+
+    def give_scratch(self, buffer: cl.Buffer) -> None:
+        self._free.append(buffer)
+
+    def _buffer(self, size: int, allocate: Callable[[], cl.Buffer]) -> cl.Buffer:
+        """The smallest free one that is large enough."""
+        fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= size]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].size))
+        return self._new(size, allocate)
+
+    def _new(self, size: int, allocate: Callable[[], cl.MemoryObject]) -> cl.MemoryObject:
+        self.bytes += size
+        return allocate()
+
+
+def _image_key(tensor: GpuTensor) -> Hashable:
+    return (*_image_size(tensor), tensor.storage.element)
+
+
+def _new(gpu: OpenClDevice, tensor: GpuTensor) -> cl.MemoryObject:
+    return gpu.tensor(tensor.shape, tensor.region, tensor.storage).memory
+
+
+def seen_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:
+    """Floats in memory that both processors work on as it is, and the same as a kernel argument.
+
+    Only where `gpu.sees_host_memory`. Each side sees what the other has written once the other's
+    kernel or net has ended.
+    """
+    cl = cl_module()
+    with explained(f"Allocating {4 * elements} bytes that both processors work on"):
+        array: Array = cl.fsvm_empty(gpu.context, (elements,), np.float32, alignment=ALIGNMENT)
     array.fill(0.0)
-    return array, GpuTensor(cl.SVM(array), shape, region, PLANAR, 1)
+    return array, cl.SVM(array)
+
+
+def seen_array(gpu: OpenClDevice, shape: Shape, region: Region) -> tuple[Array, GpuTensor]:
+    """A region of a tensor in such memory.
+
+    As an array shaped (images, channels, rows, columns), and as a planar float32 tensor.
+    """
+    part = region.shape(shape)
+    array, seen = seen_zeros(gpu, part.elements)
+    return array.reshape(part), GpuTensor(seen, shape, region, PLANAR, 1)
 
 
 class SharedBuffer:
@@ -180,11 +254,16 @@ def _image(gpu: OpenClDevice, tensor: GpuTensor) -> cl.Image:
     if refusal is not None:
         raise DeviceError(f"{tensor.region} of {tensor.shape} cannot be an image: {refusal}.")
     cl = cl_module()
-    rows = tensor.region.images.size * tensor.region.rows.size
-    size = (tensor.blocks * tensor.shape.w, rows)
+    size = _image_size(tensor)
     image = make_image(gpu, ImageSize(*size, tensor.storage.element))
     cl.enqueue_fill_image(gpu.queue, image, np.zeros(4, np.float32), (0, 0, 0), (*size, 1))
     return image
+
+
+def _image_size(tensor: GpuTensor) -> tuple[int, int]:
+    """Texels of all images of a tensor side by side and one below the other."""
+    rows = tensor.region.images.size * tensor.region.rows.size
+    return tensor.blocks * tensor.shape.w, rows
 
 
 def make_image(gpu: OpenClDevice, size: ImageSize, values: Constant | None = None) -> cl.Image:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from math import prod
-from threading import get_native_id
+from threading import RLock, get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from codl.device import drivers, hints, launch, threads
 from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
-from codl.device.memory import GpuTensor, SharedBuffer, checked_size, make_image
+from codl.device.memory import GpuTensor, SharedBuffer, TensorPool, checked_size, make_image
 from codl.device.programs import Programs
 from codl.errors import CodlWarning, DeviceError
 from codl.kernels.base import (
@@ -60,6 +60,13 @@ class BoundKernel:
         self.arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values
+
+    @property
+    def constants(self) -> list[cl.MemoryObject]:
+        """The memory that is only read: weights."""
+        cl = cl_module()
+        objects = [value for value in self._buffers if isinstance(value, cl.MemoryObject)]
+        return [value for value in objects if value.flags & cl.mem_flags.READ_ONLY]
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
@@ -109,6 +116,8 @@ class OpenClDevice:
 
     def __init__(self, soc: Soc) -> None:
         self.soc = soc
+        #: Held by whoever runs something on this device and its CPU.
+        self.lock = RLock()
         with threads.pinned(soc.gpu.cores) as existing:
             with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
                 device = _find_device(soc)
@@ -213,13 +222,15 @@ class OpenClDevice:
         *,
         weights: Weights | None = None,
         label: str = "",
+        pool: TensorPool | None = None,
     ) -> list[BoundKernel]:
         """Compile a plan and set its arguments, for every image of the regions.
 
         `tensors` gives every tensor argument its tensor and the region meant; one of one image is
-        read again for every image of the others. Raises `DeviceError`
-        with the compiler's log and the macros where the source does not build, and with what is
-        wanted and what is allowed where memory or a work-group is too large.
+        read again for every image of the others. Scratch memory is of the `pool`, where one is
+        given, and free for others behind these kernels. Raises `DeviceError` with the compiler's
+        log and the macros where the source does not build, and with what is wanted and what is
+        allowed where memory or a work-group is too large.
         """
         for argument, (tensor, _) in tensors.items():
             if tensor.storage != plan.storage(argument):
@@ -229,7 +240,7 @@ class OpenClDevice:
         with threads.one_blas_thread():
             packed = plan.pack(weights or {})
         constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
-        scratch = {k: self._scratch(size) for k, size in plan.scratch.items()}
+        scratch = {k: self._scratch(size, pool) for k, size in plan.scratch.items()}
 
         def values(arg: Arg, image: int) -> list[Any]:
             if isinstance(arg, TensorArg):
@@ -255,6 +266,9 @@ class OpenClDevice:
             ]
         for kernel in bound[: len(plan.launches)]:
             kernel.check(self.device)
+        for name, size in plan.scratch.items():
+            if pool is not None and not isinstance(size, ImageSize):
+                pool.give_scratch(scratch[name])
         return bound
 
     def warm_up(self, kernels: Sequence[BoundKernel]) -> None:
@@ -322,12 +336,16 @@ class OpenClDevice:
             checked_size(self, value.nbytes)
             return cl_module().Buffer(self.context, flags, hostbuf=np.ascontiguousarray(value))
 
-    def _scratch(self, size: int | ImageSize) -> cl.MemoryObject:
+    def _scratch(self, size: int | ImageSize, pool: TensorPool | None = None) -> cl.MemoryObject:
         flags = cl_module().mem_flags.READ_WRITE
         with explained(f"Allocating scratch of {size} on {self.device.name}"):
             if isinstance(size, ImageSize):
                 return make_image(self, size)
-            return cl_module().Buffer(self.context, flags, checked_size(self, size))
+
+            def buffer() -> cl.Buffer:
+                return cl_module().Buffer(self.context, flags, checked_size(self, size))
+
+            return buffer() if pool is None else pool.scratch(size, buffer)
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""

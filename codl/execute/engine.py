@@ -9,19 +9,15 @@ from typing import Any, overload
 import numpy as np
 
 from codl.device import threads
-from codl.device.cpu import Home
-from codl.device.memory import GpuTensor, seen_array
-from codl.device.opencl import OpenClDevice, open_device
+from codl.device.opencl import open_device
 from codl.errors import CodlError, CodlWarning
-from codl.execute import exchange
-from codl.execute.gpu_half import Fallback, GpuHalf, kept_storages
-from codl.execute.program import Program, Segment, Transfer, build_program
-from codl.execute.stage import Stage, build_cpu_half
+from codl.execute.builder import Builder, Memory
+from codl.execute.program import build_program
+from codl.execute.stage import Stage
 from codl.execute.timeline import Span, Timeline
-from codl.kernels.base import BLOCKED, Storage
 from codl.ops import Array, Network
 from codl.ops.plan import Plan
-from codl.ops.region import Region, as_nchw
+from codl.ops.region import as_nchw
 from codl.soc import Soc
 
 
@@ -29,8 +25,11 @@ class Engine:
     """A network on a CPU and an OpenCL device, as its plan says.
 
     Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
-    copies, enqueues and waits. The calling thread becomes a thread of the CPU side: it is pinned to
-    the SoC's CPU cores.
+    copies, enqueues and waits. The thread that runs it becomes a thread of the CPU side: it is
+    pinned to the SoC's CPU cores.
+
+    Any thread may call an engine, and any number of engines: one runs at a time, since each uses
+    both processors.
 
     `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
     also a `CodlWarning`. `storages` are those of the tensors that the GPU computes.
@@ -45,10 +44,11 @@ class Engine:
         self.soc = soc
         program = build_program(network, plan, soc)
         self._gpu = open_device(soc)
-        threads.pin([0], soc.cpu.cores)
-        builder = _Builder(network, program, self._gpu)
-        self._stages = [builder.stage(segment) for segment in program.segments]
-        self._last = builder.exchange(program.final)
+        with self._gpu.lock:
+            threads.pin([0], soc.cpu.cores)
+            builder = Builder(network, program, self._gpu)
+            self._stages: list[Stage] | None = builder.stages()
+        self._memory = builder.memory
         self.fallbacks = tuple(builder.fallbacks)
         self.storages = tuple(sorted(builder.storages, key=str))
         for fallback in self.fallbacks:
@@ -73,9 +73,10 @@ class Engine:
         one of another shape.
         """
         if isinstance(inputs, Mapping):
-            self.feed(inputs)
-            self.run()
-            return {name: array.copy() for name, array in self._outputs.items()}
+            with self._gpu.lock:
+                self.feed(inputs)
+                self.run()
+                return {name: array.copy() for name, array in self._outputs.items()}
         if len(self._inputs) != 1 or len(self._outputs) != 1:
             raise CodlError(
                 f"{self.network.name!r} has the inputs {', '.join(self._inputs)} and the outputs "
@@ -97,9 +98,15 @@ class Engine:
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        for stage in self._stages:
-            stage.run()
-        self._last.run()
+        with self._gpu.lock:
+            threads.pin([0], self.soc.cpu.cores)
+            for stage in self._open():
+                stage.run()
+
+    def _open(self) -> list[Stage]:
+        if self._stages is None:
+            raise CodlError(f"The engine of {self.network.name!r} is closed and cannot run.")
+        return self._stages
 
     @property
     def precision(self) -> dict[str, str]:
@@ -109,6 +116,11 @@ class Engine:
         return {"stored": stored, "computed": "float32", "accumulated": "float32"}
 
     @property
+    def memory(self) -> Memory:
+        """What tensors and weights take on either side; what libraries keep is not in it."""
+        return self._memory
+
+    @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
         return self._outputs
@@ -116,10 +128,10 @@ class Engine:
     def profile(self, runs: int = 5) -> list[Span]:
         """What each processor did when, in the middle one of some runs on what was fed."""
         profiles = []
-        with self._gpu.profiling():
+        with self._gpu.lock, self._gpu.profiling():
             for _ in range(runs):
                 timeline = Timeline()
-                for stage in (*self._stages, self._last):
+                for stage in self._open():
                     stage.run(timeline)
                 self._gpu.queue.finish()
                 profiles.append(timeline.spans())
@@ -128,86 +140,12 @@ class Engine:
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
-        self._gpu.queue.finish()
-        self._stages.clear()
+        with self._gpu.lock:
+            self._gpu.queue.finish()
+            self._stages = None
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
-
-
-class _Builder:
-    """Allocates what a program holds and builds its stages."""
-
-    def __init__(self, network: Network, program: Program, gpu: OpenClDevice) -> None:
-        shapes = network.shapes
-        self._shapes, self._gpu = shapes, gpu
-        self.fallbacks: list[Fallback] = []
-        self.homes: dict[str, Home] = {}
-        #: Homes that the GPU sees as they are.
-        self._seen: dict[str, GpuTensor] = {}
-        for name, held in program.held["cpu"].items():
-            if gpu.sees_host_memory and name in program.moved:
-                array, self._seen[name] = seen_array(gpu, shapes[name], held)
-                self.homes[name] = Home(array, held, held)
-            else:
-                self.homes[name] = Home.allocate(shapes[name], held)
-        planned = [
-            (part, segment.chain.variants[part.layer.name]["gpu"])
-            for segment in program.segments
-            for part in segment.gpu.parts
-        ]
-        storages = kept_storages(planned, gpu)
-        self.storages: set[Storage] = set()
-        self._tensors: dict[str, GpuTensor] = {
-            name: self._allocate(name, held, storages.get(name, BLOCKED))
-            for name, held in program.held["gpu"].items()
-        }
-        for name, value in network.constants.items():
-            np.copyto(self.homes[name].array, value)
-            if name in storages:
-                gpu.upload(self._tensors[name], value)
-
-    def _allocate(self, name: str, held: Region, storage: Storage) -> GpuTensor:
-        """What is held may be more than any one part, and then too large for an image."""
-        fits = GpuTensor.fits(self._gpu, self._shapes[name], held, storage)
-        kept = storage if fits else Storage(element=storage.element)
-        return self._gpu.tensor(self._shapes[name], held, kept)
-
-    def stage(self, segment: Segment) -> Stage:
-        chain = segment.chain
-        gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu)
-        self.fallbacks += gpu.fallbacks
-        self.storages |= gpu.storages
-        mine = [name for name in segment.outputs if name in segment.cpu.outputs]
-        net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
-        return self._stage(chain.label, segment.transfers, tuple(gpu.kernels), net)
-
-    def exchange(self, transfers: tuple[Transfer, ...]) -> Stage:
-        """A stage that only shares: what the outputs lack at the end."""
-        return self._stage("outputs", transfers, (), None)
-
-    def _stage(self, label: str, transfers: tuple[Transfer, ...], kernels: Any, net: Any) -> Stage:
-        return Stage(
-            label=label,
-            to_cpu=tuple(
-                exchange.to_cpu(t, *self._ends(t), self._gpu)
-                for t in transfers
-                if t.direction == "to_cpu"
-            ),
-            to_gpu=tuple(
-                exchange.to_gpu(t, *self._ends(t), self._gpu)
-                for t in transfers
-                if t.direction == "to_gpu"
-            ),
-            kernels=kernels,
-            net=net,
-            gpu=self._gpu,
-        )
-
-    def _ends(self, move: Transfer) -> tuple[GpuTensor, Home, GpuTensor | None]:
-        """The tensor on the GPU, its home, and the home as the GPU sees it."""
-        name = move.tensor
-        return self._tensors[name], self.homes[name], self._seen.get(name)

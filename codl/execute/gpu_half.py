@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codl.device.memory import GpuTensor
+from codl.device.memory import GpuTensor, TensorPool
 from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.errors import CodlError, DeviceError
 from codl.kernels import registry, tuned
@@ -33,20 +33,37 @@ class Fallback:
 
 
 class GpuHalf:
-    """Compiles and binds kernels over `tensors`, which live on; others are allocated here."""
+    """Compiles and binds kernels over `tensors`, which live on; others are the pool's."""
 
-    def __init__(self, half: Half, chain: Chain, tensors: dict[str, GpuTensor],
-                 gpu: OpenClDevice) -> None:  # fmt: skip
+    def __init__(
+        self,
+        half: Half,
+        chain: Chain,
+        tensors: Mapping[str, GpuTensor],
+        gpu: OpenClDevice,
+        pool: TensorPool,
+    ) -> None:
         self.kernels: list[BoundKernel] = []
         self.fallbacks: list[Fallback] = []
         #: How the outputs of all parts are stored while they are computed.
         self.storages: set[Storage] = set()
-        self._gpu = gpu
+        self._gpu, self._pool = gpu, pool
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
+        last_reader = {name: part for part in half.parts for name in part.layer.inputs}
         for part in half.parts:
             self._add(part, chain.variants[part.layer.name]["gpu"])
+            for name in dict.fromkeys(part.layer.inputs):
+                if last_reader[name] is part:
+                    self._leave(name, kept=name in tensors)
+
+    def _leave(self, name: str, *, kept: bool) -> None:
+        """Give back what no further part reads."""
+        if not kept:
+            self._pool.give(self._tensors.pop(name))
+        for key in [key for key in self._copies if key[0] == name]:
+            self._pool.give(self._copies.pop(key))
 
     def _add(self, part: Part, name: str) -> None:
         """Bind a part in the variant that is planned or, where the device fails, the next one.
@@ -81,9 +98,10 @@ class GpuHalf:
         target, stored = self._target(part, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, part.region)
         weights = layer.op.restrict_weights(layer.weights, part.region)
-        kernels += gpu.bind(plan, arguments, weights=weights, label=layer.name)
+        kernels += gpu.bind(plan, arguments, weights=weights, label=layer.name, pool=self._pool)
         if stored is not target:
             kernels += gpu.transform(target, stored, part.region, f"transform {layer.output}")
+            self._pool.give(target)
         self._tensors[layer.output] = stored
         return kernels
 
@@ -93,7 +111,7 @@ class GpuHalf:
         if tensor.storage == storage:
             return tensor
         if (name, storage) not in self._copies:
-            copy = self._gpu.tensor(tensor.shape, tensor.region, storage)
+            copy = self._pool.tensor(tensor.shape, tensor.region, storage)
             kernels += self._gpu.transform(tensor, copy, tensor.region, f"transform {name}")
             self._copies[name, storage] = copy
         return self._copies[name, storage]
@@ -104,7 +122,7 @@ class GpuHalf:
         kept = self._tensors.get(part.layer.output)
         if kept is not None and kept.storage == storage:
             return kept, kept
-        own = self._gpu.tensor(shape, region, storage)
+        own = self._pool.tensor(shape, region, storage)
         return own, kept or own
 
 

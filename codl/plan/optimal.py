@@ -25,10 +25,11 @@ FEW = 5
 LIKELY = 3
 
 
-def search(network: Network, cost: CostModel, strategy: str, *, method: Method = "dp") -> Plan:
+def search(network: Network, cost: CostModel, strategy: str, *, method: str = "dp") -> Plan:
     """The plan that a method finds fastest, predicted; transfers are of what is missing only.
 
-    Raises `CodlError` where the network has too many layers for `exhaustive`.
+    `method` is one of `METHODS`. Raises `UnknownNameError` where it is not, and
+    `CodlError` where the network has too many layers for `exhaustive`.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)

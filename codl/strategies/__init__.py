@@ -19,7 +19,7 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }  # fmt: skip
 #: What plans where nobody says how.
-DEFAULT = "codl-paper"
+DEFAULT = "codl"
 
 
 def find(name: str) -> Strategy:

@@ -23,14 +23,16 @@ from codl.soc import Soc
 class Context:
     """What a strategy may use: the SoC, its predictors, and what was measured on it.
 
-    `predictor` overrides the predictor that the strategy would take. Without `winograd`, kernel
-    variants that use it are as if nobody had measured them.
+    `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
+    searches, one of `codl.plan.optimal.METHODS`. Without `winograd`, kernel variants that use it
+    are as if nobody had measured them.
     """
 
     soc: Soc
     predictors_folder: Path = FOLDER
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
+    method: str = "dp"
     winograd: bool = True
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:

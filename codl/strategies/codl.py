@@ -20,4 +20,5 @@ class Codl:
     default_predictor: ClassVar[str] = DEFAULT
 
     def plan(self, network: Network, context: Context) -> Plan:
-        return search(network, context.cost(self.default_predictor), self.name)
+        cost = context.cost(self.default_predictor)
+        return search(network, cost, self.name, method=context.method)
