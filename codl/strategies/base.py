@@ -13,6 +13,7 @@ from codl.ops import Layer, Network
 from codl.ops.plan import Plan
 from codl.plan.cost import CostModel
 from codl.plan.fixed import one_side
+from codl.plan.objective import LATENCY, Objective
 from codl.plan.search import ChainSearch
 from codl.predict.names import DEFAULT, FOLDER
 from codl.soc import Soc
@@ -23,7 +24,7 @@ class Context:
     """What a strategy may use: the SoC, its predictors, and what was measured on it.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
-    searches, one of `codl.plan.optimal.METHODS`.
+    searches, one of `codl.plan.optimal.METHODS`, and `objective` what for.
     """
 
     soc: Soc
@@ -31,6 +32,7 @@ class Context:
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
     method: str = "dp"
+    objective: Objective = LATENCY
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""
