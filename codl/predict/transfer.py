@@ -51,7 +51,7 @@ class Known:
         cls, soc: Soc, own: Samples, *, name: str = "codl", tables: Mapping[str, str] | None = None
     ) -> Known:
         """Learn a target from all its samples on a known SoC."""
-        estimator = ESTIMATORS[name]()
+        estimator = ESTIMATORS[name].by_terms()
         table = features.table(estimator.feature_set, own.target, own.items, soc)
         labels = own.runs
         estimator.fit(table.values, own.latency_ms, runs=labels, groups=own.groups)

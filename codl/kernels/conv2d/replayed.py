@@ -49,6 +49,8 @@ class ReplayedConv2d(Replayed):
             "pixels": work.pixels,
             "in_channels": work.in_channels,
             "out_channels": work.out_channels,
+            "unpadded_in_channels": float(op.input.c),
+            "unpadded_out_channels": float(op.out_channels),
             "window_height": float(op.kernel.h),
             "window_width": float(op.kernel.w),
             "stride": float(op.stride.h),

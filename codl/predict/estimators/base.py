@@ -53,6 +53,11 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     runs_: Mapping[str, RunTerm]
     n_features_in_: int
 
+    @classmethod
+    def by_terms(cls: type[E]) -> E:
+        """One that knows runs by their terms (`runs_`) alone."""
+        return cls()
+
     def fit(
         self: E,
         X: ArrayLike,
@@ -83,8 +88,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
         """Fit the rows that are not at their run's floor, and the terms of runs, in turn."""
-        size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
-        floors = run_terms.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
+        floors = self._floors(X, y, shapes, labels)
         free = run_terms.above_floors(floors, y, labels)
         if free.sum() < LEAST_FREE * len(y):
             floors, free = {}, np.ones(len(y), bool)
@@ -121,6 +125,13 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if best is not again:
             error(best)
 
+    def _floors(
+        self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]
+    ) -> dict[str, float]:
+        """The floor of every run, 0 where none shows."""
+        size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
+        return run_terms.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
+
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
         """Latencies in milliseconds, shaped (items); at least `floor_`.
 
@@ -129,11 +140,11 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
-        return self._in_runs(self._predict(X), runs)
+        return self._in_runs(self._predict(self._beside_run(X, runs)), runs)
 
     def typical(self, X: Vector) -> Vector:
         """`predict` for features that have been checked, in the typical run."""
-        return self._in_runs(self._predict(X), None)
+        return self._in_runs(self._predict(self._beside_run(X, None)), None)
 
     def interval(
         self, X: ArrayLike, coverage: float = 0.9, *, runs: Sequence[str] | None = None
@@ -146,10 +157,17 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise CodlError(f"The coverage must be between 0 and 1, got {coverage:g}.")
         check_is_fitted(self)
         X = np.asarray(validate_data(self, X, reset=False, dtype=np.float64), np.float64)
+        X = self._beside_run(X, runs)
         low, high = (self._in_runs(bound, runs) for bound in self._bounds(X, coverage))
-        at_floor = low >= high
-        width = run_terms.FLOOR_WIDTH / 2
-        return low * np.where(at_floor, 1 - width, 1), high * np.where(at_floor, 1 + width, 1)
+        # What stands at a floor is not all above it.
+        width, least = run_terms.FLOOR_WIDTH / 2, self._in_runs(np.zeros(len(X)), runs)
+        return low * np.where(low <= least, 1 - width, 1), high * np.where(
+            high <= least, 1 + width, 1
+        )
+
+    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
+        """The features with what an estimator looks at to tell runs apart."""
+        return X
 
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
         if self.runs_ or runs is not None:

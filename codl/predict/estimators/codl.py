@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from codl.predict.estimators.arrays import from_rows, rounded, to_rows, vector
 from codl.predict.estimators.base import (
@@ -26,8 +27,11 @@ from codl.predict.estimators.members import (
     along,
     on_line,
     read_members,
+    ridge,
     spread_axes,
 )
+from codl.predict.estimators.run_columns import RunColumns
+from codl.predict.estimators.runs import RunTerm
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
 
@@ -38,8 +42,8 @@ SEED = 0
 LEAST_ROWS = 8
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
-#: Pull of the level's slopes towards 0, for each row.
-RIDGE = 1e-3
+#: Columns of runs are scaled by no less, or a run of few rows would be far from all others.
+LEAST_RUN_SPREAD = 0.2
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
 #: Shares of the members that are tried come in so many steps.
@@ -93,10 +97,46 @@ class Codl(LatencyEstimator):
     trees_: Trees | None
     limits_: Vector
     errors_: Errors
+    run_columns_: RunColumns
 
-    def __init__(self, *, points: int = 128, steps: int = 25) -> None:
+    def __init__(
+        self, *, points: int = 128, steps: int = 25, columns_for_runs: bool = True
+    ) -> None:
         self.points = points
         self.steps = steps
+        self.columns_for_runs = columns_for_runs
+
+    @classmethod
+    def by_terms(cls) -> Codl:
+        return cls(columns_for_runs=False)
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        runs: Sequence[str] | None = None,
+        groups: Sequence[Any] | Groups | None = None,
+    ) -> Codl:
+        self.run_columns_ = RunColumns()
+        return super().fit(X, y, runs=runs, groups=groups)
+
+    def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
+        """Fit with a column for every run: the kernels' lengths say how far runs are apart.
+
+        What stands at a run's floor is fitted like the rest, since ops near it take hardly more.
+        """
+        columns = RunColumns.of(labels)
+        if not columns.names or not self.columns_for_runs:
+            super()._fit_runs(X, y, shapes, labels)
+            return
+        floors = self._floors(X, y, shapes, labels)
+        self.runs_ = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
+        self.run_columns_ = columns
+        self._fit(columns.beside(X, labels), y, shapes)
+
+    def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
+        return self.run_columns_.beside(X, runs)
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         logs = np.log(np.maximum(y, RESOLUTION_MS))
@@ -111,7 +151,7 @@ class Codl(LatencyEstimator):
         self.points_ = scaled[rows].round(2)
         base = np.log(self.base_.typical(X))
         residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
-        level, axes = _ridge(scaled, logs), spread_axes(scaled)
+        level, axes = ridge(scaled, logs), spread_axes(scaled)
         candidates = [
             self._candidate(scaled, logs - base, residual, items),
             self._candidate(scaled, logs, level, items, is_level=True),
@@ -213,7 +253,7 @@ class Codl(LatencyEstimator):
             train = np.setdiff1d(np.arange(len(y)), fold)
             all_base = np.log(_base(X[train], y[train]).predict(X))
             base[fold] = all_base[fold]
-            level = on_line(scaled, _ridge(scaled[train], logs[train]))
+            level = on_line(scaled, ridge(scaled[train], logs[train]))
             shifted = all_base + np.median((logs - all_base)[train])
             for at, candidate in enumerate(candidates):
                 line, projection = level if candidate.is_level else shifted, candidate.projection
@@ -228,6 +268,8 @@ class Codl(LatencyEstimator):
         """Keep the columns that vary and say something of their own."""
         logs = _logs(X)
         center, spread = rounded(logs.mean(0)), rounded(logs.std(0))
+        runs = X.shape[1] - len(self.run_columns_.names)
+        spread[runs:] = np.maximum(spread[runs:], LEAST_RUN_SPREAD)
         kept: list[int] = []
         for column in np.flatnonzero(spread > 1e-6).tolist():
             own = (logs[:, column] - center[column]) / spread[column]
@@ -282,7 +324,9 @@ class Codl(LatencyEstimator):
         return self.inner_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
+        names = self.run_columns_.beside_names(names)
         return {
+            "run_columns": self.run_columns_.state(),
             "base": self.base_.state(names),
             "columns": [names[column] for column in self.columns_],
             "scaling": to_rows(np.vstack([self.center_, self.spread_])),
@@ -299,6 +343,8 @@ class Codl(LatencyEstimator):
         }
 
     def _read(self, state: State, names: Sequence[str]) -> None:
+        self.run_columns_ = RunColumns.read(state.get("run_columns"))
+        names = self.run_columns_.beside_names(names)
         base, columns = state.get("base"), state.get("columns")
         if not isinstance(base, Mapping):
             raise ValueError(f"base must be a mapping, got {base!r:.80}.")
@@ -366,12 +412,3 @@ def _base(X: Vector, y: Vector) -> CodlLinear:
     base.coef_ = rounded(base.coef_)
     base.intercept_ = float(rounded(base.intercept_))
     return base
-
-
-def _ridge(scaled: Vector, target: Vector) -> Vector:
-    """Slopes and a constant: least squares with a pull of the slopes towards 0."""
-    rows = np.column_stack([scaled, np.ones(len(scaled))])
-    pull = np.full(rows.shape[1], RIDGE * len(rows))
-    pull[-1] = 1e-9
-    result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
-    return result

@@ -17,6 +17,8 @@ Groups = NDArray[np.intp]
 
 #: The part of the noise that all rows of an item have in common.
 ITEM_NOISE = 0.5
+#: Pull of the level's slopes towards 0, for each row.
+RIDGE = 1e-3
 #: Directions in which the scaled features spread less than this are noise.
 LEAST_SPREAD = 0.05
 #: So many items are predicted at a time: their correlations stay in the caches.
@@ -153,4 +155,13 @@ def along(scaled: Vector, axes: Vector | None) -> Vector:
 
 def on_line(scaled: Vector, line: Vector) -> Vector:
     result: Vector = scaled @ line[:-1] + line[-1]
+    return result
+
+
+def ridge(scaled: Vector, target: Vector) -> Vector:
+    """Slopes and a constant: least squares with a pull of the slopes towards 0."""
+    rows = np.column_stack([scaled, np.ones(len(scaled))])
+    pull = np.full(rows.shape[1], RIDGE * len(rows))
+    pull[-1] = 1e-9
+    result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
     return result

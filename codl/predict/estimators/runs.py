@@ -31,7 +31,7 @@ OUTLIER = 2.0
 MOST = 0.5
 #: A floor shows where so large a share of a run's shapes, and so many, lie within this many
 #: logarithms, with so small a share of them below, though they are predicted to differ by so much.
-FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.2, 5, 0.12, 0.1, 0.6
+FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.15, 4, 0.12, 0.1, 0.6
 
 #: A floor that shows in another run needs no more than so many shapes within so many logarithms.
 SHARED_SHAPES, SHARED_WIDTH = 2, 0.08
