@@ -119,6 +119,7 @@ def test_eval_and_report(workplace: Path) -> None:
             assert row["fallbacks"] == []
             assert row["max_rel_err"] <= 1e-3
             assert set(row["slowdown"]) == {"cpu", "gpu"}
+            assert row["memory_bytes"]["cpu_bytes"] > 0
             assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
     run(workplace, "report", "eval.json", "-o", "report.html")
     page = (workplace / "report.html").read_text()

@@ -17,6 +17,7 @@ from test_execute import CUTS, branching, legal, make_plan
 
 from codl.device.opencl import OpenClDevice
 from codl.errors import CodlError
+from codl.execute.builder import Memory
 from codl.execute.engine import Engine
 from codl.execute.lifetimes import lifetimes
 from codl.execute.program import Program, build_program
@@ -24,6 +25,7 @@ from codl.graph import import_onnx, session_options, simplify
 from codl.kernels.base import Processor
 from codl.models.builder import ModelBuilder
 from codl.ops import Network, lower
+from codl.ops.plan import Plan
 from codl.plan.fixed import one_side
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err
@@ -95,8 +97,32 @@ def test_a_deeper_network_needs_no_more_memory(side: Processor, first_soc: Soc) 
         network = row(length)
         plan = one_side(network, first_soc, side, chained=False)
         with Engine(network, plan, first_soc) as engine:
-            held.append(engine.memory)
+            held.append((engine.memory.cpu_bytes, engine.memory.gpu_bytes))
     assert held[0] == held[1]
+
+
+def test_weights_are_counted_where_they_are(first_soc: Soc) -> None:
+    """Rows of both sides need all weights of an op, channels their own."""
+    network = row(2)
+    given = sum(w.nbytes for layer in network.layers for w in layer.weights.values())
+
+    def memory(plan: Plan) -> Memory:
+        with Engine(network, plan, first_soc) as engine:
+            return engine.memory
+
+    cpu = memory(one_side(network, first_soc, "cpu"))
+    gpu = memory(one_side(network, first_soc, "gpu"))
+    assert (cpu.cpu_weight_bytes, cpu.gpu_weight_bytes) == (given, 0)
+    assert gpu.cpu_weight_bytes == 0
+    assert gpu.gpu_weight_bytes >= given
+    rows = memory(make_plan(network, first_soc, [(2, "H", 0.5)], "missing"))
+    assert rows.cpu_weight_bytes == given
+    assert rows.gpu_weight_bytes >= given
+    first, second = network.layers
+    split = memory(make_plan(network, first_soc, [(1, "OC", 1.0), (1, "OC", 0.0)], "missing"))
+    assert split.cpu_weight_bytes == sum(w.nbytes for w in second.weights.values())
+    assert split.gpu_weight_bytes >= sum(w.nbytes for w in first.weights.values())
+    assert split.total > split.cpu_weight_bytes + split.gpu_weight_bytes
 
 
 @given(cuts=CUTS, in_place=st.booleans(), sharing=st.sampled_from(["gather", "missing"]))

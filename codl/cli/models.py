@@ -180,6 +180,7 @@ def run_model(
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
+        memory = asdict(engine.memory)
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
@@ -197,6 +198,7 @@ def run_model(
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
         "precision": precision,
+        "memory_bytes": memory,
         "spans": [asdict(span) for span in spans],
     }
 

@@ -61,6 +61,13 @@ class BoundKernel:
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
+    @property
+    def constants(self) -> list[cl.MemoryObject]:
+        """The memory that is only read: weights."""
+        cl = cl_module()
+        objects = [value for value in self._buffers if isinstance(value, cl.MemoryObject)]
+        return [value for value in objects if value.flags & cl.mem_flags.READ_ONLY]
+
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
 

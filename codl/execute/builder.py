@@ -18,14 +18,24 @@ from codl.execute.program import Program, Segment, Transfer
 from codl.execute.stage import Stage, build_cpu_half
 from codl.kernels.base import BLOCKED, Processor, Storage
 from codl.ops import Network
+from codl.ops.chain import Part
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the tensors of an engine, on either side."""
+    """Bytes of an engine, on either side: tensors, and weights as they are handed to the libraries.
+
+    On the GPU they are arranged for the kernels; how ncnn arranges them it does not tell.
+    """
 
     cpu_bytes: int
     gpu_bytes: int
+    cpu_weight_bytes: int
+    gpu_weight_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.cpu_bytes + self.gpu_bytes + self.cpu_weight_bytes + self.gpu_weight_bytes
 
 
 class Builder:
@@ -41,6 +51,8 @@ class Builder:
         self.storages: set[Storage] = set()
         self.homes: dict[str, Home] = {}
         self._pool, self._homes = TensorPool(gpu), HomePool(gpu)
+        self._cpu_weight_bytes = 0
+        self._gpu_weights: dict[int, int] = {}
         #: Homes that the GPU sees as they are.
         self._seen: dict[str, GpuTensor] = {}
         self._tensors: dict[str, GpuTensor] = {}
@@ -73,7 +85,8 @@ class Builder:
 
     @property
     def memory(self) -> Memory:
-        return Memory(self._homes.bytes, self._pool.bytes)
+        weights = (self._cpu_weight_bytes, sum(self._gpu_weights.values()))
+        return Memory(self._homes.bytes, self._pool.bytes, *weights)
 
     def _begin(self, stage: int) -> None:
         """Take memory for what is first held at a stage."""
@@ -124,6 +137,8 @@ class Builder:
         self.storages |= gpu.storages
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
+        self._gpu_weights |= {m.int_ptr: m.size for kernel in gpu.kernels for m in kernel.constants}
+        self._cpu_weight_bytes += sum(map(_weight_bytes, segment.cpu.parts))
         return self._exchanges(chain.label, segment.transfers, tuple(gpu.kernels), net)
 
     def _exchanges(
@@ -153,3 +168,9 @@ class Builder:
     def _sides(self, name: str) -> tuple[GpuTensor, Home, GpuTensor | None]:
         """A tensor on the GPU, its home, and the home as the GPU sees it."""
         return self._tensors[name], self.homes[name], self._seen.get(name)
+
+
+def _weight_bytes(part: Part) -> int:
+    """Of the weights that a part of a layer needs."""
+    own = part.layer.op.restrict_weights(part.layer.weights, part.region)
+    return sum(value.nbytes for value in own.values())

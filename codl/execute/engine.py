@@ -117,7 +117,7 @@ class Engine:
 
     @property
     def memory(self) -> Memory:
-        """What tensors take on either side; weights, and what libraries keep, are not in it."""
+        """What tensors and weights take on either side; what libraries keep is not in it."""
         return self._memory
 
     @property

@@ -48,7 +48,8 @@ class Result:
     `precision` what its tensors are stored, computed and accumulated in. `slowdown` is how many
     times slower each processor was than when the dataset was measured; predictions know nothing
     of that. `energy_mj` is that of one inference, by the sensors of this machine; None where it has
-    none. `peer` is how another library was run.
+    none. `memory_bytes` are those of tensors and weights on either side. `peer` is how another
+    library was run.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Result:
     precision: Mapping[str, str] | None = None
     slowdown: Mapping[str, float] | None = None
     energy_mj: float | None = None
+    memory_bytes: Mapping[str, int] | None = None
     peer: PeerRun | None = None
 
 
@@ -235,6 +237,7 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
         fallbacks=engine.fallbacks,
         gpu_storage=tuple(map(str, engine.storages)),
         precision=engine.precision,
+        memory_bytes=asdict(engine.memory),
     )
 
 

@@ -31,7 +31,7 @@ class Effort:
 
 def with_peers(min_seconds: float) -> Effort:
     """Fewer rounds, in which everybody runs twice: there are many, and large models take long."""
-    return Effort(warm_up=1, min_rounds=8, min_seconds=min_seconds, lead_in=1)
+    return Effort(warm_up=1, min_rounds=5, min_seconds=min_seconds, lead_in=1)
 
 
 def timed(run: Callable[[], None], lead_in: int = 0) -> Timed:

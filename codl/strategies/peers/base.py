@@ -34,7 +34,7 @@ class Job:
 class Peer(Protocol):
     """A model in another library, on a process of its own that may use `Job.cores` only.
 
-    `packages` are the distributions that must be installed; the constructor imports them, converts
+    `packages` are the Python packages that must be there; the constructor imports them, converts
     the model and compiles it. float32 throughout: no bfloat16, no halves.
     """
 

@@ -6,10 +6,11 @@ layer of ncnn's for goes through ncnn's converter `pnnx`, where that is installe
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import replace
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import ncnn
@@ -48,11 +49,14 @@ class Ncnn:
         try:
             self._net = _Translated(job, soc)
         except UnsupportedError as error:
-            if shutil.which(CONVERTER) is None:
+            if _converter() is None:
                 raise UnsupportedError(
                     f"{error} ncnn's own converter could do it: `pip install --no-deps pnnx`."
                 ) from error
-            self._net = _Converted(job)
+            try:
+                self._net = _Converted(job)
+            except DeviceError as second:
+                raise UnsupportedError(f"{error} {second}") from second
             self.version += f" by {CONVERTER}"
 
     def feed(self, inputs: Tensors) -> None:
@@ -115,6 +119,15 @@ def _layer(layer: Layer, network: Network, soc: Soc) -> CpuLayer:
     return CpuLayer(layer.name, layer.op, variant, pieces, layer.output, region, layer.weights)
 
 
+def _converter() -> Path | None:
+    """The program in the converter's wheel, which runs without PyTorch, other than its command."""
+    found = find_spec(CONVERTER)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        if (program := Path(folder) / CONVERTER).is_file():
+            return program
+    return None
+
+
 class _Converted:
     """What ncnn's converter makes of the ONNX file; its blobs are in0, ..., out0, ... in order."""
 
@@ -124,7 +137,7 @@ class _Converted:
         self._inputs = [i.name for i in proto.graph.input if i.name not in constants]
         self._names = [output.name for output in proto.graph.output]
         done = subprocess.run(
-            [CONVERTER, str(job.model), "fp16=0"], capture_output=True, text=True, cwd=job.folder
+            [str(_converter()), str(job.model), "fp16=0"], capture_output=True, cwd=job.folder
         )
         files = [job.model.with_suffix(f".ncnn.{kind}") for kind in ("param", "bin")]
         self._net = ncnn.Net()
