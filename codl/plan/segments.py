@@ -93,7 +93,6 @@ class _Stretch:
         in_one_ms = cost.in_one_ms(latency_ms, count, self.run.processor, runs=runs)
         return Load(size, flops, in_one_ms)
 
-
     @property
     def weights(self) -> float:
         return float(self.run.sums[self.last, 3] - self.run.sums[self.first, 3])
