@@ -36,6 +36,7 @@ from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN, choices
 from codl.ops import Network
 from codl.ops.plan import Plan, load_plan
+from codl.plan.objective import GOALS, Objective
 from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import DEFAULT, STRATEGIES, Context, find, ideal
@@ -83,6 +84,13 @@ def search_plan(
     method: Annotated[
         str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
     ] = "dp",
+    objective: Annotated[
+        str, typer.Option(help=f"What `codl` searches for: {', '.join(GOALS)}.")
+    ] = "latency",
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="MiB of weights that both processors may hold together."),
+    ] = None,
     batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -98,9 +106,11 @@ def search_plan(
     [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
     deployed = deployment_of(model)
-    described = Context(socs.load(soc), predictors, dataset, predictor, method)
-    context = adapted(described, deployed)
-    strategy = strategy_of(strategy, deployed)
+    described = socs.load(soc)
+    limit = None if memory_limit is None else memory_limit << 20
+    goal = Objective.of(objective, described, limit)
+    asked = Context(described, predictors, dataset, predictor, method, goal)
+    context, strategy = adapted(asked, deployed), strategy_of(strategy, deployed)
     network = load_network(model, batch)
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
@@ -149,6 +159,8 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
     )
     if plan.method:
         table.caption += f" by {plan.method}"
+    if plan.predicted_mj is not None:
+        table.caption += f", {plan.predicted_mj:.1f} mJ"
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     if plan.estimated:

@@ -13,6 +13,7 @@ from codl.ops import Layer, Network
 from codl.ops.plan import Plan
 from codl.plan.cost import CostModel, LatencyPredictors
 from codl.plan.fixed import one_side
+from codl.plan.objective import LATENCY, Objective
 from codl.plan.search import ChainSearch
 from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
@@ -24,8 +25,8 @@ class Context:
     """What a strategy may use: the SoC, its predictors, and what was measured on it.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
-    searches, one of `codl.plan.optimal.METHODS`. Without `winograd`, kernel variants that use it
-    are as if nobody had measured them.
+    searches, one of `codl.plan.optimal.METHODS`, and `objective` what for. Without `winograd`,
+    kernel variants that use it are as if nobody had measured them.
     """
 
     soc: Soc
@@ -33,6 +34,7 @@ class Context:
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
     method: str = "dp"
+    objective: Objective = LATENCY
     winograd: bool = True
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
