@@ -21,21 +21,32 @@ MEMORY_TYPES = ("buffer", "image2d")
 ELEMENTS = ("float32", "float16")
 #: Where a SoC's latencies come from: this project's kernels on it, or somebody else's measurements.
 SOURCES = ("measured", "replayed")
+#: How fast, and how urgent beside other programs, a GPU may be asked to work.
+HINTS = ("default", "low", "normal", "high")
+#: Keys that files leave out where they have these values.
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {"thread_count": 0},
+    "gpu": {"performance": "default", "priority": "default"},
+}
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class CpuSide:
-    """The processor `cpu`: the cores that ncnn's threads are pinned to."""
+    """The processor `cpu`: the cores that ncnn's threads are pinned to.
+
+    There are as many threads as cores, or `thread_count` where that is not 0.
+    """
 
     name: str
     cores: tuple[int, ...]
     simd_floats: int
     l2_cache_bytes: int
+    thread_count: int = 0
 
     @property
     def threads(self) -> int:
-        return len(self.cores)
+        return self.thread_count or len(self.cores)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,9 @@ class GpuSide:
     #: The largest `image2d` in texels; 0 where the device has none, or nobody has looked.
     max_image_width: int = 0
     max_image_height: int = 0
+    #: Of `HINTS`, for drivers that take them.
+    performance: str = "default"
+    priority: str = "default"
 
     @property
     def is_cpu(self) -> bool:
@@ -133,6 +147,9 @@ class Soc:
         content = asdict(self)
         if self.source == "measured":
             del content["source"]
+        for side, usual in USUAL.items():
+            for key in [key for key, value in usual.items() if content[side][key] == value]:
+                del content[side][key]
         if self.power_w is None:
             del content["power_w"]
         for values in (v for v in content.values() if isinstance(v, dict)):
@@ -180,6 +197,8 @@ def from_dict(content: Any, path: Path) -> Soc:
     for key, values, known in (
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
         ("gpu.element", (soc.gpu.element,), ELEMENTS),
+        ("gpu.performance", (soc.gpu.performance,), HINTS),
+        ("gpu.priority", (soc.gpu.priority,), HINTS),
         ("source", (soc.source,), SOURCES),
     ):
         for value in values:

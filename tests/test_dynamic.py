@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -18,8 +19,10 @@ from codl.ops import Network, lower
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 from codl.plan.dynamic import Bound, every_way, fastest
+from codl.plan.objective import GOALS, Objective
 from codl.plan.optimal import search
 from codl.plan.segments import Segments
+from codl.soc import PowerW
 
 
 def network(build: Callable[[ModelBuilder, str], str]) -> Network:
@@ -108,3 +111,63 @@ def test_an_exhaustive_search_of_many_layers_is_refused() -> None:
 
     with pytest.raises(CodlError, match="at most 5 ops; 'small' has 6"):
         search(network(long), CostModel(SOC, Law()), "test", method="exhaustive")
+
+
+#: Watts of a simulated SoC whose GPU is slow and frugal.
+POWER = PowerW(idle=1.0, cpu=9.0, gpu=3.0, both=11.0, sensors=("simulated",))
+FRUGAL = replace(SOC, power_w=POWER)
+
+
+@given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS, goal=st.sampled_from(GOALS))
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_an_objective_finds_what_looking_at_every_plan_finds(
+    name: str, law: Law, goal: str
+) -> None:
+    net, cost = NETWORKS[name], CostModel(FRUGAL, law)
+    objective, segments = Objective.of(goal, FRUGAL), Segments(net, cost)
+    found = fastest(net, cost, segments, objective=objective, widest=10**6)
+    every = every_way(net, cost, segments, objective=objective)
+    assert found.exact
+    assert found.value == pytest.approx(every.value, rel=1e-12)
+
+
+def test_energy_is_what_each_processor_takes_while_it_works() -> None:
+    objective = Objective.of("energy", FRUGAL)
+    spent = objective.spent((2.0, 5.0), weights=0.0)
+    # 2 ms of both at 11 W, 3 ms of the GPU at 3 W, and 4 more of nobody at 1 W.
+    assert objective.energy_mj(9.0, spent) == pytest.approx(2 * 11 + 3 * 3 + 4 * 1)
+    assert objective.value(9.0, spent) == pytest.approx(35.0)
+    assert Objective.of("energy-delay", FRUGAL).value(9.0, spent) == pytest.approx(9 * 35.0)
+
+
+def test_a_frugal_gpu_gets_all_when_energy_counts() -> None:
+    cost = CostModel(FRUGAL, Law(gpu=0.7, fixed=1e-4))
+    plans = {
+        goal: search(NETWORKS["line"], cost, "test", objective=Objective.of(goal, FRUGAL))
+        for goal in ("latency", "energy")
+    }
+    assert any(0 < chain.gpu_ratio < 1 for chain in plans["latency"].chains)
+    assert [chain.gpu_ratio for chain in plans["energy"].chains] == [1.0]
+    assert plans["energy"].predicted_mj is not None
+
+
+def test_without_a_sensor_there_is_no_energy_to_plan_for() -> None:
+    with pytest.raises(CodlError, match=r"objective 'energy' needs the power of 'simulated'"):
+        Objective.of("energy", SOC)
+    with pytest.raises(CodlError, match=r"Unknown objective 'speed'"):
+        Objective.of("speed", SOC)
+
+
+def test_a_memory_limit_keeps_weights_on_one_side() -> None:
+    """Rows split leave all weights on both sides; channels split, or one processor, does not."""
+    net, cost = NETWORKS["residual"], CostModel(SOC, Law(fixed=1e-5, per_mb=0.01))
+    own = sum(w.nbytes for layer in net.layers for w in layer.weights.values())
+    free = search(net, cost, "test")
+    tight = search(net, cost, "test", objective=Objective(memory_limit=own))
+    assert any(chain.dim == "H" and 0 < chain.gpu_ratio < 1 for chain in free.chains)
+    weighty = {layer.name for layer in net.layers if layer.weights}
+    for chain in tight.chains:
+        assert chain.dim == "OC" or chain.gpu_ratio in (0, 1) or not weighty.intersection(chain.ops)
+    assert (tight.predicted_ms or 0) > (free.predicted_ms or 0)
+    with pytest.raises(CodlError, match=rf"within 10 bytes \(the model's own are {own}\)"):
+        search(net, cost, "test", objective=Objective(memory_limit=10))

@@ -9,23 +9,26 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
+import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_execute import CUTS, branching, legal, make_plan
 
+from codl.device.opencl import OpenClDevice
 from codl.errors import CodlError
 from codl.execute.builder import Memory
 from codl.execute.engine import Engine
 from codl.execute.lifetimes import lifetimes
 from codl.execute.program import Program, build_program
-from codl.graph import import_onnx, simplify
+from codl.graph import import_onnx, session_options, simplify
 from codl.kernels.base import Processor
 from codl.models.builder import ModelBuilder
 from codl.ops import Network, lower
 from codl.ops.plan import Plan
 from codl.plan.fixed import one_side
 from codl.soc import Soc
+from codl.strategies.evaluation import max_rel_err
 
 
 def row(length: int) -> Network:
@@ -179,3 +182,32 @@ def _touched(program: Program, in_place: bool) -> dict[tuple[str, str], list[Mom
         for tensor in (*segment.gpu.inputs, *segment.gpu.outputs):
             touch("gpu", tensor, Moment("gpu", s + 0.1, 1e9))
     return found
+
+
+@given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_where_memory_must_be_mapped_outputs_are_the_same(
+    cuts: Sequence[tuple[int, str, float]], sharing: str, soc: Soc
+) -> None:
+    """As on a device that does not see the host's memory, which is most of them."""
+    proto = branching().build()
+    network = lower(simplify(import_onnx(proto, "branching")))
+    x = image(network)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    expected = dict(zip(network.outputs, session.run(list(network.outputs), x), strict=True))
+    plan = make_plan(network, soc, legal(network, cuts), sharing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenClDevice, "sees_host_memory", property(lambda _: False))
+        engine = Engine(network, plan, soc)
+    with engine:
+        for _ in range(2):
+            outputs = engine(x)
+            for name, reference in expected.items():
+                assert max_rel_err(outputs[name], reference) <= 1e-4

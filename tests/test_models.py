@@ -15,6 +15,7 @@ from codl.execute.engine import Engine
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
 from codl.models.builder import ModelBuilder
+from codl.models.summary import summary
 from codl.ops import Layer, Network, lower
 from codl.ops.plan import Chain, Plan
 from codl.soc import Soc
@@ -63,6 +64,8 @@ POOLED = {
     "vgg16": "64@112 128@56 256@28 512@14 512@7",
     "retinaface": "64@160 256@80 512@40 1024@20",
 }
+#: Kinds of op that multiply and add.
+PRODUCTS = ("conv2d", "conv_transpose2d", "fc", "matmul")
 #: Inputs and outputs of fully connected layers.
 CONNECTED = {
     "alexnet": [(7 * 7 * 256, 4096), (4096, 4096), (4096, 1000)],
@@ -121,6 +124,20 @@ def test_a_structure_without_weights_is_the_models_own(name: str) -> None:
     images = sum(np.prod(builder.shapes[n]) for n in ("image", "embeddings", "a", "b")
                  if n in builder.shapes)  # fmt: skip
     assert sizes - images == builder.parameters
+
+
+def test_the_list_of_models_counts_what_networks_compute() -> None:
+    """Work, against the operators' own count; inputs and weights, against the model's."""
+    for name in ("mobilenet_v1", "op_chain", "matmul"):
+        builder = models.described(name)
+        proto = builder.build()
+        listed = summary(models.described(name, weights=False))
+        network = lower(simplify(import_onnx(proto, name)))
+        products = [layer.op for layer in network.layers if layer.op.kind in PRODUCTS]
+        assert listed.gflops == pytest.approx(sum(op.flops for op in products) / 1e9)
+        assert listed.parameters == builder.parameters
+        assert list(listed.inputs) == list(network.inputs)
+        assert sum(listed.nodes.values()) == len(proto.graph.node)
 
 
 def test_weights_do_not_change_a_structure() -> None:

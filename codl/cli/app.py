@@ -9,7 +9,7 @@ from typing import TextIO
 import typer
 
 from codl import __version__
-from codl.cli import collect, conformance, data, devices, kernels, models
+from codl.cli import collect, conformance, data, devices, kernels, listing, models
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
 
@@ -26,6 +26,7 @@ app.add_typer(data.dataset_app, name="dataset")
 app.command("tune")(kernels.tune_kernels)
 app.command("bench")(kernels.bench_kernels)
 app.command("train")(data.train_predictors)
+app.command("models")(listing.list_models)
 app.command("search")(models.search_plan)
 app.command("run")(models.run_model)
 app.command("eval")(models.evaluate_strategies)

@@ -15,23 +15,35 @@ from rich.table import Table
 from codl import dataset as datasets
 from codl import soc as socs
 from codl.cli.data import DatasetOption
+from codl.cli.deployed import (
+    AffinityOption,
+    PerformanceOption,
+    PriorityOption,
+    RunOptions,
+    ThreadsOption,
+    adapted,
+    deployment_of,
+    read_inputs,
+    strategy_of,
+)
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.cli.placement import placement_table
 from codl.cli.shapes import ShapeOption, read_shapes
 from codl.collect.tasks import load_network
 from codl.device.energy import energy_mj, find_sensors
-from codl.errors import CodlError, InvalidFileError
+from codl.errors import CodlError
 from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
-from codl.models import BUILT_IN
-from codl.ops import Array, Network
+from codl.models import BUILT_IN, choices
+from codl.ops import Network
 from codl.ops.plan import Plan, load_plan
 from codl.plan import placement, unmeasured
 from codl.plan.cost import CostModel
+from codl.plan.objective import GOALS, Objective
 from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
-from codl.strategies import STRATEGIES, Context, find, ideal
+from codl.strategies import DEFAULT, STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import evaluate, random_inputs, to_json
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.process import check as check_peers
@@ -39,7 +51,11 @@ from codl.strategies.peers.process import with_opencl_all
 from codl.strategies.turns import Effort, interleave, timed, with_peers
 
 ModelArgument = Annotated[
-    str, typer.Argument(help=f"A built-in model ({', '.join(sorted(BUILT_IN))}) or an .onnx file.")
+    str,
+    typer.Argument(
+        help=f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
+        "or a deployment .yaml (with #NAME where it has several models)."
+    ),
 ]
 PredictorOption = Annotated[
     str | None,
@@ -57,17 +73,31 @@ BatchOption = Annotated[
         min=1, help="Images at a time; those of the model's own inputs unless it is given."
     ),
 ]
-STRATEGY_HELP = f"A way to plan: one of {', '.join(STRATEGIES)}."
+StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"A way to plan: one of {', '.join(STRATEGIES)}. By default what a deployment's "
+        f"runtime means, or {DEFAULT}.",
+        show_default=False,
+    ),
+]
 
 
 def search_plan(
     model: ModelArgument,
     soc: SocOption,
-    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl",
+    strategy: StrategyOption = None,
     predictor: PredictorOption = None,
     method: Annotated[
         str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
     ] = "dp",
+    objective: Annotated[
+        str, typer.Option(help=f"What `codl` searches for: {', '.join(GOALS)}.")
+    ] = "latency",
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="MiB of weights that both processors may hold together."),
+    ] = None,
     batch: BatchOption = None,
     dataset: DatasetOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -84,7 +114,12 @@ def search_plan(
 
     [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
-    context = Context(socs.load(soc), predictors, dataset, predictor, method)
+    deployed = deployment_of(model)
+    described = socs.load(soc)
+    limit = None if memory_limit is None else memory_limit << 20
+    goal = Objective.of(objective, described, limit)
+    asked = Context(described, predictors, dataset, predictor, method, goal)
+    context, strategy = adapted(asked, deployed), strategy_of(strategy, deployed)
     network = load_network(model, batch, read_shapes(shape))
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
@@ -146,6 +181,8 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
     )
     if plan.method:
         table.caption += f" by {plan.method}"
+    if plan.predicted_mj is not None:
+        table.caption += f", {plan.predicted_mj:.1f} mJ"
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     if plan.estimated:
@@ -157,7 +194,7 @@ def run_model(
     model: ModelArgument,
     soc: SocOption,
     plan: Annotated[Path | None, typer.Option(help="A plan of `codl search`.")] = None,
-    strategy: Annotated[str, typer.Option(help=STRATEGY_HELP)] = "codl",
+    strategy: StrategyOption = None,
     inputs: Annotated[
         Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
     ] = None,
@@ -172,16 +209,30 @@ def run_model(
     predictor: PredictorOption = None,
     shape: ShapeOption = None,
     every: PlacementOption = False,
+    threads: ThreadsOption = None,
+    cpu_affinity: AffinityOption = None,
+    gpu_performance: PerformanceOption = None,
+    gpu_priority: PriorityOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, and say how long it takes.
 
-    [dim]Example:[/dim] codl run yolov2 --soc host --input in.npz --output out.npz
+    A deployment file says what its model runs on; --plan and --strategy are stronger. The last four
+    options are for this run alone: keep them in the SoC file to measure and plan with them too.
+
+    [dim]Examples:[/dim]
+    codl run yolov2 --soc host --input in.npz --output out.npz
+    codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
     """
-    context = Context(socs.load(soc), predictors, dataset, predictor)
+    deployed = deployment_of(model)
+    wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
+    described = wanted.applied(socs.load(soc))
+    context = adapted(Context(described, predictors, dataset, predictor), deployed)
     network = load_network(model, batch, read_shapes(shape))
-    chosen = load_plan(plan) if plan else find(strategy).plan(network, context)
-    arrays = random_inputs(network) if inputs is None else _read_npz(inputs)
+    arrays = read_inputs(network, inputs, deployed, random_inputs)
+    chosen = (
+        load_plan(plan) if plan else find(strategy_of(strategy, deployed)).plan(network, context)
+    )
     with Engine(network, chosen, context.soc) as engine:
         results = engine(arrays)
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
@@ -211,6 +262,7 @@ def run_model(
         "fallbacks": fallbacks,
         "gpu_storage": gpu_storage,
         "precision": precision,
+        "options": {**asdict(wanted), "threads": described.cpu.threads},
         "memory_bytes": memory,
         "placement": [asdict(one) for one in placed],
         "spans": [asdict(span) for span in spans],
@@ -227,16 +279,6 @@ def run_model(
         )
 
     emit("run", result, render, as_json=json, output=result_file)
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return {name: np.asarray(content[name], np.float32) for name in content.files}
-    except FileNotFoundError as error:
-        raise InvalidFileError(path, "there is no such file.") from error
-    except (ValueError, OSError, AttributeError) as error:
-        raise InvalidFileError(path, "expected an .npz file of arrays by input name.") from error
 
 
 def evaluate_strategies(
@@ -282,7 +324,7 @@ def evaluate_strategies(
     others = with_opencl_all([name for name in peers.split(",") if name], context.soc)
     check_peers(others, context.soc)
     rows, timelines = [], []
-    for model in models.split(","):
+    for model in [name for text in models.split(",") for name in choices(text)]:
         results, spans = evaluate(
             model,
             known,

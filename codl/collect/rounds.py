@@ -28,10 +28,10 @@ class Rounds:
     or one: the others of a batch have put its data out of the caches, and a shared cache takes it
     back only after several runs. A sample repeats the work until it lasts `sample_s`, so that the
     clock's resolution does not matter; its latency is the mean of its repeats. What takes so long
-    that this would last more than `task_s` seconds is visited less often, but `least` times, and
-    one sample a visit is taken of what lasts longer than `long_s`. A batch that is done before
-    `span_s` seconds goes on until then, with up to `more` times as many visits; so does one that
-    was disturbed.
+    that this would last more than `task_s` seconds is visited less often, but `least` times. What
+    lasts longer than `long_s` is at no visit sampled more than once, with no run before. A batch
+    that is done before `span_s` seconds goes on until then, with up to `more` times as many visits;
+    so does one that was disturbed.
     """
 
     warm_up: int = 2
@@ -40,9 +40,9 @@ class Rounds:
     settle: int = 6
     settle_s: float = 0.006
     sample_s: float = 0.0003
-    task_s: float = 0.1
+    task_s: float = 0.07
     long_s: float = 0.005
-    least: int = 6
+    least: int = 4
     span_s: float = 10.0
     more: int = 3
 
@@ -73,7 +73,8 @@ class Timed:
             once = min(self.sample(1)[WHOLE] for _ in range(rounds.warm_up))
         self.repeats = max(1, round(rounds.sample_s / max(once, 1e-7)))
         self.samples = 1 if once > rounds.long_s else rounds.samples
-        self.settle = max(1, min(rounds.settle, round(rounds.settle_s / max(once, 1e-7))))
+        settle = max(1, min(rounds.settle, round(rounds.settle_s / max(once, 1e-7))))
+        self.settle = 0 if once > rounds.long_s else settle
         visit = (self.settle + self.samples * self.repeats) * once
         fits = int(rounds.task_s / max(visit, 1e-9))
         self.visits = min(rounds.visits, max(fits, min(rounds.least, rounds.visits)))
@@ -85,7 +86,8 @@ class Timed:
         return (turn + 1) * own // every > turn * own // every
 
     def visit(self) -> None:
-        self.sample(self.settle)
+        if self.settle:
+            self.sample(self.settle)
         for _ in range(self.samples):
             for part, seconds in self.sample(self.repeats).items():
                 self.found.setdefault(part, []).append(seconds)

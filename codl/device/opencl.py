@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codl.device import drivers, launch, threads
+from codl.device import drivers, hints, launch, threads
 from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, TensorPool, checked_size, make_image
@@ -122,12 +122,12 @@ class OpenClDevice:
             with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
                 device = _find_device(soc)
             self.device = device
-            self.context = cl_module().Context([device])
-            self.queue = cl_module().CommandQueue(self.context)
+            self.context = hints.make_context(device, soc)
+            self.queue = hints.make_queue(self.context, soc)
             # In here, because threads of a driver inherit the cores of the one that makes them.
             self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
-        if self.mismatch:
-            warnings.warn(self.mismatch, CodlWarning, stacklevel=2)
+        for text in filter(None, (self.mismatch, *hints.ignored(device, soc))):
+            warnings.warn(text, CodlWarning, stacklevel=2)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
         self.programs = Programs(self.context)
 

@@ -1,4 +1,4 @@
-"""The built-in models, and any other ONNX file: a name or a path in, an ONNX model out."""
+"""Models: a built-in name, or the path of an ONNX or YAML file in, an ONNX model out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from codl.errors import InvalidFileError, UnknownNameError
 from codl.models import (
     alexnet,
     bert,
+    custom,
+    deployment,
     fast_style_transfer,
     matmul,
     mobilenet_v1,
@@ -26,6 +28,11 @@ from codl.models import (
 )
 from codl.models.batch import set_batch
 from codl.models.builder import ModelBuilder
+from codl.models.deployment import Deployment, load_onnx
+from codl.models.reading import Section, read_yaml
+
+#: What model files in YAML end in.
+YAML = (".yaml", ".yml")
 
 #: What describes each built-in model, layer by layer. The first five are the paper's.
 BUILT_IN: Mapping[str, Callable[[ModelBuilder], None]] = {
@@ -64,9 +71,10 @@ def described(name: str, *, weights: bool = True) -> ModelBuilder:
 
 
 def load(model: str | Path, batch: int | None = None) -> ModelSource:
-    """Load a built-in model by name, or an `.onnx` file by path; for so many images at a time.
+    """Load a built-in model by name, or by path an `.onnx` file, a model in YAML, or a model of a
+    deployment file (`deploy.yaml#name` where it has several); for so many images at a time.
 
-    Raises `UnknownNameError` where it is neither, `InvalidFileError` where the file is not ONNX.
+    Raises `UnknownNameError` where it is none of these, `InvalidFileError` where the file is wrong.
     """
     source = _load(model)
     if batch is not None:
@@ -78,15 +86,57 @@ def _load(model: str | Path) -> ModelSource:
     name = str(model)
     if name in BUILT_IN:
         return ModelSource(name, described(name).build())
-    path = Path(model)
+    file, _, part = name.partition("#")
+    if Path(file).suffix in YAML:
+        return _from_yaml(_existing(file), part)
+    path = _existing(name)
+    return ModelSource(path.stem, load_onnx(path))
+
+
+def choices(model: str) -> tuple[str, ...]:
+    """What `load` loads one by one: every model of a deployment file, else the model itself."""
+    if Path(model).suffix in YAML:
+        top = read_yaml(_existing(model))
+        if deployment.is_deployment(top):
+            return tuple(f"{model}#{name}" for name in deployment.read(top))
+    return (model,)
+
+
+def deployment_of(model: str) -> Deployment | None:
+    """How a deployment file wants a model run; None for what is no part of one."""
+    file, _, part = model.partition("#")
+    if model in BUILT_IN or Path(file).suffix not in YAML:
+        return None
+    top = read_yaml(_existing(file))
+    return _chosen(top, part) if deployment.is_deployment(top) else None
+
+
+def _existing(file: str) -> Path:
+    path = Path(file)
     if not path.is_file():
-        fix = "An ONNX file is given by its path."
-        raise UnknownNameError("model", name, BUILT_IN, fix=fix)
-    try:
-        proto = onnx.load(path)
-    except Exception as error:  # protobuf raises many unrelated types
-        reason = str(error).strip().splitlines() or ["it cannot be parsed."]
-        raise InvalidFileError(path, f"not an ONNX model: {reason[0]}") from error
-    if not proto.graph.node:
-        raise InvalidFileError(path, "not an ONNX model: its graph has no nodes.")
-    return ModelSource(path.stem, proto)
+        fix = "An ONNX or YAML file is given by its path."
+        raise UnknownNameError("model", file, BUILT_IN, fix=fix)
+    return path
+
+
+def _from_yaml(path: Path, part: str) -> ModelSource:
+    top = read_yaml(path)
+    if not deployment.is_deployment(top):
+        if part:
+            raise InvalidFileError(path, f"has no models, of which {part!r} could be one.")
+        proto = custom.build(top)
+        return ModelSource(proto.graph.name, proto)
+    chosen = _chosen(top, part)
+    return ModelSource(chosen.name, chosen.load())
+
+
+def _chosen(top: Section, part: str) -> Deployment:
+    found, path = deployment.read(top), top.path
+    if not part and len(found) > 1:
+        raise InvalidFileError(
+            path,
+            f"has the models {', '.join(found)}: name one, such as {path}#{next(iter(found))}.",
+        )
+    if part and part not in found:
+        raise UnknownNameError(f"model of {path}", part, found)
+    return found[part] if part else next(iter(found.values()))

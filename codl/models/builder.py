@@ -38,24 +38,26 @@ class ModelBuilder:
     def __init__(self, name: str, *, seed: int = 0, weights: bool = True) -> None:
         self.name = name
         self.seed = seed
+        #: What the names of nodes begin with from now on, where somebody gives layers names.
+        self.scope = ""
         self.shapes: dict[str, tuple[int, ...]] = {}
         #: How many numbers the weights are.
         self.parameters = 0
         self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto | None] = {}
-        self._inputs: list[str] = []
+        self.inputs: list[str] = []
         self._outputs: list[str] = []
 
     def input(self, name: str, shape: Sequence[int]) -> str:
         self.shapes[name] = tuple(shape)
-        self._inputs.append(name)
+        self.inputs.append(name)
         return name
 
     def conv(self, x: str, oc: int, kernel: Pair, *, pad: Pads, stride: Pair = 1,
              dilation: Pair = 1, bias: bool = True, groups: int = 1,
              gain: float = HALF_KEPT) -> str:  # fmt: skip
-        name = f"conv{self._count('Conv') + 1}"
+        name = self._numbered("conv", "Conv")
         shape = (oc, self.shapes[x][1] // groups, *_pair(kernel))
         inputs = [x, self._products(f"{name}.weight", shape, gain / prod(shape[1:]))]
         if bias:
@@ -68,7 +70,7 @@ class ModelBuilder:
     def conv_transpose(self, x: str, oc: int, kernel: Pair, *, stride: Pair, pad: Pads,
                        bias: bool = True) -> str:  # fmt: skip
         """`pad` is what is cut off the whole result."""
-        name = f"deconv{self._count('ConvTranspose') + 1}"
+        name = self._numbered("deconv", "ConvTranspose")
         shape = (self.shapes[x][1], oc, *_pair(kernel))
         reached = shape[0] * prod(_pair(kernel)) / prod(_pair(stride))
         inputs = [x, self._products(f"{name}.weight", shape, HALF_KEPT / reached)]
@@ -80,7 +82,7 @@ class ModelBuilder:
         """`scale` is the mean one; below 1 at the end of a residual branch, so that sums of many
         branches do not grow.
         """
-        name, c = f"bn{self._count('BatchNormalization') + 1}", self.shapes[x][1]
+        name, c = self._numbered("bn", "BatchNormalization"), self.shapes[x][1]
         values = {
             "scale": (scale * 0.9, scale * 1.1),
             "shift": (-0.1, 0.1),
@@ -91,14 +93,14 @@ class ModelBuilder:
         return self.node("BatchNormalization", [x, *inputs], name=name)
 
     def instance_norm(self, x: str) -> str:
-        name, c = f"instance{self._count('InstanceNormalization') + 1}", self.shapes[x][1]
+        name, c = self._numbered("instance", "InstanceNormalization"), self.shapes[x][1]
         scale = self._uniform(f"{name}.scale", c, 0.9, 1.1)
         shift = self._uniform(f"{name}.shift", c, -0.1, 0.1)
         return self.node("InstanceNormalization", [x, scale, shift], name=name)
 
     def layer_norm(self, x: str) -> str:
         """Over the last axis."""
-        name, size = f"layer{self._count('LayerNormalization') + 1}", self.shapes[x][-1]
+        name, size = self._numbered("layer", "LayerNormalization"), self.shapes[x][-1]
         scale = self._uniform(f"{name}.scale", size, 0.9, 1.1)
         shift = self._uniform(f"{name}.shift", size, -0.1, 0.1)
         return self.node("LayerNormalization", [x, scale, shift], name=name, axis=-1)
@@ -107,10 +109,10 @@ class ModelBuilder:
         return self.node("Relu", [x])
 
     def leaky_relu(self, x: str, alpha: float) -> str:
-        return self.node("LeakyRelu", [x], name=f"leaky{self._count('LeakyRelu') + 1}", alpha=alpha)
+        return self.node("LeakyRelu", [x], name=self._numbered("leaky", "LeakyRelu"), alpha=alpha)
 
     def clip(self, x: str, low: float, high: float) -> str:
-        name = f"clip{self._count('Clip') + 1}"
+        name = self._numbered("clip", "Clip")
         bounds = [self.constant(f"{name}.{k}", np.float32(v)) for k, v in
                   (("low", low), ("high", high))]  # fmt: skip
         return self.node("Clip", [x, *bounds], name=name)
@@ -121,28 +123,37 @@ class ModelBuilder:
     def mul(self, x: str, y: str) -> str:
         return self.node("Mul", [x, y])
 
-    def scaled(self, x: str, factor: float, offset: float = 0.0) -> str:
-        """x * factor + offset."""
-        count = self._count("Mul") + 1
-        x = self.mul(x, self.constant(f"mul{count}.factor", np.float32(factor)))
-        return self.add(x, self.constant(f"mul{count}.offset", np.float32(offset))) if offset else x
+    def scaled(self, x: str, factor: float) -> str:
+        """x * factor."""
+        name = self._numbered("mul", "Mul")
+        return self.mul(x, self.constant(f"{name}.factor", np.float32(factor)))
+
+    def shifted(self, x: str, offset: float) -> str:
+        """x + offset."""
+        name = self._numbered("add", "Add")
+        return self.add(x, self.constant(f"{name}.offset", np.float32(offset)))
+
+    def gelu(self, x: str) -> str:
+        """As exporters spell it out: x / 2 * (1 + erf(x / sqrt(2)))."""
+        inner = self.shifted(self.node("Erf", [self.scaled(x, 0.5**0.5)]), 1.0)
+        return self.scaled(self.mul(x, inner), 0.5)
 
     def global_average_pool(self, x: str) -> str:
-        name = f"mean{self._count('GlobalAveragePool') + 1}"
+        name = self._numbered("mean", "GlobalAveragePool")
         return self.node("GlobalAveragePool", [x], name=name)
 
     def max_pool(self, x: str, kernel: Pair, stride: Pair, *, pad: Pads = 0) -> str:
-        name = f"pool{self._count('MaxPool') + 1}"
+        name = self._numbered("pool", "MaxPool")
         return self.node("MaxPool", [x], name=name, **_window(kernel, stride, pad))
 
     def average_pool(self, x: str, kernel: Pair, stride: Pair, *, pad: Pads = 0) -> str:
         """Padding is not counted."""
-        name = f"avgpool{self._count('AveragePool') + 1}"
+        name = self._numbered("avgpool", "AveragePool")
         return self.node("AveragePool", [x], name=name, **_window(kernel, stride, pad))
 
     def upsample(self, x: str, factor: Pair) -> str:
         """Every pixel as many rows and columns as `factor` says."""
-        name = f"resize{self._count('Resize') + 1}"
+        name = self._numbered("resize", "Resize")
         scales = self.constant(f"{name}.scales", np.array([1, 1, *_pair(factor)], np.float32))
         attributes = {"mode": "nearest", "nearest_mode": "floor"}
         attributes["coordinate_transformation_mode"] = "asymmetric"
@@ -155,7 +166,7 @@ class ModelBuilder:
         return self.node("Flatten", [x], axis=1)
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
-        name = f"reshape{self._count('Reshape') + 1}"
+        name = self._numbered("reshape", "Reshape")
         to = self.constant(f"{name}.shape", np.array(shape, np.int64))
         return self.node("Reshape", [x, to], name=name)
 
@@ -171,14 +182,14 @@ class ModelBuilder:
 
     def linear(self, x: str, features: int, *, gain: float = ALL_KEPT) -> str:
         """A product of the last axis with a constant matrix, and a bias."""
-        name = f"matmul{self._count('MatMul') + 1}"
+        name = self._numbered("matmul", "MatMul")
         shape = (self.shapes[x][-1], features)
         weight = self._products(f"{name}.weight", shape, gain / shape[0])
         x = self.node("MatMul", [x, weight], name=name)
         return self.add(x, self._uniform(f"{name}.bias", features, -0.1, 0.1))
 
     def fully_connected(self, x: str, oc: int) -> str:
-        name, features = f"fc{self._count('Gemm') + 1}", self.shapes[x][1]
+        name, features = self._numbered("fc", "Gemm"), self.shapes[x][1]
         weight = self._products(f"{name}.weight", (oc, features), HALF_KEPT / features)
         bias = self._uniform(f"{name}.bias", oc, -0.1, 0.1)
         return self.node("Gemm", [x, weight, bias], name=name, transB=1)
@@ -189,7 +200,7 @@ class ModelBuilder:
 
     def node(self, kind: str, inputs: list[str], *, name: str = "", **attributes: object) -> str:
         """Any node with one output, which is called as the node."""
-        name = name or f"{kind.lower()}{self._count(kind) + 1}"
+        name = name or self._numbered(kind.lower(), kind)
         node = helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.shapes[name] = self._inferred(node)
         self._nodes.append(node)
@@ -204,7 +215,7 @@ class ModelBuilder:
     def build(self) -> onnx.ModelProto:
         kept = [proto for proto in self._constants.values() if proto is not None]
         missing = [name for name, proto in self._constants.items() if proto is None]
-        inputs = [_info(name, self.shapes[name]) for name in (*self._inputs, *missing)]
+        inputs = [_info(name, self.shapes[name]) for name in (*self.inputs, *missing)]
         outputs = [_info(name, self.shapes[name]) for name in self._outputs]
         graph = helper.make_graph(self._nodes, self.name, inputs, outputs, kept)
         opset = [helper.make_opsetid("", OPSET)]
@@ -227,8 +238,13 @@ class ModelBuilder:
         proto = self._constants.get(name)
         return int(TensorProto.FLOAT if proto is None else proto.data_type)
 
-    def _count(self, kind: str) -> int:
-        return sum(node.op_type == kind for node in self._nodes)
+    def _numbered(self, word: str, kind: str) -> str:
+        """A name for the next node of a kind."""
+        number = sum(node.op_type == kind for node in self._nodes) + 1
+        if not self.scope:
+            return f"{word}{number}"
+        first = f"{self.scope}/{word}"
+        return f"{first}{number}" if first in self.shapes else first
 
     def _random(self, name: str) -> np.random.Generator:
         """A generator that depends on the seed and the tensor's name, not on the order."""

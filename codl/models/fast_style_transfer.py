@@ -26,4 +26,4 @@ def describe(b: ModelBuilder) -> None:
         x = b.conv_transpose(x, oc, 3, stride=2, pad=HALVED, bias=False)
         x = b.relu(b.instance_norm(x))
     x = b.instance_norm(b.conv(x, 3, 9, pad=4, bias=False))
-    b.output(b.scaled(b.node("Tanh", [x]), 150.0, 127.5))
+    b.output(b.shifted(b.scaled(b.node("Tanh", [x]), 150.0), 127.5))

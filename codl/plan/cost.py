@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, prod
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -77,7 +77,7 @@ class CostModel:
     #: Every variant with a predictor, by name.
     _choices: dict[tuple[Op, Processor], dict[str, Choice]] = field(default_factory=dict)
     _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
-    _works: dict[tuple[Op, Processor], tuple[float, float, float]] = field(default_factory=dict)
+    _works: dict[tuple[Op, Processor], tuple[float, ...]] = field(default_factory=dict)
     _dispatched: dict[tuple[Processor, int], float] = field(default_factory=dict)
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
@@ -257,12 +257,17 @@ class CostModel:
         packing = self.packing(packed(network, outputs, cpu))
         return self.load(cpu, "cpu", variants) + packing, self.load(gpu, "gpu", variants)
 
-    def work(self, op: Op, processor: Processor) -> tuple[float, float, float]:
-        """An op's bytes, FLOPs, and milliseconds in its fastest variant; infinite without one."""
+    def work(self, op: Op, processor: Processor) -> tuple[float, ...]:
+        """An op's bytes, FLOPs, milliseconds in its fastest variant, and bytes of weights.
+
+        The milliseconds are infinite where it has no variant.
+        """
         if (op, processor) not in self._works:
             choice = self.choice(op, processor)
             latency_ms = inf if choice is None else choice.latency_ms
-            self._works[op, processor] = float(op.bytes), float(op.flops), latency_ms
+            weights = sum(4 * prod(shape) for shape in op.weight_shapes.values())
+            work = (float(op.bytes), float(op.flops), latency_ms, float(weights))
+            self._works[op, processor] = work
         return self._works[op, processor]
 
     def packing(self, moves: Sequence[Moved]) -> Load:

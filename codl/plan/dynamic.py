@@ -21,6 +21,7 @@ from codl.ops import Network, Region
 from codl.ops.plan import Sharing
 from codl.plan.clocks import START, Move, Pair, after_stage, priced
 from codl.plan.cost import CostModel, Moved, moved
+from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
 from codl.plan.segments import SIDES, Segment, Segments
 
 #: Labels that go on from one point; in the first, narrow search.
@@ -41,12 +42,22 @@ class Label:
 
     clocks: Pair
     key: Key
+    spent: Spent = NOTHING
     before: Label | None = None
     segment: Segment | None = None
 
     @property
     def end_ms(self) -> float:
         return max(self.clocks)
+
+    def beats(self, other: Label) -> bool:
+        """Whether this one is at least as good in everything."""
+        return (
+            self.clocks[0] <= other.clocks[0]
+            and self.clocks[1] <= other.clocks[1]
+            and self.spent.mj <= other.spent.mj
+            and self.spent.bytes <= other.spent.bytes
+        )
 
     def segments(self) -> list[Segment]:
         """The chains so far, first to last."""
@@ -60,11 +71,17 @@ class Label:
 
 @dataclass(frozen=True)
 class Found:
-    """The chains of the fastest plan; `exact` where no label was ever dropped unseen."""
+    """The chains of the best plan; `exact` where no label was ever dropped unseen.
+
+    `value` is what the objective makes least, infinite where nothing was found; `energy_mj` is None
+    where the SoC's power is not known.
+    """
 
     segments: tuple[Segment, ...]
     latency_ms: float
+    value: float
     exact: bool
+    energy_mj: float | None = None
 
 
 def fastest(
@@ -73,18 +90,20 @@ def fastest(
     segments: Segments,
     sharing: Sharing = "missing",
     *,
+    objective: Objective = LATENCY,
     widest: int = WIDEST,
 ) -> Found:
     """Search all ways to put `segments` one after another.
 
     A narrow search first: what cannot become faster than its result need not be followed.
     """
-    search = _Search(network, cost, segments, sharing)
+    search = _Search(network, cost, segments, sharing, objective)
     bound = Bound.of(segments)
     narrow = _sweep(search, bound, inf, NARROW)
     if narrow.exact:
         return narrow
-    return min(_sweep(search, bound, narrow.latency_ms, widest), narrow, key=lambda f: f.latency_ms)
+    limit_ms = narrow.latency_ms if objective.is_latency else inf
+    return min(_sweep(search, bound, limit_ms, widest), narrow, key=lambda found: found.value)
 
 
 def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found:
@@ -98,20 +117,19 @@ def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found
             x for own in points[at].values() for x in own if bound.least_ms(x.clocks, at) < limit_ms
         ]
         exact = exact and len(open_) <= widest
-        labels = sorted(open_, key=lambda x: (x.end_ms, min(x.clocks)))[:widest]
+        labels = sorted(open_, key=search.promise)[:widest]
         search.prepare(labels, nexts)
         for label in labels:
             for segment in nexts:
-                if bound.least_ms(label.clocks, segment.stop, segment.work_ms) >= limit_ms:
-                    continue
-                clocks, key = search.after(label, segment)
-                _keep(points[segment.stop].setdefault(key, []), clocks, key, label, segment)
+                if bound.least_ms(label.clocks, segment.stop, segment.work_ms) < limit_ms:
+                    found = search.after(label, segment)
+                    if search.objective.allows(found.spent):
+                        _keep(points[segment.stop].setdefault(found.key, []), found)
         points[at].clear()
-    ends = [(search.end_ms(label), label) for own in points[-1].values() for label in own]
+    ends = [label for own in points[-1].values() for label in own]
     if not ends:
-        return Found((), inf, exact)
-    latency_ms, last = min(ends, key=lambda end: end[0])
-    return Found(tuple(last.segments()), latency_ms, exact)
+        return Found((), inf, inf, exact)
+    return search.found(min(ends, key=search.value), exact=exact)
 
 
 @dataclass(frozen=True)
@@ -150,42 +168,48 @@ def _waited(clocks: Pair, key: Key) -> Pair:
 
 
 def every_way(
-    network: Network, cost: CostModel, segments: Segments, sharing: Sharing = "missing"
+    network: Network,
+    cost: CostModel,
+    segments: Segments,
+    sharing: Sharing = "missing",
+    *,
+    objective: Objective = LATENCY,
 ) -> Found:
     """The same without a shortcut: every plan is followed to its end. For a handful of layers."""
-    search = _Search(network, cost, segments, sharing)
-    best, latency_ms = None, inf
+    search = _Search(network, cost, segments, sharing, objective)
+    best, least = None, inf
     open_ends = [(0, Label(START, search.start))]
     while open_ends:
         at, label = open_ends.pop()
         if at == len(network.layers):
-            end_ms = search.end_ms(label)
-            if end_ms < latency_ms:
-                best, latency_ms = label, end_ms
+            if search.value(label) < least and objective.allows(label.spent):
+                best, least = label, search.value(label)
             continue
         for segment in segments.starting[at]:
-            clocks, key = search.after(label, segment)
-            open_ends.append((segment.stop, Label(clocks, key, label, segment)))
+            open_ends.append((segment.stop, search.after(label, segment)))
     assert best is not None
-    return Found(tuple(best.segments()), latency_ms, exact=True)
+    return search.found(best, exact=True)
 
 
-def _keep(labels: list[Label], clocks: Pair, key: Key, before: Label, segment: Segment) -> None:
-    """Add a label unless one that is there is as early on both processors; drop what it beats."""
-    cpu, gpu = clocks
-    for label in labels:
-        if label.clocks[0] <= cpu and label.clocks[1] <= gpu:
-            return
-    labels[:] = [x for x in labels if x.clocks[0] < cpu or x.clocks[1] < gpu]
-    labels.append(Label(clocks, key, before, segment))
+def _keep(labels: list[Label], new: Label) -> None:
+    """Add a label unless one that is there is as good in everything; drop what it beats."""
+    if not any(label.beats(new) for label in labels):
+        labels[:] = [label for label in labels if not new.beats(label)]
+        labels.append(new)
 
 
 class _Search:
     """From a label over a segment to the next label."""
 
     def __init__(
-        self, network: Network, cost: CostModel, segments: Segments, sharing: Sharing
+        self,
+        network: Network,
+        cost: CostModel,
+        segments: Segments,
+        sharing: Sharing,
+        objective: Objective,
     ) -> None:
+        self.objective = objective
         self._network, self._cost, self._sharing = network, cost, sharing
         self.segments = segments
         self._last_reader = segments.last_reader
@@ -218,7 +242,20 @@ class _Search:
         for asked, (region, moves) in new.items():
             self._needed[asked] = region, priced(self._cost, moves)
 
-    def after(self, label: Label, segment: Segment) -> tuple[Pair, Key]:
+    def promise(self, label: Label) -> tuple[float, float]:
+        """What labels at one point are compared by."""
+        return self.objective.value(label.end_ms, label.spent), min(label.clocks)
+
+    def value(self, label: Label) -> float:
+        """What the objective says of a label behind the last layer."""
+        return self.objective.value(self.end_ms(label), label.spent)
+
+    def found(self, label: Label, *, exact: bool) -> Found:
+        segments, latency_ms = tuple(label.segments()), self.end_ms(label)
+        energy_mj = self.objective.energy_mj(latency_ms, label.spent)
+        return Found(segments, latency_ms, self.value(label), exact, energy_mj)
+
+    def after(self, label: Label, segment: Segment) -> Label:
         """The clocks after a segment, and what is then held of all that is still read."""
         held = {name: (cpu, gpu) for name, cpu, gpu in label.key}
         moves: list[Move] = []
@@ -233,7 +270,10 @@ class _Search:
             held[name] = (segment.outputs[0].get(name), segment.outputs[1].get(name))
         last, stop = self._last_reader, segment.stop
         key = tuple((n, *held[n]) for n in sorted(held) if last[n] >= stop)
-        return _waited(clocks, key), key
+        spent = label.spent
+        if not self.objective.is_latency:
+            spent = spent.plus(self.objective.spent(segment.work_ms, segment.weights))
+        return Label(_waited(clocks, key), key, spent, label, segment)
 
     def end_ms(self, label: Label) -> float:
         """When the results lie whole with the CPU."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Literal, TypeAlias, get_args
 
@@ -13,6 +14,7 @@ from codl.plan import unmeasured
 from codl.plan.chosen import Cut, make_plan
 from codl.plan.cost import CostModel
 from codl.plan.dynamic import every_way, fastest, merged
+from codl.plan.objective import LATENCY, Objective
 from codl.plan.search import Candidate, ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.segments import Segment, Segments
 
@@ -25,20 +27,54 @@ FEW = 5
 LIKELY = 3
 
 
-def search(network: Network, cost: CostModel, strategy: str, *, method: str = "dp") -> Plan:
-    """The plan that a method finds fastest, predicted; transfers are of what is missing only.
+def search(
+    network: Network,
+    cost: CostModel,
+    strategy: str,
+    *,
+    method: str = "dp",
+    objective: Objective = LATENCY,
+) -> Plan:
+    """The plan that a method finds best, predicted; transfers are of what is missing only.
 
-    `method` is one of `METHODS`. Raises `UnknownNameError` where it is not, and
-    `CodlError` where the network has too many layers for `exhaustive`.
+    `method` is one of `METHODS`. Raises `UnknownNameError` where it is not, and `CodlError` where
+    the network has too many layers for `exhaustive`, where a method knows no objective but latency,
+    or where no plan keeps within the memory limit.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
     cost = unmeasured.filled(cost, network)
+    if not objective.is_latency:
+        return _for_objective(network, cost, strategy, method, objective)
     plans = [
         make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
         for cuts, how in METHODS[method](network, cost)
     ]
     return min(plans, key=lambda plan: plan.predicted_ms or 0.0)
+
+
+def _for_objective(
+    network: Network, cost: CostModel, strategy: str, method: str, objective: Objective
+) -> Plan:
+    if method != "dp":
+        raise CodlError(
+            f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
+        )
+    found = fastest(network, cost, Segments(network, cost), objective=objective)
+    if not found.segments:
+        raise CodlError(
+            f"No plan of {network.name!r} keeps its weights within {objective.memory_limit} bytes "
+            f"(the model's own are {_weights(network)})."
+        )
+    how = f"dp for {objective.goal}, {'exact' if found.exact else 'widest labels only'}"
+    cuts = _joined(network, merged(found.segments))
+    plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+    return replace(plan, predicted_mj=found.energy_mj)
+
+
+def _weights(network: Network) -> int:
+    """Bytes of all weights."""
+    return sum(int(w.nbytes) for layer in network.layers for w in layer.weights.values())
 
 
 #: Plans to choose from, each with what the plan says of how it was found.

@@ -52,6 +52,7 @@ class Segment:
     outputs: tuple[Regions, Regions]
     work_ms: Pair
     kernels: int
+    weights: float
 
 
 @dataclass
@@ -91,6 +92,10 @@ class _Stretch:
         runs = images / max(count, 1)
         in_one_ms = cost.in_one_ms(latency_ms, count, self.run.processor, runs=runs)
         return Load(size, flops, in_one_ms)
+
+    @property
+    def weights(self) -> float:
+        return float(self.run.sums[self.last, 3] - self.run.sums[self.first, 3])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ STRATEGIES: dict[str, Strategy] = {
         Cpu(), Gpu(), GpuBuffer(), GpuImage(), MuLayer(), CodlBuffer(), CodlPaper(), Codl()
     )
 }  # fmt: skip
+#: What plans where nobody says how.
+DEFAULT = "codl"
 
 
 def find(name: str) -> Strategy:
@@ -27,4 +29,4 @@ def find(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-__all__ = ["STRATEGIES", "Context", "Strategy", "find", "ideal"]
+__all__ = ["DEFAULT", "STRATEGIES", "Context", "Strategy", "find", "ideal"]

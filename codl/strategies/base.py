@@ -11,9 +11,11 @@ from codl.dataset import Dataset
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
-from codl.plan.cost import CostModel
+from codl.plan.cost import CostModel, LatencyPredictors
 from codl.plan.fixed import one_side
+from codl.plan.objective import LATENCY, Objective
 from codl.plan.search import ChainSearch
+from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
 from codl.soc import Soc
 
@@ -23,7 +25,8 @@ class Context:
     """What a strategy may use: the SoC, its predictors, and what was measured on it.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
-    searches, one of `codl.plan.optimal.METHODS`.
+    searches, one of `codl.plan.optimal.METHODS`, and `objective` what for. Without `winograd`,
+    kernel variants that use it are as if nobody had measured them.
     """
 
     soc: Soc
@@ -31,13 +34,16 @@ class Context:
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
     method: str = "dp"
+    objective: Objective = LATENCY
+    winograd: bool = True
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""
         from codl.predict.predictors import load
 
         name = self.predictor or default
-        return CostModel(self.soc, load(self.soc, name, self.predictors_folder), by_op)
+        found: LatencyPredictors = load(self.soc, name, self.predictors_folder)
+        return CostModel(self.soc, found if self.winograd else WithoutWinograd(found), by_op)
 
     def default_cost(self) -> CostModel | None:
         """That of the default predictor, with which any plan is timed; None where not trained."""

@@ -21,4 +21,5 @@ class Codl:
 
     def plan(self, network: Network, context: Context) -> Plan:
         cost = context.cost(self.default_predictor)
-        return search(network, cost, self.name, method=context.method)
+        method, objective = context.method, context.objective
+        return search(network, cost, self.name, method=method, objective=objective)

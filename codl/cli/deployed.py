@@ -1,0 +1,145 @@
+"""What a deployment file, and options like MACE's, change about how a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from codl import models
+from codl.cli.output import note
+from codl.device.affinity import with_cores
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.models.deployment import Deployment
+from codl.ops import Array, Network
+from codl.soc import HINTS, Soc
+from codl.strategies import DEFAULT, Context
+
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="Threads of the CPU side; one a core by default.")
+]
+AffinityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu-affinity", help="Cores of the CPU side: none, big, little, or a list such as 0,1."
+    ),
+]
+PerformanceOption = Annotated[
+    str | None, typer.Option("--gpu-performance", help=f"A hint: {', '.join(HINTS)}.")
+]
+PriorityOption = Annotated[
+    str | None, typer.Option("--gpu-priority", help=f"A hint: {', '.join(HINTS)}.")
+]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a person asks of the two processors; None leaves the SoC's own."""
+
+    threads: int | None = None
+    cpu_affinity: str | None = None
+    gpu_performance: str | None = None
+    gpu_priority: str | None = None
+
+    def applied(self, soc: Soc) -> Soc:
+        """The SoC as asked for; raises `CodlError` for cores, threads or hints that cannot be."""
+        changed = with_cores(soc, self.cpu_affinity, self.threads)
+        if (changed.cpu.cores, changed.cpu.threads) != (soc.cpu.cores, soc.cpu.threads):
+            note(
+                f"The CPU side has {changed.cpu.threads} threads on the cores "
+                f"{', '.join(map(str, changed.cpu.cores))}; plans are made with predictors of "
+                f"{soc.cpu.threads} threads on {', '.join(map(str, soc.cpu.cores))}."
+            )
+        given = {"performance": self.gpu_performance, "priority": self.gpu_priority}
+        for kind, hint in given.items():
+            if hint not in (None, *HINTS):
+                raise UnknownNameError(f"GPU {kind} hint", str(hint), HINTS)
+        gpu = replace(
+            changed.gpu,
+            performance=self.gpu_performance or soc.gpu.performance,
+            priority=self.gpu_priority or soc.gpu.priority,
+        )
+        return replace(changed, gpu=gpu)
+
+
+def deployment_of(model: str) -> Deployment | None:
+    """How a deployment file wants a model run; None for models that are no part of one."""
+    found = models.deployment_of(model)
+    if found is not None and found.ignored:
+        note(f"Without effect here: {', '.join(found.ignored)}.")
+    if found is not None and found.limit_kernel_time:
+        note("Without effect here: limit_opencl_kernel_time; codl does not cut kernels by time.")
+    return found
+
+
+def adapted(context: Context, deployed: Deployment | None) -> Context:
+    """The context with what a deployment file says of Winograd and of storage.
+
+    Raises `UnsupportedError` for a type of storage that the SoC's latencies are not of.
+    """
+    if deployed is None:
+        return context
+    own = context.soc.gpu.element
+    if deployed.element not in (None, own) and deployed.strategy != "cpu":
+        raise UnsupportedError(
+            f"{deployed.file}, models.{deployed.name}.data_type: it wants the GPU's tensors stored "
+            f"as {deployed.element}, those of the SoC {context.soc.name!r} are {own}. A SoC of the "
+            f"other type is made by `codl soc detect --serial local --name NAME --element "
+            f"{deployed.element}`, and has to be measured and trained."
+        )
+    return replace(context, winograd=deployed.winograd)
+
+
+def strategy_of(given: str | None, deployed: Deployment | None) -> str:
+    """The strategy that is asked for, else what the runtime of a deployment means."""
+    return given or (deployed.strategy if deployed else "") or DEFAULT
+
+
+def read_inputs(
+    network: Network, given: Path | None, deployed: Deployment | None,
+    usual: Callable[[Network], Mapping[str, Array]]
+) -> Mapping[str, Array]:  # fmt: skip
+    """Inputs from a file, from those that a deployment names, or the usual ones."""
+    if given is not None:
+        return read_npz(given)
+    if deployed is None or not deployed.input_files:
+        return usual(network)
+    files = deployed.input_files
+    if "" in files:
+        return read_npz(files[""])
+    return {name: _read_one(path, network, name) for name, path in files.items()}
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: np.asarray(content[name], np.float32) for name in content.files}
+    except FileNotFoundError as error:
+        raise InvalidFileError(path, "there is no such file.") from error
+    except (ValueError, OSError, AttributeError) as error:
+        raise InvalidFileError(path, "expected an .npz file of arrays by input name.") from error
+
+
+def _read_one(path: Path, network: Network, name: str) -> Array:
+    """One input: an `.npy` file, or plain float32 in nchw order."""
+    if name not in network.inputs:
+        raise UnknownNameError(f"input of {network.name}", name, network.inputs)
+    shape = network.inputs[name]
+    if not path.is_file():
+        raise InvalidFileError(path, "there is no such file.")
+    if path.suffix == ".npy":
+        try:
+            values: Any = np.load(path, allow_pickle=False)
+        except (ValueError, OSError) as error:
+            raise InvalidFileError(path, "expected an .npy file.") from error
+    else:
+        values = np.fromfile(path, np.float32)
+    if values.size != shape.elements:
+        raise InvalidFileError(
+            path, f"the input {name!r} is {shape}, {shape.elements} numbers, got {values.size}."
+        )
+    return np.asarray(values, np.float32).reshape(tuple(shape))

@@ -1,0 +1,46 @@
+"""`codl models`: the built-in models and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from codl.cli.output import JsonOption, emit
+from codl.errors import UnknownNameError
+from codl.models import BUILT_IN, described
+from codl.models.summary import summary
+
+
+def list_models(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Some of the built-in models; all by default.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the built-in models: inputs, weights, work and nodes.
+
+    [dim]Example:[/dim] codl models retinaface posenet
+    """
+    for name in names or []:
+        if name not in BUILT_IN:
+            raise UnknownNameError("built-in model", name, BUILT_IN)
+    found = [summary(described(name, weights=False)) for name in names or BUILT_IN]
+
+    def render() -> Table:
+        columns = ("model", "inputs", "million weights", "GFLOPs", "nodes")
+        table = Table(*columns, title="Built-in models", title_justify="left")
+        for one in found:
+            nodes = ", ".join(f"{count} {kind}" for kind, count in one.nodes.items())
+            numbers = (f"{one.parameters / 1e6:.2f}", f"{one.gflops:.2f}")
+            table.add_row(one.name, _shapes(one.inputs.values()), *numbers, nodes)
+        return table
+
+    emit("models", {"models": [asdict(one) for one in found]}, render, as_json=json)
+
+
+def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join("x".join(map(str, shape)) for shape in shapes)
