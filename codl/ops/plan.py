@@ -45,7 +45,7 @@ class Plan:
     from that the prediction rests on; `not_counted` names the layers, and the ways of data sharing,
     that have none and count as nothing; `estimated` the layers without a predictor on a processor,
     that count by the SoC's rates of computing and moving bytes. `method` says how the chains were
-    searched for, and whether that was exact.
+    searched for, and whether that was exact. `predicted_mj` is known where energy counted.
     """
 
     model: str
@@ -60,6 +60,7 @@ class Plan:
     not_counted: tuple[str, ...] = ()
     method: str = ""
     estimated: tuple[str, ...] = ()
+    predicted_mj: float | None = None
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""

@@ -324,6 +324,7 @@ class Segments:
                     draft.outputs,
                     both_ends(works, slower),
                     draft.own[1].launches,
+                    draft.own[0].weights + draft.own[1].weights,
                 )
 
 
