@@ -13,12 +13,14 @@ from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.kernels import registry
 from codl.kernels.base import Processor
-from codl.ops import Network, Op, to_text
+from codl.ops import Dim, Network, Op, to_text
 from codl.soc import Soc
 
 #: Latency by (op, dimension, share), fastest variant of one processor.
 Measured = Mapping[tuple[str, str, float], float]
 NAME = "ideal"
+#: What rows of an op that is never split say.
+WHOLE: Dim = "H"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, floa
             shares = (count / images for count in range(1, images))
             found += [(max(alone[0.0] * (1 - r), alone[1.0] * r), "N", r) for r in shares]
         return found
-    text, whole = to_text(op), op.dims[0]
+    text, whole = to_text(op), op.dims[0] if op.dims else WHOLE
     found = []
     if (text, whole, 1.0) in cpu:
         found.append((cpu[text, whole, 1.0], str(whole), 0.0))
