@@ -45,9 +45,9 @@ def import_onnx(
     kept = [node for node in graph.node if node.op_type != "Constant"]
     nodes = tuple(_nodes(kept))
     inputs = tuple(info.name for info in graph.input if info.name not in constants)
-    for name in inputs:
-        if name in unknown:
-            raise UnsupportedError(unknown[name])
+    for each in inputs:
+        if each in unknown:
+            raise UnsupportedError(unknown[each])
     outputs = tuple(info.name for info in graph.output)
     opset = max((item.version for item in model.opset_import if not item.domain), default=1)
     domains = {item.domain: item.version for item in model.opset_import if item.domain}
