@@ -73,15 +73,15 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
 def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
     machine = Machine()
     clock(machine)
-    effort = Rounds(span_s=0.0, task_s=0.19, least=3)
+    effort = Rounds(span_s=0.0, task_s=0.095, least=3)
     quick, slow, slowest = (Timed(machine.sample(s), effort) for s in (0.0001, 0.015, 1.0))
     assert (quick.settle, quick.repeats, quick.samples, quick.visits) == (6, 3, 3, 12)
-    assert (slow.settle, slow.repeats, slow.samples, slow.visits) == (0, 1, 1, 12)
+    assert (slow.settle, slow.repeats, slow.samples, slow.visits) == (0, 1, 1, 6)
     assert slowest.visits == effort.least
     due = [turn for turn in range(effort.visits) if slow.is_due(turn)]
     assert due == list(range(1, 12, 2))
     assert sum(slowest.is_due(turn) for turn in range(3 * effort.visits)) == 3 * effort.least
-    assert slow.seconds == pytest.approx(6 * 2 * 0.015)
+    assert slow.seconds == pytest.approx(6 * 0.015)
 
 
 def test_no_sample_is_of_what_the_others_put_out_of_the_caches(clock: Any) -> None:

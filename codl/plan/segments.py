@@ -59,17 +59,17 @@ class Segment:
 class _Run:
     """Parts of one processor in a row, of which chains are stretches; sums, once predicted.
 
-    `sums` has a row for every number of parts from the first: their bytes, FLOPs, milliseconds and
-    images.
+    `sums` has a row for every number of parts from the first: their bytes, FLOPs,
+    milliseconds, bytes of weights, and images.
     """
 
     processor: Processor
     parts: list[Part] = field(default_factory=list)
-    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 4)))
+    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 5)))
 
     def predict(self, cost: CostModel) -> None:
         rows = [(*cost.work(part.op, self.processor), part.op.images) for part in self.parts]
-        self.sums = np.cumsum([(0.0, 0.0, 0.0, 0.0), *rows], axis=0)
+        self.sums = np.cumsum([(0.0,) * 5, *rows], axis=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,23 @@ class _Stretch:
     @property
     def launches(self) -> int:
         """Each part is launched for every image that it has."""
-        return int(self.run.sums[self.last, 3] - self.run.sums[self.first, 3])
+        return int(self._total[4])
+
+    @property
+    def weights(self) -> float:
+        return float(self._total[3])
+
+    @property
+    def _total(self) -> NDArray[np.float64]:
+        total: NDArray[np.float64] = self.run.sums[self.last] - self.run.sums[self.first]
+        return total
 
     def load(self, cost: CostModel) -> Load:
-        total = self.run.sums[self.last] - self.run.sums[self.first]
-        size, flops, latency_ms, images = total.tolist()
+        size, flops, latency_ms, _, images = self._total.tolist()
         count = self.last - self.first
         runs = images / max(count, 1)
         in_one_ms = cost.in_one_ms(latency_ms, count, self.run.processor, runs=runs)
         return Load(size, flops, in_one_ms)
-
-    @property
-    def weights(self) -> float:
-        return float(self.run.sums[self.last, 3] - self.run.sums[self.first, 3])
 
 
 @dataclass(frozen=True, slots=True)
