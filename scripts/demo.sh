@@ -13,9 +13,9 @@ step codl soc detect --serial local --name host
 step codl collect --soc host --serial local --ops yolov2 --shares 0.2,0.4,0.6,0.8,1 \
     --resume -o lat_datasets
 step codl train --soc host --json > train.json
-step codl search yolov2 --soc host --strategy codl-paper -o plan.json
+step codl search yolov2 --soc host -o plan.json
 step codl eval --soc host --serial local --models yolov2 \
-    --strategies cpu,gpu,mulayer,codl-paper,ideal --seconds 15 -o eval.json
+    --strategies cpu,gpu,mulayer,codl-paper,codl,ideal --seconds 15 -o eval.json
 step codl report eval.json train.json -o report.html
 
 printf '\nLeft in %s:\n' "$folder" >&2

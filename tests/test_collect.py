@@ -127,7 +127,7 @@ def test_a_budget_says_what_to_expect(
     monkeypatch.setattr("codl.collect.surroundings.ROUNDS", 1)
     monkeypatch.setattr("codl.collect.anchors.TOLERANCE", float("inf"))
     monkeypatch.setattr("codl.collect.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
-    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "3s", "--json"]
+    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "60s", "--json"]
     options += ["--shares", "0.5,1"]
     done = CliRunner().invoke(app, ["collect", *options])
     assert done.exit_code == 0, done.output

@@ -20,10 +20,10 @@ from codl.collect.tasks import (
     SurroundingsTask,
     Task,
 )
-from codl.collect.work import GpuWork, cpu_work, filler, one_op_net, repeated
+from codl.collect.work import GpuWork, cpu_work, filler, repeated
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
-from codl.device.cpu import CpuNet, Home
+from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import SharedBuffer, seen_array
 from codl.device.opencl import open_device
 from codl.errors import DeviceError
@@ -129,7 +129,7 @@ class Bench:
             home, seen = seen_array(gpu, shape, whole)
             kernels = gpu.transform(seen, target, whole)
             before = {FRESH: lambda: np.copyto(home, fresh)}
-            steps: dict[str, Callable[[], object]] = {"transform": lambda: gpu.run(kernels)}
+            steps: dict[str, Step] = {"transform": lambda: gpu.run(kernels)}
             return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
         shared = SharedBuffer(gpu, shape, whole)
         home = Home.allocate(shape, whole).array
@@ -154,7 +154,7 @@ class Bench:
         if gpu.sees_host_memory:
             _, seen = seen_array(gpu, shape, whole)
             kernels = gpu.transform(source, seen, whole)
-            steps: dict[str, Callable[[], object]] = {"transform": lambda: gpu.run(kernels)}
+            steps: dict[str, Step] = {"transform": lambda: gpu.run(kernels)}
             return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
         shared, home = SharedBuffer(gpu, shape, whole), Home.allocate(shape, whole).array
         kernels = gpu.transform(source, shared.tensor, whole)
@@ -167,22 +167,43 @@ class Bench:
         return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
 
     def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Packing what a net reads; with the call, which is what counts where nothing is packed."""
-        return _as_copy(self._passing_on(shape).packed, blank)
+        """Packing what a net reads; with the call, which is what counts where nothing is packed.
+
+        Where both processors work on the CPU's arrays, the GPU has just written this one.
+        """
+        net, _, write = self._passing_on(shape)
+        return _as_copy(net.packed, write, blank)
 
     def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Unpacking a net's result to its home."""
-        net = self._passing_on(shape)
+        """Unpacking a net's result to its home, which the GPU has just read where it does so."""
+        net, read, _ = self._passing_on(shape)
         net.pack_inputs()
         results = net.compute()
-        return _as_copy(lambda: net.unpack(results), blank)
+        return _as_copy(lambda: net.unpack(results), read, blank)
 
-    def _passing_on(self, shape: Shape) -> CpuNet:
-        """A net that passes its input on, as a pooling of one element."""
+    def _passing_on(self, shape: Shape) -> tuple[CpuNet, Step | None, Step | None]:
+        """A net that passes its input on, as a pooling of one element.
+
+        And what the GPU does with the CPU's arrays: it reads the output, and writes the input.
+        """
+        gpu, whole = self._gpu, Region.whole(shape)
         op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
-        return one_op_net(op, registry.variants(op, "cpu", self.soc)[0], self.soc)
+        variant: Any = registry.variants(op, "cpu", self.soc)[0]
+        layer = CpuLayer("pass", op, variant, (("x", whole),), "y", whole, {})
+        if not gpu.sees_host_memory:
+            homes = [Home.allocate(shape, whole) for _ in "xy"]
+            net = CpuNet([layer], {"x": homes[0]}, {"y": homes[1]}, self.soc, own_memory=True)
+            return net, None, None
+        (x, seen_x), (y, seen_y) = (seen_array(gpu, shape, whole) for _ in "xy")
+        inputs, outputs = {"x": Home(x, whole, whole)}, {"y": Home(y, whole, whole)}
+        net = CpuNet([layer], inputs, outputs, self.soc, own_memory=True)
+        other = gpu.tensor(shape, whole, registry.storages(self.soc)[0])
+        reading = gpu.transform(seen_y, other, whole)
+        writing = gpu.transform(other, seen_x, whole)
+        return net, lambda: gpu.run(reading), lambda: gpu.run(writing)
 
 
+Step = Callable[[], object]
 _Exchange = tuple[Callable[[int], Seconds], Callable[[Found], Row]]
 
 
@@ -198,9 +219,9 @@ def _timed(work: Callable[[int], None]) -> Callable[[int], Seconds]:
 
 
 def _in_steps(
-    steps: Mapping[str, Callable[[], object]],
-    before: Mapping[str, Callable[[], object]],
-    after: Mapping[str, Callable[[], object]],
+    steps: Mapping[str, Step],
+    before: Mapping[str, Step],
+    after: Mapping[str, Step],
 ) -> Callable[[int], Seconds]:
     """Seconds of every step of something, of all of them together, and of others around them."""
     timed = [*before.items(), *steps.items(), *after.items()]
@@ -238,14 +259,16 @@ def _shared(blank: SharingRow) -> Callable[[Found], Row]:
     return fill
 
 
-def _as_copy(step: Callable[[], object], blank: SharingRow) -> _Exchange:
-    """One step that only copies."""
+def _as_copy(step: Step, before: Step | None, blank: SharingRow) -> _Exchange:
+    """One step that only copies, after something that is not timed."""
 
     def fill(found: Found) -> Row:
         row = _filled(blank, found[WHOLE])
         return replace(row, copy_ms=row.latency_ms)
 
-    return _timed(repeated(step)), fill
+    if before is None:
+        return _timed(repeated(step)), fill
+    return _in_steps({"copy": step}, {FRESH: before}, {}), fill
 
 
 def _blank(task: Task, run: str) -> Row:
