@@ -171,36 +171,30 @@ class Bench:
 
         Where both processors work on the CPU's arrays, the GPU has just written this one.
         """
-        net, _, write = self._passing_on(shape)
-        return _as_copy(net.packed, write, blank)
+        gpu, whole = self._gpu, Region.whole(shape)
+        if not gpu.sees_host_memory:
+            return _as_copy(self._passing_on(Home.allocate(shape, whole)).packed, None, blank)
+        array, seen = seen_array(gpu, shape, whole)
+        source = gpu.tensor(shape, whole, registry.storages(self.soc)[0])
+        writing = gpu.transform(source, seen, whole)
+        net = self._passing_on(Home(array, whole, whole))
+        return _as_copy(net.packed, lambda: gpu.run(writing), blank)
 
     def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Unpacking a net's result to its home, which the GPU has just read where it does so."""
-        net, read, _ = self._passing_on(shape)
+        """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
+        net = self._passing_on(Home.allocate(shape, Region.whole(shape)))
         net.pack_inputs()
         results = net.compute()
-        return _as_copy(lambda: net.unpack(results), read, blank)
+        return _as_copy(lambda: net.unpack(results), None, blank)
 
-    def _passing_on(self, shape: Shape) -> tuple[CpuNet, Step | None, Step | None]:
-        """A net that passes its input on, as a pooling of one element.
-
-        And what the GPU does with the CPU's arrays: it reads the output, and writes the input.
-        """
-        gpu, whole = self._gpu, Region.whole(shape)
-        op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
+    def _passing_on(self, source: Home) -> CpuNet:
+        """A net that passes its input on, as a pooling of one element."""
+        shape = Shape(*source.array.shape)
+        op, whole = Pool2d(inputs=(shape,), kernel=Size2(1, 1)), Region.whole(shape)
         variant: Any = registry.variants(op, "cpu", self.soc)[0]
         layer = CpuLayer("pass", op, variant, (("x", whole),), "y", whole, {})
-        if not gpu.sees_host_memory:
-            homes = [Home.allocate(shape, whole) for _ in "xy"]
-            net = CpuNet([layer], {"x": homes[0]}, {"y": homes[1]}, self.soc, own_memory=True)
-            return net, None, None
-        (x, seen_x), (y, seen_y) = (seen_array(gpu, shape, whole) for _ in "xy")
-        inputs, outputs = {"x": Home(x, whole, whole)}, {"y": Home(y, whole, whole)}
-        net = CpuNet([layer], inputs, outputs, self.soc, own_memory=True)
-        other = gpu.tensor(shape, whole, registry.storages(self.soc)[0])
-        reading = gpu.transform(seen_y, other, whole)
-        writing = gpu.transform(other, seen_x, whole)
-        return net, lambda: gpu.run(reading), lambda: gpu.run(writing)
+        target = Home.allocate(shape, whole)
+        return CpuNet([layer], {"x": source}, {"y": target}, self.soc, own_memory=True)
 
 
 Step = Callable[[], object]

@@ -57,8 +57,8 @@ MOST_TIMES = 400
 WARM_S, SETTLE = 0.0005, 6
 #: No op is faster cold than warm; a difference below this share of the latency is noise.
 MOST_GAIN = 0.9
-#: Copies of an op take turns until they are so many times a core's own cache, or so many.
-CACHES, MOST_COPIES = 4, 4
+#: So many copies of an op take turns at most.
+MOST_COPIES = 8
 #: Ops that read more than this would take the time of many others.
 MOST_BYTES = 32 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
@@ -200,9 +200,8 @@ class Surroundings:
         )
 
     def _copies(self, op: Op) -> int:
-        """So many of an op that none is in the core's own cache when its turn comes."""
-        wanted = CACHES * self.soc.cpu.l2_cache_bytes
-        return max(1, min(MOST_COPIES, -(-wanted // op.bytes)))
+        """So many of an op that none is in a cache when its turn comes, if that many will do."""
+        return max(1, min(MOST_COPIES, -(-EVICTED_BYTES // op.bytes)))
 
     def _together(
         self, cpu: Work, gpu: GpuTurns, cpu_times: int, gpu_times: int
