@@ -126,7 +126,7 @@ def test_weights_are_counted_where_they_are(first_soc: Soc) -> None:
 
 
 @given(cuts=CUTS, in_place=st.booleans(), sharing=st.sampled_from(["gather", "missing"]))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_memory_is_free_only_when_nobody_touches_it(
     cuts: Sequence[tuple[int, str, float]], in_place: bool, sharing: str, first_soc: Soc
 ) -> None:
@@ -186,7 +186,7 @@ def _touched(program: Program, in_place: bool) -> dict[tuple[str, str], list[Mom
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
 @settings(
-    max_examples=12,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
