@@ -26,6 +26,7 @@ import numpy as np
 from codl.collect.work import GpuWork, operands
 from codl.device.detect import describe
 from codl.device.loader import cl_module
+from codl.device.memory import TensorPool
 from codl.device.opencl import OpenClDevice
 from codl.device.probe import probe
 from codl.errors import DeviceError
@@ -146,8 +147,8 @@ class Oclgrind(OpenClDevice):
     def _start_workers(self) -> set[int]:
         return set()  # to be kept busy until its threads show would take it a minute
 
-    def _scratch(self, size: int | ImageSize) -> Any:
-        memory, nan = super()._scratch(size), np.full(4, np.nan, np.float32)
+    def _scratch(self, size: int | ImageSize, pool: TensorPool | None = None) -> Any:
+        memory, nan = super()._scratch(size, pool), np.full(4, np.nan, np.float32)
         if isinstance(size, ImageSize):
             cl_module().enqueue_fill_image(self.queue, memory, nan, (0, 0, 0), (*memory.shape, 1))
         else:  # bytes that are a NaN as halves too
