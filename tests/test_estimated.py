@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from test_plan import SOC
 
 from codl.execute.program import build_program
 from codl.graph import import_onnx, simplify
@@ -20,15 +21,7 @@ from codl.ops.plan import load_plan
 from codl.plan import unmeasured
 from codl.plan.cost import CostModel
 from codl.plan.estimated import OTHERS_SHARE, PRODUCTS_SHARE, Estimated, rates_of
-from codl.soc import CpuSide, GpuSide, Soc
 from codl.strategies import STRATEGIES, Context, find
-
-SOC = Soc(
-    "simulated",
-    "no device: latencies follow a law",
-    CpuSide("cpu", (0,), 16, 1 << 20),
-    GpuSide("none", "none", "gpu", "0", "gpu", (), 4, 256, 32, 4, 1 << 20, 1 << 15, True),
-)
 
 
 class Law:

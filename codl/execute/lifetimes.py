@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codl.execute.program import Program
-from codl.kernels.base import Processor
+from codl.kernels.base import PROCESSORS, Processor
 
 #: A stage that never comes.
 NEVER = 1 << 30
@@ -51,8 +51,7 @@ def lifetimes(
                 later = (s for s in range(stage + 1, len(waits)) if waits[s])
                 use("cpu", move.tensor, next(later, NEVER) - 1)
     for stage, segment in enumerate(program.segments):
-        sides: tuple[Processor, ...] = ("cpu", "gpu")
-        for side, half in zip(sides, (segment.cpu, segment.gpu), strict=True):
+        for side, half in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
             for tensor in (*half.inputs, *(n for n in segment.outputs if n in half.outputs)):
                 use(side, tensor, stage)
     return found

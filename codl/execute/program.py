@@ -11,8 +11,11 @@ from codl.kernels.base import Processor
 from codl.ops.chain import Half, cut
 from codl.ops.network import Layer, Network
 from codl.ops.plan import Chain, Plan, Sharing
-from codl.ops.region import Region
+from codl.ops.region import Region, Shape
 from codl.soc import Soc
+
+#: The way to each processor.
+WAYS: Mapping[Processor, Direction] = {"cpu": "to_cpu", "gpu": "to_gpu"}
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,30 @@ class Residency:
 
     def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[Transfer]:
         """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""
-        direction: Direction = "to_cpu" if processor == "cpu" else "to_gpu"
-        mine = self.held[processor]
-        moved = []
+        mine, moved = self.held[processor], []
         for name, need in needs.items():
-            wanted = Region.whole(self._shapes[name]) if self._sharing == "gather" else need
-            if name not in mine:
-                moved.append(Transfer(name, wanted, direction))
-                mine[name] = wanted
-            elif not mine[name].covers(need):
-                # What is held stays one rectangle: the corners of the joined one move too.
-                joined = mine[name].join(wanted)
-                moved += [Transfer(name, r, direction) for r in joined.minus(mine[name])]
-                mine[name] = joined
+            held, regions = lacking(self._shapes[name], mine.get(name), need, self._sharing)
+            moved += [Transfer(name, region, WAYS[processor]) for region in regions]
+            mine[name] = held
         return moved
 
     def produce(self, processor: Processor, half: Half, outputs: Sequence[str]) -> None:
         """Note that `processor` has computed its half of a chain with these outputs."""
-        mine = self.held[processor]
-        mine |= {name: half.outputs[name] for name in outputs if name in half.outputs}
+        self.held[processor] |= half.left(outputs)
+
+
+def lacking(
+    shape: Shape, mine: Region | None, need: Region, sharing: Sharing
+) -> tuple[Region, tuple[Region, ...]]:
+    """What a processor that holds `mine` of a tensor holds when it has `need`, and what moves."""
+    wanted = Region.whole(shape) if sharing == "gather" else need
+    if mine is None:
+        return wanted, (wanted,)
+    if mine.covers(need):
+        return mine, ()
+    # What is held stays one rectangle: the corners of the joined one move too.
+    joined = mine.join(wanted)
+    return joined, joined.minus(mine)
 
 
 def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:

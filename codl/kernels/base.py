@@ -37,6 +37,7 @@ from codl.ops.base import Weights
 from codl.soc import Soc
 
 Processor: TypeAlias = Literal["cpu", "gpu"]
+PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 
 
 Layout: TypeAlias = Literal["blocked", "planar", "image"]

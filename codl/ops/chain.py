@@ -24,6 +24,25 @@ class Part:
     op: Op
     needs: tuple[Region, ...]
 
+    @classmethod
+    def of(cls, layer: Layer, region: Region, dim: Dim) -> Part | None:
+        """A region of a layer in a chain that is cut at `dim`; None of nothing.
+
+        Whoever reads a part of what cannot be cut there gets the whole.
+        """
+        if region.is_empty:
+            return None
+        if dim not in layer.op.dims:
+            region = Region.whole(layer.op.output)
+        needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
+        return cls(layer, region, layer.op.restrict(region), needs)
+
+    def add_needs(self, needed: dict[str, Region]) -> None:
+        """Join what this part reads to what others need of the same tensors."""
+        for name, need in zip(self.layer.inputs, self.needs, strict=True):
+            if not need.is_empty:
+                needed[name] = need.join(needed[name]) if name in needed else need
+
 
 @dataclass(frozen=True)
 class Half:
@@ -46,14 +65,18 @@ class Half:
         """The region of every tensor that this side computes."""
         return {part.layer.output: part.region for part in self.parts}
 
+    def left(self, outputs: Collection[str]) -> dict[str, Region]:
+        """Those of `outputs` that this side computes."""
+        return {name: self.outputs[name] for name in outputs if name in self.outputs}
+
     @cached_property
     def inputs(self) -> dict[str, Region]:
         """The region of every tensor from outside that this side needs."""
         needed: dict[str, Region] = {}
         for part in self.parts:
-            for name, region in zip(part.layer.inputs, part.needs, strict=True):
-                if name not in self.outputs and not region.is_empty:
-                    needed[name] = region.join(needed[name]) if name in needed else region
+            part.add_needs(needed)
+        for name in self.outputs:
+            needed.pop(name, None)
         return needed
 
 
@@ -85,12 +108,8 @@ def _half(layers: Sequence[Layer], wanted: dict[str, Region], dim: Dim) -> Half:
     parts: list[Part] = []
     for layer in reversed(layers):
         region = wanted.get(layer.output)
-        if region is None or region.is_empty:
-            continue
-        if dim not in layer.op.dims:  # whoever reads a part of it gets the whole
-            region = Region.whole(layer.op.output)
-        needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
-        for name, need in zip(layer.inputs, needs, strict=True):
-            wanted[name] = need.join(wanted[name]) if name in wanted else need
-        parts.append(Part(layer, region, layer.op.restrict(region), needs))
+        part = None if region is None else Part.of(layer, region, dim)
+        if part is not None:
+            part.add_needs(wanted)
+            parts.append(part)
     return Half(tuple(reversed(parts)))

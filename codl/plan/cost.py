@@ -16,7 +16,7 @@ from codl.errors import UnsupportedError
 from codl.execute.program import Transfer
 from codl.kernels import registry
 from codl.kernels.base import Processor, Storage
-from codl.ops import Network, Op, Shape, to_text
+from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
 from codl.predict.features import Item, sharing_target
 from codl.predict.surroundings import Beside, Cold, Launches, Load
@@ -254,7 +254,7 @@ class CostModel:
         others can read them.
         """
         cpu, gpu = halves
-        packing = self.packing(packed(network, outputs, cpu))
+        packing = self.packing(packed(network.shapes, cpu.inputs, cpu.left(outputs)))
         return self.load(cpu, "cpu", variants) + packing, self.load(gpu, "gpu", variants)
 
     def work(self, op: Op, processor: Processor) -> tuple[float, ...]:
@@ -341,12 +341,13 @@ class CostModel:
         return chosen
 
 
-def packed(network: Network, outputs: Sequence[str], cpu: Half) -> list[Moved]:
+def packed(
+    shapes: Mapping[str, Shape], inputs: Mapping[str, Region], outputs: Mapping[str, Region]
+) -> list[Moved]:
     """What the CPU packs before its half of a chain, and unpacks after it for others to read."""
-    shapes = network.shapes
     return [
-        *(("load", region.shape(shapes[name])) for name, region in cpu.inputs.items()),
-        *(("store", cpu.outputs[n].shape(shapes[n])) for n in outputs if n in cpu.outputs),
+        *(("load", region.shape(shapes[name])) for name, region in inputs.items()),
+        *(("store", region.shape(shapes[name])) for name, region in outputs.items()),
     ]
 
 

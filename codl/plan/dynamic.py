@@ -16,13 +16,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from codl.execute.program import Residency
+from codl.execute.program import WAYS, Residency, lacking
+from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Region
 from codl.ops.plan import Sharing
 from codl.plan.clocks import START, Move, Pair, after_stage, priced
-from codl.plan.cost import CostModel, Moved, moved
+from codl.plan.cost import CostModel, Moved
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
-from codl.plan.segments import SIDES, Segment, Segments
+from codl.plan.segments import Segment, Segments
 
 #: Labels that go on from one point; in the first, narrow search.
 WIDEST, NARROW = 16, 3
@@ -214,7 +215,7 @@ class _Search:
         self.segments = segments
         self._last_reader = segments.last_reader
         fresh = Residency(network, sharing)
-        held = [fresh.held[side] for side in SIDES]
+        held = [fresh.held[side] for side in PROCESSORS]
         names = {*held[0], *held[1]}
         self.start: Key = tuple(
             (name, held[0].get(name), held[1].get(name))
@@ -296,13 +297,9 @@ class _Search:
     def _transfers(
         self, name: str, side: int, mine: Held, need: Region
     ) -> tuple[Region, list[Moved]]:
-        residency = Residency(self._network, self._sharing)
-        own = residency.held[SIDES[side]]
-        own.pop(name, None)
-        if mine is not None:
-            own[name] = mine
-        transfers = residency.require(SIDES[side], {name: need})
-        return own[name], moved(self._network, transfers)
+        shape, way = self._network.shapes[name], WAYS[PROCESSORS[side]]
+        held, regions = lacking(shape, mine, need, self._sharing)
+        return held, [(way, region.shape(shape)) for region in regions]
 
     def _launches_ms(self, count: int) -> float:
         if count not in self._launches:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.kernels import registry
-from codl.kernels.base import Processor
+from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import Network, Op, Shape, parse
 from codl.plan.cost import CostModel, LatencyPredictors
-from codl.predict.features import PROCESSORS, Item
+from codl.predict.features import Item
 from codl.soc import Soc
 
 #: Ops of kinds that are always measured, by which a processor is judged: two that compute, two that

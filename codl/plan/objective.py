@@ -47,7 +47,7 @@ class Objective:
             raise CodlError(
                 f"The objective {goal!r} needs the power of {soc.name!r}, and its file has no "
                 "`power_w`: nobody has measured it, or the machine has no energy sensor. `codl "
-                "devices` lists the sensors; `codl collect` measures power where there is one."
+                f"devices` lists the sensors; `codl soc power {soc.name}` measures by them."
             )
         return cls(goal, soc.power_w, memory_limit)  # type: ignore[arg-type]
 

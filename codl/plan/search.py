@@ -95,7 +95,10 @@ class ChainSearch:
         cost.prefetch_sharing(
             way
             for (cpu, _), (before, after) in zip(halves, transfers, strict=True)
-            for way in (*moved(network, [*before, *after]), *packed(network, outputs, cpu))
+            for way in (
+                *moved(network, [*before, *after]),
+                *packed(network.shapes, cpu.inputs, cpu.left(outputs)),
+            )
         )
 
     def _transfers(

@@ -15,12 +15,12 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.kernels.base import Processor
+from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import Dim, Layer, Network, Region
-from codl.ops.base import split
+from codl.ops.base import AXES, split
 from codl.ops.chain import Part
 from codl.plan.clocks import Pair, both_ends
-from codl.plan.cost import LEAST_SHARE, CostModel, Moved
+from codl.plan.cost import LEAST_SHARE, CostModel, packed
 from codl.predict.surroundings import Load
 
 #: Ratios that are tried, in steps of one twentieth; the ends are one processor alone.
@@ -31,7 +31,6 @@ NEAR = 1
 LONGEST, MOST_OVERLAP = 24, 1.5
 #: Chains that compute so many times longer than their ops at their best are left out.
 MOST_LOSS = 1.25
-SIDES: tuple[Processor, Processor] = ("cpu", "gpu")
 Regions = Mapping[str, Region]
 
 
@@ -41,7 +40,7 @@ class Segment:
 
     `inputs` and `outputs` are the regions that the CPU's and the GPU's half read from outside, and
     leave for others; `work_ms` how long each half takes while the other one works; `kernels` how
-    many kernels, or small groups of them, are launched.
+    many kernels, or small groups of them, are launched; `weights` the bytes of weights of both.
     """
 
     start: int
@@ -152,16 +151,16 @@ class Segments:
         """
         parts: list[tuple[Dim, int, int, tuple[Part | None, Part | None]]] = []
         for k, layer in enumerate(self._layers):
-            for dim in DIMS:
+            for dim in AXES:
                 for step in (0, *self._steps[k].get(dim, ()), STEPS):
                     shares = split(layer.op, dim, step / STEPS, align=self._block)
-                    cpu, gpu = (_part(layer, share, dim) for share in shares)
+                    cpu, gpu = (Part.of(layer, share, dim) for share in shares)
                     parts.append((dim, k, step, (cpu, gpu)))
         self._prefetch(own for *_, own in parts)
-        found = {dim: np.full((2, len(self._layers), STEPS + 1), inf) for dim in DIMS}
+        found = {dim: np.full((2, len(self._layers), STEPS + 1), inf) for dim in AXES}
         for dim, k, step, own in parts:
             for side, part in enumerate(own):
-                found[dim][side, k, step] = self._latency_ms(part, SIDES[side])
+                found[dim][side, k, step] = self._latency_ms(part, PROCESSORS[side])
         return found
 
     @cached_property
@@ -184,7 +183,7 @@ class Segments:
 
     def _prefetch(self, halves: Iterable[tuple[Part | None, Part | None]]) -> None:
         known = list(halves)
-        for side, processor in enumerate(SIDES):
+        for side, processor in enumerate(PROCESSORS):
             ops = (pair[side].op for pair in known if pair[side] is not None)  # type: ignore[union-attr]
             self.cost.prefetch(ops, processor)
 
@@ -199,21 +198,22 @@ class Segments:
     def _single(self) -> Iterator[_Draft]:
         """All of a processor's chains are stretches of one run."""
         alone = self._alone["H"]
-        for side, processor in enumerate(SIDES):
+        for side, processor in enumerate(PROCESSORS):
             able = np.isfinite(alone[side, :, STEPS * side])
             parts = [_whole(layer) for layer in self._layers]
             run = self._add(_Run(processor, parts))
             for start in range(len(parts)):
-                inputs: dict[str, Region] = {}
+                needed: dict[str, Region] = {}
                 made: dict[str, Region] = {}
                 stops = set(_stops(start, len(parts), every=self.complete))
                 for index in range(start, len(parts)):
                     if not able[index]:
                         break
                     part = parts[index]
-                    _need(inputs, part, made)
+                    part.add_needs(needed)
                     made[part.layer.output] = part.region
                     if index + 1 in stops:
+                        inputs = {name: r for name, r in needed.items() if name not in made}
                         yield self._on(side, _Stretch(run, start, index + 1), inputs, made)
 
     def _on(self, side: int, own: _Stretch, inputs: Regions, made: Regions) -> _Draft:
@@ -223,8 +223,8 @@ class Segments:
         empty = _Stretch(self._none, 0, 0)
         ratio = float(side)
         if side == 0:
-            return _Draft(start, stop, "H", ratio, (own, empty), (dict(inputs), {}), (outputs, {}))
-        return _Draft(start, stop, "H", ratio, (empty, own), ({}, dict(inputs)), ({}, outputs))
+            return _Draft(start, stop, "H", ratio, (own, empty), (inputs, {}), (outputs, {}))
+        return _Draft(start, stop, "H", ratio, (empty, own), ({}, inputs), ({}, outputs))
 
     def _add(self, run: _Run) -> _Run:
         self._runs.append(run)
@@ -232,7 +232,7 @@ class Segments:
 
     def _split(self) -> Iterator[_Draft]:
         for stop in range(1, len(self._layers) + 1):
-            for dim in DIMS:
+            for dim in AXES:
                 firsts = self._first_by_step(stop, dim)
                 for step, starts in firsts.items():
                     walk = self._walk(stop, dim, step / STEPS, min(starts))
@@ -278,14 +278,14 @@ class Segments:
                 region = needed[side].pop(layer.output, None)
                 if is_left:
                     region = shares[side] if region is None else region.join(shares[side])
-                part = None if region is None else _part(layer, region, dim)
+                part = None if region is None else Part.of(layer, region, dim)
                 if part is None:
                     continue
                 runs[side].parts.append(part)
                 computed += part.op.output.elements
                 if is_left:
                     left[side][layer.output] = part.region
-                _need(needed[side], part, {})
+                part.add_needs(needed[side])
             if computed > MOST_OVERLAP * layer.op.output.elements and not self.complete:
                 return
             yield _Draft(
@@ -305,16 +305,16 @@ class Segments:
 
     def _predict(self, drafts: Sequence[_Draft]) -> Iterator[Segment]:
         cost, shapes = self.cost, self.network.shapes
-        for processor in SIDES:
-            own = [run for run in self._runs if run.processor == processor]
-            cost.prefetch((part.op for run in own for part in run.parts), processor)
+        for processor in PROCESSORS:
+            runs = [run for run in self._runs if run.processor == processor]
+            cost.prefetch((part.op for run in runs for part in run.parts), processor)
         for run in self._runs:
             run.predict(cost)
-        packed = [_packed(draft, shapes) for draft in drafts]
-        cost.prefetch_sharing(move for moves in packed for move in moves)
+        moves = [packed(shapes, draft.inputs[0], draft.outputs[0]) for draft in drafts]
+        cost.prefetch_sharing(move for own in moves for move in own)
         loads = [
-            (draft.own[0].load(cost) + cost.packing(moves), draft.own[1].load(cost))
-            for draft, moves in zip(drafts, packed, strict=True)
+            (draft.own[0].load(cost) + cost.packing(own), draft.own[1].load(cost))
+            for draft, own in zip(drafts, moves, strict=True)
         ]
         for draft, both, slower in zip(drafts, loads, cost.slowdowns(loads), strict=True):
             works = both[0].latency_ms, both[1].latency_ms
@@ -330,9 +330,6 @@ class Segments:
                     draft.own[1].launches,
                     draft.own[0].weights + draft.own[1].weights,
                 )
-
-
-DIMS: tuple[Dim, ...] = ("H", "OC", "N")
 
 
 def last_readers(network: Network) -> dict[str, int]:
@@ -352,25 +349,9 @@ def _steps(layer: Layer, dim: Dim) -> tuple[int, ...]:
 
 
 def _whole(layer: Layer) -> Part:
-    op, region = layer.op, Region.whole(layer.op.output)
-    return Part(layer, region, op, tuple(op.needs(region, i) for i in range(len(layer.inputs))))
-
-
-def _need(needed: dict[str, Region], part: Part, made: Regions) -> None:
-    """Add what a part reads, but for what is `made` beside it."""
-    for name, need in zip(part.layer.inputs, part.needs, strict=True):
-        if name not in made and not need.is_empty:
-            needed[name] = need.join(needed[name]) if name in needed else need
-
-
-def _part(layer: Layer, region: Region, dim: Dim) -> Part | None:
-    """As `codl.ops.chain` makes parts; None of nothing."""
-    if region.is_empty:
-        return None
-    if dim not in layer.op.dims:
-        region = Region.whole(layer.op.output)
-    needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
-    return Part(layer, region, layer.op.restrict(region), needs)
+    part = Part.of(layer, Region.whole(layer.op.output), "H")
+    assert part is not None, layer
+    return part
 
 
 def _stops(start: int, count: int, *, every: bool) -> Iterator[int]:
@@ -384,10 +365,3 @@ def _stops(start: int, count: int, *, every: bool) -> Iterator[int]:
         length = max(length + 1, length * 3 // 2)
         stop = start + length
     yield count
-
-
-def _packed(draft: _Draft, shapes: Mapping[str, tuple[int, ...]]) -> list[Moved]:
-    """What the CPU packs before its half, and unpacks after it for others to read."""
-    moves: list[Moved] = [("load", r.shape(shapes[n])) for n, r in draft.inputs[0].items()]  # type: ignore[arg-type]
-    moves += [("store", r.shape(shapes[n])) for n, r in draft.outputs[0].items()]  # type: ignore[arg-type]
-    return moves

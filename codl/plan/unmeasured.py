@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.kernels import registry
+from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Op, Shape
 from codl.plan import estimated
 from codl.plan.cost import CostModel, LatencyPredictors
-from codl.predict.features import PROCESSORS, Item, sharing_target
+from codl.predict.features import Item, sharing_target
 from codl.soc import Soc
 
 #: Other libraries' latencies on the CPU go from tensor to tensor, so these are part of them.

@@ -24,6 +24,7 @@ from codl.kernels.base import (
     BLOCKED_HALF,
     IMAGE,
     IMAGE_HALF,
+    PROCESSORS,
     Processor,
     Storage,
     Variant,
@@ -53,7 +54,6 @@ DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relay
 SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 #: How the GPU may store what is shared, by the text in a dataset.
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
-PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 #: What features count, by their names.
 UNITS = "bytes or ms where the name ends so, else a count"
 _MULAYER = "mulayer_"

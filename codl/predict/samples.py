@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from codl.dataset import Dataset, OpRow, SharingRow, Table
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.kernels import registry
-from codl.kernels.base import Processor
+from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import OP_TYPES, Activation, Op, parse
 from codl.predict import features, surroundings
 from codl.predict.features import Item
@@ -223,7 +223,7 @@ def _mulayer(found: Sequence[Samples]) -> list[Samples]:
             files=tuple(path for table in tables for path in table.files),
         )
         for kind in sorted(OP_TYPES)
-        for processor in features.PROCESSORS
+        for processor in PROCESSORS
         if (tables := _by_preference(found, kind, processor))
     ]
 
