@@ -34,6 +34,8 @@ LEAST_SHARE = 0.1
 COLD_INSIDE: Mapping[Processor, float] = {"cpu": 0.7, "gpu": 1.0}
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
+#: Numbers of launches up to about this are predicted in one batch.
+MANY_LAUNCHES = 128
 
 
 class LatencyPredictors(Protocol):
@@ -78,7 +80,7 @@ class CostModel:
     _choices: dict[tuple[Op, Processor], dict[str, Choice]] = field(default_factory=dict)
     _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
     _works: dict[tuple[Op, Processor], tuple[float, ...]] = field(default_factory=dict)
-    _dispatched: dict[tuple[Processor, int], float] = field(default_factory=dict)
+    _dispatched: dict[Processor, NDArray[np.float64]] = field(default_factory=dict)
 
     def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
         """Predict many ops in one batch for each kernel variant."""
@@ -319,11 +321,17 @@ class CostModel:
         return self._dispatch_ms("cpu", 1) if "dispatch_cpu" in self.predictors.targets else 0.0
 
     def _dispatch_ms(self, processor: Processor, count: int) -> float:
-        key = (processor, count)
-        if key not in self._dispatched:
-            target = f"dispatch_{processor}"
-            self._dispatched[key] = float(self.predictors.latency_ms(target, [Launches(count)])[0])
-        return self._dispatched[key]
+        return float(self._dispatches_ms(processor, count)[count - 1])
+
+    def _dispatches_ms(self, processor: Processor, most: int) -> NDArray[np.float64]:
+        """Of 1, 2, ... launches, `most` at least: all at once, as a search asks for them all."""
+        known = self._dispatched.get(processor, np.empty(0))
+        if len(known) < most:
+            counts = range(1, 2 * most + MANY_LAUNCHES)
+            items = [Launches(count) for count in counts]
+            known = self.predictors.latency_ms(f"dispatch_{processor}", items)
+            self._dispatched[processor] = known
+        return known
 
     def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:
         """The chosen variant of every layer on every processor that has a part of it."""

@@ -104,8 +104,11 @@ def _whole_images(network: Network, cost: CostModel) -> Ways:
     Whole images share nothing on their way through a network, which no search that looks at one
     chain after another, or at the best cuts of single ops, need find.
     """
+    ratios = image_ratios(network.layers)
+    if not ratios:
+        return
     search = ChainSearch(network, cost, "missing")
-    chains = [search.at(network.layers, "N", ratio) for ratio in image_ratios(network.layers)]
+    chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
     for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
         if chain.latency_ms < inf:
             yield _cuts([chain]), "whole images"
