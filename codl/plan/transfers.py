@@ -18,8 +18,7 @@ from codl.ops.plan import Sharing
 from codl.plan.cost import Moved
 from codl.plan.segments import Segment
 
-#: Regions as rows: first and behind the last of images, channels and rows.
-_Boxes = NDArray[np.int64]
+#: First and behind the last of images, channels and rows.
 NOTHING = (0,) * 6
 
 
@@ -46,8 +45,8 @@ def between(
         # A cut of many tensors is the same: pairs are kept apart by the width alone.
         pairs: dict[int, set[tuple[int, ...]]] = {}
         for name, needs in read.items():
-            own = left.get(name, {NOTHING})
-            pairs.setdefault(shapes[name].w, set()).update(m + n for m in own for n in needs)
+            held = left.get(name, {NOTHING})
+            pairs.setdefault(shapes[name].w, set()).update(m + n for m in held for n in needs)
         for width, rows in pairs.items():
             sizes = _missing(np.array(list(rows), np.int64))
             found += [(WAYS[processor], Shape(n, c, h, width)) for n, c, h in sizes]
@@ -59,13 +58,13 @@ def _box(region: Region) -> tuple[int, ...]:
     return (*images, *channels, *rows)
 
 
-def _missing(pairs: _Boxes) -> Iterable[tuple[int, ...]]:
+def _missing(pairs: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
     """The sizes of what moves, each once; `pairs` (pairs, 12) are what is held and needed.
 
     As `codl.execute.program.lacking` has it, over columns.
     """
     held, need = pairs[:, :6].reshape(-1, 3, 2), pairs[:, 6:].reshape(-1, 3, 2)
-    none = (held[..., 1] <= held[..., 0]).any(axis=1)
+    none = np.any(held[..., 1] <= held[..., 0], axis=1)
     first = np.where(none[:, None], need[..., 0], np.minimum(held[..., 0], need[..., 0]))
     last = np.where(none[:, None], need[..., 1], np.maximum(held[..., 1], need[..., 1]))
     whole, own = last - first, held[..., 1] - held[..., 0]
