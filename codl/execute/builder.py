@@ -44,10 +44,14 @@ class Builder:
     What enters and leaves the network, and what is constant, has memory of its own.
     """
 
-    def __init__(self, network: Network, program: Program, gpu: OpenClDevice) -> None:
+    def __init__(
+        self, network: Network, program: Program, gpu: OpenClDevice, *, fuse: bool = True
+    ) -> None:
         self._network, self._program, self._gpu = network, program, gpu
-        self._shapes = network.shapes
+        self._shapes, self._fuse = network.shapes, fuse
         self.fallbacks: list[Fallback] = []
+        #: The layers that the GPU computes together, by the label of their kernels.
+        self.fused: dict[str, tuple[str, ...]] = {}
         self.storages: set[Storage] = set()
         self.homes: dict[str, Home] = {}
         self._pool, self._homes = TensorPool(gpu), HomePool(gpu)
@@ -132,8 +136,9 @@ class Builder:
 
     def _stage(self, segment: Segment) -> Stage:
         chain = segment.chain
-        gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu, self._pool)
+        gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu, self._pool, fuse=self._fuse)
         self.fallbacks += gpu.fallbacks
+        self.fused |= gpu.fused
         self.storages |= gpu.storages
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)

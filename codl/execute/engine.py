@@ -36,13 +36,15 @@ class Engine:
     both processors.
 
     `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
-    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes.
+    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `fused` has the
+    layers that it computes together, by the label that their spans have: a convolution and the
+    residual add behind it. With `fuse` off, for comparisons, every layer has kernels of its own.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
     """
 
-    def __init__(self, network: Network, plan: Plan, soc: Soc) -> None:
+    def __init__(self, network: Network, plan: Plan, soc: Soc, *, fuse: bool = True) -> None:
         self.network = network
         self.plan = plan
         self.soc = soc
@@ -50,10 +52,11 @@ class Engine:
         self._gpu = open_device(soc)
         with self._gpu.lock:
             threads.pin([0], soc.cpu.cores)
-            builder = Builder(network, program, self._gpu)
+            builder = Builder(network, program, self._gpu, fuse=fuse)
             self._stages: list[Stage] | None = builder.stages()
         self._memory = builder.memory
         self.fallbacks = tuple(builder.fallbacks)
+        self.fused = builder.fused
         self.storages = tuple(sorted(builder.storages, key=str))
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)

@@ -9,11 +9,13 @@ from typing import Any
 from codl.device.memory import GpuTensor, TensorPool
 from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.errors import CodlError, DeviceError
+from codl.execute.fusing import Work, works
 from codl.kernels import registry, tuned
-from codl.kernels.base import GpuVariant, KernelPlan, Storage, TensorArg
+from codl.kernels.base import Choice, GpuVariant, KernelPlan, Storage, TensorArg
 from codl.ops import Region
 from codl.ops.chain import Half, Part
 from codl.ops.plan import Chain
+from codl.soc import Soc
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,10 @@ class Fallback:
 
 
 class GpuHalf:
-    """Compiles and binds kernels over `tensors`, which live on; others are the pool's."""
+    """Compiles and binds kernels over `tensors`, which live on; others are the pool's.
+
+    With `fuse`, residual adds are computed by the convolutions before them where they can be.
+    """
 
     def __init__(
         self,
@@ -42,20 +47,27 @@ class GpuHalf:
         tensors: Mapping[str, GpuTensor],
         gpu: OpenClDevice,
         pool: TensorPool,
+        *,
+        fuse: bool = True,
     ) -> None:
         self.kernels: list[BoundKernel] = []
         self.fallbacks: list[Fallback] = []
         #: How the outputs of all parts are stored while they are computed.
         self.storages: set[Storage] = set()
+        #: The layers that are computed together, by the label of their kernels.
+        self.fused: dict[str, tuple[str, ...]] = {}
         self._gpu, self._pool = gpu, pool
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
-        last_reader = {name: part for part in half.parts for name in part.layer.inputs}
-        for part in half.parts:
-            self._add(part, chain.variants[part.layer.name]["gpu"])
-            for name in dict.fromkeys(part.layer.inputs):
-                if last_reader[name] is part:
+        variants = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in half.parts}
+        alone = [Work(part) for part in half.parts]
+        ordered = works(half, tensors, variants) if fuse else alone
+        last_reader = {name: work for work in ordered for name, _ in work.reads}
+        for work in ordered:
+            self._add(work, variants)
+            for name in dict(work.reads):
+                if last_reader[name] is work:
                     self._leave(name, kept=name in tensors)
 
     def _leave(self, name: str, *, kept: bool) -> None:
@@ -65,16 +77,18 @@ class GpuHalf:
         for key in [key for key in self._copies if key[0] == name]:
             self._pool.give(self._copies.pop(key))
 
-    def _add(self, part: Part, name: str) -> None:
-        """Bind a part in the variant that is planned or, where the device fails, the next one.
+    def _add(self, work: Work, variants: Mapping[str, str]) -> None:
+        """Bind a work in the variant that is planned or, where the device fails, the next one.
 
-        Every kernel runs once here: some failures only show at the first launch.
+        An add that fails in its convolution is bound by itself. Every kernel runs once here: some
+        failures only show at the first launch.
         """
         failed: list[tuple[str, str]] = []
-        for variant, plan in _candidates(part, name, self._gpu):
+        planned = variants[work.part.layer.name]
+        for variant, plan in _candidates(work, planned, self._gpu):
             tensors, copies = dict(self._tensors), dict(self._copies)
             try:
-                kernels = self._bind(part, plan)
+                kernels = self._bind(work, plan)
                 self._gpu.warm_up(kernels)
             except DeviceError as error:
                 failed.append((variant.name, str(error)))
@@ -83,26 +97,33 @@ class GpuHalf:
                 continue
             self.kernels += kernels
             self.storages.add(plan.storage(TensorArg("output")))
-            self.fallbacks += [Fallback(part.layer.name, v, r, variant.name) for v, r in failed]
+            self.fallbacks += [Fallback(work.label, v, r, variant.name) for v, r in failed]
+            if work.add is not None:
+                self.fused[work.label] = work.names
             return
         reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
-        raise DeviceError(f"No kernel variant of {part.layer.name!r} works here. {reasons}")
+        if work.add is None:
+            raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
+        self.fallbacks.append(Fallback(work.label, f"one of {planned}", reasons, "two kernels"))
+        for part in work.parts:
+            self._add(Work(part), variants)
 
-    def _bind(self, part: Part, plan: KernelPlan) -> list[BoundKernel]:
-        layer, gpu = part.layer, self._gpu
+    def _bind(self, work: Work, plan: KernelPlan) -> list[BoundKernel]:
+        layer, gpu, result = work.part.layer, self._gpu, work.result
         kernels: list[BoundKernel] = []
         arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
-        for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True)):
+        for index, (name, need) in enumerate(work.reads):
             argument = TensorArg("input", index)
             arguments[argument] = (self._read(name, plan.storage(argument), kernels), need)
-        target, stored = self._target(part, plan.storage(TensorArg("output")))
-        arguments[TensorArg("output")] = (target, part.region)
-        weights = layer.op.restrict_weights(layer.weights, part.region)
-        kernels += gpu.bind(plan, arguments, weights=weights, label=layer.name, pool=self._pool)
+        target, stored = self._target(result, plan.storage(TensorArg("output")))
+        arguments[TensorArg("output")] = (target, result.region)
+        weights = layer.op.restrict_weights(layer.weights, work.part.region)
+        kernels += gpu.bind(plan, arguments, weights=weights, label=work.label, pool=self._pool)
+        output = result.layer.output
         if stored is not target:
-            kernels += gpu.transform(target, stored, part.region, f"transform {layer.output}")
+            kernels += gpu.transform(target, stored, result.region, f"transform {output}")
             self._pool.give(target)
-        self._tensors[layer.output] = stored
+        self._tensors[output] = stored
         return kernels
 
     def _read(self, name: str, storage: Storage, kernels: list[BoundKernel]) -> GpuTensor:
@@ -127,12 +148,13 @@ class GpuHalf:
 
 
 def _candidates(
-    part: Part, name: str, gpu: OpenClDevice
+    work: Work, name: str, gpu: OpenClDevice
 ) -> Iterator[tuple[GpuVariant, KernelPlan]]:
-    """The planned variant, then every other one that accepts the op.
+    """The planned variant, then, of what is not fused, every other one that accepts the op.
 
     Each in its tuned choice first, where it has one, and then in its default.
     """
+    part = work.part
     planned: Any = registry.find(part.op, name)
     refusal = planned.refusal(part.op, gpu.soc)
     if refusal is not None:
@@ -140,10 +162,18 @@ def _candidates(
     others: list[Any] = [
         v for v in registry.variants(part.op, "gpu", gpu.soc) if v.name != planned.name
     ]
-    for variant in (planned, *others):
-        yield variant, tuned.plan(variant, part.op, gpu.soc)
-        if tuned.choice(variant, part.op, gpu.soc) is not None:
-            yield variant, variant.plan(part.op, gpu.soc)
+    for variant in (planned, *(others if work.add is None else ())):
+        # Choices are known of the op without what is fused with it.
+        choice = tuned.choice(variant, part.op, gpu.soc)
+        for own in (None,) if choice is None else (choice, None):
+            yield variant, _plan(work, variant, gpu.soc, own)
+
+
+def _plan(work: Work, variant: GpuVariant, soc: Soc, choice: Choice | None) -> KernelPlan:
+    if work.add is None:
+        return variant.plan(work.part.op, soc, choice)
+    op = work.part.op.with_activation(work.add.op.activation)
+    return variant.plan(op, soc, choice).adding()
 
 
 def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
