@@ -15,6 +15,7 @@ from codl.errors import CodlError, CodlWarning
 from codl.execute.builder import Builder, Memory
 from codl.execute.program import build_program
 from codl.execute.stage import Stage
+from codl.execute.supply import Supply, Untouched
 from codl.execute.timeline import Span, Timeline
 from codl.ops import Array, Network
 from codl.ops.plan import Plan
@@ -36,13 +37,16 @@ class Engine:
     both processors.
 
     `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
-    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes.
+    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `supply` hands
+    over kernels and weights that are arranged already; by default both are made from the network.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
     """
 
-    def __init__(self, network: Network, plan: Plan, soc: Soc) -> None:
+    def __init__(
+        self, network: Network, plan: Plan, soc: Soc, *, supply: Supply | None = None
+    ) -> None:
         self.network = network
         self.plan = plan
         self.soc = soc
@@ -50,7 +54,7 @@ class Engine:
         self._gpu = open_device(soc)
         with self._gpu.lock:
             threads.pin([0], soc.cpu.cores)
-            builder = Builder(network, program, self._gpu)
+            builder = Builder(network, program, self._gpu, supply or Untouched(soc))
             self._stages: list[Stage] | None = builder.stages()
         self._memory = builder.memory
         self.fallbacks = tuple(builder.fallbacks)

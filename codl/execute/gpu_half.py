@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from codl.device.memory import GpuTensor, TensorPool
 from codl.device.opencl import BoundKernel, OpenClDevice
-from codl.errors import CodlError, DeviceError
-from codl.kernels import registry, tuned
-from codl.kernels.base import GpuVariant, KernelPlan, Storage, TensorArg
+from codl.errors import DeviceError
+from codl.execute.supply import Supply
+from codl.kernels.base import KernelPlan, Storage, TensorArg
 from codl.ops import Region
 from codl.ops.chain import Half, Part
 from codl.ops.plan import Chain
@@ -42,12 +41,13 @@ class GpuHalf:
         tensors: Mapping[str, GpuTensor],
         gpu: OpenClDevice,
         pool: TensorPool,
+        supply: Supply,
     ) -> None:
         self.kernels: list[BoundKernel] = []
         self.fallbacks: list[Fallback] = []
         #: How the outputs of all parts are stored while they are computed.
         self.storages: set[Storage] = set()
-        self._gpu, self._pool = gpu, pool
+        self._gpu, self._pool, self._supply = gpu, pool, supply
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
@@ -71,19 +71,20 @@ class GpuHalf:
         Every kernel runs once here: some failures only show at the first launch.
         """
         failed: list[tuple[str, str]] = []
-        for variant, plan in _candidates(part, name, self._gpu):
+        for way in self._supply.ways(part, name):
             tensors, copies = dict(self._tensors), dict(self._copies)
             try:
-                kernels = self._bind(part, plan)
+                kernels = self._bind(part, way.plan)
                 self._gpu.warm_up(kernels)
             except DeviceError as error:
-                failed.append((variant.name, str(error)))
+                failed.append((way.variant.name, str(error)))
                 # What the failed attempt would have filled is no copy of anything.
                 self._tensors, self._copies = tensors, copies
                 continue
             self.kernels += kernels
-            self.storages.add(plan.storage(TensorArg("output")))
-            self.fallbacks += [Fallback(part.layer.name, v, r, variant.name) for v, r in failed]
+            self.storages.add(way.plan.storage(TensorArg("output")))
+            instead = way.variant.name
+            self.fallbacks += [Fallback(part.layer.name, v, r, instead) for v, r in failed]
             return
         reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
         raise DeviceError(f"No kernel variant of {part.layer.name!r} works here. {reasons}")
@@ -97,7 +98,7 @@ class GpuHalf:
             arguments[argument] = (self._read(name, plan.storage(argument), kernels), need)
         target, stored = self._target(part, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, part.region)
-        weights = layer.op.restrict_weights(layer.weights, part.region)
+        weights = self._supply.weights(part, "gpu")
         kernels += gpu.bind(plan, arguments, weights=weights, label=layer.name, pool=self._pool)
         if stored is not target:
             kernels += gpu.transform(target, stored, part.region, f"transform {layer.output}")
@@ -126,27 +127,7 @@ class GpuHalf:
         return own, kept or own
 
 
-def _candidates(
-    part: Part, name: str, gpu: OpenClDevice
-) -> Iterator[tuple[GpuVariant, KernelPlan]]:
-    """The planned variant, then every other one that accepts the op.
-
-    Each in its tuned choice first, where it has one, and then in its default.
-    """
-    planned: Any = registry.find(part.op, name)
-    refusal = planned.refusal(part.op, gpu.soc)
-    if refusal is not None:
-        raise CodlError(f"{name} cannot run {part.layer.name!r}: {refusal}.")
-    others: list[Any] = [
-        v for v in registry.variants(part.op, "gpu", gpu.soc) if v.name != planned.name
-    ]
-    for variant in (planned, *others):
-        yield variant, tuned.plan(variant, part.op, gpu.soc)
-        if tuned.choice(variant, part.op, gpu.soc) is not None:
-            yield variant, variant.plan(part.op, gpu.soc)
-
-
-def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
+def kept_storages(parts: list[tuple[Part, str]], supply: Supply) -> dict[str, Storage]:
     """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
 
     `parts` come in order, each with the name of its variant. What must lie in an image is checked
@@ -154,8 +135,7 @@ def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str,
     """
     storages: dict[str, Storage] = {}
     for part, name in parts:
-        variant: Any = registry.find(part.op, name)
-        plan = tuned.plan(variant, part.op, gpu.soc)
+        plan = next(iter(supply.ways(part, name))).plan
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))
