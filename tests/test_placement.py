@@ -80,13 +80,26 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
         Span("gpu", "kernel", "add", 6.0, 6.5),
     ]
     nets = {"conv": ("conv",), "cumsum ... softmax": ("cumsum", "softmax")}
-    rows = measured(before, spans, nets)
+    rows = measured(before, spans, nets, {})
     assert [one.together for one in rows] == [1, 1, 2, 2, 1]
     assert [rows[i].latency_ms for i in (0, 1, 4)] == pytest.approx([2.0, 1.25, 0.5])
     shares = [one.latency_ms or 0.0 for one in rows[2:4]]
     assert sum(shares) == pytest.approx(3.0)
     expected = [one.latency_ms or 0.0 for one in before[2:4]]
     assert shares[0] / shares[1] == pytest.approx(expected[0] / expected[1])
+
+
+def test_layers_that_share_kernels_share_their_latency(network: Network, plan: Plan) -> None:
+    cost = unmeasured.filled(CostModel(SOC, Law()), network)
+    spans = [Span("gpu", "kernel", "conv + add", 0.5, 2.5), Span("cpu", "net", "conv", 0.0, 2.0)]
+    before = predicted(network, plan, SOC, cost)
+    rows = measured(before, spans, {"conv": ("conv",)}, {"conv + add": ("conv", "add")})
+    assert [(one.latency_ms, one.together) for one in rows[:1]] == [(2.0, 1)]
+    own = [one.latency_ms or 0.0 for one in (rows[1], rows[4])]
+    assert sum(own) == pytest.approx(2.0)
+    assert [rows[1].together, rows[4].together] == [2, 2]
+    expected = [one.latency_ms or 0.0 for one in (before[1], before[4])]
+    assert own[0] / own[1] == pytest.approx(expected[0] / expected[1])
 
 
 def test_the_table_names_what_codl_has_no_operator_for(network: Network, plan: Plan) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from codl.bundle.tensors import Tensors
 from codl.device.programs import options_of
 from codl.errors import MismatchError
+from codl.execute.fusing import Work
 from codl.execute.supply import Untouched, Way
 from codl.kernels import registry
 from codl.kernels.base import Constant, KernelPlan, Processor
@@ -23,16 +24,25 @@ class Recorder:
 
     def __init__(self, soc: Soc) -> None:
         self._usual = Untouched(soc)
-        #: The way that was taken last is the one that worked.
-        self.ways_taken: dict[str, tuple[Part, Way]] = {}
+        #: By the work's label; the way that was taken last is the one that worked.
+        self._taken: dict[str, tuple[Work, Way]] = {}
         self._packed: dict[str, Mapping[str, Constant]] = {}
         self._on_cpu: dict[str, tuple[Part, Weights]] = {}
 
-    def ways(self, part: Part, planned: str) -> Iterator[Way]:
-        for way in self._usual.ways(part, planned):
-            self.ways_taken[part.layer.name] = part, way
-            kept = replace(way.plan, pack=self._keeping(part.layer.name, way.plan.pack))
+    def ways(self, work: Work, planned: str) -> Iterator[Way]:
+        for way in self._usual.ways(work, planned):
+            # What is tried apart has failed together.
+            again = [key for key, (own, _) in self._taken.items() if {*own.names} & {*work.names}]
+            for key in again:
+                del self._taken[key]
+            self._taken[work.label] = work, way
+            kept = replace(way.plan, pack=self._keeping(work.label, way.plan.pack))
             yield replace(way, plan=kept)
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """The variant that computes every layer on the GPU; of an add with a convolution none."""
+        return {work.names[0]: way.variant.name for work, way in self._taken.values()}
 
     def weights(self, part: Part, processor: Processor) -> Weights:
         found = self._usual.weights(part, processor)
@@ -44,18 +54,18 @@ class Recorder:
         """The kernels and weights of every part; arrays are added to `tensors`."""
         return {
             "gpu": {
-                name: {
-                    "op": to_text(part.op),
+                label: {
+                    "op": _ops(work),
                     "variant": way.variant.name,
                     "choice": None if way.choice is None else dict(way.choice),
                     **_kernels(way.plan),
-                    "constants": tensors.add_all(f"gpu/{name}", self._packed[name]),
+                    "constants": tensors.add_all(f"gpu/{label}", self._packed[label]),
                 }
-                for name, (part, way) in self.ways_taken.items()
+                for label, (work, way) in self._taken.items()
             },
             "cpu": {
                 name: {
-                    "op": to_text(part.op),
+                    "op": _ops(Work(part)),
                     "weights": tensors.add_all(f"cpu/{name}", weights),
                 }
                 for name, (part, weights) in self._on_cpu.items()
@@ -85,44 +95,43 @@ class Stored:
         self._content, self._tensors, self._soc = content, tensors, soc
         #: What errors call the bundle.
         self._origin = origin
-        self._ways: dict[str, Way] = {}
 
-    def ways(self, part: Part, planned: str) -> Iterator[Way]:
-        name = part.layer.name
-        if name not in self._ways:
-            self._ways[name] = self._way(part)
-        yield self._ways[name]
+    def ways(self, work: Work, planned: str) -> Iterator[Way]:
+        if work.add is not None and work.label not in self._content["gpu"]:
+            return  # failed where the bundle was made
+        own = self._own(work, "gpu")
+        variant = registry.find(work.part.op, own["variant"])
+        way = Way.of(work, variant, own["choice"], self._soc)
+        wanted = {key: own[key] for key in ("source", "digest", "options")}
+        if _kernels(way.plan) != wanted:
+            self._refuse(work, f"the kernel {wanted}", f"{_kernels(way.plan)}")
+        constants = self._arrays(own["constants"])
+        yield replace(way, plan=replace(way.plan, pack=lambda _: constants))
 
     def weights(self, part: Part, processor: Processor) -> Weights:
         """None for the GPU: its kernels' constants are packed already."""
-        return {} if processor == "gpu" else self._arrays(self._own(part, "cpu")["weights"])
+        return {} if processor == "gpu" else self._arrays(self._own(Work(part), "cpu")["weights"])
 
-    def _way(self, part: Part) -> Way:
-        own = self._own(part, "gpu")
-        variant: Any = registry.find(part.op, own["variant"])
-        chosen = () if own["choice"] is None else (own["choice"],)
-        plan: KernelPlan = variant.plan(part.op, self._soc, *chosen)
-        wanted = {key: own[key] for key in ("source", "digest", "options")}
-        if _kernels(plan) != wanted:
-            self._refuse(part, f"the kernel {wanted}", f"{_kernels(plan)}")
-        constants = self._arrays(own["constants"])
-        return Way(variant, own["choice"], replace(plan, pack=lambda _: constants))
-
-    def _own(self, part: Part, processor: Processor) -> Mapping[str, Any]:
-        own: Mapping[str, Any] = self._content[processor].get(part.layer.name, {"op": "nothing"})
-        if own["op"] != to_text(part.op):
-            self._refuse(part, f"{own['op']!r} on the {processor}", f"{to_text(part.op)!r}")
+    def _own(self, work: Work, processor: Processor) -> Mapping[str, Any]:
+        own: Mapping[str, Any] = self._content[processor].get(work.label, {"op": "nothing"})
+        if own["op"] != _ops(work):
+            self._refuse(work, f"{own['op']!r} on the {processor}", f"{_ops(work)!r}")
         return own
 
-    def _refuse(self, part: Part, theirs: str, ours: str) -> None:
+    def _refuse(self, work: Work, theirs: str, ours: str) -> None:
         raise MismatchError(
-            f"{self._origin} has {theirs} for the layer {part.layer.name!r}, where this codl has "
+            f"{self._origin} has {theirs} for {work.label!r}, where this codl has "
             f"{ours}: weights that were arranged for the one do not fit the other. Package the "
             "model again with this codl."
         )
 
     def _arrays(self, names: Mapping[str, str]) -> dict[str, Any]:
         return {key: self._tensors[name] for key, name in names.items()}
+
+
+def _ops(work: Work) -> str:
+    """The parts of ops that are computed."""
+    return " + ".join(to_text(part.op) for part in work.parts)
 
 
 def _kernels(plan: KernelPlan) -> dict[str, str]:

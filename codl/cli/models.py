@@ -242,9 +242,9 @@ def run_model(
         spans = engine.profile()
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
-        nets, memory = engine.nets, asdict(engine.memory)
+        nets, fused, memory = engine.nets, engine.fused, asdict(engine.memory)
     placed = placement.predicted(network, chosen, context.soc, _cost(network, context))
-    placed = placement.measured(placed, spans, nets)
+    placed = placement.measured(placed, spans, nets, fused)
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")

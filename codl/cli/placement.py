@@ -28,8 +28,8 @@ def placement_table(placed: Sequence[Placed], source: str, *, every: bool) -> Ta
     shared = sum(one.together > 1 for one in placed)
     if shared:
         table.caption = (
-            f"{shared} ops of the CPU were measured as parts of nets, whose latencies they share "
-            "as predicted"
+            f"{shared} ops were measured as parts of nets of the CPU or of fused kernels of the "
+            "GPU, whose latencies they share as predicted"
         )
     return table
 

@@ -26,6 +26,7 @@ RANDOM = 65537
 class GpuWork:
     """An op's kernels over tensors of their own, enqueued back to back, as in a chain.
 
+    `inputs` are zeros where they are not given; a plan that is `adding` has one more than the op.
     Binding runs each kernel once: raises `DeviceError` where the device cannot.
     """
 
@@ -39,7 +40,8 @@ class GpuWork:
     ) -> None:
         self._gpu = gpu
         arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
-        for index, shape in enumerate(op.inputs):
+        residual = TensorArg("input", len(op.inputs)) in plan.storages
+        for index, shape in enumerate((*op.inputs, op.output) if residual else op.inputs):
             argument, whole = TensorArg("input", index), Region.whole(shape)
             tensor = gpu.tensor(shape, whole, plan.storage(argument))
             if inputs is not None:

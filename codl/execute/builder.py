@@ -45,12 +45,20 @@ class Builder:
     """
 
     def __init__(
-        self, network: Network, program: Program, gpu: OpenClDevice, supply: Supply
+        self,
+        network: Network,
+        program: Program,
+        gpu: OpenClDevice,
+        supply: Supply,
+        *,
+        fuse: bool = True,
     ) -> None:
         self._network, self._program, self._gpu = network, program, gpu
         self._supply = supply
-        self._shapes = network.shapes
+        self._shapes, self._fuse = network.shapes, fuse
         self.fallbacks: list[Fallback] = []
+        #: The layers that the GPU computes together, by the label of their kernels.
+        self.fused: dict[str, tuple[str, ...]] = {}
         self.storages: set[Storage] = set()
         self.homes: dict[str, Home] = {}
         self._pool, self._homes = TensorPool(gpu), HomePool(gpu)
@@ -135,8 +143,17 @@ class Builder:
 
     def _stage(self, segment: Segment) -> Stage:
         chain = segment.chain
-        gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu, self._pool, self._supply)
+        gpu = GpuHalf(
+            segment.gpu,
+            chain,
+            self._tensors,
+            self._gpu,
+            self._pool,
+            self._supply,
+            fuse=self._fuse,
+        )
         self.fallbacks += gpu.fallbacks
+        self.fused |= gpu.fused
         self.storages |= gpu.storages
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         weights = {part.layer.name: self._supply.weights(part, "cpu") for part in segment.cpu.parts}

@@ -37,15 +37,24 @@ class Engine:
     both processors.
 
     `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
-    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `supply` hands
-    over kernels and weights that are arranged already; by default both are made from the network.
+    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `fused` has the
+    layers that it computes together, by the label that their spans have: a convolution and the
+    residual add behind it. With `fuse` off, for comparisons, every layer has kernels of its own.
+    `supply` hands over kernels and weights that are arranged already; by default both are made from
+    the network.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
     """
 
     def __init__(
-        self, network: Network, plan: Plan, soc: Soc, *, supply: Supply | None = None
+        self,
+        network: Network,
+        plan: Plan,
+        soc: Soc,
+        *,
+        fuse: bool = True,
+        supply: Supply | None = None,
     ) -> None:
         self.network = network
         self.plan = plan
@@ -54,10 +63,11 @@ class Engine:
         self._gpu = open_device(soc)
         with self._gpu.lock:
             threads.pin([0], soc.cpu.cores)
-            builder = Builder(network, program, self._gpu, supply or Untouched(soc))
+            builder = Builder(network, program, self._gpu, supply or Untouched(soc), fuse=fuse)
             self._stages: list[Stage] | None = builder.stages()
         self._memory = builder.memory
         self.fallbacks = tuple(builder.fallbacks)
+        self.fused = builder.fused
         self.storages = tuple(sorted(builder.storages, key=str))
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)

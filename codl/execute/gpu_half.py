@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from codl.device.memory import GpuTensor, TensorPool
 from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.errors import DeviceError
+from codl.execute.fusing import Work, works
 from codl.execute.supply import Supply
+from codl.kernels import registry
 from codl.kernels.base import KernelPlan, Storage, TensorArg
 from codl.ops import Region
 from codl.ops.chain import Half, Part
@@ -32,7 +35,10 @@ class Fallback:
 
 
 class GpuHalf:
-    """Compiles and binds kernels over `tensors`, which live on; others are the pool's."""
+    """Compiles and binds kernels over `tensors`, which live on; others are the pool's.
+
+    With `fuse`, residual adds are computed by the convolutions before them where they can be.
+    """
 
     def __init__(
         self,
@@ -42,20 +48,27 @@ class GpuHalf:
         gpu: OpenClDevice,
         pool: TensorPool,
         supply: Supply,
+        *,
+        fuse: bool = True,
     ) -> None:
         self.kernels: list[BoundKernel] = []
         self.fallbacks: list[Fallback] = []
         #: How the outputs of all parts are stored while they are computed.
         self.storages: set[Storage] = set()
+        #: The layers that are computed together, by the label of their kernels.
+        self.fused: dict[str, tuple[str, ...]] = {}
         self._gpu, self._pool, self._supply = gpu, pool, supply
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
-        last_reader = {name: part for part in half.parts for name in part.layer.inputs}
-        for part in half.parts:
-            self._add(part, chain.variants[part.layer.name]["gpu"])
-            for name in dict.fromkeys(part.layer.inputs):
-                if last_reader[name] is part:
+        variants = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in half.parts}
+        alone = [Work(part) for part in half.parts]
+        ordered = works(half, tensors, variants) if fuse else alone
+        last_reader = {name: work for work in ordered for name, _ in work.reads}
+        for work in ordered:
+            self._add(work, variants)
+            for name in dict(work.reads):
+                if last_reader[name] is work:
                     self._leave(name, kept=name in tensors)
 
     def _leave(self, name: str, *, kept: bool) -> None:
@@ -65,16 +78,18 @@ class GpuHalf:
         for key in [key for key in self._copies if key[0] == name]:
             self._pool.give(self._copies.pop(key))
 
-    def _add(self, part: Part, name: str) -> None:
-        """Bind a part in the variant that is planned or, where the device fails, the next one.
+    def _add(self, work: Work, variants: Mapping[str, str]) -> None:
+        """Bind a work in the variant that is planned or, where the device fails, the next one.
 
-        Every kernel runs once here: some failures only show at the first launch.
+        An add that fails in its convolution is bound by itself. Every kernel runs once here: some
+        failures only show at the first launch.
         """
         failed: list[tuple[str, str]] = []
-        for way in self._supply.ways(part, name):
+        planned = variants[work.part.layer.name]
+        for way in self._supply.ways(work, planned):
             tensors, copies = dict(self._tensors), dict(self._copies)
             try:
-                kernels = self._bind(part, way.plan)
+                kernels = self._bind(work, way.plan)
                 self._gpu.warm_up(kernels)
             except DeviceError as error:
                 failed.append((way.variant.name, str(error)))
@@ -83,27 +98,36 @@ class GpuHalf:
                 continue
             self.kernels += kernels
             self.storages.add(way.plan.storage(TensorArg("output")))
-            instead = way.variant.name
-            self.fallbacks += [Fallback(part.layer.name, v, r, instead) for v, r in failed]
+            used = way.variant.name
+            self.fallbacks += [Fallback(work.label, v, r, used) for v, r in failed]
+            if work.add is not None:
+                self.fused[work.label] = work.names
             return
         reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
-        raise DeviceError(f"No kernel variant of {part.layer.name!r} works here. {reasons}")
+        if work.add is None:
+            raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
+        if failed:  # and not a supply that has them apart
+            instead = Fallback(work.label, f"one of {planned}", reasons, "two kernels")
+            self.fallbacks.append(instead)
+        for part in work.parts:
+            self._add(Work(part), variants)
 
-    def _bind(self, part: Part, plan: KernelPlan) -> list[BoundKernel]:
-        layer, gpu = part.layer, self._gpu
+    def _bind(self, work: Work, plan: KernelPlan) -> list[BoundKernel]:
+        layer, gpu, result = work.part.layer, self._gpu, work.result
         kernels: list[BoundKernel] = []
         arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
-        for index, (name, need) in enumerate(zip(layer.inputs, part.needs, strict=True)):
+        for index, (name, need) in enumerate(work.reads):
             argument = TensorArg("input", index)
             arguments[argument] = (self._read(name, plan.storage(argument), kernels), need)
-        target, stored = self._target(part, plan.storage(TensorArg("output")))
-        arguments[TensorArg("output")] = (target, part.region)
-        weights = self._supply.weights(part, "gpu")
-        kernels += gpu.bind(plan, arguments, weights=weights, label=layer.name, pool=self._pool)
+        target, stored = self._target(result, plan.storage(TensorArg("output")))
+        arguments[TensorArg("output")] = (target, result.region)
+        weights = self._supply.weights(work.part, "gpu")
+        kernels += gpu.bind(plan, arguments, weights=weights, label=work.label, pool=self._pool)
+        output = result.layer.output
         if stored is not target:
-            kernels += gpu.transform(target, stored, part.region, f"transform {layer.output}")
+            kernels += gpu.transform(target, stored, result.region, f"transform {output}")
             self._pool.give(target)
-        self._tensors[layer.output] = stored
+        self._tensors[output] = stored
         return kernels
 
     def _read(self, name: str, storage: Storage, kernels: list[BoundKernel]) -> GpuTensor:
@@ -127,7 +151,7 @@ class GpuHalf:
         return own, kept or own
 
 
-def kept_storages(parts: list[tuple[Part, str]], supply: Supply) -> dict[str, Storage]:
+def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
     """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
 
     `parts` come in order, each with the name of its variant. What must lie in an image is checked
@@ -135,7 +159,8 @@ def kept_storages(parts: list[tuple[Part, str]], supply: Supply) -> dict[str, St
     """
     storages: dict[str, Storage] = {}
     for part, name in parts:
-        plan = next(iter(supply.ways(part, name))).plan
+        variant: Any = registry.find(part.op, name)
+        plan: KernelPlan = variant.plan(part.op, gpu.soc)  # no choice changes a storage
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))

@@ -173,6 +173,24 @@ class KernelPlan:
             return plan
         return replace(plan, pack=lambda weights: _halved(self.pack(weights)))
 
+    def adding(self) -> KernelPlan:
+        """The same plan with a second input, a residual: added before the activation.
+
+        It lies as the output does, and has its shape. Only of convolutions: their sources take it
+        as `conv2d/added.cl` says.
+        """
+        output, added = TensorArg("output"), TensorArg("input", 1)
+        launches = (
+            replace(launch, args=(*launch.args, added)) if output in launch.args else launch
+            for launch in self.launches
+        )
+        return replace(
+            self,
+            launches=tuple(launches),
+            defines={**self.defines, "ADDED": 1},
+            storages={**self.storages, added: self.storage(output)},
+        )
+
 
 def _halved(constants: Mapping[str, Constant]) -> Mapping[str, Constant]:
     return {k: v if k == "bias" else v.astype(np.float16) for k, v in constants.items()}

@@ -21,9 +21,9 @@ from codl.soc import Soc
 class Placed:
     """One op's part on one processor.
 
-    `latency_ms` is None where nobody predicted or measured it. Kernels are measured each by itself;
-    ops of the CPU that share a net are measured together, in `together`, and each has the share of
-    that which it was predicted to have.
+    `latency_ms` is None where nobody predicted or measured it. Ops of the CPU that share a net, and
+    those of the GPU that share kernels, are measured together, in `together`, and each has the
+    share of that which it was predicted to have.
     """
 
     op: str
@@ -48,28 +48,39 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
 
 
 def measured(
-    placed: Sequence[Placed], spans: Iterable[Span], nets: Mapping[str, Sequence[str]]
+    placed: Sequence[Placed],
+    spans: Iterable[Span],
+    nets: Mapping[str, Sequence[str]],
+    fused: Mapping[str, Sequence[str]],
 ) -> list[Placed]:
-    """The same with latencies from a profile; `nets` are the ops of the CPU's nets, by label."""
-    kernels: dict[str, float] = {}
-    totals: dict[str, float] = {}
+    """The same with latencies from a profile.
+
+    `nets` are the ops of the CPU's nets, by label, and `fused` those that share kernels.
+    """
+    totals: dict[tuple[str, str], float] = {}
     for span in spans:
-        own = kernels if span.kind == "kernel" else totals if span.kind == "net" else {}
-        own[span.label] = own.get(span.label, 0.0) + span.end_ms - span.start_ms
-    expected = {one.op: one.latency_ms or 0.0 for one in placed if one.processor == "cpu"}
-    shares: dict[str, tuple[float, int]] = {}
-    for label, ops in nets.items():
-        whole = sum(expected.get(op, 0.0) for op in ops)
-        for op in ops:
-            share = expected.get(op, 0.0) / whole if whole else 1 / len(ops)
-            shares[op] = (share * totals.get(label, 0.0), len(ops))
+        key = (span.kind, span.label)
+        totals[key] = totals.get(key, 0.0) + span.end_ms - span.start_ms
+    shares: dict[tuple[Processor, str], tuple[float, int]] = {
+        ("gpu", one.op): (totals.get(("kernel", one.op), 0.0), 1)
+        for one in placed
+        if one.processor == "gpu"
+    }
+    expected = {(one.processor, one.op): one.latency_ms or 0.0 for one in placed}
+    groups: tuple[tuple[Processor, str, Mapping[str, Sequence[str]]], ...] = (
+        ("cpu", "net", nets),
+        ("gpu", "kernel", fused),
+    )
+    for processor, kind, by_label in groups:
+        for label, ops in by_label.items():
+            whole = sum(expected.get((processor, op), 0.0) for op in ops)
+            for op in ops:
+                share = expected.get((processor, op), 0.0) / whole if whole else 1 / len(ops)
+                shares[processor, op] = (share * totals.get((kind, label), 0.0), len(ops))
     found = []
     for one in placed:
-        if one.processor == "gpu":
-            found.append(replace(one, latency_ms=kernels.get(one.op, 0.0)))
-        else:
-            ms, together = shares.get(one.op, (0.0, 1))
-            found.append(replace(one, latency_ms=ms, together=together))
+        ms, together = shares.get((one.processor, one.op), (0.0, 1))
+        found.append(replace(one, latency_ms=ms, together=together))
     return found
 
 

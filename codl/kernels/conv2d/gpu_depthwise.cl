@@ -6,6 +6,8 @@
 // bias       [block][V]
 // strip      tiles of one work-item; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 #define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
 // acc[p] += column * weight for every (pixel, tap) that looks at it; conditions are constants.
@@ -26,7 +28,8 @@ KERNEL void conv2d_depthwise(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
     __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_h,
-    int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h)
+    int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h
+    ADDED_ARGS)
 {
     const int block = BLOCK_ID, row_tiles = (out_w + PIXELS - 1) / PIXELS;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
@@ -52,8 +55,9 @@ KERNEL void conv2d_depthwise(
             if (inside) COLUMNS(INSIDE) else COLUMNS(AT_BORDER)
         }
 
-        __global ELEMENT *to = out + (out_y * out_w + out_x) * V;
+        const int pixel = out_y * out_w + out_x;
         UNROLL for (int p = 0; p < PIXELS; p++)
-            if (out_x + p < out_w) STORE(ACTIVATE(acc[p]), to + p * V);
+            if (out_x + p < out_w)
+                STORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + (pixel + p) * V);
     }
 }

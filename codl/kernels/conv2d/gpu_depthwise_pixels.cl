@@ -6,6 +6,8 @@
 // bias       [block][V]
 // tiles      of PIXELS pixels in one block, row_tiles in one row; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 #define SPAN ((PIXELS - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
 
 __kernel void conv2d_depthwise_pixels(
@@ -13,7 +15,7 @@ __kernel void conv2d_depthwise_pixels(
     __global float *restrict output, int output_offset, int output_stride,
     __global const float *restrict weight, __global const float *restrict bias, int blocks,
     int tiles, int row_tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h)
+    int pad_left, int dilation_h ADDED_ARGS)
 {
     const int block = get_global_id(0) / tiles, tile = get_global_id(0) - block * tiles;
     if (block >= blocks) return;
@@ -36,8 +38,8 @@ __kernel void conv2d_depthwise_pixels(
             }
         }
     }
-    __global float *out =
-        BLOCK(output, output_offset, output_stride, block) + (out_y * out_w + out_x) * V;
+    const int pixel = out_y * out_w + out_x;
+    __global float *out = BLOCK(output, output_offset, output_stride, block) + pixel * V;
     UNROLL for (int p = 0; p < PIXELS; p++)
-        if (out_x + p < out_w) VSTORE(ACTIVATE(acc[p]), out + p * V);
+        if (out_x + p < out_w) VSTORE(ACTIVATE(acc[p] PLUS_ADDED(block, pixel + p)), out + p * V);
 }

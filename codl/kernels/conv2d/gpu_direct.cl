@@ -15,6 +15,8 @@
 // bias       [out blocks + 1][V]; the last block is the zeros that padding reads
 // in_channels, in_blocks, out_blocks   of one group; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 #define LANES_AT_ONCE (V == 4)
 #define STEP (STRIDE_W * V)
 #define WEIGHTS (OUTS * V)
@@ -78,7 +80,7 @@ KERNEL void conv2d_direct(
     __global const WEIGHT *weight, __global const float *bias, int strip, int in_channels,
     int in_blocks, int in_h, int in_w, int all_blocks, int out_blocks, int out_w, int out_pixels,
     int kernel_h, int kernel_w, int stride_h, int pad_top, int pad_left, int dilation_h,
-    int dilation_w)
+    int dilation_w ADDED_ARGS)
 {
     const int out_block = BLOCK_ID * OUTS;
     const int first_block = out_block / out_blocks * in_blocks;
@@ -153,7 +155,8 @@ KERNEL void conv2d_direct(
             __global ELEMENT *out =
                 BLOCK(output, output_offset, output_stride, out_block + o) + pixel * V;
             UNROLL for (int p = 0; p < PIXELS; p++)
-                if (pixel + p < stop) STORE(ACTIVATE(acc[p][o]), out + p * V);
+                if (pixel + p < stop)
+                    STORE(ACTIVATE(acc[p][o] PLUS_ADDED(out_block + o, pixel + p)), out + p * V);
         }
     }
 }

@@ -14,6 +14,8 @@
 // RAW            defined where sums go to [split][batch][block][pixel] without bias and activation
 // Sizes in pixels of four channels.
 
+#include "conv2d/added.cl"
+
 #define TILE_M (TM * ITEMS_M)
 #define TILE_N (TN * ITEMS_N)
 #define ITEMS (ITEMS_M * ITEMS_N)
@@ -86,10 +88,13 @@ typedef struct {
     }
 
 #ifdef RAW
-#define FINISH(sum, block) (sum)
+#define FINISH(sum, block, pixel) (sum)
+#define FINISHED_ARGS
 #define OUT(block) (output + ((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels * 4)
 #else
-#define FINISH(sum, block) ACTIVATE((sum) + VLOAD(bias + (block) * 4))
+#define FINISH(sum, block, pixel)                                                                  \
+    ACTIVATE((sum) + VLOAD(bias + (block) * 4) PLUS_ADDED(block, pixel))
+#define FINISHED_ARGS ADDED_ARGS
 #define OUT(block) BLOCK(output, output_offset, output_stride, block)
 #endif
 // Stores the sum of pixel m and channels n of an item.
@@ -98,7 +103,7 @@ typedef struct {
         const int pixel = first_pixel + (m) * ITEMS_M + ITEM_M(item);                              \
         const int block = tile_n * (TILE_N / 4) + (n) * ITEMS_N + ITEM_N(item);                    \
         if (pixel < out_pixels && block < out_blocks)                                              \
-            VSTORE(FINISH(sum, block), OUT(block) + (size_t)pixel * 4);                            \
+            VSTORE(FINISH(sum, block, pixel), OUT(block) + (size_t)pixel * 4);                     \
     }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
@@ -107,7 +112,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     __global const float *weight, __global const float *bias, int splits,
     int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
     int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
-    int dilation_w)
+    int dilation_w FINISHED_ARGS)
 {
     __local float4 shared[LOCAL_SIZE];
     const int team = get_local_id(0) / ITEMS, item = get_local_id(0) % ITEMS;
@@ -194,7 +199,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
 __kernel void conv2d_gemm_sum(
     __global const float *restrict parts, __global float *restrict output, int output_offset,
     int output_stride, __global const float *restrict bias, int splits, int out_blocks,
-    int out_pixels)
+    int out_pixels ADDED_ARGS)
 {
     const int block = get_global_id(0) / out_pixels;
     const int pixel = get_global_id(0) - block * out_pixels;
@@ -202,5 +207,6 @@ __kernel void conv2d_gemm_sum(
     float4 sum = VLOAD(bias + block * 4);
     for (int split = 0; split < splits; split++)
         sum += VLOAD(parts + (((size_t)split * out_blocks + block) * out_pixels + pixel) * 4);
-    VSTORE(ACTIVATE(sum), BLOCK(output, output_offset, output_stride, block) + (size_t)pixel * 4);
+    VSTORE(ACTIVATE(sum PLUS_ADDED(block, pixel)),
+           BLOCK(output, output_offset, output_stride, block) + (size_t)pixel * 4);
 }

@@ -11,6 +11,8 @@
 // bias       [out texel][4]
 // in_blocks, out_blocks   texels of a pixel of one group; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
 #define FILTER(channel, at) TEXEL(weight, channel, at)
@@ -35,7 +37,7 @@ KERNEL void conv2d_image(
     IMAGE_OUT output, int output_column, int output_row,
     FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
     int in_blocks, int in_h, int in_w, int out_blocks, int out_w, int kernel_h, int kernel_w,
-    int stride_h, int pad_top, int pad_left, int dilation_h, int dilation_w)
+    int stride_h, int pad_top, int pad_left, int dilation_h, int dilation_w ADDED_TEXEL_ARGS)
 {
     const int out_block = BLOCK_ID;
     const int first = input_column + out_block / out_blocks * in_blocks * in_w;
@@ -72,10 +74,10 @@ KERNEL void conv2d_image(
         }
 
         UNROLL for (int p = 0; p < PIXELS; p++) {
-            const int x = out_x + p * tiles_w;
+            const int x = out_x + p * tiles_w, column = out_block * out_w + x;
             if (x < out_w)
-                TEXEL_SET(output, output_column + out_block * out_w + x, output_row + out_y,
-                          ACTIVATE(acc[p]));
+                TEXEL_SET(output, output_column + column, output_row + out_y,
+                          ACTIVATE(acc[p] PLUS_ADDED_TEXEL(column, out_y)));
         }
     }
 }

@@ -8,6 +8,8 @@
 // weight     (rows: texel of channels; columns: kernel h, kernel w; 4 channels)
 // bias       [texel][4]; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 #ifdef FILTER_IMAGE
 #define FILTER_ARG IMAGE_IN
 #define FILTER(tap) TEXEL(weight, tap, block)
@@ -21,7 +23,7 @@ KERNEL void conv2d_image_depthwise(
     IMAGE_OUT output, int output_column, int output_row,
     FILTER_ARG weight, __global const float *bias, int strip, int tiles, int tiles_w,
     int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h, int dilation_w)
+    int pad_left, int dilation_h, int dilation_w ADDED_TEXEL_ARGS)
 {
     const int block = BLOCK_ID, first = input_column + block * in_w;
     const float4 start = vload4(block, bias);
@@ -46,10 +48,10 @@ KERNEL void conv2d_image_depthwise(
         }
 
         UNROLL for (int p = 0; p < PIXELS; p++) {
-            const int x = out_x + p * tiles_w;
+            const int x = out_x + p * tiles_w, column = block * out_w + x;
             if (x < out_w)
-                TEXEL_SET(output, output_column + block * out_w + x, output_row + out_y,
-                          ACTIVATE(acc[p]));
+                TEXEL_SET(output, output_column + column, output_row + out_y,
+                          ACTIVATE(acc[p] PLUS_ADDED_TEXEL(column, out_y)));
         }
     }
 }

@@ -5,12 +5,15 @@
 // bias       [out texel][4]
 // group_in, group_out   input and output channels of a group; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 KERNEL void conv2d_image_grouped(
     IMAGE_IN input, int input_column, int input_row,
     IMAGE_OUT output, int output_column, int output_row,
     __global const WEIGHT *weight, __global const float *bias, int group_in, int group_out,
     int out_channels, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
-    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
+    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w
+    ADDED_TEXEL_ARGS)
 {
     const int pixel = STRIP_ID, block = BLOCK_ID;
     if (pixel >= out_pixels) return;
@@ -37,5 +40,7 @@ KERNEL void conv2d_image_grouped(
         }
     }
     const float4 value = (float4)(sums[0], sums[1], sums[2], sums[3]);
-    TEXEL_SET(output, output_column + block * out_w + out_x, output_row + out_y, ACTIVATE(value));
+    const int column = block * out_w + out_x;
+    TEXEL_SET(output, output_column + column, output_row + out_y,
+              ACTIVATE(value PLUS_ADDED_TEXEL(column, out_y)));
 }

@@ -12,6 +12,8 @@
 //            transformed; bias [out texel][4]
 // tiles      are counted along rows of `tiles_w`; in_blocks and out_blocks are texels of a pixel
 
+#include "conv2d/added.cl"
+
 #define SIDE (TILE + 2)
 #define POINTS (SIDE * SIDE)
 
@@ -148,7 +150,8 @@ KERNEL void winograd_image_product(
 // One tile x one texel of output channels.
 KERNEL void winograd_image_output(
     IMAGE_IN sums, IMAGE_OUT output, int output_column, int output_row,
-    __global const float *bias, int tiles, int tiles_w, int out_blocks, int out_h, int out_w)
+    __global const float *bias, int tiles, int tiles_w, int out_blocks, int out_h, int out_w
+    ADDED_TEXEL_ARGS)
 {
     const int tile = STRIP_ID, o = BLOCK_ID;
     if (tile >= tiles) return;
@@ -160,10 +163,11 @@ KERNEL void winograd_image_output(
     UNROLL for (int r = 0; r < TILE; r++) {
         from_points(d + r * SIDE, 1);
         UNROLL for (int c = 0; c < TILE; c++) {
-            const int y = ty * TILE + r, x = tx * TILE + c;
+            const int y = ty * TILE + r, x = tx * TILE + c, column = o * out_w + x;
             const float4 value = d[r * SIDE + c] + start;
             if (y < out_h && x < out_w)
-                TEXEL_SET(output, output_column + o * out_w + x, output_row + y, ACTIVATE(value));
+                TEXEL_SET(output, output_column + column, output_row + y,
+                          ACTIVATE(value PLUS_ADDED_TEXEL(column, y)));
         }
     }
 }

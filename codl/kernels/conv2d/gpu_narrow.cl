@@ -7,6 +7,8 @@
 // bias       [V]
 // strip      tiles of one work-item; other sizes in pixels
 
+#include "conv2d/added.cl"
+
 #if V == 4
 #define HALVES(v) (v)
 #elif V == 8
@@ -34,7 +36,7 @@ KERNEL void conv2d_narrow(
     __global ELEMENT *output, int output_offset, int output_stride,
     __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_blocks,
     int in_h, int in_w, int out_w, int kernel_h, int kernel_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h, int dilation_w)
+    int pad_left, int dilation_h, int dilation_w ADDED_ARGS)
 {
     const int row_tiles = (out_w + PIXELS - 1) / PIXELS;
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, 0);
@@ -73,7 +75,8 @@ KERNEL void conv2d_narrow(
             UNROLL for (int lane = 0; lane < V; lane++)
                 sums[lane] = lane < OUTS ? sum_of_lanes(acc[p][min(lane, OUTS - 1)]) : 0.0f;
             const VEC value = CAT(vload, V)(0, sums) + VLOAD(bias);
-            if (out_x + p < out_w) STORE(ACTIVATE(value), out + (out_y * out_w + out_x + p) * V);
+            const int pixel = out_y * out_w + out_x + p;
+            if (out_x + p < out_w) STORE(ACTIVATE(value PLUS_ADDED(0, pixel)), out + pixel * V);
         }
     }
 }

@@ -18,6 +18,8 @@
 // most       tiles of a block, a multiple of TOGETHER; tiles are counted along rows of `tiles_w`
 // item_floats   floats of scratch for each work-item (one kernel)
 
+#include "conv2d/added.cl"
+
 #define POINTS (SIDE * SIDE)
 
 // A function that is not inlined: the program builds in a third of the time, and runs as fast.
@@ -180,7 +182,7 @@ void transform_input(__global const ELEMENT *in, int y0, int x0, int in_h, int i
 
 // Transforms the sums of one tile back and stores the rows and columns that exist.
 void transform_output(__global const float *sums, int point_stride, VEC bias,
-                      __global ELEMENT *out, int rows, int columns, int out_w)
+                      __global ELEMENT *out, int rows, int columns, int out_w ADDED_ARGS)
 {
     VEC half_way[TILE * SIDE];
     NO_UNROLL for (int column = 0; column < SIDE; column++) {
@@ -198,7 +200,8 @@ void transform_output(__global const float *sums, int point_stride, VEC bias,
         FROM_POINTS(s, PUT)
 #undef PUT
         UNROLL for (int i = 0; i < TILE; i++)
-            if (i < columns) STORE(ACTIVATE(d[i]), out + (r * out_w + i) * V);
+            if (i < columns)
+                STORE(ACTIVATE(d[i] PLUS_ADDED(0, r * out_w + i)), out + (r * out_w + i) * V);
     }
 }
 
@@ -209,7 +212,7 @@ KERNEL void conv2d_winograd(
     __global ELEMENT *output, int output_offset, int output_stride,
     __global const WEIGHT *weight, __global const float *bias, __global float *scratch,
     int item_floats, int most, int tiles, int tiles_w, int in_channels, int in_blocks, int in_h,
-    int in_w, int out_blocks, int out_h, int out_w, int pad_top, int pad_left)
+    int in_w, int out_blocks, int out_h, int out_w, int pad_top, int pad_left ADDED_ARGS)
 {
     const int part = get_global_id(0), worker = get_global_id(1);
     const int first_out = part * out_blocks / (int)get_global_size(0);
@@ -245,7 +248,8 @@ KERNEL void conv2d_winograd(
                 const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
                 const int y = ty * TILE, x = tx * TILE;
                 transform_output(all_sums + i * V, sum_stride, of_block, out + (y * out_w + x) * V,
-                                 min(out_h - y, TILE), min(out_w - x, TILE), out_w);
+                                 min(out_h - y, TILE), min(out_w - x, TILE), out_w
+                                 ADDED_FROM(o, y * out_w + x));
             }
         }
     }
@@ -281,7 +285,7 @@ KERNEL void winograd_product(
 
 KERNEL void winograd_output(
     __global const float *all_sums, __global ELEMENT *output, int output_offset, int output_stride,
-    __global const float *bias, int most, int tiles, int tiles_w, int out_h, int out_w)
+    __global const float *bias, int most, int tiles, int tiles_w, int out_h, int out_w ADDED_ARGS)
 {
     const int tile = STRIP_ID, o = BLOCK_ID;
     if (tile >= tiles) return;
@@ -289,7 +293,8 @@ KERNEL void winograd_output(
     transform_output(all_sums + (size_t)o * POINTS * SUM_STRIDE + tile * V, SUM_STRIDE,
                      VLOAD(bias + o * V),
                      BLOCK(output, output_offset, output_stride, o) + (y * out_w + x) * V,
-                     min(out_h - y, TILE), min(out_w - x, TILE), out_w);
+                     min(out_h - y, TILE), min(out_w - x, TILE), out_w
+                     ADDED_FROM(o, y * out_w + x));
 }
 
 #endif

@@ -112,7 +112,7 @@ __kernel void winograd_points(
 __kernel void winograd_outputs(
     __global const float *restrict sums, __global float *restrict output, int output_offset,
     int output_stride, __global const float *restrict bias, int splits, int tiles, int tiles_w,
-    int out_blocks, int out_h, int out_w)
+    int out_blocks, int out_h, int out_w ADDED_ARGS)
 {
     const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
     if (tile >= tiles) return;
@@ -138,8 +138,11 @@ __kernel void winograd_outputs(
     UNROLL for (int j = 0; j < TILE; j++) {
         float column[TILE];
         TO_OUTPUTS(COLUMN, HALF_WAY)
-        UNROLL for (int i = 0; i < TILE; i++)
+        UNROLL for (int i = 0; i < TILE; i++) {
+            const int pixel = (y0 + i) * out_w + x0 + j;
             if (y0 + i < out_h && x0 + j < out_w)
-                out[(size_t)((y0 + i) * out_w + x0 + j) * 4] = ACTIVATE(column[i] + start);
+                out[(size_t)pixel * 4] =
+                    ACTIVATE(column[i] + start PLUS_ADDED_LANE(block, pixel, lane));
+        }
     }
 }
