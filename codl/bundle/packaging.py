@@ -24,7 +24,6 @@ from codl.provenance import provenance
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err, random_inputs
 
-
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.
 TOLERANCE = 1e-5

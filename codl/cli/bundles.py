@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from codl import bundle
 from codl import soc as socs
 from codl.bundle.packaging import package
-from codl.cli.deployed import RunOptions, adapted, deployment_of, strategy_of
+from codl.cli.deployed import adapted, deployment_of, strategy_of
 from codl.cli.models import (
     BatchOption,
     ModelArgument,

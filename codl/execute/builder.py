@@ -75,7 +75,7 @@ class Builder:
             for segment in program.segments
             for part in segment.gpu.parts
         ]
-        self._kept = kept_storages(planned, supply)
+        self._kept = kept_storages(planned, gpu)
         for name in sorted(self._lasting):
             self._take_home(name)
         for name, value in network.constants.items():

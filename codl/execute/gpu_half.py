@@ -113,7 +113,7 @@ class GpuHalf:
             self._add(Work(part), variants)
 
     def _bind(self, work: Work, plan: KernelPlan) -> list[BoundKernel]:
-        layer, gpu, result = work.part.layer, self._gpu, work.result
+        gpu, result = self._gpu, work.result
         kernels: list[BoundKernel] = []
         arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
         for index, (name, need) in enumerate(work.reads):
