@@ -45,7 +45,7 @@ def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
     """
     archive = Archive(Path(path))
     with _readable(archive):
-        own = socs.from_dict(archive.manifest["soc"], archive.path)
+        own = soc_of(archive)
         kernels = archive.json("kernels.json")
         plan = read_plan(archive.json("plan.json"), archive.path)
         binaries = _binaries(archive, kernels["programs"])
@@ -65,6 +65,12 @@ def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
             _warn(f"{archive.path}: {count} kernels were compiled from source: the driver did not "
                   "take those of the bundle.")  # fmt: skip
     return engine
+
+
+def soc_of(archive: Archive) -> Soc:
+    """The SoC that a bundle was made for; raises `InvalidFileError` where it names none."""
+    with _readable(archive):
+        return socs.from_dict(archive.manifest["soc"], archive.path)
 
 
 def _network(archive: Archive, arrays: Mapping[str, Any]) -> Network:
