@@ -28,10 +28,10 @@ Variants: TypeAlias = Mapping[str, Mapping[str, str]]
 Moved: TypeAlias = tuple[Direction, Shape]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
-#: Of what an op takes longer with nothing in the caches, the part that it does inside a network,
-#: where its inputs have just been written. From MobileNetV2 and ResNet-50 on one processor of a
-#: host (docs/predictors.md).
-COLD_INSIDE: Mapping[Processor, float] = {"cpu": 0.7, "gpu": 1.0}
+#: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
+#: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the
+#: tables (docs/predictors.md). On the CPU more than all: a net also takes memory for what it makes.
+COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
 
