@@ -20,13 +20,15 @@ from codl.collect.tasks import (
     SurroundingsTask,
     Task,
 )
-from codl.collect.work import GpuWork, cpu_work, filler, repeated
+from codl.collect.work import GpuWork, cpu_work, filler
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import SharedBuffer, seen_array
-from codl.device.opencl import open_device
+from codl.device.opencl import BoundKernel, open_device
 from codl.errors import DeviceError
+from codl.execute.exchange import enqueue
+from codl.execute.timeline import Timeline
 from codl.kernels import registry, tuned
 from codl.kernels.base import PLANAR, Storage
 from codl.ops import Pool2d, Region, Shape, Size2, to_text
@@ -34,10 +36,11 @@ from codl.soc import Soc
 
 #: All samples of something in seconds, by part.
 Found = Mapping[str, Sequence[float]]
-#: Waiting for a queue that is idle: what is in a step that runs kernels, and not theirs.
+#: Waiting for a queue that is idle.
 SYNC = "sync"
-#: What the other processor does before: writes what is then shared.
-FRESH = "fresh"
+#: What comes before an exchange inside a network: other tensors go through the caches, and then a
+#: processor writes what is shared.
+AWAY, FRESH = "away", "fresh"
 
 
 @dataclass(frozen=True)
@@ -128,43 +131,41 @@ class Bench:
         if gpu.sees_host_memory:
             home, seen = seen_array(gpu, shape, whole)
             kernels = gpu.transform(seen, target, whole)
-            before = {FRESH: lambda: np.copyto(home, fresh)}
-            steps: dict[str, Step] = {"transform": lambda: gpu.run(kernels)}
-            return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
+            before = self._inside(lambda: np.copyto(home, fresh))
+            return self._in_steps({"transform": self._transform(kernels)}, before), _shared(blank)
         shared = SharedBuffer(gpu, shape, whole)
         home = Home.allocate(shape, whole).array
         kernels = gpu.transform(shared.tensor, target, whole)
         gpu.wait(shared.map(write=True))
         # Copy into mapped memory, unmap, transform, map again.
-        steps = {
+        steps: dict[str, Step] = {
             "copy": lambda: np.copyto(shared.array, home),
             "unmap": lambda: gpu.wait(shared.unmap()),
-            "transform": lambda: gpu.run(kernels),
+            "transform": self._transform(kernels),
             "map": lambda: gpu.wait(shared.map(write=True)),
         }
-        before = {FRESH: lambda: np.copyto(home, fresh)}
-        return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
+        before = self._inside(lambda: np.copyto(home, fresh))
+        return self._in_steps(steps, before), _shared(blank)
 
     def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
         """As the co-executor does it, of what the GPU has just written."""
         gpu, whole = self._gpu, Region.whole(shape)
         source, fresh = gpu.tensor(shape, whole, storage), gpu.tensor(shape, whole, PLANAR)
         writing = gpu.transform(fresh, source, whole)
-        before = {FRESH: lambda: gpu.run(writing)}
+        before = self._inside(lambda: gpu.run(writing))
         if gpu.sees_host_memory:
             _, seen = seen_array(gpu, shape, whole)
             kernels = gpu.transform(source, seen, whole)
-            steps: dict[str, Step] = {"transform": lambda: gpu.run(kernels)}
-            return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
+            return self._in_steps({"transform": self._transform(kernels)}, before), _shared(blank)
         shared, home = SharedBuffer(gpu, shape, whole), Home.allocate(shape, whole).array
         kernels = gpu.transform(source, shared.tensor, whole)
-        steps = {
-            "transform": lambda: gpu.run(kernels),
+        steps: dict[str, Step] = {
+            "transform": self._transform(kernels),
             "map": lambda: gpu.wait(shared.map(write=False)),
             "copy": lambda: np.copyto(home, shared.array),
             "unmap": lambda: gpu.wait(shared.unmap()),
         }
-        return _in_steps(steps, before, {SYNC: gpu.queue.finish}), _shared(blank)
+        return self._in_steps(steps, before), _shared(blank)
 
     def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Packing what a net reads; with the call, which is what counts where nothing is packed.
@@ -173,19 +174,50 @@ class Bench:
         """
         gpu, whole = self._gpu, Region.whole(shape)
         if not gpu.sees_host_memory:
-            return _as_copy(self._passing_on(Home.allocate(shape, whole)).packed, None, blank)
+            home = Home.allocate(shape, whole)
+            fresh = np.zeros(shape, np.float32)
+            before = self._inside(lambda: np.copyto(home.array, fresh))
+            return _as_copy(self._passing_on(home).packed, before, blank)
         array, seen = seen_array(gpu, shape, whole)
         source = gpu.tensor(shape, whole, registry.storages(self.soc)[0])
         writing = gpu.transform(source, seen, whole)
         net = self._passing_on(Home(array, whole, whole))
-        return _as_copy(net.packed, lambda: gpu.run(writing), blank)
+        return _as_copy(net.packed, self._inside(lambda: gpu.run(writing)), blank)
 
     def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
-        """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
+        """Unpacking what a net has just computed to its home, which was last used long before."""
         net = self._passing_on(Home.allocate(shape, Region.whole(shape)))
         net.pack_inputs()
-        results = net.compute()
-        return _as_copy(lambda: net.unpack(results), None, blank)
+        made = [net.compute()]
+
+        def compute() -> None:
+            made[0] = net.compute()
+
+        return _as_copy(lambda: net.unpack(made[0]), self._inside(compute), blank)
+
+    def _inside(self, fresh: Step) -> dict[str, Step]:
+        """What makes the caches as they are inside a network; `fresh` writes what is shared."""
+        return {AWAY: self._surroundings.evict, FRESH: fresh}
+
+    def _transform(self, kernels: Sequence[BoundKernel]) -> Step:
+        """Seconds of kernels by the device's clock."""
+
+        def step() -> float:
+            timeline = Timeline()
+            enqueue(kernels, self._gpu, timeline, "transform")
+            self._gpu.queue.finish()
+            return timeline.gpu_s()
+
+        return step
+
+    def _in_steps(self, steps: Mapping[str, Step], before: Mapping[str, Step]) -> _Sample:
+        """Seconds of the steps of an exchange, and of waiting for a queue that is idle."""
+
+        def sample(repeats: int) -> Seconds:
+            with self._gpu.profiling():
+                return in_steps(repeats, {**steps, SYNC: self._gpu.queue.finish}, before)
+
+        return sample
 
     def _passing_on(self, source: Home) -> CpuNet:
         """A net that passes its input on, as a pooling of one element."""
@@ -197,11 +229,13 @@ class Bench:
         return CpuNet([layer], {"x": source}, {"y": target}, self.soc, own_memory=True)
 
 
+#: Does something; gives seconds where it knows better than a clock around it.
 Step = Callable[[], object]
-_Exchange = tuple[Callable[[int], Seconds], Callable[[Found], Row]]
+_Sample = Callable[[int], Seconds]
+_Exchange = tuple[_Sample, Callable[[Found], Row]]
 
 
-def _timed(work: Callable[[int], None]) -> Callable[[int], Seconds]:
+def _timed(work: Callable[[int], None]) -> _Sample:
     """Seconds of one of the repeats of some work."""
 
     def sample(repeats: int) -> Seconds:
@@ -212,57 +246,38 @@ def _timed(work: Callable[[int], None]) -> Callable[[int], Seconds]:
     return sample
 
 
-def _in_steps(
-    steps: Mapping[str, Step],
-    before: Mapping[str, Step],
-    after: Mapping[str, Step],
-) -> Callable[[int], Seconds]:
-    """Seconds of every step of something, of all of them together, and of others around them."""
-    timed = [*before.items(), *steps.items(), *after.items()]
-
-    def sample(repeats: int) -> Seconds:
-        seconds = dict.fromkeys((WHOLE, *before, *steps, *after), 0.0)
-        for _ in range(repeats):
-            begin = perf_counter()
-            for name, step in timed:
-                step()
-                end = perf_counter()
-                seconds[name] += (end - begin) / repeats
-                begin = end
-        seconds[WHOLE] = sum(seconds[name] for name in steps)
-        return seconds
-
-    return sample
+def in_steps(repeats: int, steps: Mapping[str, Step], before: Mapping[str, Step]) -> Seconds:
+    """Seconds of every step of something, and of all of them, each time after others."""
+    seconds = dict.fromkeys(steps, 0.0)
+    for _ in range(repeats):
+        for step in before.values():
+            step()
+        for name, step in steps.items():
+            start = perf_counter()
+            known = step()
+            passed = perf_counter() - start
+            seconds[name] += (known if isinstance(known, float) else passed) / repeats
+    return {WHOLE: sum(seconds.values()), **seconds}
 
 
 def _shared(blank: SharingRow) -> Callable[[Found], Row]:
-    """A row of a whole exchange and its parts, less what a wait for an idle queue costs."""
+    """A row of a whole exchange and its parts."""
 
     def fill(found: Found) -> Row:
-        parts = {part: 1e3 * level_s(samples) for part, samples in found.items()}
-        sync = min(parts[SYNC], parts["transform"])
-        return replace(
-            _filled(blank, found[WHOLE]),
-            transform_ms=parts["transform"] - sync,
-            sync_ms=sync,
-            map_ms=parts.get("map", 0.0),
-            unmap_ms=parts.get("unmap", 0.0),
-            copy_ms=parts.get("copy", 0.0),
-        )
+        parts: Any = {f"{p}_ms": 1e3 * level_s(found[p]) for p in found if p != WHOLE}
+        return replace(_filled(blank, found[WHOLE]), **parts)
 
     return fill
 
 
-def _as_copy(step: Step, before: Step | None, blank: SharingRow) -> _Exchange:
-    """One step that only copies, after something that is not timed."""
+def _as_copy(step: Step, before: Mapping[str, Step], blank: SharingRow) -> _Exchange:
+    """One step that only copies, after others that are not timed."""
 
     def fill(found: Found) -> Row:
         row = _filled(blank, found[WHOLE])
         return replace(row, copy_ms=row.latency_ms)
 
-    if before is None:
-        return _timed(repeated(step)), fill
-    return _in_steps({"copy": step}, {FRESH: before}, {}), fill
+    return lambda repeats: in_steps(repeats, {"copy": step}, before), fill
 
 
 def _blank(task: Task, run: str) -> Row:

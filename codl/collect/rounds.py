@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from time import perf_counter
 
 import numpy as np
@@ -68,9 +69,9 @@ class Timed:
     def __post_init__(self) -> None:
         """Warm up, and see how many repeats make a sample, and how many visits it is worth."""
         rounds = self.rounds
-        once = self.sample(1)[WHOLE]
+        once = self._once_s()
         if once < rounds.long_s:  # what allocates or compiles at first is much slower then
-            once = min(self.sample(1)[WHOLE] for _ in range(rounds.warm_up))
+            once = min(self._once_s() for _ in range(rounds.warm_up))
         self.repeats = max(1, round(rounds.sample_s / max(once, 1e-7)))
         self.samples = 1 if once > rounds.long_s else rounds.samples
         settle = max(1, min(rounds.settle, round(rounds.settle_s / max(once, 1e-7))))
@@ -79,6 +80,12 @@ class Timed:
         fits = int(rounds.task_s / max(visit, 1e-9))
         self.visits = min(rounds.visits, max(fits, min(rounds.least, rounds.visits)))
         self.seconds = self.visits * visit
+
+    def _once_s(self) -> float:
+        """Seconds of one run, with what comes before it and is not part of its latency."""
+        start = perf_counter()
+        self.sample(1)
+        return perf_counter() - start
 
     def is_due(self, turn: int) -> bool:
         """Whether it is visited in round `turn`, so that its visits are spread evenly."""
@@ -98,11 +105,12 @@ def measure(
 ) -> None:
     """Fill the samples of all things, in rounds; on and on while `is_disturbed` says so."""
     order, begin, turn = list(things), perf_counter(), 0
+    shuffle = Random(0).shuffle
     while order:
         for thing in order:
             if thing.is_due(turn):
                 thing.visit()
-        order.append(order.pop(0))  # nobody always follows the same neighbour
+        shuffle(order)  # so that nobody always follows the same neighbour
         turn += 1
         if turn >= rounds.visits * rounds.more:
             break

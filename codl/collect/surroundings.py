@@ -37,8 +37,8 @@ from codl.dataset import ColdRow, ContentionRow
 from codl.device.opencl import OpenClDevice
 from codl.execute.timeline import Timeline
 from codl.kernels import registry, tuned
-from codl.kernels.base import Processor
-from codl.ops import Op, Pool2d, Shape, Size2, to_text
+from codl.kernels.base import PLANAR, PROCESSORS, Processor
+from codl.ops import Op, Pool2d, Region, Shape, Size2, to_text
 from codl.soc import Soc
 
 Work: TypeAlias = Callable[[int], None]
@@ -72,10 +72,9 @@ def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
     """
     tasks: list[SurroundingsTask] = []
     known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
-    sides: tuple[Processor, ...] = ("cpu", "gpu")
-    for side in sides:
+    for side in PROCESSORS:
         tasks += [DispatchTask(side, count) for count in COUNTS]
-    for side in sides:
+    for side in PROCESSORS:
         able = [op for op in known if _default(op, side, soc)]
         tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
     halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
@@ -218,10 +217,19 @@ class Surroundings:
         return self._finished(timeline)
 
     def _finished(self, timeline: Timeline) -> float:
-        """Seconds from the first kernel's start to the last one's end, by the device's clock."""
         self._gpu.queue.finish()
-        spans = timeline.spans()
-        return 1e-3 * (max(s.end_ms for s in spans) - min(s.start_ms for s in spans))
+        return timeline.gpu_s()
+
+    def evict(self) -> None:
+        """Other data goes through the caches of both processors; then each is called once.
+
+        So what is found far away afterwards is data, and not what a call needs.
+        """
+        self._evict(1)
+        if not self._gpu.sees_host_memory:
+            self._evict_cpu(1)
+        for work in self._calls:
+            work(1)
 
     def _work(self, op: Op, processor: Processor) -> Work:
         if processor == "gpu":
@@ -231,6 +239,14 @@ class Surroundings:
     def _gpu_work(self, op: Op) -> GpuWork:
         variant: Any = registry.variants(op, "gpu", self.soc)[0]
         return GpuWork(self._gpu, op, tuned.plan(variant, op, self.soc), filler(op))
+
+    @cached_property
+    def _calls(self) -> tuple[Work, ...]:
+        gpu, whole = self._gpu, Region.whole(TINY.output)
+        source = gpu.tensor(TINY.output, whole, PLANAR)
+        target = gpu.tensor(TINY.output, whole, registry.storages(self.soc)[0])
+        transform = gpu.transform(source, target, whole)
+        return self._work(TINY, "cpu"), self._work(TINY, "gpu"), lambda _: gpu.run(transform)
 
     @cached_property
     def _evict(self) -> Work:

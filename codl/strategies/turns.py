@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from time import perf_counter
 from typing import TypeAlias
 
@@ -54,13 +55,14 @@ def interleave(
     *,
     failed: dict[str, CodlError] | None = None,
 ) -> dict[str, Latency]:
-    """Everybody once a round, and then `beside`.
+    """Everybody once a round, in a new order each time, and then `beside`.
 
     Whoever raises a `CodlError` leaves, and `failed` gets the error; without `failed` it is
     raised.
     """
     samples: dict[str, list[float]] = {name: [] for name in runs}
     order, rounds, begin = list(runs), -effort.warm_up, perf_counter()
+    shuffle = Random(0).shuffle
     while order and (rounds < effort.min_rounds or perf_counter() - begin < effort.min_seconds):
         if rounds == 0:
             begin = perf_counter()
@@ -77,6 +79,6 @@ def interleave(
                 samples[name].append(seconds)
         if rounds >= 0:
             beside()
-        order = [*order[1:], *order[:1]]  # nobody always follows the same neighbour
+        shuffle(order)  # so that nobody always follows the same neighbour
         rounds += 1
     return {name: Latency.of(samples[name]) for name in runs if name in order}
