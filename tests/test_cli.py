@@ -95,6 +95,21 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
         np.testing.assert_allclose(a["fc1"], b["fc1"], rtol=1e-3, atol=1e-4)
 
 
+def test_a_bundle_runs_by_itself(workplace: Path) -> None:
+    made = answer(workplace, "package", "small.onnx", "--soc", "test", "-o", "small.codl")
+    assert made["bytes"] == (workplace / "small.codl").stat().st_size
+    assert made["cold_start_ms"] > made["without_interpreter_ms"] > made["load_ms"] > 0
+    found = answer(workplace, "run", "small.codl", "--rounds", "3", "--output", "c.npz")
+    assert (found["soc"], found["strategy"]) == ("test", "codl")
+    with_soc = ["--soc", "test", "--threads", "1", "--rounds", "1", "--output", "d.npz"]
+    run(workplace, "run", "small.codl", *with_soc)
+    with np.load(workplace / "c.npz") as c, np.load(workplace / "d.npz") as d:
+        np.testing.assert_array_equal(c["fc1"], d["fc1"])
+    refused = run(workplace, "run", "small.codl", "--strategy", "cpu", code=1)
+    assert "--strategy cannot change small.codl" in refused.stderr
+    assert "only a bundle has its own" in run(workplace, "run", "small.onnx", code=2).stderr
+
+
 def test_eval_and_report(workplace: Path) -> None:
     strategies = "cpu,gpu,gpu-image,mulayer,codl-paper,ideal"
     result = answer(workplace, "eval", "--soc", "test", "--models", "small.onnx", "--peers", "ort",

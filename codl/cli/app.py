@@ -9,7 +9,7 @@ from typing import TextIO
 import typer
 
 from codl import __version__
-from codl.cli import collect, conformance, data, devices, kernels, listing, models
+from codl.cli import bundles, collect, conformance, data, devices, kernels, listing, models
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
 
@@ -28,6 +28,7 @@ app.command("bench")(kernels.bench_kernels)
 app.command("train")(data.train_predictors)
 app.command("models")(listing.list_models)
 app.command("search")(models.search_plan)
+app.command("package")(bundles.package_model)
 app.command("run")(models.run_model)
 app.command("eval")(models.evaluate_strategies)
 app.command("conformance")(conformance.run_conformance)

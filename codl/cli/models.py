@@ -27,6 +27,7 @@ from codl.cli.deployed import (
     strategy_of,
 )
 from codl.cli.devices import SerialOption, check_serial
+from codl.cli.opened import is_bundle, load_soc, open_bundle
 from codl.cli.output import JsonOption, OutputOption, SocOption, emit, note
 from codl.cli.placement import placement_table
 from codl.cli.shapes import ShapeOption, read_shapes
@@ -50,13 +51,11 @@ from codl.strategies.peers.process import check as check_peers
 from codl.strategies.peers.process import with_opencl_all
 from codl.strategies.turns import Effort, interleave, timed, with_peers
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help=f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
-        "or a deployment .yaml (with #NAME where it has several models)."
-    ),
-]
+MODELS = (
+    f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
+    "or a deployment .yaml (with #NAME where it has several models)"
+)
+ModelArgument = Annotated[str, typer.Argument(help=f"{MODELS}.")]
 PredictorOption = Annotated[
     str | None,
     typer.Option("--predictor", help=f"Plan with one of {', '.join(NAMES)}."),
@@ -191,8 +190,15 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
 
 
 def run_model(
-    model: ModelArgument,
-    soc: SocOption,
+    model: Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")],
+    soc: Annotated[
+        str | None,
+        typer.Option(
+            "--soc",
+            help="A SoC: a name in ./socs, or a .yaml file; a bundle has its own.",
+            show_default=False,
+        ),
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan of `codl search`.")] = None,
     strategy: StrategyOption = None,
     inputs: Annotated[
@@ -215,25 +221,33 @@ def run_model(
     gpu_priority: PriorityOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a model by a plan or a strategy, and say how long it takes.
+    """Run a model by a plan or a strategy, or a bundle, and say how long it takes.
 
     A deployment file says what its model runs on; --plan and --strategy are stronger. The last four
     options are for this run alone: keep them in the SoC file to measure and plan with them too.
 
     [dim]Examples:[/dim]
     codl run yolov2 --soc host --input in.npz --output out.npz
+    codl run yolov2.codl --input in.npz --output out.npz
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
     """
     deployed = deployment_of(model)
     wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
-    described = wanted.applied(socs.load(soc))
-    context = adapted(Context(described, predictors, dataset, predictor), deployed)
-    network = load_network(model, batch, read_shapes(shape))
-    arrays = read_inputs(network, inputs, deployed, random_inputs)
-    chosen = (
-        load_plan(plan) if plan else find(strategy_of(strategy, deployed)).plan(network, context)
-    )
-    with Engine(network, chosen, context.soc) as engine:
+    cost: CostModel | None = None
+    if is_bundle(model):
+        fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
+        engine = open_bundle(model, soc, wanted, fixed | {"predictor": predictor})
+    else:
+        context = adapted(
+            Context(wanted.applied(load_soc(soc)), predictors, dataset, predictor), deployed
+        )
+        network = load_network(model, batch, read_shapes(shape))
+        given = load_plan(plan) if plan else None
+        chosen = given or find(strategy_of(strategy, deployed)).plan(network, context)
+        engine, cost = Engine(network, chosen, context.soc), _cost(network, context)
+    network, chosen, described = engine.network, engine.plan, engine.soc
+    with engine:
+        arrays = read_inputs(network, inputs, deployed, random_inputs)
         results = engine(arrays)
         effort = Effort(warm_up=2, min_rounds=rounds, min_seconds=0)
         latency = interleave({"run": timed(engine.run)}, effort)["run"]
@@ -243,14 +257,14 @@ def run_model(
         fallbacks = [asdict(fallback) for fallback in engine.fallbacks]
         gpu_storage, precision = list(map(str, engine.storages)), engine.precision
         nets, fused, memory = engine.nets, engine.fused, asdict(engine.memory)
-    placed = placement.predicted(network, chosen, context.soc, _cost(network, context))
+    placed = placement.predicted(network, chosen, described, cost)
     placed = placement.measured(placed, spans, nets, fused)
     if outputs is not None:
         np.savez(outputs, **results)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
     result: dict[str, Any] = {
         "model": network.name,
-        "soc": context.soc.name,
+        "soc": described.name,
         "batch": batch,
         "strategy": chosen.strategy,
         "latency_ms": asdict(latency),
@@ -273,7 +287,7 @@ def run_model(
 
     def summary() -> str:
         return (
-            f"{network.name} by {chosen.strategy} on {context.soc.name}: median "
+            f"{network.name} by {chosen.strategy} on {described.name}: median "
             f"{latency.median:.2f} ms (p20 {latency.p20:.2f}, p80 {latency.p80:.2f}, "
             f"{latency.runs} runs), data sharing {result['data_sharing_ms']:.2f} ms, measured"
         )

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -44,9 +44,27 @@ class _Job:
     digest: str
     options: str
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.digest, self.options
+
     @classmethod
     def of(cls, plan: KernelPlan) -> _Job:
         return cls(plan.source, source_text(plan), source_digest(plan), options_of(plan.defines))
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled program: the `.cl` file, a digest of its text, the options, the driver's bytes."""
+
+    name: str
+    source: str
+    options: str
+    blob: bytes = field(repr=False)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.source, self.options
 
 
 class Programs:
@@ -56,7 +74,11 @@ class Programs:
         self.compiled = 0
         self._context = context
         self._device = context.devices[0]
-        self._identity = _identity(self._device)
+        #: What a binary depends on but its source and options.
+        self.identity: Mapping[str, str] = _identity(self._device)
+        self._offered: dict[tuple[str, str, str], bytes] = {}
+        #: What was asked for while somebody records it.
+        self._asked: dict[_Job, None] | None = None
         self._built: dict[_Job, cl.Program] = {}
         self._keeping = True
 
@@ -66,12 +88,31 @@ class Programs:
         Raises `DeviceError` with the compiler's log and the macros where it does not build.
         """
         job = _Job.of(plan)
+        if self._asked is not None:
+            self._asked[job] = None
         if job not in self._built:
             program = self._find(job)
             if not self._keeping:
                 return program
             self._built[job] = program
         return self._built[job]
+
+    def offer(self, binaries: Iterable[Binary]) -> None:
+        """Take these before those of the cache; they must be of this very `identity`."""
+        self._offered |= {binary.key: binary.blob for binary in binaries}
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Binary]]:
+        """At the end, the list has the binaries of all programs that were asked for inside."""
+        found: list[Binary] = []
+        asked = self._asked = {}
+        try:
+            yield found
+        finally:
+            self._asked = None
+        for job in asked:
+            if job in self._built:  # some drivers add to a binary when its kernels first run
+                found.append(Binary(*job.key, _binary(self._built[job])))
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -88,24 +129,35 @@ class Programs:
 
     def _slot(self, kind: Kind, job: _Job) -> Slot:
         made_from = {"name": job.name, "source": job.digest, "options": job.options}
-        return Slot(kind, self._identity | made_from)
+        return Slot(kind, {**self.identity, **made_from})
 
     def _find(self, job: _Job) -> cl.Program:
         return self._load(job) or self._compile(job)
 
     def _load(self, job: _Job) -> cl.Program | None:
-        """The program of a binary on disk; None where there is none that the driver takes."""
+        """The program of a binary, offered or on disk; None where the driver takes none."""
+        offered = self._offered.pop(job.key, None)
+        program = self._take(job, offered) if offered is not None else None
+        if program is not None:
+            return program
         slot = self._slot("binaries", job)
         blob = slot.load()
         if blob is None:
             return None
+        program = self._take(job, blob)
+        if program is None:
+            slot.drop()
+        else:
+            slot.touch()
+        return program
+
+    def _take(self, job: _Job, blob: bytes) -> cl.Program | None:
+        """The program of a binary; None where the driver does not take it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
             program.build(job.options)
         except cl_module().Error:
-            slot.drop()
             return None
-        slot.touch()
         return program
 
     def _compile(self, job: _Job) -> cl.Program:
@@ -123,8 +175,7 @@ class Programs:
                     failure.store(str(error).encode())
                 raise self._error(job, str(error)) from error
             if self._keeping:
-                (blob,) = program.get_info(cl_module().program_info.BINARIES)
-                self._slot("binaries", job).store(blob)
+                self._slot("binaries", job).store(_binary(program))
         return program
 
     @contextmanager
@@ -146,6 +197,11 @@ class Programs:
     def _error(self, job: _Job, log: str) -> DeviceError:
         name = self._device.name.strip()
         return DeviceError(f"{job.name} does not build on {name} with {job.options}:\n{log}")
+
+
+def _binary(program: cl.Program) -> bytes:
+    (blob,) = program.get_info(cl_module().program_info.BINARIES)
+    return bytes(blob)
 
 
 def options_of(defines: Mapping[str, int | float | str]) -> str:

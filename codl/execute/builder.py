@@ -16,9 +16,9 @@ from codl.execute.homes import HomePool
 from codl.execute.lifetimes import lifetimes
 from codl.execute.program import Program, Segment, Transfer
 from codl.execute.stage import Stage, build_cpu_half
+from codl.execute.supply import Supply
 from codl.kernels.base import BLOCKED, Processor, Storage
 from codl.ops import Network
-from codl.ops.chain import Part
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,16 @@ class Builder:
     """
 
     def __init__(
-        self, network: Network, program: Program, gpu: OpenClDevice, *, fuse: bool = True
+        self,
+        network: Network,
+        program: Program,
+        gpu: OpenClDevice,
+        supply: Supply,
+        *,
+        fuse: bool = True,
     ) -> None:
         self._network, self._program, self._gpu = network, program, gpu
+        self._supply = supply
         self._shapes, self._fuse = network.shapes, fuse
         self.fallbacks: list[Fallback] = []
         #: The layers that the GPU computes together, by the label of their kernels.
@@ -136,14 +143,23 @@ class Builder:
 
     def _stage(self, segment: Segment) -> Stage:
         chain = segment.chain
-        gpu = GpuHalf(segment.gpu, chain, self._tensors, self._gpu, self._pool, fuse=self._fuse)
+        gpu = GpuHalf(
+            segment.gpu,
+            chain,
+            self._tensors,
+            self._gpu,
+            self._pool,
+            self._supply,
+            fuse=self._fuse,
+        )
         self.fallbacks += gpu.fallbacks
         self.fused |= gpu.fused
         self.storages |= gpu.storages
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
-        net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc)
+        weights = {part.layer.name: self._supply.weights(part, "cpu") for part in segment.cpu.parts}
+        net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc, weights)
         self._gpu_weights |= {m.int_ptr: m.size for kernel in gpu.kernels for m in kernel.constants}
-        self._cpu_weight_bytes += sum(map(_weight_bytes, segment.cpu.parts))
+        self._cpu_weight_bytes += sum(v.nbytes for own in weights.values() for v in own.values())
         return self._exchanges(chain.label, segment.transfers, tuple(gpu.kernels), net)
 
     def _exchanges(
@@ -173,9 +189,3 @@ class Builder:
     def _sides(self, name: str) -> tuple[GpuTensor, Home, GpuTensor | None]:
         """A tensor on the GPU, its home, and the home as the GPU sees it."""
         return self._tensors[name], self.homes[name], self._seen.get(name)
-
-
-def _weight_bytes(part: Part) -> int:
-    """Of the weights that a part of a layer needs."""
-    own = part.layer.op.restrict_weights(part.layer.weights, part.region)
-    return sum(value.nbytes for value in own.values())

@@ -15,6 +15,7 @@ from codl.errors import CodlError, CodlWarning
 from codl.execute.builder import Builder, Memory
 from codl.execute.program import build_program
 from codl.execute.stage import Stage
+from codl.execute.supply import Supply, Untouched
 from codl.execute.timeline import Span, Timeline
 from codl.ops import Array, Network
 from codl.ops.plan import Plan
@@ -39,12 +40,22 @@ class Engine:
     also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `fused` has the
     layers that it computes together, by the label that their spans have: a convolution and the
     residual add behind it. With `fuse` off, for comparisons, every layer has kernels of its own.
+    `supply` hands over kernels and weights that are arranged already; by default both are made from
+    the network.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
     """
 
-    def __init__(self, network: Network, plan: Plan, soc: Soc, *, fuse: bool = True) -> None:
+    def __init__(
+        self,
+        network: Network,
+        plan: Plan,
+        soc: Soc,
+        *,
+        fuse: bool = True,
+        supply: Supply | None = None,
+    ) -> None:
         self.network = network
         self.plan = plan
         self.soc = soc
@@ -52,7 +63,7 @@ class Engine:
         self._gpu = open_device(soc)
         with self._gpu.lock:
             threads.pin([0], soc.cpu.cores)
-            builder = Builder(network, program, self._gpu, fuse=fuse)
+            builder = Builder(network, program, self._gpu, supply or Untouched(soc), fuse=fuse)
             self._stages: list[Stage] | None = builder.stages()
         self._memory = builder.memory
         self.fallbacks = tuple(builder.fallbacks)

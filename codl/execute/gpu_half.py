@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from codl.device.memory import GpuTensor, TensorPool
 from codl.device.opencl import BoundKernel, OpenClDevice
-from codl.errors import CodlError, DeviceError
+from codl.errors import DeviceError
 from codl.execute.fusing import Work, works
-from codl.kernels import registry, tuned
-from codl.kernels.base import Choice, GpuVariant, KernelPlan, Storage, TensorArg
+from codl.execute.supply import Supply
+from codl.kernels import registry
+from codl.kernels.base import KernelPlan, Storage, TensorArg
 from codl.ops import Region
 from codl.ops.chain import Half, Part
 from codl.ops.plan import Chain
-from codl.soc import Soc
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class GpuHalf:
         tensors: Mapping[str, GpuTensor],
         gpu: OpenClDevice,
         pool: TensorPool,
+        supply: Supply,
         *,
         fuse: bool = True,
     ) -> None:
@@ -56,7 +57,7 @@ class GpuHalf:
         self.storages: set[Storage] = set()
         #: The layers that are computed together, by the label of their kernels.
         self.fused: dict[str, tuple[str, ...]] = {}
-        self._gpu, self._pool = gpu, pool
+        self._gpu, self._pool, self._supply = gpu, pool, supply
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
@@ -85,31 +86,34 @@ class GpuHalf:
         """
         failed: list[tuple[str, str]] = []
         planned = variants[work.part.layer.name]
-        for variant, plan in _candidates(work, planned, self._gpu):
+        for way in self._supply.ways(work, planned):
             tensors, copies = dict(self._tensors), dict(self._copies)
             try:
-                kernels = self._bind(work, plan)
+                kernels = self._bind(work, way.plan)
                 self._gpu.warm_up(kernels)
             except DeviceError as error:
-                failed.append((variant.name, str(error)))
+                failed.append((way.variant.name, str(error)))
                 # What the failed attempt would have filled is no copy of anything.
                 self._tensors, self._copies = tensors, copies
                 continue
             self.kernels += kernels
-            self.storages.add(plan.storage(TensorArg("output")))
-            self.fallbacks += [Fallback(work.label, v, r, variant.name) for v, r in failed]
+            self.storages.add(way.plan.storage(TensorArg("output")))
+            used = way.variant.name
+            self.fallbacks += [Fallback(work.label, v, r, used) for v, r in failed]
             if work.add is not None:
                 self.fused[work.label] = work.names
             return
         reasons = "; ".join(f"{variant}: {reason}" for variant, reason in failed)
         if work.add is None:
             raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
-        self.fallbacks.append(Fallback(work.label, f"one of {planned}", reasons, "two kernels"))
+        if failed:  # and not a supply that has them apart
+            instead = Fallback(work.label, f"one of {planned}", reasons, "two kernels")
+            self.fallbacks.append(instead)
         for part in work.parts:
             self._add(Work(part), variants)
 
     def _bind(self, work: Work, plan: KernelPlan) -> list[BoundKernel]:
-        layer, gpu, result = work.part.layer, self._gpu, work.result
+        gpu, result = self._gpu, work.result
         kernels: list[BoundKernel] = []
         arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
         for index, (name, need) in enumerate(work.reads):
@@ -117,7 +121,7 @@ class GpuHalf:
             arguments[argument] = (self._read(name, plan.storage(argument), kernels), need)
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
-        weights = layer.op.restrict_weights(layer.weights, work.part.region)
+        weights = self._supply.weights(work.part, "gpu")
         kernels += gpu.bind(plan, arguments, weights=weights, label=work.label, pool=self._pool)
         output = result.layer.output
         if stored is not target:
@@ -147,35 +151,6 @@ class GpuHalf:
         return own, kept or own
 
 
-def _candidates(
-    work: Work, name: str, gpu: OpenClDevice
-) -> Iterator[tuple[GpuVariant, KernelPlan]]:
-    """The planned variant, then, of what is not fused, every other one that accepts the op.
-
-    Each in its tuned choice first, where it has one, and then in its default.
-    """
-    part = work.part
-    planned: Any = registry.find(part.op, name)
-    refusal = planned.refusal(part.op, gpu.soc)
-    if refusal is not None:
-        raise CodlError(f"{name} cannot run {part.layer.name!r}: {refusal}.")
-    others: list[Any] = [
-        v for v in registry.variants(part.op, "gpu", gpu.soc) if v.name != planned.name
-    ]
-    for variant in (planned, *(others if work.add is None else ())):
-        # Choices are known of the op without what is fused with it.
-        choice = tuned.choice(variant, part.op, gpu.soc)
-        for own in (None,) if choice is None else (choice, None):
-            yield variant, _plan(work, variant, gpu.soc, own)
-
-
-def _plan(work: Work, variant: GpuVariant, soc: Soc, choice: Choice | None) -> KernelPlan:
-    if work.add is None:
-        return variant.plan(work.part.op, soc, choice)
-    op = work.part.op.with_activation(work.add.op.activation)
-    return variant.plan(op, soc, choice).adding()
-
-
 def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str, Storage]:
     """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
 
@@ -185,7 +160,7 @@ def kept_storages(parts: list[tuple[Part, str]], gpu: OpenClDevice) -> dict[str,
     storages: dict[str, Storage] = {}
     for part, name in parts:
         variant: Any = registry.find(part.op, name)
-        plan = tuned.plan(variant, part.op, gpu.soc)
+        plan: KernelPlan = variant.plan(part.op, gpu.soc)  # no choice changes a storage
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
         storages[part.layer.output] = plan.storage(TensorArg("output"))

@@ -7,7 +7,7 @@ then does the CPU wait for its own share of the exchange and compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -17,6 +17,7 @@ from codl.device.opencl import BoundKernel, OpenClDevice
 from codl.execute.exchange import ToCpu, ToGpu, enqueue
 from codl.execute.timeline import Timeline
 from codl.kernels import registry
+from codl.ops import Weights
 from codl.ops.chain import Half
 from codl.ops.plan import Chain
 from codl.soc import Soc
@@ -54,9 +55,17 @@ class Stage:
 
 
 def build_cpu_half(
-    half: Half, chain: Chain, homes: dict[str, Home], outputs: Sequence[str], soc: Soc
+    half: Half,
+    chain: Chain,
+    homes: dict[str, Home],
+    outputs: Sequence[str],
+    soc: Soc,
+    weights: Mapping[str, Weights],
 ) -> CpuHalf | None:
-    """The CPU's half of a chain over the home arrays; None where it is empty."""
+    """The CPU's half of a chain over the home arrays; None where it is empty.
+
+    `weights` are those of every part, by the name of its layer.
+    """
     if not half.parts:
         return None
     layers = [
@@ -67,7 +76,7 @@ def build_cpu_half(
             inputs=tuple(zip(part.layer.inputs, part.needs, strict=True)),
             output=part.layer.output,
             region=part.region,
-            weights=part.layer.op.restrict_weights(part.layer.weights, part.region),
+            weights=weights[part.layer.name],
         )
         for part in half.parts
     ]

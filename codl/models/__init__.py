@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from codl.errors import InvalidFileError, UnknownNameError
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.models import (
     alexnet,
     bert,
@@ -33,6 +33,8 @@ from codl.models.reading import Section, read_yaml
 
 #: What model files in YAML end in.
 YAML = (".yaml", ".yml")
+#: What bundles end in, which are no models any more.
+BUNDLE = ".codl"
 
 #: What describes each built-in model, layer by layer. The first five are the paper's.
 BUILT_IN: Mapping[str, Callable[[ModelBuilder], None]] = {
@@ -89,6 +91,11 @@ def _load(model: str | Path) -> ModelSource:
     file, _, part = name.partition("#")
     if Path(file).suffix in YAML:
         return _from_yaml(_existing(file), part)
+    if Path(name).suffix == BUNDLE:
+        raise UnsupportedError(
+            f"{name} is a bundle, a model that is planned and compiled: `codl run {name}` and "
+            "`codl.load` take it; everything else wants the model that it was made from."
+        )
     path = _existing(name)
     return ModelSource(path.stem, load_onnx(path))
 

@@ -104,6 +104,11 @@ def load_plan(path: Path) -> Plan:
         raise InvalidFileError(path, "there is no such plan.") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidFileError(path, f"not JSON: {error}.") from error
+    return read_plan(content, path)
+
+
+def read_plan(content: Any, path: Path) -> Plan:
+    """A plan from what the file `path` holds; raises as `load_plan` does."""
     if not isinstance(content, dict) or content.pop("version", None) != VERSION:
         raise InvalidFileError(path, f"expected a plan of version {VERSION}.", where="version")
     chains = _fields(path, content, Plan, "top").pop("chains")

@@ -1,0 +1,190 @@
+"""A bundle's file: a zip archive whose parts are stored as they are, each with a checksum.
+
+Any zip tool lists the parts and takes them out. None is compressed and each begins on a page, so
+that the file is mapped into memory and read in place. The manifest names all other parts with their
+size and SHA-256; its own CRC is the archive's.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import NamedTemporaryFile
+from typing import Any, NoReturn
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+
+from codl.errors import InvalidFileError
+
+MANIFEST = "manifest.json"
+#: What `manifest.json` says it belongs to, and the version of everything in the file.
+FORMAT, VERSION = "codl bundle", 1
+FIX = "`codl package MODEL --soc SOC -o FILE` makes one."
+PAGE = 4096
+#: A part's header: the fixed fields of a zip archive, and one that only fills up to the next page,
+#: under the number that Android's zipalign has for it. A file of any size has 20 bytes more.
+LOCAL_HEADER, LARGE_SIZES = 30, 20
+FILLING = 0xD935
+#: Of all parts alike, so that equal parts make equal files.
+TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def write_archive(
+    path: Path, manifest: Mapping[str, Any], parts: Mapping[str, bytes | Path]
+) -> None:
+    """Write the file whole or not at all; a part is given by its bytes, or a file with them."""
+    sums = {name: {"bytes": _size(part), "sha256": _digest(part)} for name, part in parts.items()}
+    head = {"format": FORMAT, "version": VERSION, **manifest, "parts": sums}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        try:
+            with ZipFile(file, "w", ZIP_STORED) as archive:
+                for name, part in {MANIFEST: to_json(head), **parts}.items():
+                    _add(archive, name, part)
+            file.flush()
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def to_json(content: Any) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _size(part: bytes | Path) -> int:
+    return len(part) if isinstance(part, bytes) else part.stat().st_size
+
+
+def _digest(part: bytes | Path) -> str:
+    if isinstance(part, bytes):
+        return sha256(part).hexdigest()
+    found = sha256()
+    with part.open("rb") as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _add(archive: ZipFile, name: str, part: bytes | Path) -> None:
+    info = ZipInfo(name, TIME)
+    info.external_attr = 0o644 << 16
+    begin = archive.start_dir + LOCAL_HEADER + len(name.encode()) + LARGE_SIZES + 4
+    filling = -begin % PAGE
+    info.extra = struct.pack("<HH", FILLING, filling) + bytes(filling)
+    with archive.open(info, "w", force_zip64=True) as target:
+        if isinstance(part, bytes):
+            target.write(part)
+        else:
+            with part.open("rb") as source:
+                copyfileobj(source, target, 1 << 20)
+
+
+class Archive:
+    """A bundle's file, mapped into memory.
+
+    Raises `InvalidFileError` where it is none, is cut short, or is of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._spans, content = self._read()
+        self.manifest = self._checked(content)
+        with path.open("rb") as file:
+            self._memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def part(self, name: str) -> memoryview:
+        """The bytes of a part, in place, once its checksum has been found right."""
+        self.check(name)
+        return self.unchecked(name)
+
+    def json(self, name: str) -> Any:
+        return json.loads(bytes(self.part(name)))
+
+    def unchecked(self, name: str) -> memoryview:
+        """The bytes of a part, in place, for `checking`."""
+        wanted = self.manifest["parts"].get(name)
+        if wanted is None or name not in self._spans:
+            self.refuse(f"the part {name!r} is missing.", FIX)
+        header, size = self._spans[name]
+        lengths = struct.unpack_from("<HH", self._memory, header + LOCAL_HEADER - 4)
+        begin = header + LOCAL_HEADER + sum(lengths)
+        if size != wanted["bytes"] or begin + size > len(self._memory):
+            self.refuse(f"{name} is {size} bytes and should be {wanted['bytes']}: damaged.", FIX)
+        return self._memory[begin : begin + size]
+
+    def check(self, name: str) -> None:
+        """Raise `InvalidFileError` where a part is not what was written."""
+        wanted, found = self.manifest["parts"], sha256(self.unchecked(name)).hexdigest()
+        if found != wanted[name]["sha256"]:
+            self.refuse(
+                f"{name} is damaged: its SHA-256 is {found[:16]}..., the manifest says "
+                f"{wanted[name]['sha256'][:16]}....",
+                FIX,
+            )
+
+    @contextmanager
+    def checking(self, name: str) -> Iterator[memoryview]:
+        """A part whose checksum is looked at meanwhile, by another thread.
+
+        What is wrong with it is raised at the end, whatever else has failed because of it.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            checked = pool.submit(self.check, name)
+            try:
+                yield self.unchecked(name)
+            finally:
+                checked.result()
+
+    def refuse(self, problem: str, fix: str) -> NoReturn:
+        raise InvalidFileError(self.path, problem, fix=fix)
+
+    def _read(self) -> tuple[dict[str, tuple[int, int]], Any]:
+        """Where parts begin and how long they are, and the manifest."""
+        try:
+            with self.path.open("rb") as file:
+                is_zip = file.read(4) == b"PK\x03\x04"
+        except OSError as error:
+            self.refuse(f"cannot be read: {error.strerror}.", FIX)
+        if not is_zip:
+            self.refuse("this is no bundle.", FIX)
+        try:
+            with ZipFile(self.path) as archive:
+                spans = {i.filename: (i.header_offset, i.file_size) for i in archive.infolist()}
+                content = archive.read(MANIFEST) if MANIFEST in spans else None
+        except (
+            BadZipFile,
+            OSError,
+            EOFError,
+            ValueError,
+            NotImplementedError,
+            zlib.error,
+        ) as error:
+            self.refuse(f"the file is damaged or cut short ({error}).", FIX)
+        if content is None:
+            self.refuse(f"this zip archive is no bundle: it has no {MANIFEST}.", FIX)
+        return spans, content
+
+    def _checked(self, content: bytes) -> dict[str, Any]:
+        try:
+            manifest: dict[str, Any] = json.loads(content)
+            own = (manifest["format"], manifest["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.refuse(f"{MANIFEST} cannot be read ({error!r}).", FIX)
+        if own[0] != FORMAT:
+            self.refuse(f"expected a {FORMAT}, got {own[0]!r}.", FIX)
+        if own[1] != VERSION:
+            self.refuse(
+                f"it is of format version {own[1]}, written by codl {manifest.get('codl')}; this "
+                f"codl reads version {VERSION}.",
+                "Package the model again, or use a codl that knows the version.",
+            )
+        return manifest

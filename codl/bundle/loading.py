@@ -1,0 +1,171 @@
+"""From a bundle to an engine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from codl import soc as socs
+from codl.bundle import network as networks
+from codl.bundle import tensors
+from codl.bundle.archive import FIX, Archive
+from codl.bundle.supply import Stored
+from codl.device.opencl import OpenClDevice, open_device
+from codl.device.programs import Binary
+from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.execute.engine import Engine
+from codl.ops import Network
+from codl.ops.plan import read_plan
+from codl.soc import Soc
+
+#: What of a SoC a bundle does not depend on: where it runs, and what is said of it.
+FREE = {
+    "description",
+    "power_w",
+    *(f"cpu.{key}" for key in ("name", "cores", "thread_count")),
+    *(f"gpu.{key}" for key in ("icd", "driver", "cores", "performance", "priority")),
+}
+
+
+def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
+    """Make an engine of a bundle: nothing is imported, searched for or compiled.
+
+    `soc` is the SoC to run on, if not as the bundle has it: with other cores, threads or hints.
+    Where the driver is another one than the kernels were compiled with, they are compiled from
+    source, with a `CodlWarning`. Raises `InvalidFileError` for a file that is damaged or no bundle,
+    and `MismatchError` where it is for another SoC or from a codl with other kernels.
+
+    >>> engine = codl.load("model.codl")
+    >>> y = engine(x)
+    """
+    archive = Archive(Path(path))
+    with _readable(archive):
+        own = soc_of(archive)
+        kernels = archive.json("kernels.json")
+        plan = read_plan(archive.json("plan.json"), archive.path)
+        binaries = _binaries(archive, kernels["programs"])
+    chosen = own if soc is None else _checked(own, soc, archive)
+    gpu = _open(chosen, archive)
+    with archive.checking("weights.safetensors") as data:
+        with _readable(archive):
+            arrays = tensors.read(data, archive.manifest["weights_header"])
+            network = _network(archive, arrays)
+        _offer(gpu, binaries, archive)
+        supply = Stored(kernels, arrays, chosen, str(archive.path))
+        before = gpu.programs.compiled
+        with _explained(archive):
+            engine = Engine(network, plan, chosen, supply=supply)
+        if gpu.programs.compiled > before and _is_same_driver(gpu, archive):
+            count = gpu.programs.compiled - before
+            _warn(f"{archive.path}: {count} kernels were compiled from source: the driver did not "
+                  "take those of the bundle.")  # fmt: skip
+    return engine
+
+
+def soc_of(archive: Archive) -> Soc:
+    """The SoC that a bundle was made for; raises `InvalidFileError` where it names none."""
+    with _readable(archive):
+        return socs.from_dict(archive.manifest["soc"], archive.path)
+
+
+def _network(archive: Archive, arrays: Mapping[str, Any]) -> Network:
+    content = archive.json("network.json")
+    constants = {name: arrays[stored] for name, stored in content["constants"].items()}
+    models = {
+        name.removeprefix("models/").removesuffix(".onnx"): bytes(archive.part(name))
+        for name in archive.manifest["parts"]
+        if name.startswith("models/")
+    }
+    return networks.from_json(content, constants, models)
+
+
+def _binaries(archive: Archive, listed: list[dict[str, str]]) -> list[Binary]:
+    """Drivers may crash on a binary that is damaged: all are checked before one is used."""
+    return [
+        Binary(own["name"], own["source"], own["options"], bytes(archive.part(own["part"])))
+        for own in listed
+    ]
+
+
+def _offer(gpu: OpenClDevice, binaries: list[Binary], archive: Archive) -> None:
+    if _is_same_driver(gpu, archive):
+        gpu.programs.offer(binaries)
+        return
+    then, now = archive.manifest["device"], gpu.programs.identity
+    changed = ", ".join(
+        f"{key} {then.get(key)!r} (now {now[key]!r})" for key in now if then.get(key) != now[key]
+    )
+    _warn(
+        f"{archive.path}: the kernels were compiled for {changed}. They are compiled from source; "
+        "package the model again to spare that."
+    )
+
+
+def _is_same_driver(gpu: OpenClDevice, archive: Archive) -> bool:
+    return bool(dict(gpu.programs.identity) == archive.manifest["device"])
+
+
+def _open(soc: Soc, archive: Archive) -> OpenClDevice:
+    """The device; raises `MismatchError` where this machine does not have the SoC."""
+    cores = os.cpu_count() or 1
+    missing = [str(core) for core in (*soc.cpu.cores, *soc.gpu.cores) if core >= cores]
+    try:
+        if missing:
+            raise DeviceError(f"The cores {', '.join(missing)} are wanted, there are {cores}.")
+        return open_device(soc)
+    except CodlError as error:
+        raise MismatchError(
+            f"{archive.path} is for the SoC {soc.name!r} ({soc.cpu.name}, and {soc.gpu.name} by "
+            f"{soc.gpu.platform}), which is not here: {error} Package the model for a SoC of this "
+            "machine."
+        ) from error
+
+
+def _checked(own: Soc, given: Soc, archive: Archive) -> Soc:
+    """`given`, unless the bundle is for another SoC."""
+    theirs, ours = _facts(own), _facts(given)
+    changed = [
+        f"{key} is {ours[key]!r}, not {theirs[key]!r}" for key in theirs if theirs[key] != ours[key]
+    ]
+    if changed:
+        raise MismatchError(
+            f"{archive.path} is for the SoC {own.name!r}, and the one given is another: "
+            f"{'; '.join(changed)}. `codl package MODEL --soc {given.name}` makes one for it."
+        )
+    return given
+
+
+def _facts(soc: Soc) -> dict[str, Any]:
+    sides = {"cpu": asdict(soc.cpu), "gpu": asdict(soc.gpu)}
+    inner = {f"{side}.{key}": value for side, own in sides.items() for key, value in own.items()}
+    outer = {"name": soc.name, "source": soc.source}
+    return {key: value for key, value in (outer | inner).items() if key not in FREE}
+
+
+@contextmanager
+def _readable(archive: Archive) -> Iterator[None]:
+    """What is wrong with JSON whose checksum is right: somebody else wrote it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        archive.refuse(f"its content cannot be read ({error!r}).", FIX)
+
+
+@contextmanager
+def _explained(archive: Archive) -> Iterator[None]:
+    try:
+        yield
+    except DeviceError as error:
+        raise DeviceError(
+            f"{archive.path} cannot run here: {error} A bundle has the weights of one variant of "
+            "a layer alone: package the model again, so that another one is taken."
+        ) from error
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CodlWarning, stacklevel=4)

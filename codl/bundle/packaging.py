@@ -1,0 +1,122 @@
+"""From a network and a plan to a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from codl.bundle import network as networks
+from codl.bundle.archive import to_json, write_archive
+from codl.bundle.cold_start import ColdStart, measure
+from codl.bundle.supply import Recorder
+from codl.bundle.tensors import Tensors
+from codl.device.opencl import open_device
+from codl.device.programs import Binary
+from codl.errors import CodlError
+from codl.execute.engine import Engine
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.provenance import provenance
+from codl.soc import Soc
+from codl.strategies.evaluation import max_rel_err, random_inputs
+
+#: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
+#: nothing, but that libraries with several threads need not add in the same order each time.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A bundle that was written, loaded in another process and found to compute the same."""
+
+    path: Path
+    bytes: int
+    cold_start: ColdStart
+    max_rel_err: float
+
+
+def package(network: Network, plan: Plan, soc: Soc, path: Path) -> Packaged:
+    """Write a bundle, try it in a process of its own, and only then put it in its place.
+
+    Raises `CodlError` where what it computes there is not what the engine computes here.
+    """
+    inputs = random_inputs(network)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
+        untried = Path(folder) / path.name
+        with write(network, plan, soc, untried) as engine:
+            expected = engine(inputs)
+        cold_start, found = measure(untried, inputs)
+        error = max(max_rel_err(found[name], value) for name, value in expected.items())
+        if not error <= TOLERANCE:
+            raise CodlError(
+                f"The bundle of {network.name!r} is not kept: its outputs are {error:.2g} off "
+                f"those of the engine that made it, {TOLERANCE:g} is allowed."
+            )
+        untried.replace(path)
+    return Packaged(path, path.stat().st_size, cold_start, error)
+
+
+def write(network: Network, plan: Plan, soc: Soc, path: Path) -> Engine:
+    """Compile a network as a plan says and write what came of it; returns the engine.
+
+    The bundle's plan names the variants that run, where those of `plan` fail on the device.
+    """
+    network, recorder, tensors = networks.as_written(network), Recorder(soc), Tensors()
+    gpu = open_device(soc)
+    with gpu.lock, gpu.programs.recording() as binaries:
+        engine = Engine(network, plan, soc, supply=recorder)
+    kernels = recorder.to_json(tensors)
+    kernels["programs"], programs = _programs(binaries)
+    constants = {name: tensors.add(f"constant/{name}", v) for name, v in network.constants.items()}
+    models = {f"models/{key}.onnx": model for key, model in networks.models_of(network).items()}
+    manifest = {
+        **provenance(),
+        "model": network.name,
+        "soc": soc.to_dict(),
+        "device": dict(gpu.programs.identity),
+    }
+    with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
+        weights = Path(folder) / "weights.safetensors"
+        manifest["weights_header"] = tensors.save(weights)
+        parts: dict[str, bytes | Path] = {
+            "plan.json": to_json(_as_run(plan, recorder).to_json()),
+            "network.json": to_json({**networks.to_json(network), "constants": constants}),
+            "kernels.json": to_json(kernels),
+            **programs,
+            **models,
+            "weights.safetensors": weights,
+        }
+        write_archive(path, manifest, parts)
+    return engine
+
+
+def _as_run(plan: Plan, recorder: Recorder) -> Plan:
+    """The plan with the GPU's variants that were taken in the end."""
+    taken = recorder.variants
+    chains = [
+        replace(
+            chain,
+            variants={
+                layer: {**own, "gpu": taken[layer]} if layer in taken else dict(own)
+                for layer, own in chain.variants.items()
+            },
+        )
+        for chain in plan.chains
+    ]
+    return replace(plan, chains=tuple(chains))
+
+
+def _programs(binaries: Sequence[Binary]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """What `kernels.json` says of compiled programs, and the parts with them."""
+    listed, parts = [], {}
+    for binary in binaries:
+        name = f"programs/{sha256(repr(binary.key).encode()).hexdigest()[:16]}.bin"
+        own = {key: value for key, value in asdict(binary).items() if key != "blob"}
+        listed.append({**own, "part": name})
+        parts[name] = binary.blob
+    return listed, parts
