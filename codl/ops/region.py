@@ -91,7 +91,8 @@ class Region(NamedTuple):
 
     def shape(self, of: Shape) -> Shape:
         """The shape of this region of a tensor shaped `of`."""
-        return Shape(self.images.size, self.channels.size, self.rows.size, of.w)
+        (n0, n1), (c0, c1), (y0, y1) = self
+        return Shape(max(n1 - n0, 0), max(c1 - c0, 0), max(y1 - y0, 0), of.w)
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:

@@ -297,7 +297,7 @@ class _Search:
         self._ways: dict[int, _Way] = {}
         self._needed: dict[tuple[str, int, int, int], tuple[int, list[Move]]] = {}
         self._launches: dict[int, float] = {}
-        cost.prefetch_sharing(between(network.shapes, segments.starting, sharing))
+        cost.prefetch_sharing(between(network.shapes, segments, sharing))
 
     def promise(self, label: Label) -> tuple[float, float]:
         """What labels at one point are compared by."""

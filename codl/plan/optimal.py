@@ -112,7 +112,8 @@ def _greedy(network: Network, cost: CostModel) -> Ways:
 def _dp(network: Network, cost: CostModel) -> Ways:
     found = fastest(network, cost, Segments(network, cost))
     how = "dp, exact" if found.exact else "dp, widest labels only"
-    for groups in (merged(found.segments), [[segment] for segment in found.segments]):
+    together, apart = merged(found.segments), [[segment] for segment in found.segments]
+    for groups in (together, apart) if len(together) < len(apart) else (apart,):
         yield _joined(network, groups), how
     yield from _whole_images(network, cost)
 

@@ -15,12 +15,14 @@ from codl.kernels.base import PROCESSORS
 from codl.kernels.tensor_columns import amounts
 from codl.ops import Dim, Layer, Op, Region
 from codl.ops.base import split
+from codl.ops.region import Span
 from codl.plan.cost import CostModel
 
 #: Ratios that are tried, in steps of one twentieth; the ends are one processor alone.
 STEPS = 20
 #: The number of a part of nothing.
 NONE = 0
+NOWHERE = Region(Span(0, 0), Span(0, 0), Span(0, 0))
 #: What the CPU and the GPU get of an op; None where that is nothing.
 Shares = tuple[Region | None, Region | None]
 
@@ -39,11 +41,12 @@ class Parts:
         self.ops = list(numbers)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
         self._dims = [frozenset(op.dims) for op in self.ops]
-        self._whole = [Region.whole(op.output) for op in self.ops]
+        self._outputs = [op.output for op in self.ops]
+        self._whole = [Region.whole(shape) for shape in self._outputs]
         self._shares: dict[tuple[int, Dim, int], Shares] = {}
         self._numbers: dict[tuple[int, Region], int] = {}
         self._made: list[Op] = []
-        self.regions: list[Region | None] = [None]
+        self.regions: list[Region] = [NOWHERE]
         self.elements: list[int] = [0]
         self.needs: list[tuple[Region | None, ...]] = [()]
         self._latency_ms: tuple[dict[int, float], dict[int, float]] = ({NONE: 0.0}, {NONE: 0.0})
@@ -74,7 +77,7 @@ class Parts:
             own = self.ops[op]
             self._made.append(own.restrict(region))
             self.regions.append(region)
-            self.elements.append(region.shape(own.output).elements)
+            self.elements.append(region.shape(self._outputs[op]).elements)
             needs = (own.needs(region, index) for index in range(len(own.inputs)))
             self.needs.append(tuple(None if need.is_empty else need for need in needs))
         return number

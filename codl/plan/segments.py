@@ -7,6 +7,7 @@ from a chain's end, at one dimension and ratio, gives all chains that end there.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
@@ -19,7 +20,7 @@ from codl.kernels.base import PROCESSORS
 from codl.ops import Dim, Network, Region
 from codl.ops.base import AXES
 from codl.plan.clocks import Pair, both_ends
-from codl.plan.cost import LEAST_SHARE, CostModel, packed
+from codl.plan.cost import LEAST_SHARE, CostModel, Moved
 from codl.plan.parts import STEPS, Parts
 
 #: Ratios so many steps on either side of the balanced one are tried.
@@ -27,12 +28,13 @@ NEAR = 1
 #: Where single ops are cut, from where both halves would take equally long if time were linear.
 AROUND = (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
 #: A chain on both processors has so many layers at most, and computes so many times its rows.
-LONGEST, MOST_OVERLAP = 24, 1.25
+LONGEST, MOST_OVERLAP = 24, 1.15
 #: Lengths of chains on one processor that end before the network does.
 LENGTHS = (1, 2, 4, 8)
 #: Chains that compute so many times longer than their ops at their best are left out.
 MOST_LOSS = 1.1
 Regions = Mapping[str, Region]
+RegionSets = defaultdict[str, set[Region]]
 Vector = NDArray[np.float64]
 
 
@@ -84,6 +86,11 @@ class Segments:
         self._parts = Parts(network.layers, cost)
         #: The parts of all walks, one walk behind the other.
         self._rows: tuple[list[int], list[int]] = ([], [])
+        #: What chains leave of each tensor, and read of it, on either processor.
+        self.left: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
+        self.read: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
+        for holder, _ in network.outputs.values():  # results are read whole, behind the last chain
+            self.read[0][holder].add(Region.whole(network.shapes[holder]))
         drafts = [*self._single(), *self._split()]
         self.starting: list[list[Segment]] = [[] for _ in self._layers]
         for segment in self._predict(drafts):
@@ -235,11 +242,13 @@ class Segments:
                 self._rows[side].append(number)
                 computed += parts.elements[number]
                 if shares:
-                    left[side][output] = parts.regions[number]  # type: ignore[assignment]
-                own = needed[side]
+                    left[side][output] = made = parts.regions[number]
+                    self.left[side][output].add(made)
+                own, read = needed[side], self.read[side]
                 for name, need in zip(layer.inputs, parts.needs[number], strict=True):
                     if need is not None:
-                        own[name] = need.join(own[name]) if name in own else need
+                        own[name] = joined = need.join(own[name]) if name in own else need
+                        read[name].add(joined)
             if computed > MOST_OVERLAP * layer.op.output.elements and not self.complete:
                 return
             if start in starts:
@@ -256,14 +265,10 @@ class Segments:
     # Predictions.
 
     def _predict(self, drafts: Sequence[_Draft]) -> Iterator[Segment]:
-        moves = [packed(self.network.shapes, draft.inputs[0], draft.outputs[0]) for draft in drafts]
-        self.cost.prefetch_sharing(dict.fromkeys(move for own in moves for move in own))
         sums = [self._sums(drafts, side) for side in (0, 1)]
         loads = np.array([[own["bytes"], own["flops"], own["ms"]] for own in sums]).T
         loads = loads.transpose(0, 2, 1)
-        packings = [self.cost.packing(own) for own in moves]
-        loads[:, 0, 0] += [load.bytes for load in packings]
-        loads[:, 0, 2] += [load.latency_ms for load in packings]
+        loads[:, 0] += self._packing(drafts)
         slower = self.cost.slowdowns_of(loads).tolist()
         kernels = sums[1]["images"].astype(int).tolist()
         weights = (sums[0]["weights"] + sums[1]["weights"]).tolist()
@@ -276,6 +281,29 @@ class Segments:
                 yield Segment(
                     start, stop, dim, ratio, inputs, outputs, ends, kernels[at], weights[at]
                 )
+
+    def _packing(self, drafts: Sequence[_Draft]) -> Vector:
+        """Bytes, FLOPs and milliseconds of what the CPU packs and unpacks, shaped (drafts, 3)."""
+        asked: dict[tuple[bool, str, Region], Moved] = {}
+        shapes = self.network.shapes
+        for is_store, regions in enumerate((self.read[0], self.left[0])):
+            for name, own in regions.items():
+                for region in own:
+                    move: Moved = ("store" if is_store else "load", region.shape(shapes[name]))
+                    asked[bool(is_store), name, region] = move
+        self.cost.prefetch_sharing(asked.values())
+        known: dict[tuple[bool, str, Region], tuple[float, float]] = {}
+        for what, (way, shape) in asked.items():
+            known[what] = float(2 * shape.bytes), self.cost.sharing_ms(way, shape)
+        found = np.zeros((len(drafts), 3))
+        for at, draft in enumerate(drafts):
+            bytes_, latency_ms = 0.0, 0.0
+            for is_store, held in ((False, draft.inputs[0]), (True, draft.outputs[0])):
+                for name, region in held.items():
+                    more, more_ms = known[is_store, name, region]
+                    bytes_, latency_ms = bytes_ + more, latency_ms + more_ms
+            found[at] = bytes_, 0.0, latency_ms
+        return found
 
     def _sums(self, drafts: Sequence[_Draft], side: int) -> dict[str, Vector]:
         """What each draft's half does: sums over its parts, as one net or queue."""

@@ -6,7 +6,7 @@ would be as many small batches, each of which costs as much as a hundred shapes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,37 +16,31 @@ from codl.kernels.base import PROCESSORS
 from codl.ops import Region, Shape
 from codl.ops.plan import Sharing
 from codl.plan.cost import Moved
-from codl.plan.segments import Segment
+from codl.plan.segments import Segments
 
 #: First and behind the last of images, channels and rows.
 NOTHING = (0,) * 6
 
 
-def between(
-    shapes: Mapping[str, Shape], starting: Sequence[Sequence[Segment]], sharing: Sharing
-) -> list[Moved]:
-    """What may move between one chain that leaves a tensor and another that reads it.
+def between(shapes: Mapping[str, Shape], segments: Segments, sharing: Sharing) -> list[Moved]:
+    """What may move between one chain that leaves a tensor and another that reads it, or two.
 
-    That which a third has left on the way may ask for more; the search predicts it when it must.
+    What a third reader still lacks is predicted when the search meets it.
     """
     if sharing == "gather":
         return []
     found: list[Moved] = []
     for side, processor in enumerate(PROCESSORS):
-        left: dict[str, set[tuple[int, ...]]] = {}
-        read: dict[str, set[tuple[int, ...]]] = {}
-        for own in starting:
-            for segment in own:
-                for name in (*segment.outputs[0], *segment.outputs[1]):
-                    mine = segment.outputs[side].get(name)
-                    left.setdefault(name, set()).add(_box(mine) if mine else NOTHING)
-                for name, need in segment.inputs[side].items():
-                    read.setdefault(name, set()).add(_box(need))
-        # A cut of many tensors is the same: pairs are kept apart by the width alone.
+        # For tensors of one width alike: a network has few widths and many tensors.
         pairs: dict[int, set[tuple[int, ...]]] = {}
-        for name, needs in read.items():
-            held = left.get(name, {NOTHING})
-            pairs.setdefault(shapes[name].w, set()).update(m + n for m in held for n in needs)
+        for name, needs in segments.read[side].items():
+            held, boxes = (
+                {NOTHING, *map(_box, segments.left[side].get(name, ()))},
+                [*map(_box, needs)],
+            )
+            if len(segments.network.readers(name)) > 1:
+                held |= {_joined(m, n) for m in held for n in boxes}
+            pairs.setdefault(shapes[name].w, set()).update(m + n for m in held for n in boxes)
         for width, rows in pairs.items():
             sizes = _missing(np.array(list(rows), np.int64))
             found += [(WAYS[processor], Shape(n, c, h, width)) for n, c, h in sizes]
@@ -56,6 +50,14 @@ def between(
 def _box(region: Region) -> tuple[int, ...]:
     images, channels, rows = region
     return (*images, *channels, *rows)
+
+
+def _joined(mine: tuple[int, ...], need: tuple[int, ...]) -> tuple[int, ...]:
+    """The smallest box around both, which is what is held once a need is met."""
+    if mine == NOTHING:
+        return need
+    (a, b, c, d, e, f), (g, h, i, j, k, m) = mine, need
+    return min(a, g), max(b, h), min(c, i), max(d, j), min(e, k), max(f, m)
 
 
 def _missing(pairs: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
