@@ -80,7 +80,7 @@ def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:
     chosen: set[Task] = {*wholes, *exchanges}
     parts = [task for task in own if isinstance(task, OpTask) and task not in chosen]
     chosen |= set(parts[: max(0, round(fits) - len(chosen))])
-    first = [*wholes, *exchanges[:FIRST_EXCHANGES]]
+    first: list[Task] = [*wholes, *exchanges[:FIRST_EXCHANGES]]
     return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(first, Tier.WHOLE)
 
 

@@ -27,7 +27,7 @@ from codl.plan.parts import NONE, STEPS, Parts
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
 #: Where single ops are cut, from where both halves would take equally long if time were linear.
-AROUND = (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
+AROUND = (-6, -3, -1, 0, 1, 3, 6)
 #: A chain on both processors has so many layers at most, and computes so many times its rows.
 LONGEST, MOST_OVERLAP = 24, 1.15
 #: Lengths of chains on one processor that end before the network does.
