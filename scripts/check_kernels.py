@@ -47,6 +47,7 @@ OPS = (
     "conv2d in=1x19x8x9 oc=19 kernel=3x3 pad=1 groups=19",
     "conv2d in=1x6x7x7 oc=10 kernel=3x3 stride=2 pad=1 groups=2",
     "conv2d in=2x4x5x5 oc=5 kernel=3x3 pad=1",
+    "fc in=11x19x3x2 oc=21 act=relu",
     "pooling in=1x19x9x8 kernel=3x3 stride=2 pad=1",
     "pooling in=1x6x7x7 mode=avg kernel=7x7",
     "max_indices in=1x3x7x6 kernel=3x3 stride=2 pad=1",

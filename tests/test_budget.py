@@ -36,9 +36,17 @@ def test_whole_ops_come_first_and_then_their_parts(first_soc: Soc) -> None:
     tiers = [found.tiers[task] for task in found.tasks if task not in surroundings]
     assert tiers == sorted(tiers)
     for task in found.tasks:
-        is_whole = isinstance(task, OpTask) and task.op in OPS and task.share == 1
-        assert (found.tiers[task] is Tier.WHOLE) == is_whole
+        if isinstance(task, OpTask):
+            is_whole = task.op in OPS and task.share == 1
+            assert (found.tiers[task] is Tier.WHOLE) == is_whole
         assert (found.tiers[task] is Tier.MORE) == (task not in own | surroundings)
+
+
+def test_exchanges_of_every_direction_come_before_any_part(first_soc: Soc) -> None:
+    found = chosen(first_soc, 1.0)
+    first = [task for task in found.tasks if found.tiers[task] is Tier.WHOLE]
+    exchanges = {task.direction for task in first if isinstance(task, SharingTask)}
+    assert exchanges == {"to_gpu", "to_cpu", "load", "store"}
 
 
 def test_with_little_time_some_parts_wait_behind_the_whole_ops(first_soc: Soc) -> None:

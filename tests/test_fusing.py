@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from test_execute import defaults, make_plan
 from test_failures import Failing, source
 from test_kernels import assert_close, cut, download, operands
+from test_plan import SOC
 from test_storages import gpu_variant
 
 from codl.device.memory import GpuTensor
@@ -166,7 +167,9 @@ def test_residuals_lie_in_images_too(storage: Storage, first_soc: Soc, network: 
         assert max_rel_err(outputs[name], value) <= (2e-2 if storage == IMAGE_HALF else 1e-4)
 
 
-def fused(build: Callable[[ModelBuilder, str], str], names: dict[str, str] | None = None) -> int:
+def fused(
+    build: Callable[[ModelBuilder, str], str], names: dict[str, str] | None = None, soc: Soc = SOC
+) -> int:
     """How many adds are fused of what is built on an image of 16 channels."""
     b = ModelBuilder("test")
     b.output(build(b, b.input("image", (1, 16, 8, 8))))
@@ -174,7 +177,7 @@ def fused(build: Callable[[ModelBuilder, str], str], names: dict[str, str] | Non
     outputs = {holder for holder, _ in network.outputs.values()}
     _, half = chain_cut(network.layers, outputs, "H", 1.0, block=4)
     variants = {part.layer.name: "gpu_direct" for part in half.parts} | (names or {})
-    return sum(work.add is not None for work in works(half, outputs, variants))
+    return sum(work.add is not None for work in works(half, outputs, variants, soc))
 
 
 def test_only_what_nobody_else_reads_is_fused() -> None:
@@ -206,6 +209,10 @@ def test_only_sums_of_plain_convolutions_and_their_like_are_fused() -> None:
     assert fused(lambda b, x: b.mul(x, b.conv(x, 16, 3, pad=1))) == 0
     assert fused(lambda b, x: b.add(b.global_average_pool(x), b.conv(x, 16, 3, pad=1))) == 0
     assert fused(lambda b, x: b.add(x, b.max_pool(x, 1, 1))) == 0
+    winograd = {"conv1": "gpu_winograd"}
+    on_a_cpu = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd) == 1
+    assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd, on_a_cpu) == 0
     in_images = {"add1": "gpu_direct_image"}
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), in_images) == 0
 

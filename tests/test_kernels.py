@@ -171,6 +171,7 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
         "conv2d in=1x48x11x13 oc=64 kernel=1x1",
         "pooling in=1x20x13x15 mode=avg kernel=3x3 stride=2 pad=1",
         "fc in=1x40x3x3 oc=100",
+        "fc in=11x40x3x3 oc=100",
         "concat in=1x20x9x9,1x7x9x9,1x16x9x9",
     ],
 )
@@ -213,6 +214,7 @@ def test_variants_for_real_gpus_in_any_of_their_choices(
         "conv2d in=1x64x14x14 oc=64 kernel=3x3 pad=1 act=leaky_relu:0.1",
         "conv2d in=1x50x17x17 oc=50 kernel=3x3 stride=2 pad=1 groups=50",
         "pooling in=1x70x9x9 mode=avg kernel=9x9",
+        "fc in=5x40x3x3 oc=130 act=relu",
         "fc in=1x40x7x7 oc=130 act=relu",
     ],
 )

@@ -21,6 +21,8 @@ TASK_S = 0.09
 OWN = 0.75
 #: So many exchanges of the models' own tensors come with their ops: data sharing has few features.
 EXCHANGES = 1000
+#: And so many of them before any part: without them nothing can be planned.
+FIRST_EXCHANGES = 64
 #: Similar ops, at most and at least, and how many tasks one makes in the mean.
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 3.8
 #: What surrounds ops is slow to measure, and comes after every so many other tasks.
@@ -28,7 +30,7 @@ EVERY = 8
 
 
 class Tier(IntEnum):
-    """What comes before what: whole ops of the models, then their parts, then everything else.
+    """What comes before what: whole ops of the models and some exchanges, then parts, then others.
 
     The first two are measured even where accuracy has settled: plans are made of them.
     """
@@ -78,7 +80,8 @@ def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:
     chosen: set[Task] = {*wholes, *exchanges}
     parts = [task for task in own if isinstance(task, OpTask) and task not in chosen]
     chosen |= set(parts[: max(0, round(fits) - len(chosen))])
-    return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(wholes, Tier.WHOLE)
+    first: list[Task] = [*wholes, *exchanges[:FIRST_EXCHANGES]]
+    return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(first, Tier.WHOLE)
 
 
 def mixed(slow: Sequence[Task], others: Sequence[Task]) -> list[Task]:

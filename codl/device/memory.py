@@ -72,6 +72,11 @@ class GpuTensor:
         return self.region.rows.size * self.shape.w
 
     @property
+    def image_stride(self) -> int:
+        """Pixels from an image to the next, of all blocks of channels; not of an `image`."""
+        return self.blocks * self.pixels
+
+    @property
     def bytes(self) -> int:
         """Bytes of the images held, with their last blocks whole."""
         elements = self.region.images.size * self.blocks * self.block * self.pixels

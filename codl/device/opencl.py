@@ -21,6 +21,7 @@ from codl.errors import CodlWarning, DeviceError
 from codl.kernels.base import (
     BLOCKED,
     PLANAR,
+    ApartArg,
     Arg,
     Constant,
     ConstantArg,
@@ -255,6 +256,8 @@ class OpenClDevice:
                 return [constants[arg.name]]
             if isinstance(arg, ScratchArg):
                 return [scratch[arg.name]]
+            if isinstance(arg, ApartArg):
+                return [np.int32(tensors[arg.tensor][0].image_stride)]
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
         images = max((region.images.size for _, region in tensors.values()), default=1)

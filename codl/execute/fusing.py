@@ -12,6 +12,7 @@ from codl.ops import Region
 from codl.ops.base import Activation
 from codl.ops.chain import Half, Part
 from codl.ops.eltwise import Eltwise
+from codl.soc import Soc
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Work:
         return tuple(pair for pair in pairs if pair[0] != inside)
 
 
-def works(half: Half, outputs: Collection[str], variants: Mapping[str, str]) -> list[Work]:
+def works(
+    half: Half, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
+) -> list[Work]:
     """The half in order, each residual add with its convolution where that can compute it.
 
     So an add may come before its turn: what it reads is there by then, and what it makes is read
     later. `outputs` are the tensors that are read outside the half; `variants` those planned, by
-    layer: they must have their tensors in one storage.
+    layer: they must have their tensors in one storage, and it must pay.
     """
     places = {part.layer.output: place for place, part in enumerate(half.parts)}
     reads = Counter(name for part in half.parts for name in part.layer.inputs)
@@ -63,7 +66,9 @@ def works(half: Half, outputs: Collection[str], variants: Mapping[str, str]) -> 
         later = max(add.layer.inputs, key=lambda name: places.get(name, -1))
         if later in places and later not in outputs and reads[later] == 1:
             own = half.parts[places[later]]
-            if _can_add(own, add) and _storage(own, variants) == _storage(add, variants):
+            own_variant, add_variant = (_variant(part, variants) for part in (own, add))
+            alike = own_variant.storage == add_variant.storage
+            if _can_add(own, add) and alike and soc.gpu.type not in _slow_on(own_variant):
                 adds[own.layer.name] = add
     fused = {add.layer.name for add in adds.values()}
     left = [part for part in half.parts if part.layer.name not in fused]
@@ -82,6 +87,11 @@ def _can_add(part: Part, add: Part) -> bool:
     return is_plain and part.region == add.region
 
 
-def _storage(part: Part, variants: Mapping[str, str]) -> Any:
-    variant: Any = registry.find(part.op, variants[part.layer.name])
-    return variant.storage
+def _variant(part: Part, variants: Mapping[str, str]) -> Any:
+    return registry.find(part.op, variants[part.layer.name])
+
+
+def _slow_on(variant: Any) -> frozenset[str]:
+    """The types of device where a variant adds a residual more slowly than a kernel of its own."""
+    found: frozenset[str] = getattr(variant, "adds_slowly_on", frozenset())
+    return found

@@ -63,7 +63,7 @@ class GpuHalf:
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
         variants = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in half.parts}
         alone = [Work(part) for part in half.parts]
-        ordered = works(half, tensors, variants) if fuse else alone
+        ordered = works(half, tensors, variants, gpu.soc) if fuse else alone
         last_reader = {name: work for work in ordered for name, _ in work.reads}
         for work in ordered:
             self._add(work, variants)

@@ -103,7 +103,14 @@ class ScratchArg:
     name: str
 
 
-Arg: TypeAlias = TensorArg | ConstantArg | ScratchArg | int | float
+@dataclass(frozen=True)
+class ApartArg:
+    """How far apart the images of a blocked input or output lie: `int`, in pixels."""
+
+    tensor: TensorArg
+
+
+Arg: TypeAlias = TensorArg | ConstantArg | ScratchArg | ApartArg | int | float
 
 
 @dataclass(frozen=True)

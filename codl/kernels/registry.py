@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from codl.errors import UnknownNameError
@@ -89,24 +90,42 @@ def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> 
     or with tensors in memory, or of an element type, that its file does not name; or never best.
     A replayed SoC has only variants that were measured elsewhere.
     """
+    return list(accepting(op, candidates(op.kind, processor, soc, every=every), soc))
+
+
+def candidates(
+    kind: str, processor: Processor, soc: Soc, *, every: bool = False
+) -> list[list[Any]]:
+    """The variants of a kind of op: the first of these lists that has any for an op has all."""
     if soc.is_replayed:
-        own = [v for v in REPLAYED if v.op_kind == op.kind and v.processor == processor]
-        return [v for v in own if every or getattr(v, "usual", True)]
-    known: list[Any] = [v for v in VARIANTS if v.op_kind == op.kind and v.processor == processor]
+        own = [v for v in REPLAYED if v.op_kind == kind and v.processor == processor]
+        return [[v for v in own if every or getattr(v, "usual", True)]]
+    known: list[Any] = [v for v in VARIANTS if v.op_kind == kind and v.processor == processor]
     if every:
-        return _accepting(op, known, soc)
+        return [known]
     if processor == "cpu":
-        own = [v for v in known if getattr(v, "usual", True) and not isinstance(v, CpuOrt)]
-        return _accepting(op, own, soc) or _accepting(op, known, soc)
+        return [
+            [v for v in known if getattr(v, "usual", True) and not isinstance(v, CpuOrt)],
+            known,
+        ]
     meant = [v for v in known if soc.gpu.type in v.meant_for]
     # Planar variants have neither images nor half storage, whatever the rest of a network has.
-    usual = [v for v in meant if v.storage in (PLANAR, *storages(soc))]
-    others = [v for v in meant if v.storage.element == soc.gpu.element]
-    return _accepting(op, usual, soc) or _accepting(op, others, soc)
+    usual = (PLANAR, *storages(soc))
+    return [
+        [v for v in meant if v.storage in usual],
+        [v for v in meant if v.storage.element == soc.gpu.element],
+    ]
 
 
-def _accepting(op: Op, known: list[Any], soc: Soc) -> list[Variant]:
-    return [variant for variant in known if variant.refusal(op, soc) is None]
+def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
+    """Those of `candidates` that accept an op."""
+    if soc.is_replayed:
+        return [variant for own in candidates for variant in own]
+    for own in candidates:
+        found = [variant for variant in own if variant.refusal(op, soc) is None]
+        if found:
+            return found
+    return []
 
 
 def storages(soc: Soc) -> tuple[Storage, ...]:

@@ -197,10 +197,17 @@ OP_COLUMNS: Mapping[type[Op], type[Columns]] = {
 
 def elements(ops: Sequence[Op]) -> tuple[Column, Column, Column]:
     """Elements of the inputs, the weights and the output of ops of any kinds, each shaped (ops)."""
+    inputs, weights, output, _ = amounts(ops)
+    return inputs, weights, output
+
+
+def amounts(ops: Sequence[Op]) -> tuple[Column, Column, Column, Column]:
+    """The same, and FLOPs."""
     of_op = list(map(type, ops))
-    found = np.empty((3, len(ops)))
+    found = np.empty((4, len(ops)))
     for cls in set(of_op):
         at = [i for i, one in enumerate(of_op) if one is cls]
         own = OP_COLUMNS.get(cls, OtherColumns).of([ops[i] for i in at])
-        found[:, at] = own.input_elements, own.weight_elements, own.output_elements
-    return found[0], found[1], found[2]
+        sizes = own.input_elements, own.weight_elements, own.output_elements, own.flops
+        found[:, at] = sizes
+    return found[0], found[1], found[2], found[3]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import erf, lcm, pi, sqrt
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from codl.ops.region import Region, Shape, Span
 Array: TypeAlias = NDArray[np.float32]
 Weights: TypeAlias = Mapping[str, Array]
 Dim: TypeAlias = Literal["H", "OC", "N"]
+SomeOp = TypeVar("SomeOp", bound="Op")
 
 #: What of a region every dimension cuts.
 AXES: Mapping[Dim, str] = {"H": "rows", "OC": "channels", "N": "images"}
@@ -158,6 +159,15 @@ class Op:
     def needs(self, part: Region, index: int = 0) -> Region:
         """The region of input `index` from which the region `part` of the output is computed."""
         raise NotImplementedError
+
+    def _with(self: SomeOp, **fields: Any) -> SomeOp:
+        """As `dataclasses.replace`, in a fifth of the time: a search makes thousands of parts.
+
+        For ops that check nothing and keep nothing but their fields.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **fields)
+        return made
 
     def restrict(self, part: Region) -> Op:
         """The ordinary op that computes the region `part` of the output from what it needs."""

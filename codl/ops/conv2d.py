@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -39,8 +39,7 @@ class Conv2d(GroupedOp, WindowOp):
 
     def restrict(self, part: Region) -> Conv2d:
         _, above, below = self.input_rows(part.rows)
-        return replace(
-            self,
+        return self._with(
             inputs=(self.needs(part).shape(self.input),),
             out_channels=part.channels.size,
             groups=self.group_span(part.channels).size,

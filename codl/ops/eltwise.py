@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,7 +105,7 @@ class Eltwise(Op):
 
     def restrict(self, part: Region) -> Eltwise:
         shapes = (self.needs(part, i).shape(shape) for i, shape in enumerate(self.inputs))
-        return replace(self, inputs=tuple(shapes))
+        return self._with(inputs=tuple(shapes))
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

@@ -45,7 +45,7 @@ class Network:
         fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
         return {**self.inputs, **fixed, **{x.output: x.op.output for x in self.layers}}
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Identifies the structure (not the weights), as plans and datasets refer to it."""
         lines = [
@@ -56,4 +56,12 @@ class Network:
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def readers(self, tensor: str) -> list[Layer]:
-        return [layer for layer in self.layers if tensor in layer.inputs]
+        return self._readers.get(tensor, [])
+
+    @cached_property
+    def _readers(self) -> Mapping[str, list[Layer]]:
+        found: dict[str, list[Layer]] = {}
+        for layer in self.layers:
+            for name in dict.fromkeys(layer.inputs):
+                found.setdefault(name, []).append(layer)
+        return found

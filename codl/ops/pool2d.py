@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -45,7 +45,7 @@ class Pool2d(WindowOp):
     def restrict(self, part: Region) -> Pool2d:
         _, above, below = self.input_rows(part.rows)
         pad = self.pad._replace(top=above, bottom=below)
-        return replace(self, inputs=(self.needs(part).shape(self.input),), pad=pad)
+        return self._with(inputs=(self.needs(part).shape(self.input),), pad=pad)
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

@@ -46,9 +46,17 @@ class WindowOp(Op):
 
     @property
     def out_hw(self) -> Size2:
-        height = self.input.h + self.pad.top + self.pad.bottom - self.extent.h
-        width = self.input.w + self.pad.left + self.pad.right - self.extent.w
-        return Size2(height // self.stride.h + 1, width // self.stride.w + 1)
+        (_, _, height, width), (top, left, bottom, right) = self.inputs[0], self.pad
+        high, wide = self.extent
+        vertical, horizontal = self.stride
+        return Size2(
+            (height + top + bottom - high) // vertical + 1,
+            (width + left + right - wide) // horizontal + 1,
+        )
+
+    @property
+    def images(self) -> int:
+        return self.inputs[0].n
 
     def input_rows(self, rows: Span) -> tuple[Span, int, int]:
         """Input rows for output `rows`, and the padding that this part needs above and below.
@@ -56,9 +64,10 @@ class WindowOp(Op):
         The paper's Eq. 1, without a special case: the window of the first and of the last row,
         clipped to the input; what was clipped off is padding.
         """
-        first = rows.start * self.stride.h - self.pad.top
-        last = (rows.stop - 1) * self.stride.h - self.pad.top + self.extent.h
-        clipped = Span(first, last).clip(self.input.h)
+        stride, top = self.stride.h, self.pad.top
+        first = rows.start * stride - top
+        last = (rows.stop - 1) * stride - top + self.extent.h
+        clipped = Span(first, last).clip(self.inputs[0].h)
         return clipped, clipped.start - first, last - clipped.stop
 
     def windows(self, x: NDArray[np.float64], fill: float) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ for what it needs of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from codl.dataset import Direction
 from codl.execute.program import Program
@@ -18,9 +18,25 @@ from codl.plan.cost import CostModel, Moved, moved
 
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
-#: Milliseconds of a transfer by part, and which way it goes.
-Move: TypeAlias = tuple[Direction, Mapping[str, float]]
 START: Pair = (0.0, 0.0)
+
+
+class Move(NamedTuple):
+    """A transfer in milliseconds: of the GPU, from its end to the CPU's turn, and of the CPU."""
+
+    way: Direction
+    gpu_ms: float
+    wait_ms: float
+    cpu_ms: float
+
+    @classmethod
+    def of(cls, way: Direction, parts: Mapping[str, float]) -> Move:
+        """With the parts of data sharing by name; the GPU itself maps what it is to read."""
+        kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
+        copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+        if way == "to_cpu":
+            return cls(way, kernel, parts.get("sync", 0.0) + mapped, copied)
+        return cls(way, kernel + mapped, 0.0, copied)
 
 
 def after_stage(
@@ -33,19 +49,19 @@ def after_stage(
     """
     cpu, gpu = clocks
     arrivals = []
-    for way, parts in moves:
+    for way, gpu_ms, wait_ms, cpu_ms in moves:
         if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
-            gpu = max(gpu, cpu) + parts.get("transform", 0.0)
-            arrivals.append((gpu + parts.get("sync", 0.0) + parts.get("map", 0.0), parts))
-    for way, parts in moves:
+            gpu = max(gpu, cpu) + gpu_ms
+            arrivals.append((gpu + wait_ms, cpu_ms))
+    for way, gpu_ms, _, cpu_ms in moves:
         if way == "to_gpu":
-            cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
-            gpu = max(gpu, cpu) + parts.get("transform", 0.0) + parts.get("map", 0.0)
+            cpu += cpu_ms
+            gpu = max(gpu, cpu) + gpu_ms
     if works[1]:
         gpu = max(gpu, cpu) + works[1]
     cpu += launches_ms
-    for arrival, parts in arrivals:
-        cpu = max(cpu, arrival) + parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+    for arrival, cpu_ms in arrivals:
+        cpu = max(cpu, arrival) + cpu_ms
     return cpu + works[0], gpu
 
 
@@ -80,4 +96,4 @@ def program_ms(network: Network, program: Program, cost: CostModel) -> float:
 
 def priced(cost: CostModel, moves: Sequence[Moved]) -> list[Move]:
     """What moves, with the milliseconds of its parts."""
-    return [(way, cost.sharing_parts(way, shape)) for way, shape in moves]
+    return [Move.of(way, cost.sharing_parts(way, shape)) for way, shape in moves]

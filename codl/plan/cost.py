@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, prod
-from typing import Any, Protocol, TypeAlias
+from math import inf
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,11 @@ from codl.dataset import Direction
 from codl.errors import UnsupportedError
 from codl.execute.program import Transfer
 from codl.kernels import registry
-from codl.kernels.base import Processor, Storage
+from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
 from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
 from codl.predict.features import Item, sharing_target
-from codl.predict.surroundings import Beside, Cold, Launches, Load
+from codl.predict.surroundings import Besides, Cold, Launches, Load
 from codl.soc import Soc
 
 #: The names of variants by layer and processor, as plans have them.
@@ -34,6 +35,9 @@ LEAST_SHARE = 0.1
 COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
+#: Numbers of launches up to about this are predicted in one batch.
+MANY_LAUNCHES = 128
+_columns = attrgetter("bytes", "flops", "latency_ms")
 
 
 class LatencyPredictors(Protocol):
@@ -54,8 +58,7 @@ class LatencyPredictors(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The fastest variant of an op on a processor, and its latency in milliseconds.
 
     `storage` is how its tensors lie; None on the CPU.
@@ -75,32 +78,56 @@ class CostModel:
     #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
     by_op: bool = False
     #: Every variant with a predictor, by name.
-    _choices: dict[tuple[Op, Processor], dict[str, Choice]] = field(default_factory=dict)
+    _choices: dict[Processor, dict[Op, dict[str, Choice]]] = field(
+        default_factory=lambda: {processor: {} for processor in PROCESSORS}
+    )
     _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
-    _works: dict[tuple[Op, Processor], tuple[float, ...]] = field(default_factory=dict)
-    _dispatched: dict[tuple[Processor, int], float] = field(default_factory=dict)
+    _dispatched: dict[Processor, NDArray[np.float64]] = field(default_factory=dict)
+    _candidates: dict[tuple[str, Processor], list[list[Variant]]] = field(default_factory=dict)
 
-    def prefetch(self, ops: Iterable[Op], processor: Processor) -> None:
-        """Predict many ops in one batch for each kernel variant."""
-        new = [op for op in dict.fromkeys(ops) if (op, processor) not in self._choices]
-        asked: dict[str, list[tuple[Op, Any]]] = {}
-        for op in new:
-            self._choices[op, processor] = {}
-            for rank, variant in enumerate(registry.variants(op, processor, self.soc)):
-                name = registry.target(variant, op)
-                of_kind = f"mulayer_{op.kind}_{processor}"
-                if self.by_op and of_kind in self.predictors.targets:
-                    if rank:
-                        break
-                    name = of_kind
-                if name in self.predictors.targets:
-                    asked.setdefault(name, []).append((op, variant))
-        for name, pairs in asked.items():
-            latencies = self._latency_ms(name, [op for op, _ in pairs], processor)
-            for (op, variant), latency in zip(pairs, latencies, strict=True):
+    def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, Choice]]:
+        """Predict many ops in one batch for each kernel variant: their choices by name."""
+        known = self._choices[processor]
+        found = []
+        asked: dict[str, list[tuple[Op, Any, dict[str, Choice]]]] = {}
+        for op in ops:
+            own = known.get(op)
+            if own is None:
+                own = known[op] = {}
+                for name, variant in self._targets(op, processor):
+                    asked.setdefault(name, []).append((op, variant, own))
+            found.append(own)
+        for name, new in asked.items():
+            latencies = self._latency_ms(name, [op for op, *_ in new], processor)
+            for (_, variant, own), latency in zip(new, latencies.tolist(), strict=True):
                 storage = variant.storage if processor == "gpu" else None
-                choice = Choice(variant.name, float(latency), storage)
-                self._choices[op, processor][variant.name] = choice
+                own[variant.name] = Choice(variant.name, latency, storage)
+        return found
+
+    def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
+        """The variants that accept an op, with the targets that predict them."""
+        kind = (op.kind, processor)
+        if kind not in self._candidates:
+            self._candidates[kind] = registry.candidates(op.kind, processor, self.soc)
+        of_kind = f"mulayer_{op.kind}_{processor}"
+        by_op = self.by_op and of_kind in self._known_targets
+        for variant in registry.accepting(op, self._candidates[kind], self.soc):
+            name = of_kind if by_op else registry.target(variant, op)
+            if name in self._known_targets:
+                yield name, variant
+            if by_op:
+                return
+
+    @cached_property
+    def _known_targets(self) -> frozenset[str]:
+        return frozenset(self.predictors.targets)
+
+    def fastest_ms(self, ops: Iterable[Op], processor: Processor) -> list[float]:
+        """Milliseconds of ops in their fastest variants; infinite where there is none."""
+        return [
+            min((choice.latency_ms for choice in own.values()), default=inf)
+            for own in self.prefetch(ops, processor)
+        ]
 
     def _latency_ms(
         self, target: str, ops: Sequence[Op], processor: Processor
@@ -110,8 +137,8 @@ class CostModel:
         Both processors compute a batch image by image, so it takes so many times as long as one,
         which is what was measured; only the first image finds the weights far away.
         """
-        single = [op.one_image for op in ops]
         images = np.array([op.images for op in ops], np.float64)
+        single = ops if (images == 1).all() else [op.one_image for op in ops]
         warm_ms = self.predictors.latency_ms(target, single)
         cold = f"cold_{processor}"
         if cold not in self.predictors.targets:
@@ -127,8 +154,7 @@ class CostModel:
 
     def _options(self, op: Op, processor: Processor, name: str = "") -> list[Choice]:
         """The fastest variant for each storage; the one called `name` where that is known."""
-        self.prefetch([op], processor)
-        known = self._choices[op, processor]
+        (known,) = self.prefetch([op], processor)
         if name in known:
             return [known[name]]
         fastest: dict[Storage | None, Choice] = {}
@@ -153,10 +179,16 @@ class CostModel:
 
         A net runs once for each image.
         """
-        if processor == "gpu" or count < 2 or "dispatch_cpu" not in self.predictors.targets:
+        if processor == "gpu" or count < 2:
             return total
-        saved = count * self._dispatch_ms("cpu", 1) - self._dispatch_ms("cpu", count)
-        return max(total - runs * saved, LEAST_SHARE * total)
+        return max(total - runs * float(self.saved_ms(count)[count]), LEAST_SHARE * total)
+
+    def saved_ms(self, most: int) -> NDArray[np.float64]:
+        """What the CPU saves by so many ops in one net: of 0, 1 ... `most` at least."""
+        if "dispatch_cpu" not in self._known_targets:
+            return np.zeros(most + 1)
+        single = self._dispatches_ms("cpu", most)
+        return np.concatenate([[0.0], np.arange(1, len(single) + 1) * single[0] - single])
 
     def _chosen(
         self, half: Half, processor: Processor, variants: Variants
@@ -257,19 +289,6 @@ class CostModel:
         packing = self.packing(packed(network.shapes, cpu.inputs, cpu.left(outputs)))
         return self.load(cpu, "cpu", variants) + packing, self.load(gpu, "gpu", variants)
 
-    def work(self, op: Op, processor: Processor) -> tuple[float, ...]:
-        """An op's bytes, FLOPs, milliseconds in its fastest variant, and bytes of weights.
-
-        The milliseconds are infinite where it has no variant.
-        """
-        if (op, processor) not in self._works:
-            choice = self.choice(op, processor)
-            latency_ms = inf if choice is None else choice.latency_ms
-            weights = sum(4 * prod(shape) for shape in op.weight_shapes.values())
-            work = (float(op.bytes), float(op.flops), latency_ms, float(weights))
-            self._works[op, processor] = work
-        return self._works[op, processor]
-
     def packing(self, moves: Sequence[Moved]) -> Load:
         """What the CPU packs before its half of a chain, and unpacks after it."""
         return Load(
@@ -291,21 +310,26 @@ class CostModel:
 
         Where contention was not measured, both are 1.
         """
-        alone: list[tuple[float, float]] = [(1.0, 1.0)] * len(pairs)
-        both = [i for i, loads in enumerate(pairs) if all(0 < x.latency_ms < inf for x in loads)]
+        found = self.slowdowns_of(np.array([[_columns(x) for x in loads] for loads in pairs]))
+        return [(cpu, gpu) for cpu, gpu in found.tolist()]
+
+    def slowdowns_of(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same as columns, shaped (pairs, 2).
+
+        `loads` are bytes, FLOPs and milliseconds, shaped (pairs, 2, 3).
+        """
+        found = np.ones((len(loads), 2))
         sides = ("contention_cpu", "contention_gpu")
-        if not both or not set(sides) <= set(self.predictors.targets):
-            return alone
-        factors = []
-        for side, target in enumerate(sides):
-            items = [Beside(pairs[i][side], pairs[i][1 - side]) for i in both]
-            own = np.array([item.own.latency_ms for item in items])
-            factors.append(
-                np.clip(self.predictors.latency_ms(target, items) / own, 1.0, MOST_SLOWDOWN)
-            )
-        for i, cpu, gpu in zip(both, *factors, strict=True):
-            alone[i] = (float(cpu), float(gpu))
-        return alone
+        if not len(loads) or not self._known_targets.issuperset(sides):
+            return found
+        latencies = loads[:, :, 2]
+        both = ((latencies > 0) & np.isfinite(latencies)).all(axis=1)
+        for side, target in enumerate(sides) if both.any() else ():
+            own, other = loads[both, side], loads[both, 1 - side]
+            items = Besides(np.concatenate([own, other], axis=1).T)
+            slower = self.predictors.latency_ms(target, items) / own[:, 2]
+            found[both, side] = np.clip(slower, 1.0, MOST_SLOWDOWN)
+        return found
 
     def launches_ms(self, count: int) -> float:
         """What enqueueing so many kernels takes the CPU, before it gets to its own half."""
@@ -313,17 +337,18 @@ class CostModel:
             return 0.0
         return max(0.0, self._dispatch_ms("gpu", count + 1) - self._dispatch_ms("gpu", 1))
 
-    @property
-    def call_ms(self) -> float:
-        """What calling a net of the CPU takes, that computes next to nothing."""
-        return self._dispatch_ms("cpu", 1) if "dispatch_cpu" in self.predictors.targets else 0.0
-
     def _dispatch_ms(self, processor: Processor, count: int) -> float:
-        key = (processor, count)
-        if key not in self._dispatched:
-            target = f"dispatch_{processor}"
-            self._dispatched[key] = float(self.predictors.latency_ms(target, [Launches(count)])[0])
-        return self._dispatched[key]
+        return float(self._dispatches_ms(processor, count)[count - 1])
+
+    def _dispatches_ms(self, processor: Processor, most: int) -> NDArray[np.float64]:
+        """Of 1, 2, ... launches, `most` at least: all at once, as a search asks for them all."""
+        known = self._dispatched.get(processor, np.empty(0))
+        if len(known) < most:
+            counts = range(1, 2 * most + MANY_LAUNCHES)
+            items = [Launches(count) for count in counts]
+            known = self.predictors.latency_ms(f"dispatch_{processor}", items)
+            self._dispatched[processor] = known
+        return known
 
     def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:
         """The chosen variant of every layer on every processor that has a part of it."""

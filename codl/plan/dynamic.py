@@ -2,17 +2,19 @@
 
 A label says how the network can have come to a point between two layers: which region of every
 tensor that is still read each processor then holds, and when each is free. Of two labels that hold
-the same, one that is later on both processors is of no use. Nothing else is dropped as long as
-there are few; then the search is exact over its chains. Where a network is wide and tensors may lie
-in many ways, only the labels that promise most go on, and the result says so.
+the same, one that is later on both processors is of no use. Of the others those that promise most
+go on: two in a first search; in a second one, where a network has few chains, so many that the
+search is exact over its chains unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeAlias
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,24 +23,23 @@ from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Region
 from codl.ops.plan import Sharing
 from codl.plan.clocks import START, Move, Pair, after_stage, priced
-from codl.plan.cost import CostModel, Moved
+from codl.plan.cost import CostModel
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
 from codl.plan.segments import Segment, Segments
+from codl.plan.transfers import between
 
 #: Labels that go on from one point; in the first, narrow search.
-WIDEST, NARROW = 16, 3
+WIDEST, NARROW = 16, 2
+#: With more chains than this, the narrow search is all there is.
+FEW = 600
 #: Weights of the CPU's clock that are tried for a bound.
 SHARES = tuple(i / 20 for i in range(1, 20))
-#: What a processor holds of a tensor.
-Held: TypeAlias = Region | None
-#: The name of each tensor that is still read, with what the CPU and the GPU hold of it.
-Key: TypeAlias = tuple[tuple[str, Held, Held], ...]
-#: A tensor, the side that needs a region of it, what that side holds, and the region.
-_Need: TypeAlias = tuple[str, int, Held, Region]
+#: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
+Key: TypeAlias = tuple[int, ...]
+NOTHING_HELD = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """One way to come to a point, and the best one that holds what it does."""
 
     clocks: Pair
@@ -92,53 +93,108 @@ def fastest(
     sharing: Sharing = "missing",
     *,
     objective: Objective = LATENCY,
-    widest: int = WIDEST,
+    widest: int | None = None,
 ) -> Found:
     """Search all ways to put `segments` one after another.
 
-    A narrow search first: what cannot become faster than its result need not be followed.
+    A narrow search first: what cannot become faster than its result need not be followed. Then one
+    with `widest` labels at a point, by default where there are few chains.
     """
     search = _Search(network, cost, segments, sharing, objective)
     bound = Bound.of(segments)
     narrow = _sweep(search, bound, inf, NARROW)
-    if narrow.exact:
+    if narrow.exact or (widest is None and sum(map(len, segments.starting)) > FEW):
         return narrow
     limit_ms = narrow.latency_ms if objective.is_latency else inf
-    return min(_sweep(search, bound, limit_ms, widest), narrow, key=lambda found: found.value)
+    wide = _sweep(search, bound, limit_ms, widest or WIDEST)
+    # Where the narrow search had found the best, the wide one finds nothing better, but knows.
+    return wide if wide.value <= narrow.value else replace(narrow, exact=wide.exact)
+
+
+class _Point:
+    """The labels that have come to a point, and how late the last is that may go on from there."""
+
+    def __init__(self, widest: int) -> None:
+        self.labels: dict[Key, list[Label]] = {}
+        self._ends: list[float] = []
+        self._widest = widest
+
+    @property
+    def latest_ms(self) -> float:
+        """What ends later than this has as many labels before it as may go on."""
+        return self._ends[self._widest - 1] if len(self._ends) >= self._widest else inf
+
+    def keep(self, new: Label) -> None:
+        """Add a label unless one that is there is as good in everything; drop what it beats."""
+        own = self.labels.setdefault(new.key, [])
+        if any(label.beats(new) for label in own):
+            return
+        for label in [label for label in own if new.beats(label)]:
+            own.remove(label)
+            self._ends.remove(label.end_ms)
+        own.append(new)
+        insort(self._ends, new.end_ms)
 
 
 def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found:
     """From the first layer to the last, with so many labels at a point and below a limit."""
     starting = search.segments.starting
-    points: list[dict[Key, list[Label]]] = [{} for _ in range(len(starting) + 1)]
-    points[0][search.start] = [Label(START, search.start)]
+    points = [_Point(widest) for _ in range(len(starting) + 1)]
+    points[0].keep(Label(START, search.start))
     exact = True
     for at, nexts in enumerate(starting):
         open_ = [
-            x for own in points[at].values() for x in own if bound.least_ms(x.clocks, at) < limit_ms
+            label
+            for own in points[at].labels.values()
+            for label in own
+            if bound.least_ms(label.clocks, at) < limit_ms
         ]
         exact = exact and len(open_) <= widest
-        labels = sorted(open_, key=search.promise)[:widest]
-        search.prepare(labels, nexts)
-        for label in labels:
-            for segment in nexts:
-                if bound.least_ms(label.clocks, segment.stop, segment.work_ms) < limit_ms:
-                    found = search.after(label, segment)
-                    if search.objective.allows(found.spent):
-                        _keep(points[segment.stop].setdefault(found.key, []), found)
-        points[at].clear()
-    ends = [label for own in points[-1].values() for label in own]
+        ahead = _Ahead(search, bound, nexts)
+        for label in sorted(open_, key=search.promise)[:widest]:
+            for end_ms, segment in ahead.within(label, limit_ms):
+                point = points[segment.stop]
+                if end_ms > point.latest_ms and search.objective.is_latency:
+                    exact = False
+                    continue
+                found = search.after(label, segment)
+                if search.objective.allows(found.spent):
+                    point.keep(found)
+        points[at].labels.clear()
+    ends = [label for own in points[-1].labels.values() for label in own]
     if not ends:
         return Found((), inf, inf, exact)
     return search.found(min(ends, key=search.value), exact=exact)
+
+
+class _Ahead:
+    """The chains that begin at a point, as columns: what each adds to a label at the least."""
+
+    def __init__(self, search: _Search, bound: Bound, segments: Sequence[Segment]) -> None:
+        self._segments, self._share = segments, bound.share
+        works = np.array([segment.work_ms for segment in segments], np.float64).reshape(-1, 2)
+        self._cpu, self._gpu = works.T
+        self._launches = np.array([search.launches_ms(s.kernels) for s in segments])
+        left = np.array([bound.left_ms[segment.stop] for segment in segments])
+        cpu = self._cpu + self._launches
+        self._least = self._share * cpu + (1 - self._share) * self._gpu + left
+
+    def within(self, label: Label, limit_ms: float) -> Iterable[tuple[float, Segment]]:
+        """Chains by which a plan may still end before a limit, each with the earliest it ends."""
+        cpu, gpu = label.clocks
+        least = self._share * cpu + (1 - self._share) * gpu + self._least
+        works_on = (np.maximum(gpu, cpu) + self._gpu) * (self._gpu > 0)
+        ends = np.maximum(cpu + self._cpu + self._launches, np.maximum(works_on, gpu))
+        pairs = zip(least.tolist(), ends.tolist(), self._segments, strict=True)
+        return ((end, segment) for below, end, segment in pairs if below < limit_ms)
 
 
 @dataclass(frozen=True)
 class Bound:
     """What any plan must still take from a point on.
 
-    The later of two clocks is never before a weighted mean of both, and every op adds to that mean
-    at least what its best cut adds, data sharing and contention left out.
+    The later of two clocks is never before a weighted mean of both, and every chain adds to that
+    mean at least what its halves and its launches take, data sharing left out.
     """
 
     share: float
@@ -147,23 +203,29 @@ class Bound:
     @classmethod
     def of(cls, segments: Segments) -> Bound:
         """With the weight that makes the bound tightest."""
-        means = {share: segments.least_ms(share) for share in SHARES}
-        share = max(means, key=lambda share: float(means[share].sum()))
-        left = np.cumsum(means[share][::-1])[::-1]
-        return cls(share, (*left.tolist(), 0.0))
+        shares = np.array(SHARES)
+        left = np.full((len(segments.starting) + 1, len(shares)), inf)
+        left[-1] = 0.0
+        for at in reversed(range(len(segments.starting))):
+            own = segments.starting[at]
+            if own:
+                cpu, gpu = np.array([segment.work_ms for segment in own]).T
+                means = np.outer(cpu, shares) + np.outer(gpu, 1 - shares)
+                left[at] = (means + left[[segment.stop for segment in own]]).min(axis=0)
+        best = int(np.argmax(left[0]))
+        return cls(SHARES[best], tuple(left[:, best].tolist()))
 
-    def least_ms(self, clocks: Pair, at: int, work_ms: Pair = START) -> float:
-        """The least that a plan ends at which is at layer `at` after some more work."""
-        cpu, gpu = clocks[0] + work_ms[0], clocks[1] + work_ms[1]
-        return self.share * cpu + (1 - self.share) * gpu + self.left_ms[at]
+    def least_ms(self, clocks: Pair, at: int) -> float:
+        """The least that a plan ends at which is at layer `at` now."""
+        return self.share * clocks[0] + (1 - self.share) * clocks[1] + self.left_ms[at]
 
 
 def _waited(clocks: Pair, key: Key) -> Pair:
     """A processor that holds nothing has nothing to do before the other one is done."""
     cpu, gpu = clocks
-    if all(mine is None for _, mine, _ in key):
+    if not any(key[0::2]):
         return max(cpu, gpu), gpu
-    if all(mine is None for *_, mine in key):
+    if not any(key[1::2]):
         return cpu, max(cpu, gpu)
     return clocks
 
@@ -192,11 +254,16 @@ def every_way(
     return search.found(best, exact=True)
 
 
-def _keep(labels: list[Label], new: Label) -> None:
-    """Add a label unless one that is there is as good in everything; drop what it beats."""
-    if not any(label.beats(new) for label in labels):
-        labels[:] = [label for label in labels if not new.beats(label)]
-        labels.append(new)
+class _Way(NamedTuple):
+    """What a segment does to what is held.
+
+    `needs` are places in the key, whose tensors they are of, and the regions' numbers; `made` the
+    numbers of what it leaves; and `key` takes the next key from the last one and those.
+    """
+
+    needs: tuple[tuple[int, str, int, int], ...]
+    made: tuple[int, ...]
+    key: itemgetter[Any] | None
 
 
 class _Search:
@@ -213,35 +280,24 @@ class _Search:
         self.objective = objective
         self._network, self._cost, self._sharing = network, cost, sharing
         self.segments = segments
-        self._last_reader = segments.last_reader
+        #: Regions by number, and numbers by region; 0 is nothing.
+        self._regions: list[Region | None] = [None]
+        self._numbers: dict[Region | None, int] = {None: NOTHING_HELD}
+        self._live = _live(segments)
         fresh = Residency(network, sharing)
-        held = [fresh.held[side] for side in PROCESSORS]
-        names = {*held[0], *held[1]}
         self.start: Key = tuple(
-            (name, held[0].get(name), held[1].get(name))
-            for name in sorted(names)
-            if self._last_reader[name] >= 0
+            self._number(fresh.held[side].get(name))
+            for name in self._live[0]
+            for side in PROCESSORS
         )
         self._results = {
-            holder: Region.whole(network.shapes[holder]) for holder, _ in network.outputs.values()
+            holder: self._number(Region.whole(network.shapes[holder]))
+            for holder, _ in network.outputs.values()
         }
-        self._needed: dict[_Need, tuple[Region, list[Move]]] = {}
+        self._ways: dict[int, _Way] = {}
+        self._needed: dict[tuple[str, int, int, int], tuple[int, list[Move]]] = {}
         self._launches: dict[int, float] = {}
-
-    def prepare(self, labels: Sequence[Label], segments: Sequence[Segment]) -> None:
-        """Predict all that may move between these in one batch."""
-        new: dict[_Need, tuple[Region, list[Moved]]] = {}
-        for label in labels:
-            held = {name: (cpu, gpu) for name, cpu, gpu in label.key}
-            for segment in segments:
-                for side in (0, 1):
-                    for name, need in segment.inputs[side].items():
-                        asked = (name, side, held[name][side], need)
-                        if asked not in self._needed and asked not in new:
-                            new[asked] = self._transfers(*asked)
-        self._cost.prefetch_sharing(move for _, moves in new.values() for move in moves)
-        for asked, (region, moves) in new.items():
-            self._needed[asked] = region, priced(self._cost, moves)
+        cost.prefetch_sharing(between(network.shapes, segments, sharing))
 
     def promise(self, label: Label) -> tuple[float, float]:
         """What labels at one point are compared by."""
@@ -258,19 +314,15 @@ class _Search:
 
     def after(self, label: Label, segment: Segment) -> Label:
         """The clocks after a segment, and what is then held of all that is still read."""
-        held = {name: (cpu, gpu) for name, cpu, gpu in label.key}
+        way = self._ways.get(id(segment)) or self._way(segment)
+        held = list(label.key)
         moves: list[Move] = []
-        for side in (0, 1):
-            for name, need in segment.inputs[side].items():
-                region, own = self._need(name, side, held[name][side], need)
-                held[name] = (region, held[name][1]) if side == 0 else (held[name][0], region)
-                moves += own
-        count = segment.kernels + len(moves)
-        clocks = after_stage(label.clocks, moves, self._launches_ms(count), segment.work_ms)
-        for name in {**segment.outputs[0], **segment.outputs[1]}:
-            held[name] = (segment.outputs[0].get(name), segment.outputs[1].get(name))
-        last, stop = self._last_reader, segment.stop
-        key = tuple((n, *held[n]) for n in sorted(held) if last[n] >= stop)
+        for place, name, side, need in way.needs:
+            held[place], own = self._need(name, side, held[place], need)
+            moves += own
+        launches_ms = self.launches_ms(segment.kernels + len(moves))
+        clocks = after_stage(label.clocks, moves, launches_ms, segment.work_ms)
+        key = way.key((*held, *way.made)) if way.key else ()
         spent = label.spent
         if not self.objective.is_latency:
             spent = spent.plus(self.objective.spent(segment.work_ms, segment.weights))
@@ -278,33 +330,64 @@ class _Search:
 
     def end_ms(self, label: Label) -> float:
         """When the results lie whole with the CPU."""
-        held = {name: cpu for name, cpu, _ in label.key}
         moves: list[Move] = []
         for name, whole in self._results.items():
-            mine = held[name]
-            if mine is None or not mine.covers(whole):
-                moves += self._need(name, 0, mine, whole)[1]
+            place = 2 * self._live[-1].index(name)
+            moves += self._need(name, 0, label.key[place], whole)[1]
         return max(after_stage(label.clocks, moves))
 
-    def _need(self, name: str, side: int, mine: Held, need: Region) -> tuple[Region, list[Move]]:
-        """What a processor holds after it needed a region, and the transfers that took."""
-        asked = (name, side, mine, need)
-        if asked not in self._needed:
-            region, moves = self._transfers(*asked)
-            self._needed[asked] = region, priced(self._cost, moves)
-        return self._needed[asked]
-
-    def _transfers(
-        self, name: str, side: int, mine: Held, need: Region
-    ) -> tuple[Region, list[Moved]]:
-        shape, way = self._network.shapes[name], WAYS[PROCESSORS[side]]
-        held, regions = lacking(shape, mine, need, self._sharing)
-        return held, [(way, region.shape(shape)) for region in regions]
-
-    def _launches_ms(self, count: int) -> float:
+    def launches_ms(self, count: int) -> float:
         if count not in self._launches:
             self._launches[count] = self._cost.launches_ms(count)
         return self._launches[count]
+
+    def _way(self, segment: Segment) -> _Way:
+        before, after = self._live[segment.start], self._live[segment.stop]
+        needs = tuple(
+            (2 * before.index(name) + side, name, side, self._number(need))
+            for side in (0, 1)
+            for name, need in segment.inputs[side].items()
+        )
+        made = list({**segment.outputs[0], **segment.outputs[1]})
+        numbers = tuple(
+            self._number(segment.outputs[side].get(name)) for name in made for side in (0, 1)
+        )
+        names = [*before, *made]
+        # A tensor of no size, or that nobody has, is in neither.
+        places = [2 * names.index(name) + side for name in after for side in (0, 1)]
+        self._ways[id(segment)] = way = _Way(needs, numbers, _getter(places))
+        return way
+
+    def _number(self, region: Region | None) -> int:
+        if region not in self._numbers:
+            self._numbers[region] = len(self._regions)
+            self._regions.append(region)
+        return self._numbers[region]
+
+    def _need(self, name: str, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
+        """What a processor holds after it needed a region, and the transfers that took."""
+        asked = (name, side, mine, need)
+        if asked not in self._needed:
+            shape, way, wanted = self._network.shapes[name], WAYS[PROCESSORS[side]], self._regions
+            held, regions = lacking(shape, wanted[mine], wanted[need], self._sharing)  # type: ignore[arg-type]
+            moves = priced(self._cost, [(way, region.shape(shape)) for region in regions])
+            self._needed[asked] = self._number(held), moves
+        return self._needed[asked]
+
+
+def _getter(places: Sequence[int]) -> itemgetter[Any] | None:
+    """Takes a tuple of these places; None where there are none. (There are always two or more.)"""
+    return itemgetter(*places) if places else None
+
+
+def _live(segments: Segments) -> list[tuple[str, ...]]:
+    """At every point between layers, the tensors that are there and still read."""
+    made = dict.fromkeys(segments.last_reader, 0)
+    made |= {layer.output: at + 1 for at, layer in enumerate(segments.network.layers)}
+    return [
+        tuple(sorted(n for n, last in segments.last_reader.items() if made[n] <= at <= last))
+        for at in range(len(segments.starting) + 1)
+    ]
 
 
 def merged(segments: Sequence[Segment]) -> list[list[Segment]]:

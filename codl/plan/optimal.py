@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Literal, TypeAlias, get_args
@@ -43,14 +45,31 @@ def search(
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
-    cost = unmeasured.filled(cost, network)
-    if not objective.is_latency:
-        return _for_objective(network, cost, strategy, method, objective)
-    plans = [
-        make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
-        for cuts, how in METHODS[method](network, cost)
-    ]
+    with _no_collection():
+        cost = unmeasured.filled(cost, network)
+        if not objective.is_latency:
+            return _for_objective(network, cost, strategy, method, objective)
+        plans = [
+            make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+            for cuts, how in METHODS[method](network, cost)
+        ]
     return min(plans, key=lambda plan: plan.predicted_ms or 0.0)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A search makes a hundred thousand small objects and no cycles of them.
+
+    Python would look for such again and again, each time through all objects of the libraries too:
+    that took half of a search.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _for_objective(
@@ -93,7 +112,8 @@ def _greedy(network: Network, cost: CostModel) -> Ways:
 def _dp(network: Network, cost: CostModel) -> Ways:
     found = fastest(network, cost, Segments(network, cost))
     how = "dp, exact" if found.exact else "dp, widest labels only"
-    for groups in (merged(found.segments), [[segment] for segment in found.segments]):
+    together, apart = merged(found.segments), [[segment] for segment in found.segments]
+    for groups in (together, apart) if len(together) < len(apart) else (apart,):
         yield _joined(network, groups), how
     yield from _whole_images(network, cost)
 
@@ -104,8 +124,11 @@ def _whole_images(network: Network, cost: CostModel) -> Ways:
     Whole images share nothing on their way through a network, which no search that looks at one
     chain after another, or at the best cuts of single ops, need find.
     """
+    ratios = image_ratios(network.layers)
+    if not ratios:
+        return
     search = ChainSearch(network, cost, "missing")
-    chains = [search.at(network.layers, "N", ratio) for ratio in image_ratios(network.layers)]
+    chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
     for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
         if chain.latency_ms < inf:
             yield _cuts([chain]), "whole images"

@@ -7,35 +7,38 @@ from a chain's end, at one dimension and ratio, gives all chains that end there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.kernels.base import PROCESSORS, Processor
-from codl.ops import Dim, Layer, Network, Region
-from codl.ops.base import AXES, split
-from codl.ops.chain import Part
+from codl.kernels.base import PROCESSORS
+from codl.ops import Dim, Network, Region
+from codl.ops.base import AXES
 from codl.plan.clocks import Pair, both_ends
-from codl.plan.cost import LEAST_SHARE, CostModel, packed
-from codl.predict.surroundings import Load
+from codl.plan.cost import LEAST_SHARE, CostModel, Moved
+from codl.plan.parts import STEPS, Parts
 
-#: Ratios that are tried, in steps of one twentieth; the ends are one processor alone.
-STEPS = 20
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
+#: Where single ops are cut, from where both halves would take equally long if time were linear.
+AROUND = (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
 #: A chain on both processors has so many layers at most, and computes so many times its rows.
-LONGEST, MOST_OVERLAP = 24, 1.5
+LONGEST, MOST_OVERLAP = 24, 1.15
+#: Lengths of chains on one processor that end before the network does.
+LENGTHS = (1, 2, 4, 8)
 #: Chains that compute so many times longer than their ops at their best are left out.
-MOST_LOSS = 1.25
+MOST_LOSS = 1.1
 Regions = Mapping[str, Region]
+RegionSets = defaultdict[str, set[Region]]
+Vector = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Layers `start` ... `stop` - 1 as one chain, cut, with what each half takes.
 
     `inputs` and `outputs` are the regions that the CPU's and the GPU's half read from outside, and
@@ -54,62 +57,17 @@ class Segment:
     weights: float
 
 
-@dataclass
-class _Run:
-    """Parts of one processor in a row, of which chains are stretches; sums, once predicted.
+class _Draft(NamedTuple):
+    """A segment before it is predicted; `parts` are where the CPU's and the GPU's lie.
 
-    `sums` has a row for every number of parts from the first: their bytes, FLOPs,
-    milliseconds, bytes of weights, and images.
+    From the first to behind the last in the rows of parts of all walks.
     """
-
-    processor: Processor
-    parts: list[Part] = field(default_factory=list)
-    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 5)))
-
-    def predict(self, cost: CostModel) -> None:
-        rows = [(*cost.work(part.op, self.processor), part.op.images) for part in self.parts]
-        self.sums = np.cumsum([(0.0,) * 5, *rows], axis=0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Parts `first` ... `last` - 1 of a run; a run may go backwards through the layers."""
-
-    run: _Run
-    first: int
-    last: int
-
-    @property
-    def launches(self) -> int:
-        """Each part is launched for every image that it has."""
-        return int(self._total[4])
-
-    @property
-    def weights(self) -> float:
-        return float(self._total[3])
-
-    @property
-    def _total(self) -> NDArray[np.float64]:
-        total: NDArray[np.float64] = self.run.sums[self.last] - self.run.sums[self.first]
-        return total
-
-    def load(self, cost: CostModel) -> Load:
-        size, flops, latency_ms, _, images = self._total.tolist()
-        count = self.last - self.first
-        runs = images / max(count, 1)
-        in_one_ms = cost.in_one_ms(latency_ms, count, self.run.processor, runs=runs)
-        return Load(size, flops, in_one_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A segment before it is predicted; `own` are the parts of the CPU and of the GPU."""
 
     start: int
     stop: int
     dim: Dim
     gpu_ratio: float
-    own: tuple[_Stretch, _Stretch]
+    parts: tuple[tuple[int, int], tuple[int, int]]
     inputs: tuple[Regions, Regions]
     outputs: tuple[Regions, Regions]
 
@@ -124,10 +82,15 @@ class Segments:
     def __init__(self, network: Network, cost: CostModel, *, complete: bool = False) -> None:
         self.network, self.cost, self.complete = network, cost, complete
         self._layers = network.layers
-        self._block = cost.soc.gpu.vector_width
         self.last_reader = last_readers(network)
-        self._none = _Run("cpu")
-        self._runs: list[_Run] = []
+        self._parts = Parts(network.layers, cost)
+        #: The parts of all walks, one walk behind the other.
+        self._rows: tuple[list[int], list[int]] = ([], [])
+        #: What chains leave of each tensor, and read of it, on either processor.
+        self.left: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
+        self.read: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
+        for holder, _ in network.outputs.values():  # results are read whole, behind the last chain
+            self.read[0][holder].add(Region.whole(network.shapes[holder]))
         drafts = [*self._single(), *self._split()]
         self.starting: list[list[Segment]] = [[] for _ in self._layers]
         for segment in self._predict(drafts):
@@ -137,199 +100,231 @@ class Segments:
 
     @cached_property
     def _steps(self) -> list[dict[Dim, tuple[int, ...]]]:
-        """The steps between 0 and `STEPS` at which each layer is cut, each in another place."""
-        return [{dim: _steps(layer, dim) for dim in self._dims(layer)} for layer in self._layers]
-
-    def _dims(self, layer: Layer) -> list[Dim]:
-        return [dim for dim in layer.op.dims if dim != "H" or layer.op.output.h > 1]
+        """The steps between 0 and `STEPS` at which each layer may be cut."""
+        of_op: list[dict[Dim, tuple[int, ...]]] = []
+        for op in self._parts.ops:
+            dims = [dim for dim in op.dims if dim != "H" or op.output.h > 1]
+            of_op.append({dim: _steps(op.output.n, dim) for dim in dims})
+        return [of_op[number] for number in self._parts.op_of]
 
     @cached_property
-    def _alone(self) -> Mapping[Dim, NDArray[np.float64]]:
+    def _whole_ms(self) -> Vector:
+        """Milliseconds of whole layers on either processor, shaped (2, layers); or infinite."""
+        parts = self._parts
+        whole = [parts.of(op, parts.shares(op, "H", 0)[0], "H") for op in range(len(parts.ops))]
+        found = np.array([parts.latency_ms(whole, side) for side in (0, 1)])
+        return found[:, parts.op_of]
+
+    @cached_property
+    def _alone(self) -> Mapping[Dim, Vector]:
         """Milliseconds of both halves of every layer, shaped (2, layers, STEPS + 1); or infinite.
 
-        The ends of a dimension that a layer has not are there all the same.
+        Predicted around the balanced cut and on a line in between: this only says which chains are
+        looked at. The ends of a dimension that a layer has not are there all the same.
         """
-        parts: list[tuple[Dim, int, int, tuple[Part | None, Part | None]]] = []
-        for k, layer in enumerate(self._layers):
-            for dim in AXES:
-                for step in (0, *self._steps[k].get(dim, ()), STEPS):
-                    shares = split(layer.op, dim, step / STEPS, align=self._block)
-                    cpu, gpu = (Part.of(layer, share, dim) for share in shares)
-                    parts.append((dim, k, step, (cpu, gpu)))
-        self._prefetch(own for *_, own in parts)
+        parts = self._parts
+        cuts: dict[tuple[int, Dim], list[int]] = {}
+        for k, op in enumerate(parts.op_of):
+            for dim, steps in self._steps[k].items():
+                cuts[op, dim] = self._looked_at(k, dim, steps)
+        asked = [(op, dim, step) for (op, dim), steps in cuts.items() for step in steps]
+        numbers = [
+            [parts.of(op, parts.shares(op, dim, step)[side], dim) for op, dim, step in asked]
+            for side in (0, 1)
+        ]
+        latencies = [parts.latency_ms(numbers[side], side).tolist() for side in (0, 1)]
+        known = [dict(zip(asked, own, strict=True)) for own in latencies]
         found = {dim: np.full((2, len(self._layers), STEPS + 1), inf) for dim in AXES}
-        for dim, k, step, own in parts:
-            for side, part in enumerate(own):
-                found[dim][side, k, step] = self._latency_ms(part, PROCESSORS[side])
+        for dim, table in found.items():
+            table[0, :, 0], table[1, :, 0] = self._whole_ms[0], 0.0
+            table[0, :, STEPS], table[1, :, STEPS] = 0.0, self._whole_ms[1]
+            for k, op in enumerate(parts.op_of):
+                if cut := cuts.get((op, dim)):
+                    inner = slice(cut[0], cut[-1] + 1)
+                    for side in (0, 1):
+                        own_ms = [known[side][op, dim, step] for step in cut]
+                        line = np.interp(np.arange(cut[0], cut[-1] + 1), cut, own_ms)
+                        table[side, k, inner] = line
         return found
 
+    def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
+        """The steps at which a layer is predicted: the first, the last and those near balance."""
+        cpu_ms, gpu_ms = self._whole_ms[:, k]
+        if self.complete or dim == "N" or not np.isfinite(cpu_ms + gpu_ms):
+            return list(steps)
+        middle = round(STEPS * cpu_ms / (cpu_ms + gpu_ms))
+        return sorted({steps[0], steps[-1], *steps}.intersection(middle + d for d in AROUND))
+
     @cached_property
-    def best_ms(self) -> NDArray[np.float64]:
+    def _best_ms(self) -> Vector:
         """The least that each layer computes, on its own and with nothing shared."""
         slower = [np.max(alone, axis=0).min(axis=1) for alone in self._alone.values()]
         return np.asarray(np.min(slower, axis=0))
 
-    def least_ms(self, share: float) -> NDArray[np.float64]:
-        """The least weighted mean of both halves of each layer; the CPU's weighs `share`, 0 ... 1.
-
-        In a net of many layers an op of the CPU may take less by all of its call.
-        """
-        least = np.full(len(self._layers), inf)
-        for cpu, gpu in self._alone.values():
-            cpu = np.maximum(cpu - self.cost.call_ms, LEAST_SHARE * cpu)
-            means = share * cpu + (1 - share) * gpu
-            least = np.minimum(least, means.min(axis=1))
-        return least
-
-    def _prefetch(self, halves: Iterable[tuple[Part | None, Part | None]]) -> None:
-        known = list(halves)
-        for side, processor in enumerate(PROCESSORS):
-            ops = (pair[side].op for pair in known if pair[side] is not None)  # type: ignore[union-attr]
-            self.cost.prefetch(ops, processor)
-
-    def _latency_ms(self, part: Part | None, processor: Processor) -> float:
-        if part is None:
-            return 0.0
-        choice = self.cost.choice(part.op, processor)
-        return inf if choice is None else choice.latency_ms
-
     # Drafts: chains on one processor, and on both.
 
     def _single(self) -> Iterator[_Draft]:
-        """All of a processor's chains are stretches of one run."""
-        alone = self._alone["H"]
-        for side, processor in enumerate(PROCESSORS):
-            able = np.isfinite(alone[side, :, STEPS * side])
-            parts = [_whole(layer) for layer in self._layers]
-            run = self._add(_Run(processor, parts))
-            for start in range(len(parts)):
-                needed: dict[str, Region] = {}
-                made: dict[str, Region] = {}
-                stops = set(_stops(start, len(parts), every=self.complete))
-                for index in range(start, len(parts)):
-                    if not able[index]:
+        able = np.isfinite(self._whole_ms)
+        for stop in range(1, len(self._layers) + 1):
+            for side, step in ((0, 0), (1, STEPS)):
+                starts: set[int] = set()
+                for start in reversed(range(stop)):
+                    if not able[side, start]:
                         break
-                    part = parts[index]
-                    part.add_needs(needed)
-                    made[part.layer.output] = part.region
-                    if index + 1 in stops:
-                        inputs = {name: r for name, r in needed.items() if name not in made}
-                        yield self._on(side, _Stretch(run, start, index + 1), inputs, made)
-
-    def _on(self, side: int, own: _Stretch, inputs: Regions, made: Regions) -> _Draft:
-        """A chain on one processor."""
-        start, stop = own.first, own.last
-        outputs = {n: r for n, r in made.items() if self.last_reader[n] >= stop}
-        empty = _Stretch(self._none, 0, 0)
-        ratio = float(side)
-        if side == 0:
-            return _Draft(start, stop, "H", ratio, (own, empty), (inputs, {}), (outputs, {}))
-        return _Draft(start, stop, "H", ratio, (empty, own), ({}, inputs), ({}, outputs))
-
-    def _add(self, run: _Run) -> _Run:
-        self._runs.append(run)
-        return run
+                    if self.complete or stop == len(self._layers) or stop - start in LENGTHS:
+                        starts.add(start)
+                    elif stop - start > LENGTHS[-1]:
+                        break
+                if starts:
+                    yield from self._walk(stop, "H", step, starts)
 
     def _split(self) -> Iterator[_Draft]:
         for stop in range(1, len(self._layers) + 1):
             for dim in AXES:
-                firsts = self._first_by_step(stop, dim)
-                for step, starts in firsts.items():
-                    walk = self._walk(stop, dim, step / STEPS, min(starts))
-                    yield from (draft for draft in walk if draft.start in starts)
+                seen: set[tuple[int, ...]] = set()
+                for step, starts in self._first_by_step(stop, dim).items():
+                    # Ratios that cut at the same place are one.
+                    shares = (self._parts.shares(self._parts.op_of[k], dim, step)[0]
+                              for k in range(min(starts), stop))  # fmt: skip
+                    place = tuple(hash(share) for share in shares)
+                    if place not in seen:
+                        seen.add(place)
+                        yield from self._walk(stop, dim, step, starts)
 
     def _first_by_step(self, stop: int, dim: Dim) -> dict[int, set[int]]:
         """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""
-        found: dict[int, set[int]] = {}
-        sums = np.zeros((2, STEPS + 1))
-        best = 0.0
         inner = self._steps[stop - 1].get(dim, ())
-        for start in range(stop - 1, max(-1, stop - 1 - LONGEST), -1):
-            layer = self._layers[start]
-            if not inner or self._steps[start].get(dim) != inner:
-                break
-            sums = sums + self._alone[dim][:, start]
-            best += float(self.best_ms[start])
-            slower = sums.max(axis=0)
+        starts = self._starts(stop, dim, inner)
+        if not inner or not starts:
+            return {}
+        sums = np.cumsum(self._alone[dim][:, starts], axis=1)
+        slower = sums.max(axis=0)[:, inner]
+        least, best = slower.argmin(axis=1), np.cumsum(self._best_ms[starts])
+        worth = slower.min(axis=1) <= MOST_LOSS * best
+        found: dict[int, set[int]] = {}
+        for at, start in enumerate(starts):
             steps: Sequence[int] = inner
             if not self.complete:
-                least = int(np.argmin(slower[list(inner)]))
-                steps = inner[max(0, least - NEAR) : least + NEAR + 1]
-                if slower[inner[least]] > MOST_LOSS * best:
-                    steps = ()
+                near = int(least[at])
+                steps = inner[max(0, near - NEAR) : near + NEAR + 1] if worth[at] else ()
             for step in steps:
-                if slower[step] < inf:
-                    found.setdefault(step, set()).add(start)
-            if dim == "OC" and not layer.op.acts_on_channels_alone:
+                found.setdefault(step, set()).add(start)
+        return found
+
+    def _starts(self, stop: int, dim: Dim, inner: tuple[int, ...]) -> list[int]:
+        """Where chains may begin that end at `stop` and are cut at such steps."""
+        found: list[int] = []
+        for start in range(stop - 1, max(-1, stop - 1 - LONGEST), -1):
+            if self._steps[start].get(dim) != inner:
+                break
+            found.append(start)
+            if dim == "OC" and not self._layers[start].op.acts_on_channels_alone:
                 break
         return found
 
-    def _walk(self, stop: int, dim: Dim, ratio: float, first: int) -> Iterator[_Draft]:
+    def _walk(self, stop: int, dim: Dim, step: int, starts: set[int]) -> Iterator[_Draft]:
         """The chains at a dimension and ratio that end at `stop`, longer and longer."""
+        parts, readers = self._parts, self.last_reader
         needed: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
         left: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
-        runs = self._add(_Run("cpu")), self._add(_Run("gpu"))
-        for start in range(stop - 1, first - 1, -1):
-            layer = self._layers[start]
-            is_left = self.last_reader[layer.output] >= stop
-            shares = split(layer.op, dim, ratio, align=self._block)
+        first = len(self._rows[0]), len(self._rows[1])
+        for start in range(stop - 1, min(starts) - 1, -1):
+            layer, op = self._layers[start], parts.op_of[start]
+            output = layer.output
+            shares = parts.shares(op, dim, step) if readers[output] >= stop else None
             computed = 0
             for side in (0, 1):
-                region = needed[side].pop(layer.output, None)
-                if is_left:
-                    region = shares[side] if region is None else region.join(shares[side])
-                part = None if region is None else Part.of(layer, region, dim)
-                if part is None:
+                region = needed[side].pop(output, None)
+                if shares and (share := shares[side]):
+                    region = share if region is None else region.join(share)
+                if not (number := parts.of(op, region, dim)):
                     continue
-                runs[side].parts.append(part)
-                computed += part.op.output.elements
-                if is_left:
-                    left[side][layer.output] = part.region
-                part.add_needs(needed[side])
+                self._rows[side].append(number)
+                computed += parts.elements[number]
+                if shares:
+                    left[side][output] = made = parts.regions[number]
+                    self.left[side][output].add(made)
+                own, read = needed[side], self.read[side]
+                for name, need in zip(layer.inputs, parts.needs[number], strict=True):
+                    if need is not None:
+                        own[name] = joined = need.join(own[name]) if name in own else need
+                        read[name].add(joined)
             if computed > MOST_OVERLAP * layer.op.output.elements and not self.complete:
                 return
-            yield _Draft(
-                start,
-                stop,
-                dim,
-                ratio,
-                (
-                    _Stretch(runs[0], 0, len(runs[0].parts)),
-                    _Stretch(runs[1], 0, len(runs[1].parts)),
-                ),
-                (dict(needed[0]), dict(needed[1])),
-                (dict(left[0]), dict(left[1])),
-            )
+            if start in starts:
+                yield _Draft(
+                    start,
+                    stop,
+                    dim,
+                    step / STEPS,
+                    ((first[0], len(self._rows[0])), (first[1], len(self._rows[1]))),
+                    (needed[0].copy(), needed[1].copy()),
+                    (left[0].copy(), left[1].copy()),
+                )
 
     # Predictions.
 
     def _predict(self, drafts: Sequence[_Draft]) -> Iterator[Segment]:
-        cost, shapes = self.cost, self.network.shapes
-        for processor in PROCESSORS:
-            runs = [run for run in self._runs if run.processor == processor]
-            cost.prefetch((part.op for run in runs for part in run.parts), processor)
-        for run in self._runs:
-            run.predict(cost)
-        moves = [packed(shapes, draft.inputs[0], draft.outputs[0]) for draft in drafts]
-        cost.prefetch_sharing(move for own in moves for move in own)
-        loads = [
-            (draft.own[0].load(cost) + cost.packing(own), draft.own[1].load(cost))
-            for draft, own in zip(drafts, moves, strict=True)
-        ]
-        for draft, both, slower in zip(drafts, loads, cost.slowdowns(loads), strict=True):
-            works = both[0].latency_ms, both[1].latency_ms
-            if max(works) < inf:
+        sums = [self._sums(drafts, side) for side in (0, 1)]
+        loads = np.array([[own["bytes"], own["flops"], own["ms"]] for own in sums]).T
+        loads = loads.transpose(0, 2, 1)
+        loads[:, 0] += self._packing(drafts)
+        slower = self.cost.slowdowns_of(loads).tolist()
+        kernels = sums[1]["images"].astype(int).tolist()
+        weights = (sums[0]["weights"] + sums[1]["weights"]).tolist()
+        works = loads[:, :, 2].tolist()
+        for at, draft in enumerate(drafts):
+            cpu_ms, gpu_ms = works[at]
+            if cpu_ms < inf and gpu_ms < inf:
+                ends = both_ends((cpu_ms, gpu_ms), slower[at])
+                start, stop, dim, ratio, _, inputs, outputs = draft
                 yield Segment(
-                    draft.start,
-                    draft.stop,
-                    draft.dim,
-                    draft.gpu_ratio,
-                    draft.inputs,
-                    draft.outputs,
-                    both_ends(works, slower),
-                    draft.own[1].launches,
-                    draft.own[0].weights + draft.own[1].weights,
+                    start, stop, dim, ratio, inputs, outputs, ends, kernels[at], weights[at]
                 )
+
+    def _packing(self, drafts: Sequence[_Draft]) -> Vector:
+        """Bytes, FLOPs and milliseconds of what the CPU packs and unpacks, shaped (drafts, 3)."""
+        asked: dict[tuple[bool, str, Region], Moved] = {}
+        shapes = self.network.shapes
+        for is_store, regions in enumerate((self.read[0], self.left[0])):
+            for name, own in regions.items():
+                for region in own:
+                    move: Moved = ("store" if is_store else "load", region.shape(shapes[name]))
+                    asked[bool(is_store), name, region] = move
+        self.cost.prefetch_sharing(asked.values())
+        known: dict[tuple[bool, str, Region], tuple[float, float]] = {}
+        for what, (way, shape) in asked.items():
+            known[what] = float(2 * shape.bytes), self.cost.sharing_ms(way, shape)
+        found = np.zeros((len(drafts), 3))
+        for at, draft in enumerate(drafts):
+            bytes_, latency_ms = 0.0, 0.0
+            for is_store, held in ((False, draft.inputs[0]), (True, draft.outputs[0])):
+                for name, region in held.items():
+                    more, more_ms = known[is_store, name, region]
+                    bytes_, latency_ms = bytes_ + more, latency_ms + more_ms
+            found[at] = bytes_, 0.0, latency_ms
+        return found
+
+    def _sums(self, drafts: Sequence[_Draft], side: int) -> dict[str, Vector]:
+        """What each draft's half does: sums over its parts, as one net or queue."""
+        rows = self._rows[side]
+        amounts = dict(self._parts.amounts(), ms=np.zeros(0))
+        first, last = np.array([draft.parts[side] for draft in drafts]).reshape(-1, 2).T
+        amounts["ms"] = self._parts.latency_ms(rows, side)
+        found: dict[str, Vector] = {}
+        for name, of_part in amounts.items():
+            values = of_part if name == "ms" else of_part[rows]
+            # Infinite ones are counted apart: sums past them would be of no use.
+            finite = np.isfinite(values)
+            total = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+            missing = np.concatenate([[0], np.cumsum(~finite)])
+            found[name] = np.where(missing[last] > missing[first], inf, total[last] - total[first])
+        counts = last - first
+        if PROCESSORS[side] == "cpu":
+            runs = found["images"] / np.maximum(counts, 1)
+            saved = runs * self.cost.saved_ms(int(counts.max(initial=1)))[counts]
+            found["ms"] = np.maximum(found["ms"] - saved, LEAST_SHARE * found["ms"])
+        return found
 
 
 def last_readers(network: Network) -> dict[str, int]:
@@ -341,27 +336,7 @@ def last_readers(network: Network) -> dict[str, int]:
     return found | {name: len(network.layers) for name, _ in network.outputs.values()}
 
 
-def _steps(layer: Layer, dim: Dim) -> tuple[int, ...]:
-    images = layer.op.output.n
+def _steps(images: int, dim: Dim) -> tuple[int, ...]:
     if dim != "N":
         return tuple(range(1, STEPS))
     return tuple(sorted({round(STEPS * k / images) for k in range(1, images)} - {0, STEPS}))
-
-
-def _whole(layer: Layer) -> Part:
-    part = Part.of(layer, Region.whole(layer.op.output), "H")
-    assert part is not None, layer
-    return part
-
-
-def _stops(start: int, count: int, *, every: bool) -> Iterator[int]:
-    """Where chains on one processor end: after 1, 2, 3, 4, 6, 8, 12 ... layers, or all of them."""
-    if every:
-        yield from range(start + 1, count + 1)
-        return
-    length, stop = 1, start + 1
-    while stop < count:
-        yield stop
-        length = max(length + 1, length * 3 // 2)
-        stop = start + length
-    yield count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +24,12 @@ from codl.soc import Soc
 
 @dataclass(frozen=True)
 class Predictors:
-    """The stored predictors of one name (such as `codl_linear`) for one SoC, by target.
-
-    Every (target, op) is predicted once; later calls look it up.
-    """
+    """The stored predictors of one name (such as `codl_linear`) for one SoC, by target."""
 
     name: str
     soc: Soc
     path: Path
     stored: Mapping[str, StoredPredictor]
-    _known: dict[str, dict[Item, float]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -64,13 +60,11 @@ class Predictors:
         if target not in self.stored:
             fix = f"They are in {self.path}; `codl train --soc {self.soc.name}` trains them."
             raise UnknownNameError(f"target of {self.name}", target, self.stored, fix=fix)
-        known = self._known.setdefault(target, {})
-        new = list(dict.fromkeys(item for item in items if item not in known))
-        if new:
-            stored = self.stored[target]
-            latency_ms = stored.estimator.predict(stored.table(new, self.soc).values)
-            known.update(zip(new, latency_ms.tolist(), strict=True))
-        return np.array([known[item] for item in items], np.float64)
+        if not items:
+            return np.empty(0)
+        stored = self.stored[target]
+        # `table` has checked the features: no need to have scikit-learn look at them again.
+        return stored.estimator.typical(stored.table(items, self.soc).values)
 
 
 def load(soc: Soc, name: str, folder: Path = FOLDER) -> Predictors:

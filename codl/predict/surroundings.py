@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.dataset import ColdRow, ContentionRow, Dataset, DispatchRow, Row
 from codl.errors import CodlError, InvalidFileError
@@ -113,7 +114,7 @@ class Beside:
         Bytes wait in proportion to what the other one takes of the memory; an op that computes much
         for each byte gives little and suffers little.
         """
-        loads = np.array([_LOADS(item) for item in items], np.float64).T
+        loads = items.loads if isinstance(items, Besides) else np.array([*map(_LOADS, items)]).T
         own_bytes, own_flops, own_ms, other_bytes, other_flops, other_ms = loads
         # Bytes a millisecond; 0 where nothing is done.
         rate = np.divide(other_bytes, other_ms, out=np.zeros(len(items)), where=other_ms > 0)
@@ -125,6 +126,25 @@ class Beside:
             "own_bytes_per_flop": own_bytes / np.maximum(own_flops, 1.0),
             "other_bytes_per_flop": other_bytes / np.maximum(other_flops, 1.0),
         }
+
+
+@dataclass(frozen=True)
+class Besides(Sequence[Beside]):
+    """Many of these as columns, for whoever has thousands; `loads` shaped (6, items).
+
+    Bytes, FLOPs and milliseconds of the own load, and of the other.
+    """
+
+    loads: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.loads.T)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Besides(self.loads[:, at])
+        values = self.loads[:, at].tolist()
+        return Beside(Load(*values[:3]), Load(*values[3:]))
 
 
 _LOAD = ("bytes", "flops", "latency_ms")

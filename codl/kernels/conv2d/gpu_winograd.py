@@ -38,6 +38,8 @@ class GpuWinograd:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    #: There it reads a residual tile by tile, which takes longer than the add saves.
+    adds_slowly_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:

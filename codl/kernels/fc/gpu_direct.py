@@ -1,4 +1,7 @@
-"""Fully connected layers on the GPU: bound by the memory that streams the weights in, once."""
+"""Fully connected layers on the GPU: bound by the memory that streams the weights in.
+
+Once for several images of a batch: as many as have their sums in registers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import numpy as np
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
     BLOCKED,
+    ApartArg,
+    Arg,
     Choice,
     ConstantArg,
     KernelPlan,
@@ -34,10 +39,14 @@ from codl.soc import Soc
 
 #: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
+#: Sums of a work-item at most where a batch shares its weights, by vector width.
+SUMS = {16: 24, 8: 12, 4: 12}
+#: Images of a work-item at most.
+MOST_IMAGES = 8
 
 
 class GpuDirect:
-    """Matrix-vector product over the input as it lies, in blocks of channels."""
+    """Matrix product over the inputs as they lie, in blocks of channels."""
 
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
@@ -95,15 +104,19 @@ class GpuDirect:
 
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         outs = (choice or self.choices(op, soc)[0])["outs"]
+        images, image_groups = groups_of_images(op, MOST_IMAGES)
+        outs = max(1, min(outs, SUMS[soc.gpu.vector_width] // images))
         together, slices = group_shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         pixels = op.input.h * op.input.w
-        sizes = (op.input.c, pixels, _steps(op.input, width), blocks)
         tensors = (TensorArg("input"), TensorArg("output"))
+        apart = tuple(ApartArg(tensor) for tensor in tensors)
+        of_image = (op.input.c, pixels, _steps(op.input, width), blocks)
+        sizes: tuple[Arg, ...] = (*of_image, op.input.n, *apart)
         launch = Launch(
             kernel="fc_direct",
-            global_size=(round_up(ceil_div(blocks, outs), together), slices),
-            local_size=(together, slices),
+            global_size=(round_up(ceil_div(blocks, outs), together), slices, image_groups),
+            local_size=(together, slices, 1),
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
         )
 
@@ -120,11 +133,19 @@ class GpuDirect:
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 "OUTS": outs,
+                "IMAGES": images,
                 "TOGETHER": together,
                 "SLICES": slices,
             },
             pack=pack,
+            whole_batch=True,
         ).stored_as(self.storage)
+
+
+def groups_of_images(op: FullyConnected, most: int) -> tuple[int, int]:
+    """Images that share the weights as they are read, up to `most`; and groups of so many."""
+    groups = ceil_div(op.input.n, most)
+    return ceil_div(op.input.n, groups), groups
 
 
 def group_shape(soc: Soc) -> tuple[int, int]:

@@ -1,4 +1,7 @@
-"""Fully connected layers on a GPU: every work-group streams some rows of the matrix."""
+"""Fully connected layers on a GPU: every work-group streams some rows of the matrix.
+
+Once for several images of a batch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import numpy as np
 
 from codl.kernels.base import (
     BLOCKED,
+    ApartArg,
+    Arg,
     Choice,
     ConstantArg,
     KernelPlan,
@@ -17,6 +22,7 @@ from codl.kernels.base import (
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.fc.gpu_direct import groups_of_images
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.ops.base import Array, Weights
 from codl.ops.fully_connected import FullyConnected
@@ -26,10 +32,12 @@ from codl.soc import Soc
 #: Rows and work-items of a work-group, the default first: it is the fastest on an H200 for the
 #: matrices of VGG-16, ResNet-50 and MobileNetV2, of 5 to 411 MB.
 SHAPES = ((2, 128), (4, 256), (4, 128), (8, 256), (8, 128), (4, 64))
+#: Sums of vectors of a work-item at most, of rows times images.
+SUMS = 16
 
 
 class GpuRows:
-    """Matrix-vector product over the input as it lies, in blocks of channels."""
+    """Matrix product over the inputs as they lie, in blocks of channels."""
 
     name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "fc"
@@ -69,12 +77,15 @@ class GpuRows:
         outputs, items = choice["outputs"], choice["items"]
         width = soc.gpu.vector_width
         rows = round_up(op.out_channels, width)
+        images, image_groups = groups_of_images(op, SUMS // outputs)
         tensors = (TensorArg("input"), TensorArg("output"))
-        sizes = (op.input.h * op.input.w, _steps(op.input, soc), rows)
+        apart = tuple(ApartArg(tensor) for tensor in tensors)
+        of_image = (op.input.h * op.input.w, _steps(op.input, soc), rows)
+        sizes: tuple[Arg, ...] = (*of_image, op.input.n, *apart)
         launch = Launch(
             kernel="fc_rows",
-            global_size=(ceil_div(rows, outputs) * items,),
-            local_size=(items,),
+            global_size=(ceil_div(rows, outputs) * items, image_groups),
+            local_size=(items, 1),
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
         )
 
@@ -87,8 +98,14 @@ class GpuRows:
         return KernelPlan(
             source="fc/gpu_rows.cl",
             launches=(launch,),
-            defines={**base_defines(op.activation, soc), "OUTPUTS": outputs, "ITEMS": items},
+            defines={
+                **base_defines(op.activation, soc),
+                "OUTPUTS": outputs,
+                "ITEMS": items,
+                "IMAGES": images,
+            },
             pack=pack,
+            whole_batch=True,
         )
 
 
