@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from test_execute import defaults, make_plan
 from test_failures import Failing, source
 from test_kernels import assert_close, cut, download, operands
-from test_plan import SOC
+from test_plan import SOC, Law
 from test_storages import gpu_variant
 
 from codl.device.memory import GpuTensor
@@ -22,6 +22,7 @@ from codl.device.opencl import OpenClDevice
 from codl.errors import CodlWarning
 from codl.execute.engine import Engine
 from codl.execute.fusing import works
+from codl.execute.program import chain_outputs
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, IMAGE, IMAGE_HALF, Storage, TensorArg
@@ -29,6 +30,8 @@ from codl.models.builder import ModelBuilder
 from codl.ops import Array, Network, Op, Region, lower, parse, split
 from codl.ops.base import Activation
 from codl.ops.chain import cut as chain_cut
+from codl.plan.cost import ADDED_INSIDE, CostModel
+from codl.plan.segments import Segments
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err
 
@@ -215,6 +218,26 @@ def test_only_sums_of_plain_convolutions_and_their_like_are_fused() -> None:
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd, on_a_cpu) == 0
     in_images = {"add1": "gpu_direct_image"}
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), in_images) == 0
+
+
+def test_the_search_counts_what_fusing_saves(network: Network) -> None:
+    """In every chain with a convolution and its add, and in no other: as the plan's cost has it."""
+    cost, seen = CostModel(SOC, Law()), set()
+    for segment in (one for own in Segments(network, cost).starting for one in own):
+        layers = network.layers[segment.start : segment.stop]
+        outputs = chain_outputs(network, layers)
+        halves = chain_cut(layers, outputs, segment.dim, segment.gpu_ratio, block=4)
+        loads = cost.loads(network, outputs, halves)
+        assert segment.work_ms == pytest.approx([load.latency_ms for load in loads])
+        saved = cost.half_ms(halves[1], "gpu") - loads[1].latency_ms
+        variants = {
+            name: own["gpu"] for name, own in cost.variants(*halves).items() if "gpu" in own
+        }
+        fused = [work for work in works(halves[1], outputs, variants, SOC) if work.add]
+        each = sum(cost.fastest_ms([work.add.op for work in fused if work.add], "gpu"))
+        assert saved == pytest.approx((1 - ADDED_INSIDE) * each)
+        seen.add((len(fused), 0 < segment.gpu_ratio < 1))
+    assert seen >= {(0, False), (1, False), (3, False), (0, True), (1, True)}
 
 
 def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -33,7 +34,7 @@ from codl.cli.placement import placement_table
 from codl.cli.shapes import ShapeOption, read_shapes
 from codl.collect.tasks import load_network
 from codl.device.energy import energy_mj, find_sensors
-from codl.errors import CodlError
+from codl.errors import CodlError, InvalidFileError
 from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN, choices
@@ -123,8 +124,11 @@ def search_plan(
     if strategy == ideal.NAME:
         _show_bound(network, context, json)
         return
+    way = find(strategy)
+    with suppress(InvalidFileError):  # a strategy that needs predictors says which are missing
+        context.cost(way.default_predictor)
     start = perf_counter()
-    plan = find(strategy).plan(network, context)
+    plan = way.plan(network, context)
     search_ms = 1e3 * (perf_counter() - start)
     if output is not None:
         note(f"Wrote {plan.save(output)}")

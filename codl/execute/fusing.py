@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from codl.kernels import registry
-from codl.ops import Region
+from codl.ops import Layer, Region
 from codl.ops.base import Activation
 from codl.ops.chain import Half, Part
 from codl.ops.eltwise import Eltwise
@@ -49,49 +49,52 @@ class Work:
         return tuple(pair for pair in pairs if pair[0] != inside)
 
 
-def works(
-    half: Half, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
-) -> list[Work]:
-    """The half in order, each residual add with its convolution where that can compute it.
+def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
+    """The residual add that each convolution among layers could compute, by the convolution's name.
 
-    So an add may come before its turn: what it reads is there by then, and what it makes is read
-    later. `outputs` are the tensors that are read outside the half; `variants` those planned, by
-    layer: they must have their tensors in one storage, and it must pay.
+    `outputs` are the tensors that are read by others than these layers.
     """
-    places = {part.layer.output: place for place, part in enumerate(half.parts)}
-    reads = Counter(name for part in half.parts for name in part.layer.inputs)
-    adds: dict[str, Part] = {}
-    for add in filter(_adds_alike, half.parts):
+    places = {layer.output: place for place, layer in enumerate(layers)}
+    reads = Counter(name for layer in layers for name in layer.inputs)
+    found = {}
+    for add in filter(_adds_alike, layers):
         # Of the two that are added the one that is computed later has the other at hand.
-        later = max(add.layer.inputs, key=lambda name: places.get(name, -1))
+        later = max(add.inputs, key=lambda name: places.get(name, -1))
         if later in places and later not in outputs and reads[later] == 1:
-            own = half.parts[places[later]]
-            own_variant, add_variant = (_variant(part, variants) for part in (own, add))
-            alike = own_variant.storage == add_variant.storage
-            if _can_add(own, add) and alike and soc.gpu.type not in _slow_on(own_variant):
-                adds[own.layer.name] = add
-    fused = {add.layer.name for add in adds.values()}
-    left = [part for part in half.parts if part.layer.name not in fused]
-    return [Work(part, adds.get(part.layer.name)) for part in left]
+            own = layers[places[later]]
+            # A kernel can add to what it computes before an activation, not behind one.
+            if (own.op.kind, own.op.activation) == ("conv2d", Activation()):
+                found[own.name] = add
+    return found
 
 
-def _adds_alike(part: Part) -> bool:
-    """Whether a part is the sum of two tensors of its own shape."""
-    op = part.op
+def _adds_alike(layer: Layer) -> bool:
+    """Whether a layer is the sum of two tensors of its own shape."""
+    op = layer.op
     return isinstance(op, Eltwise) and op.mode == "add" and set(op.inputs) == {op.output}
 
 
-def _can_add(part: Part, add: Part) -> bool:
-    """Whether a part's kernels can add to what they compute: before an activation, not behind."""
-    is_plain = part.op.kind == "conv2d" and part.op.activation == Activation()
-    return is_plain and part.region == add.region
+def works(
+    half: Half, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
+) -> list[Work]:
+    """The half in order, each residual add with its convolution where that is to compute it.
+
+    So an add may come before its turn: what it reads is there by then, and what it makes is read
+    later. `outputs` are the tensors that are read outside the half; `variants` those planned, by
+    layer.
+    """
+    parts = {part.layer.name: part for part in half.parts}
+    adds: dict[str, Part] = {}
+    for name, layer in residual_adds([part.layer for part in half.parts], outputs).items():
+        own, add = parts[name], parts[layer.name]
+        found = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
+        if own.region == add.region and pays(found[0], found[1], soc):
+            adds[name] = add
+    fused = {add.layer.name for add in adds.values()}
+    return [Work(part, adds.get(name)) for name, part in parts.items() if name not in fused]
 
 
-def _variant(part: Part, variants: Mapping[str, str]) -> Any:
-    return registry.find(part.op, variants[part.layer.name])
-
-
-def _slow_on(variant: Any) -> frozenset[str]:
-    """The types of device where a variant adds a residual more slowly than a kernel of its own."""
-    found: frozenset[str] = getattr(variant, "adds_slowly_on", frozenset())
-    return found
+def pays(convolution: Any, add: Any, soc: Soc) -> bool:
+    """Whether two variants may become one kernel on a SoC, and that is the faster way."""
+    slow_on: frozenset[str] = getattr(convolution, "adds_slowly_on", frozenset())
+    return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Weights
+from codl.ops.base import Pad, Weights
 from codl.ops.grouped import GroupedOp
 from codl.ops.region import Region, Shape
 from codl.ops.window import WindowOp
@@ -38,12 +38,14 @@ class Conv2d(GroupedOp, WindowOp):
         return Region(part.images, self.group_inputs(part.channels), rows)
 
     def restrict(self, part: Region) -> Conv2d:
-        _, above, below = self.input_rows(part.rows)
+        rows, above, below = self.input_rows(part.rows)
+        needed = Region(part.images, self.group_inputs(part.channels), rows)
+        _, left, _, right = self.pad
         return self._with(
-            inputs=(self.needs(part).shape(self.input),),
+            inputs=(needed.shape(self.inputs[0]),),
             out_channels=part.channels.size,
             groups=self.group_span(part.channels).size,
-            pad=self.pad._replace(top=above, bottom=below),
+            pad=Pad(above, left, below, right),
         )
 
     def reference(

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import Weights
+from codl.ops.base import Pad, Weights
 from codl.ops.region import Region, Shape
 from codl.ops.window import WindowOp
 
@@ -43,9 +43,12 @@ class Pool2d(WindowOp):
         return part._replace(rows=self.input_rows(part.rows)[0])
 
     def restrict(self, part: Region) -> Pool2d:
-        _, above, below = self.input_rows(part.rows)
-        pad = self.pad._replace(top=above, bottom=below)
-        return self._with(inputs=(self.needs(part).shape(self.input),), pad=pad)
+        rows, above, below = self.input_rows(part.rows)
+        _, left, _, right = self.pad
+        needed = Region(part.images, part.channels, rows)
+        return self._with(
+            inputs=(needed.shape(self.inputs[0]),), pad=Pad(above, left, below, right)
+        )
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights

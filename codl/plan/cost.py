@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from operator import attrgetter
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.errors import UnsupportedError
+from codl.execute.fusing import residual_adds, works
 from codl.execute.program import Transfer
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
@@ -33,6 +34,9 @@ LEAST_SHARE = 0.1
 #: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the
 #: tables (docs/predictors.md). On the CPU more than all: a net also takes memory for what it makes.
 COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
+#: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
+#: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/measurements.md).
+ADDED_INSIDE = 1 / 3
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
 #: Numbers of launches up to about this are predicted in one batch.
@@ -135,7 +139,8 @@ class CostModel:
         """What ops take inside a network, where others have run since their weights were read.
 
         Both processors compute a batch image by image, so it takes so many times as long as one,
-        which is what was measured; only the first image finds the weights far away.
+        which is what was measured; only the first image finds the weights far away. Too much for
+        fully connected layers on the GPU, which share their weights in a batch.
         """
         images = np.array([op.images for op in ops], np.float64)
         single = ops if (images == 1).all() else [op.one_image for op in ops]
@@ -287,7 +292,22 @@ class CostModel:
         """
         cpu, gpu = halves
         packing = self.packing(packed(network.shapes, cpu.inputs, cpu.left(outputs)))
-        return self.load(cpu, "cpu", variants) + packing, self.load(gpu, "gpu", variants)
+        load = self.load(gpu, "gpu", variants)
+        saved_ms = self.saved_by_fusing_ms(gpu, outputs, variants or {})
+        load = replace(load, latency_ms=load.latency_ms - saved_ms)
+        return self.load(cpu, "cpu", variants) + packing, load
+
+    def saved_by_fusing_ms(self, gpu: Half, outputs: Sequence[str], variants: Variants) -> float:
+        """What residual adds take less on the GPU where convolutions do them."""
+        if not residual_adds([part.layer for part in gpu.parts], outputs):
+            return 0.0
+        found = zip(gpu.parts, self._chosen(gpu, "gpu", variants), strict=True)
+        chosen = {part.layer.name: choice for part, (choice, _) in found if choice is not None}
+        if len(chosen) < len(gpu.parts):
+            return 0.0
+        names = {name: choice.variant for name, choice in chosen.items()}
+        adds = [work.add for work in works(gpu, outputs, names, self.soc) if work.add]
+        return (1 - ADDED_INSIDE) * sum(chosen[add.layer.name].latency_ms for add in adds)
 
     def packing(self, moves: Sequence[Moved]) -> Load:
         """What the CPU packs before its half of a chain, and unpacks after it."""

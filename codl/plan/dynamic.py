@@ -29,9 +29,9 @@ from codl.plan.segments import Segment, Segments
 from codl.plan.transfers import between
 
 #: Labels that go on from one point; in the first, narrow search.
-WIDEST, NARROW = 16, 2
+WIDEST, NARROW = 64, 2
 #: With more chains than this, the narrow search is all there is.
-FEW = 600
+FEW = 200
 #: Weights of the CPU's clock that are tried for a bound.
 SHARES = tuple(i / 20 for i in range(1, 20))
 #: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.kernels.base import PROCESSORS
+from codl.execute.fusing import pays
+from codl.kernels import registry
+from codl.kernels.base import PROCESSORS, Variant
 from codl.kernels.tensor_columns import amounts
 from codl.ops import Dim, Layer, Op, Region
 from codl.ops.base import split
@@ -49,6 +51,7 @@ class Parts:
         self.regions: list[Region] = [NOWHERE]
         self.elements: list[int] = [0]
         self.needs: list[tuple[Region | None, ...]] = [()]
+        self._variants: dict[tuple[str, str], Variant] = {}
         self._latency_ms: tuple[dict[int, float], dict[int, float]] = ({NONE: 0.0}, {NONE: 0.0})
 
     def shares(self, op: int, dim: Dim, step: int) -> Shares:
@@ -93,6 +96,22 @@ class Parts:
             ops = [self._made[number - 1] for number in new]
             known.update(zip(new, self._cost.fastest_ms(ops, PROCESSORS[side]), strict=True))
         return np.array([known[number] for number in numbers], np.float64)
+
+    def are_fused(self, convolution: int, add: int) -> bool:
+        """Whether the GPU computes a part of an add together with that of a convolution."""
+        if self.regions[convolution] != self.regions[add]:
+            return False
+        variants = []
+        for number in (convolution, add):
+            op = self._made[number - 1]
+            choice = self._cost.choice(op, "gpu")
+            if choice is None:
+                return False
+            key = (op.kind, choice.variant)
+            if key not in self._variants:
+                self._variants[key] = registry.find(op, choice.variant)
+            variants.append(self._variants[key])
+        return pays(variants[0], variants[1], self._cost.soc)
 
     def amounts(self) -> Mapping[str, NDArray[np.float64]]:
         """Of every part the bytes in all, FLOPs, and bytes of weights; and its images."""

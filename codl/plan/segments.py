@@ -16,17 +16,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.execute.fusing import residual_adds
 from codl.kernels.base import PROCESSORS
 from codl.ops import Dim, Network, Region
 from codl.ops.base import AXES
 from codl.plan.clocks import Pair, both_ends
-from codl.plan.cost import LEAST_SHARE, CostModel, Moved
-from codl.plan.parts import STEPS, Parts
+from codl.plan.cost import ADDED_INSIDE, LEAST_SHARE, CostModel, Moved
+from codl.plan.parts import NONE, STEPS, Parts
 
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
 #: Where single ops are cut, from where both halves would take equally long if time were linear.
-AROUND = (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
+AROUND = (-6, -3, -1, 0, 1, 3, 6)
 #: A chain on both processors has so many layers at most, and computes so many times its rows.
 LONGEST, MOST_OVERLAP = 24, 1.15
 #: Lengths of chains on one processor that end before the network does.
@@ -86,6 +87,9 @@ class Segments:
         self._parts = Parts(network.layers, cost)
         #: The parts of all walks, one walk behind the other.
         self._rows: tuple[list[int], list[int]] = ([], [])
+        #: The adds behind those of the GPU's that may compute them too.
+        self._added: list[int] = []
+        self._adds = self._residual_adds()
         #: What chains leave of each tensor, and read of it, on either processor.
         self.left: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
         self.read: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
@@ -95,6 +99,13 @@ class Segments:
         self.starting: list[list[Segment]] = [[] for _ in self._layers]
         for segment in self._predict(drafts):
             self.starting[segment.start].append(segment)
+
+    def _residual_adds(self) -> dict[int, int]:
+        """The number of the layer that each convolution's kernels may compute too, by its own."""
+        numbers = {layer.name: number for number, layer in enumerate(self._layers)}
+        results = [name for name, last in self.last_reader.items() if last == len(self._layers)]
+        found = residual_adds(self._layers, results)
+        return {numbers[name]: numbers[add.name] for name, add in found.items()}
 
     # Cuts of single ops, from which it is seen what is worth a longer look.
 
@@ -228,6 +239,7 @@ class Segments:
         needed: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
         left: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
         first = len(self._rows[0]), len(self._rows[1])
+        on_gpu: dict[int, int] = {}
         for start in range(stop - 1, min(starts) - 1, -1):
             layer, op = self._layers[start], parts.op_of[start]
             output = layer.output
@@ -240,6 +252,9 @@ class Segments:
                 if not (number := parts.of(op, region, dim)):
                     continue
                 self._rows[side].append(number)
+                if side:
+                    on_gpu[start] = number
+                    self._added.append(on_gpu.get(self._adds.get(start, stop), NONE))
                 computed += parts.elements[number]
                 if shares:
                     left[side][output] = made = parts.regions[number]
@@ -311,6 +326,8 @@ class Segments:
         amounts = dict(self._parts.amounts(), ms=np.zeros(0))
         first, last = np.array([draft.parts[side] for draft in drafts]).reshape(-1, 2).T
         amounts["ms"] = self._parts.latency_ms(rows, side)
+        if PROCESSORS[side] == "gpu" and any(self._added):
+            amounts["ms"] -= self._saved_ms()
         found: dict[str, Vector] = {}
         for name, of_part in amounts.items():
             values = of_part if name == "ms" else of_part[rows]
@@ -325,6 +342,13 @@ class Segments:
             saved = runs * self.cost.saved_ms(int(counts.max(initial=1)))[counts]
             found["ms"] = np.maximum(found["ms"] - saved, LEAST_SHARE * found["ms"])
         return found
+
+    def _saved_ms(self) -> Vector:
+        """What the GPU saves by computing a residual add with each part of its rows."""
+        pairs = list(zip(self._rows[1], self._added, strict=True))
+        fused = {pair for pair in set(pairs) if pair[1] and self._parts.are_fused(*pair)}
+        added = [pair[1] if pair in fused else NONE for pair in pairs]
+        return (1 - ADDED_INSIDE) * self._parts.latency_ms(added, 1)
 
 
 def last_readers(network: Network) -> dict[str, int]:

@@ -79,5 +79,5 @@ def _missing(pairs: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
             piece = size.copy()
             piece[:, axis] = extra[:, axis]
             pieces.append(piece[~none & (extra[:, axis] > 0)])
-    rows = np.unique(np.concatenate(pieces), axis=0)
-    return map(tuple, rows.tolist())
+    # A set is several times as fast as `np.unique` along an axis.
+    return set(map(tuple, np.concatenate(pieces).tolist()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -36,13 +36,19 @@ class Context:
     method: str = "dp"
     objective: Objective = LATENCY
     winograd: bool = True
+    #: Predictors that were loaded, which takes longer than a search.
+    _loaded: dict[tuple[Soc, Path, str], LatencyPredictors] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""
         from codl.predict.predictors import load
 
-        name = self.predictor or default
-        found: LatencyPredictors = load(self.soc, name, self.predictors_folder)
+        key = (self.soc, self.predictors_folder, self.predictor or default)
+        if key not in self._loaded:
+            self._loaded[key] = load(self.soc, key[2], self.predictors_folder)
+        found = self._loaded[key]
         return CostModel(self.soc, found if self.winograd else WithoutWinograd(found), by_op)
 
     def default_cost(self) -> CostModel | None:
