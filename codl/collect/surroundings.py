@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -59,6 +60,8 @@ WARM_S, SETTLE = 0.0005, 6
 MOST_GAIN = 0.9
 #: So many copies of an op take turns at most.
 MOST_COPIES = 8
+#: Weights that are worth a thought: more than first caches hold.
+LEAST_WEIGHTS = 1 << 20
 #: Ops that read more than this would take the time of many others.
 MOST_BYTES = 32 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
@@ -78,9 +81,11 @@ def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
         able = [op for op in known if _default(op, side, soc)]
         tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
     halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
-    # Half of them by how much they compute for a byte, half by how much memory they go through.
-    largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 2]
-    chosen = list(dict.fromkeys([*_evenly(halves, PAIRED_OPS // 2), *largest]))
+    # Half of them by how much they compute for a byte; half those that go through most memory, and
+    # those that read most weights.
+    largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 4]
+    heaviest = sorted(halves, key=lambda pair: -_weights(pair[0]))[: PAIRED_OPS // 4]
+    chosen = list(dict.fromkeys([*_evenly(halves, PAIRED_OPS // 2), *largest, *heaviest]))
     # Beside one of quite another place in the order, and each of those once.
     away = len(chosen) // 2 + 1
     mixed = [(cpu, chosen[(i + away) % len(chosen)][1]) for i, (cpu, _) in enumerate(chosen)]
@@ -92,6 +97,12 @@ def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
 
 def _intensity(op: Op) -> tuple[float, str]:
     return op.flops / op.bytes, to_text(op)
+
+
+def _weights(op: Op) -> float:
+    """Of all that an op reads and writes, the part that is weights; 0 where that is little."""
+    count = sum(prod(shape) for shape in op.weight_shapes.values())
+    return 4 * count / op.bytes if 4 * count >= LEAST_WEIGHTS else 0.0
 
 
 def _evenly(items: Sequence[Any], count: int) -> list[Any]:

@@ -1,0 +1,119 @@
+"""Exchanges inside co-executed networks against what `codl collect` measures for the same ones.
+
+    python scripts/bench/sharing.py --soc host [--models resnet50,yolov2] [--strategy codl-paper]
+
+Every network runs by its plan, profiled; its transforms on the GPU are laid beside the `transform`
+that the collection's protocol finds for the same regions, and beside repeating them at once, when
+source and target lie in the GPU's caches. Prints the ratios of the sums and the median ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+import codl
+from codl import soc as socs
+from codl.collect import rounds
+from codl.collect.benchmarks import Bench, Prepared
+from codl.collect.tasks import SharingTask
+from codl.dataset import Direction, SharingRow
+from codl.device.memory import seen_array
+from codl.device.opencl import OpenClDevice, open_device
+from codl.execute.exchange import enqueue
+from codl.execute.program import build_program
+from codl.execute.timeline import Timeline
+from codl.kernels import registry
+from codl.ops import Region, Shape
+from codl.soc import Soc
+from codl.strategies.evaluation import random_inputs
+
+MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
+#: Of the profiles: other programs only ever add time.
+QUANTILE = 0.25
+#: Which way a region went.
+Exchange: TypeAlias = tuple[Direction, Shape]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--soc", default="host")
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--strategy", default="codl-paper")
+    options = parser.parse_args()
+    soc = socs.load(options.soc)
+    names = options.models.split(",")
+    found = [e for name in names for e in inside_ms(name, options.soc, options.strategy)]
+    exchanges = list(dict.fromkeys(exchange for exchange, _ in found))
+    measured, gpu = collected_ms(exchanges, soc), open_device(soc)
+    again = {e: repeated_ms(*e, gpu) for e in exchanges} if gpu.sees_host_memory else {}
+    for way in ("to_gpu", "to_cpu"):
+        own = [(exchange, ms) for exchange, ms in found if exchange[0] == way]
+        inside = np.array([ms for _, ms in own])
+        for name, others in (("collected", measured), ("repeated", again)):
+            if others:
+                other = np.array([others[exchange] for exchange, _ in own])
+                print(
+                    f"{way}, {len(own)} exchanges: inside / {name} "
+                    f"{inside.sum() / other.sum():.2f} of sums, "
+                    f"{np.median(inside / other):.2f} in the median"
+                )
+
+
+def inside_ms(model: str, soc: str, strategy: str) -> Iterator[tuple[Exchange, float]]:
+    """Every exchange of a model, and the milliseconds that its transforms take there."""
+    with codl.compile(model, soc=soc, strategy=strategy) as engine:
+        shapes = engine.network.shapes
+        engine.feed(random_inputs(engine.network))
+        program = build_program(engine.network, engine.plan, engine.soc)
+        stages = [*(segment.transfers for segment in program.segments), program.final]
+        moves = [
+            move
+            for transfers in stages
+            for way in ("to_cpu", "to_gpu")
+            for move in transfers
+            if move.direction == way
+        ]
+        profiles = []
+        for _ in range(PROFILES):
+            spans = engine.profile(1)
+            profiles.append([s.end_ms - s.start_ms for s in spans if s.kind == "transform"])
+        for move, ms in zip(moves, np.quantile(profiles, QUANTILE, axis=0), strict=True):
+            yield (move.direction, move.region.shape(shapes[move.tensor])), float(ms)
+
+
+def collected_ms(exchanges: list[Exchange], soc: Soc) -> dict[Exchange, float]:
+    bench, storage = Bench(soc, "bench"), registry.storages(soc)[0]
+    prepared = [bench.prepare(SharingTask(*exchange, storage)) for exchange in exchanges]
+    able = [one for one in prepared if isinstance(one, Prepared)]
+    rounds.measure([one.timed for one in able], bench.rounds)
+    rows = [one.row() for one in able]
+    assert len(rows) == len(exchanges)
+    return {
+        exchange: row.transform_ms
+        for exchange, row in zip(exchanges, rows, strict=True)
+        if isinstance(row, SharingRow)
+    }
+
+
+def repeated_ms(way: Direction, shape: Shape, gpu: OpenClDevice) -> float:
+    """The transform of an exchange repeated at once, by the device's clock."""
+    whole = Region.whole(shape)
+    tensor = gpu.tensor(shape, whole, registry.storages(gpu.soc)[0])
+    _, seen = seen_array(gpu, shape, whole)
+    kernels = gpu.transform(*((seen, tensor) if way == "to_gpu" else (tensor, seen)), whole)
+    found = []
+    with gpu.profiling():
+        for _ in range(REPEATS):
+            timeline = Timeline()
+            enqueue(kernels, gpu, timeline, "transform")
+            gpu.queue.finish()
+            found.append(1e3 * timeline.gpu_s())
+    return float(np.quantile(found, QUANTILE))
+
+
+if __name__ == "__main__":
+    main()
