@@ -235,13 +235,19 @@ def test_a_variant_that_failed_is_not_tried_again(
         np.testing.assert_array_equal(value, expected[name])
 
 
-@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(GENTLE, max_examples=25)
+@given(
+    share=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+    place=st.sampled_from(["file", "manifest", "directory"]),
+)
+@settings(GENTLE, max_examples=60)
 def test_a_flipped_bit_is_found_or_does_not_matter(
-    share: float, bit: int, made: Path, tmp_path: Path
+    share: float, bit: int, place: str, made: Path, tmp_path: Path
 ) -> None:
     content = bytearray(made.read_bytes())
-    content[int(share * len(content))] ^= 1 << bit
+    begin = content.rindex(b"PK\x01\x02") - 1500 if place == "directory" else 0
+    size = 2 * PAGE if place == "manifest" else len(content) - begin
+    content[begin + int(share * size)] ^= 1 << bit
     spoilt = tmp_path / "spoilt.codl"
     spoilt.write_bytes(content)
     try:

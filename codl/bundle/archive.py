@@ -115,8 +115,10 @@ class Archive:
         if wanted is None or name not in self._spans:
             self.refuse(f"the part {name!r} is missing.", FIX)
         header, size = self._spans[name]
-        lengths = struct.unpack_from("<HH", self._memory, header + LOCAL_HEADER - 4)
-        begin = header + LOCAL_HEADER + sum(lengths)
+        end = header + LOCAL_HEADER
+        if not 0 <= end <= len(self._memory):
+            self.refuse("the file is damaged: its directory points outside.", FIX)
+        begin = end + sum(struct.unpack("<HH", self._memory[end - 4 : end]))
         if size != wanted["bytes"] or begin + size > len(self._memory):
             self.refuse(f"{name} is {size} bytes and should be {wanted['bytes']}: damaged.", FIX)
         return self._memory[begin : begin + size]

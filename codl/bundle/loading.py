@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from codl.bundle import tensors
 from codl.bundle.archive import FIX, Archive
 from codl.bundle.supply import Stored
 from codl.device.opencl import OpenClDevice, open_device
-from codl.device.programs import Binary
+from codl.device.programs import Binary, Offer
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
 from codl.execute.engine import Engine
 from codl.ops import Network
@@ -48,19 +48,21 @@ def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
         own = soc_of(archive)
         kernels = archive.json("kernels.json")
         plan = read_plan(archive.json("plan.json"), archive.path)
-        binaries = _binaries(archive, kernels["programs"])
+        offer = Offer(archive.manifest["device"], _binaries(archive, kernels["programs"]))
     chosen = own if soc is None else _checked(own, soc, archive)
-    gpu = _open(chosen, archive)
+    gpu = _open(chosen, offer, archive)
+    is_same_driver = offer.fits(gpu.programs)
+    if not is_same_driver:
+        _warn_of_driver(gpu, archive)
     with archive.checking("weights.safetensors") as data:
         with _readable(archive):
             arrays = tensors.read(data, archive.manifest["weights_header"])
             network = _network(archive, arrays)
-        _offer(gpu, binaries, archive)
         supply = Stored(kernels, arrays, chosen, str(archive.path))
         before = gpu.programs.compiled
-        with _explained(archive):
+        with _explained(archive), gpu.known_kernels() if is_same_driver else nullcontext():
             engine = Engine(network, plan, chosen, supply=supply)
-        if gpu.programs.compiled > before and _is_same_driver(gpu, archive):
+        if gpu.programs.compiled > before and is_same_driver:
             count = gpu.programs.compiled - before
             _warn(f"{archive.path}: {count} kernels were compiled from source: the driver did not "
                   "take those of the bundle.")  # fmt: skip
@@ -84,18 +86,15 @@ def _network(archive: Archive, arrays: Mapping[str, Any]) -> Network:
     return networks.from_json(content, constants, models)
 
 
-def _binaries(archive: Archive, listed: list[dict[str, str]]) -> list[Binary]:
+def _binaries(archive: Archive, listed: list[dict[str, str]]) -> tuple[Binary, ...]:
     """Drivers may crash on a binary that is damaged: all are checked before one is used."""
-    return [
+    return tuple(
         Binary(own["name"], own["source"], own["options"], bytes(archive.part(own["part"])))
         for own in listed
-    ]
+    )
 
 
-def _offer(gpu: OpenClDevice, binaries: list[Binary], archive: Archive) -> None:
-    if _is_same_driver(gpu, archive):
-        gpu.programs.offer(binaries)
-        return
+def _warn_of_driver(gpu: OpenClDevice, archive: Archive) -> None:
     then, now = archive.manifest["device"], gpu.programs.identity
     changed = ", ".join(
         f"{key} {then.get(key)!r} (now {now[key]!r})" for key in now if then.get(key) != now[key]
@@ -106,18 +105,14 @@ def _offer(gpu: OpenClDevice, binaries: list[Binary], archive: Archive) -> None:
     )
 
 
-def _is_same_driver(gpu: OpenClDevice, archive: Archive) -> bool:
-    return bool(dict(gpu.programs.identity) == archive.manifest["device"])
-
-
-def _open(soc: Soc, archive: Archive) -> OpenClDevice:
+def _open(soc: Soc, offer: Offer, archive: Archive) -> OpenClDevice:
     """The device; raises `MismatchError` where this machine does not have the SoC."""
     cores = os.cpu_count() or 1
     missing = [str(core) for core in (*soc.cpu.cores, *soc.gpu.cores) if core >= cores]
     try:
         if missing:
             raise DeviceError(f"The cores {', '.join(missing)} are wanted, there are {cores}.")
-        return open_device(soc)
+        return open_device(soc, offer)
     except CodlError as error:
         raise MismatchError(
             f"{archive.path} is for the SoC {soc.name!r} ({soc.cpu.name}, and {soc.gpu.name} by "

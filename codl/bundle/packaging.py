@@ -70,6 +70,7 @@ def write(network: Network, plan: Plan, soc: Soc, path: Path) -> Engine:
     gpu = open_device(soc)
     with gpu.lock, gpu.programs.recording() as binaries:
         engine = Engine(network, plan, soc, supply=recorder)
+        gpu.busy_kernel()  # which runs wherever a device is opened
     kernels = recorder.to_json(tensors)
     kernels["programs"], programs = _programs(binaries)
     constants = {name: tensors.add(f"constant/{name}", v) for name, v in network.constants.items()}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import finalize
 
 import ncnn
@@ -200,6 +198,33 @@ class CpuNet:
         return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._options)
 
 
+class _WeightReader(ncnn.DataReader):  # type: ignore[misc]  # ncnn comes without types
+    """Arrays, one after the other, as ncnn would read them from a file; it copies what it reads."""
+
+    def __init__(self, arrays: Iterable[Array]) -> None:
+        super().__init__()
+        # Arrays are float32, contiguous, and may lie in a file that is mapped.
+        self._left = [array.reshape(-1).view(np.uint8) for array in arrays]
+        self._left.reverse()
+
+    def read(self, target: Any, size: int) -> int:
+        """Copy the next bytes to where a capsule points."""
+        start, at = _pointer(target, None), 0
+        while at < size and self._left:
+            piece = self._left.pop()
+            taken = min(piece.size, size - at)
+            ctypes.memmove(start + at, piece.ctypes.data, taken)
+            at += taken
+            if taken < piece.size:
+                self._left.append(piece[taken:])
+        return at
+
+
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 class _Part:
     """One ncnn net, run once for each of some images."""
 
@@ -221,13 +246,8 @@ class _Part:
             setattr(option, name, value)
         if self._net.load_param_mem(text.param):
             raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{text.param}")
-        with TemporaryDirectory(dir=_memory_folder(), prefix="codl-") as folder:
-            path = Path(folder) / "weights.bin"
-            with path.open("wb") as file:
-                for array in text.weights:
-                    array.tofile(file)
-            if self._net.load_model(str(path)):
-                raise DeviceError("ncnn cannot read the weights that codl wrote.")
+        if self._net.load_model(_WeightReader(text.weights)):
+            raise DeviceError("ncnn cannot read the weights that codl gives it.")
 
     def run(self, known: Mats) -> Mats:
         """The net's results, packed, from what enters it."""
@@ -371,8 +391,3 @@ def aligned_zeros(shape: tuple[int, ...]) -> Array:
     start = -memory.ctypes.data % ALIGNMENT
     zeros: Array = memory[start : start + size].view(np.float32).reshape(shape)
     return zeros
-
-
-def _memory_folder() -> str | None:
-    """A folder in memory for the moment that weights are handed over, where there is one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.ort import OrtNet
 from codl.kernels.ort import CpuOrt
 from codl.ops import OnnxModel
 from codl.soc import Soc
+
+if TYPE_CHECKING:
+    from codl.device.ort import OrtNet
 
 
 @dataclass(frozen=True)
@@ -105,4 +108,8 @@ def _net(group: Group, homes: Mapping[str, Home], soc: Soc) -> CpuNet | OrtNet:
     inputs = {name: homes[name] for name in read if name not in made}
     outputs = {name: homes[name] for name in dict.fromkeys(x.output for x in group.layers)
                if name in homes}  # fmt: skip
-    return (OrtNet if group.is_ort else CpuNet)(group.layers, inputs, outputs, soc)
+    if not group.is_ort:
+        return CpuNet(group.layers, inputs, outputs, soc)
+    from codl.device.ort import OrtNet  # which takes a while; most halves have none
+
+    return OrtNet(group.layers, inputs, outputs, soc)

@@ -16,7 +16,7 @@ from codl.device import drivers, hints, launch, threads
 from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, TensorPool, checked_size, make_image
-from codl.device.programs import Programs
+from codl.device.programs import Offer, Programs
 from codl.errors import CodlWarning, DeviceError
 from codl.kernels.base import (
     BLOCKED,
@@ -115,8 +115,11 @@ class OpenClDevice:
     #: Whether a thread that waits for a device that is a CPU works through its queue with it.
     waiting_helps: bool = False
 
-    def __init__(self, soc: Soc) -> None:
+    def __init__(self, soc: Soc, offer: Offer | None = None) -> None:
+        """Open it; `offer` are binaries that spare compilations, from the first one on."""
         self.soc = soc
+        #: Whether kernels run once when they are bound; see `known_kernels`.
+        self._tries = True
         #: Held by whoever runs something on this device and its CPU.
         self.lock = RLock()
         with threads.pinned(soc.gpu.cores) as existing:
@@ -125,12 +128,14 @@ class OpenClDevice:
             self.device = device
             self.context = hints.make_context(device, soc)
             self.queue = hints.make_queue(self.context, soc)
+            self.programs = Programs(self.context)
+            if offer is not None:
+                self.programs.offer(offer)
             # In here, because threads of a driver inherit the cores of the one that makes them.
             self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         for text in filter(None, (self.mismatch, *hints.ignored(device, soc))):
             warnings.warn(text, CodlWarning, stacklevel=2)
         threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
-        self.programs = Programs(self.context)
 
     @property
     def sees_host_memory(self) -> bool:
@@ -279,9 +284,20 @@ class OpenClDevice:
 
         Raises `DeviceError` with the kernel's name.
         """
+        if not self._tries:
+            return
         for kernel in kernels:
             with explained(f"Running the kernel {kernel.name!r} on {self.device.name}"):
                 self.run([kernel])
+
+    @contextmanager
+    def known_kernels(self) -> Iterator[None]:
+        """Inside, no kernel is run for a trial: all have run with this very driver before."""
+        before, self._tries = self._tries, False
+        try:
+            yield
+        finally:
+            self._tries = before
 
     @contextmanager
     def profiling(self) -> Iterator[None]:
@@ -352,7 +368,7 @@ class OpenClDevice:
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
-        kernel = cl_module().Kernel(cl_module().Program(self.context, BUSY).build(), "busy")
+        kernel = cl_module().Kernel(self.programs.build_text("busy", BUSY), "busy")
         size = 1024 * self.soc.gpu.compute_units
         return BoundKernel("busy", kernel, Launch("busy", (size,), ()), [self._scratch(4 * size)])
 
@@ -367,14 +383,25 @@ class OpenClDevice:
         return observer.threads
 
 
-@cache
-def open_device(soc: Soc) -> OpenClDevice:
+def open_device(soc: Soc, offer: Offer | None = None) -> OpenClDevice:
     """The SoC's OpenCL device; opened at the first call, the same object ever after.
 
-    Raises `UnsupportedError` for a SoC of replayed latencies, which has no device.
+    It takes what binaries are offered. Raises `UnsupportedError` for a SoC of replayed latencies,
+    which has no device.
     """
     soc.check_present()
-    return OpenClDevice(soc)
+    opened = _opened(soc)
+    if not opened:
+        opened.append(OpenClDevice(soc, offer))
+    elif offer is not None:
+        opened[0].programs.offer(offer)
+    return opened[0]
+
+
+@cache
+def _opened(soc: Soc) -> list[OpenClDevice]:
+    """Where a SoC's device is kept once it is open."""
+    return []
 
 
 def svm_capabilities(device: cl.Device) -> int:

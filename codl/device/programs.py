@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -67,6 +67,17 @@ class Binary:
         return self.name, self.source, self.options
 
 
+@dataclass(frozen=True)
+class Offer:
+    """Binaries, and the `Programs.identity` that they were compiled for."""
+
+    identity: Mapping[str, str]
+    binaries: tuple[Binary, ...]
+
+    def fits(self, programs: Programs) -> bool:
+        return dict(self.identity) == dict(programs.identity)
+
+
 class Programs:
     """The programs of a context with one device; `compiled` counts those that came from source."""
 
@@ -87,7 +98,9 @@ class Programs:
 
         Raises `DeviceError` with the compiler's log and the macros where it does not build.
         """
-        job = _Job.of(plan)
+        return self._build(_Job.of(plan))
+
+    def _build(self, job: _Job) -> cl.Program:
         if self._asked is not None:
             self._asked[job] = None
         if job not in self._built:
@@ -97,9 +110,14 @@ class Programs:
             self._built[job] = program
         return self._built[job]
 
-    def offer(self, binaries: Iterable[Binary]) -> None:
-        """Take these before those of the cache; they must be of this very `identity`."""
-        self._offered |= {binary.key: binary.blob for binary in binaries}
+    def build_text(self, name: str, text: str) -> cl.Program:
+        """The program of a text that has no macros."""
+        return self._build(_Job(name, text, digest(text)[:16], STANDARD))
+
+    def offer(self, offer: Offer) -> None:
+        """Take these binaries before those of the cache, if they are for this device and driver."""
+        if offer.fits(self):
+            self._offered |= {binary.key: binary.blob for binary in offer.binaries}
 
     @contextmanager
     def recording(self) -> Iterator[list[Binary]]:

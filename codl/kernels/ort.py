@@ -22,6 +22,8 @@ from codl.soc import Soc
 
 #: The version of ONNX's operators that plans are written in.
 OPSET = 20
+#: ONNX's codes of types; its own module of them takes long to import.
+TYPES = {"float32": 1, "int64": 7}
 
 Values: TypeAlias = Mapping[str, NDArray[Any]]
 

@@ -1,5 +1,8 @@
 """Operators: one file each, with shapes, FLOPs, needed ranges and a float64 reference."""
 
+from typing import TYPE_CHECKING
+
+from codl.later import imported_later
 from codl.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
@@ -7,7 +10,6 @@ from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.ops.eltwise import Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
-from codl.ops.lower import lower, network_of
 from codl.ops.matmul import MatMul
 from codl.ops.max_indices import MaxIndices
 from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
@@ -23,6 +25,11 @@ from codl.ops.resize import Resize
 from codl.ops.softmax import Softmax
 from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
+
+if TYPE_CHECKING:
+    from codl.ops.lowering import lower, network_of
+
+__getattr__ = imported_later(__name__, {"lower": "lowering", "network_of": "lowering"})
 
 __all__ = [
     "OP_TYPES",

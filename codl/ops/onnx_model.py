@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx
-import onnx.reference
 from numpy.typing import NDArray
 
 from codl.ops.base import Weights
 from codl.ops.nd import NdOp, Sizes
+
+if TYPE_CHECKING:
+    import onnx
 
 #: What the inputs of such a model are called, with a number behind, and its output: as no tensor of
 #: somebody's model is.
@@ -54,15 +55,19 @@ class OnnxModel(NdOp):
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
-        return onnx.load_from_string(self.model)
+        from onnx import load_from_string
+
+        return load_from_string(self.model)
 
     def reference(
         self, inputs: Sequence[NDArray[np.float64]], weights: Weights
     ) -> NDArray[np.float64]:
         """By ONNX's own reference, in float32."""
+        from onnx.reference import ReferenceEvaluator
+
         given = {
             f"{INPUT}{index}": value.reshape(sizes).astype(np.float32)
             for index, (value, sizes) in enumerate(zip(inputs, self.shapes, strict=True))
         }
-        (value,) = onnx.reference.ReferenceEvaluator(self.proto).run([OUTPUT], given)
+        (value,) = ReferenceEvaluator(self.proto).run([OUTPUT], given)
         return np.asarray(value, np.float64).reshape(self.output)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
 
-from codl.kernels.ort import CpuOrt, OrtPlan, nd_plan, node
+from codl.kernels.ort import TYPES, CpuOrt, OrtPlan, nd_plan, node
 from codl.ops.joining import Gather
 
 
@@ -13,7 +12,7 @@ def _plan(op: Gather) -> OrtPlan:
     """Indices are floats outside; those out of range take the first or the last slice."""
     size = op.shapes[0][op.axis]
     nodes = [
-        node("Cast", ("x1",), "whole", to=TensorProto.INT64),
+        node("Cast", ("x1",), "whole", to=TYPES["int64"]),
         node("Clip", ("whole", "first", "last"), "inside"),
         node("Gather", ("x0", "inside"), axis=op.axis),
     ]

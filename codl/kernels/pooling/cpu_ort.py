@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnx import TensorProto
-
 from codl.graph import Node
-from codl.kernels.ort import CpuOrt, OrtPlan, node
+from codl.kernels.ort import TYPES, CpuOrt, OrtPlan, node
 from codl.ops.max_indices import MaxIndices
 from codl.ops.pool2d import Pool2d
 
@@ -44,7 +42,7 @@ def _indices(op: MaxIndices) -> OrtPlan:
         ("maxima", "indices"),
         {**_window(op), "storage_order": int(op.by_columns)},
     )
-    nodes = (pool, node("Cast", ("indices",), to=TensorProto.FLOAT))
+    nodes = (pool, node("Cast", ("indices",), to=TYPES["float32"]))
     return OrtPlan(nodes, op.inputs, op.out_sizes)
 
 
