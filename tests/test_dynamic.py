@@ -16,9 +16,10 @@ from codl.execute.program import build_program
 from codl.graph import import_onnx, simplify
 from codl.models.builder import ModelBuilder
 from codl.ops import Network, lower
+from codl.plan.bound import Bound
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
-from codl.plan.dynamic import Bound, every_way, fastest
+from codl.plan.dynamic import every_way, fastest
 from codl.plan.objective import GOALS, Objective
 from codl.plan.optimal import search
 from codl.plan.segments import Segments

@@ -23,9 +23,10 @@ from codl.collect.tasks import (
 from codl.collect.work import GpuWork, cpu_work, filler
 from codl.dataset import OpRow, Row, RowT, SharingRow
 from codl.device import threads
+from codl.device.bound import BoundKernel
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import SharedBuffer, seen_array
-from codl.device.opencl import BoundKernel, open_device
+from codl.device.opencl import open_device
 from codl.errors import DeviceError
 from codl.execute.exchange import enqueue
 from codl.execute.timeline import Timeline

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from codl.device.bound import BoundKernel
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor, SharedBuffer
-from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.device.opencl import OpenClDevice
 from codl.device.ort import OrtNet
 from codl.execute.timeline import Timeline
 from codl.kernels.base import KernelPlan, TensorArg

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from math import prod
 from threading import RLock, get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codl.device import drivers, hints, launch, threads
+from codl.device.bound import BoundKernel
 from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, TensorPool, checked_size, make_image
@@ -46,64 +46,6 @@ kernel void busy(global float *out) {
     out[get_global_id(0)] = x;
 }
 """
-
-
-class BoundKernel:
-    """A kernel with its arguments set, ready to be enqueued at once."""
-
-    __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name")
-
-    def __init__(self, name: str, kernel: cl.Kernel, shape: Launch, values: Sequence[Any]) -> None:
-        kernel.set_args(*values)
-        self.name = name
-        self.kernel = kernel
-        self._global, self._local = shape.global_size, shape.local_size
-        self.arguments = launch.arguments(kernel, self._global, self._local)
-        # Kernels do not keep their buffers alive.
-        self._buffers = values
-
-    @property
-    def constants(self) -> list[cl.MemoryObject]:
-        """The memory that is only read: weights."""
-        cl = cl_module()
-        objects = [value for value in self._buffers if isinstance(value, cl.MemoryObject)]
-        return [value for value in objects if value.flags & cl.mem_flags.READ_ONLY]
-
-    def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
-        return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
-
-    def check(self, device: cl.Device) -> None:
-        """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
-
-        Only now that the kernel is built does the driver tell what it needs.
-        """
-        info, kernel = cl_module().kernel_work_group_info, self.kernel
-        used = kernel.get_work_group_info(info.LOCAL_MEM_SIZE, device)
-        if used > device.local_mem_size:
-            raise DeviceError(
-                f"The kernel {self.name!r} needs {used} bytes of local memory, {device.name} has "
-                f"{device.local_mem_size}."
-            )
-        if self._local is None:
-            return
-        allowed = kernel.get_work_group_info(info.WORK_GROUP_SIZE, device)
-        longest = device.max_work_item_sizes
-        if prod(self._local) > allowed or any(
-            wanted > most for wanted, most in zip(self._local, longest, strict=False)
-        ):
-            raise DeviceError(
-                f"The kernel {self.name!r} wants work-groups of {_sizes(self._local)}, "
-                f"{device.name} allows it {allowed} work-items, {_sizes(longest)} at most."
-            )
-        if any(n % size for n, size in zip(self._global, self._local, strict=True)):
-            raise DeviceError(
-                f"The kernel {self.name!r} wants work-groups of {_sizes(self._local)}, which do "
-                f"not divide its {_sizes(self._global)} work-items."
-            )
-
-
-def _sizes(sizes: Sequence[int]) -> str:
-    return "x".join(str(size) for size in sizes)
 
 
 class OpenClDevice:

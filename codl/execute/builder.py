@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codl.device.bound import BoundKernel
 from codl.device.cpu import Home
 from codl.device.half import CpuHalf
 from codl.device.memory import GpuTensor, TensorPool
-from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.device.opencl import OpenClDevice
 from codl.execute import exchange
 from codl.execute.gpu_half import Fallback, GpuHalf, kept_storages
 from codl.execute.homes import HomePool

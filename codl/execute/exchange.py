@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from codl.device.bound import BoundKernel
 from codl.device.cpu import Home
 from codl.device.memory import GpuTensor, SharedBuffer
-from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.device.opencl import OpenClDevice
 from codl.execute.program import Transfer
 from codl.execute.timeline import Timeline
 from codl.ops import Shape

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from codl.device.bound import BoundKernel
 from codl.device.memory import GpuTensor, TensorPool
-from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.device.opencl import OpenClDevice
 from codl.errors import DeviceError
 from codl.execute.fusing import Work, works
 from codl.execute.supply import Supply

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from codl.device.bound import BoundKernel
 from codl.device.cpu import CpuLayer, Home
 from codl.device.half import CpuHalf
-from codl.device.opencl import BoundKernel, OpenClDevice
+from codl.device.opencl import OpenClDevice
 from codl.execute.exchange import ToCpu, ToGpu, enqueue
 from codl.execute.timeline import Timeline
 from codl.kernels import registry

@@ -22,6 +22,7 @@ from codl.execute.program import WAYS, Residency, lacking
 from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Region
 from codl.ops.plan import Sharing
+from codl.plan.bound import Bound
 from codl.plan.clocks import START, Move, Pair, after_stage, priced
 from codl.plan.cost import CostModel
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
@@ -32,8 +33,6 @@ from codl.plan.transfers import between
 WIDEST, NARROW = 64, 2
 #: With more chains than this, the narrow search is all there is.
 FEW = 200
-#: Weights of the CPU's clock that are tried for a bound.
-SHARES = tuple(i / 20 for i in range(1, 20))
 #: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
 Key: TypeAlias = tuple[int, ...]
 NOTHING_HELD = 0
@@ -187,37 +186,6 @@ class _Ahead:
         ends = np.maximum(cpu + self._cpu + self._launches, np.maximum(works_on, gpu))
         pairs = zip(least.tolist(), ends.tolist(), self._segments, strict=True)
         return ((end, segment) for below, end, segment in pairs if below < limit_ms)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What any plan must still take from a point on.
-
-    The later of two clocks is never before a weighted mean of both, and every chain adds to that
-    mean at least what its halves and its launches take, data sharing left out.
-    """
-
-    share: float
-    left_ms: tuple[float, ...]
-
-    @classmethod
-    def of(cls, segments: Segments) -> Bound:
-        """With the weight that makes the bound tightest."""
-        shares = np.array(SHARES)
-        left = np.full((len(segments.starting) + 1, len(shares)), inf)
-        left[-1] = 0.0
-        for at in reversed(range(len(segments.starting))):
-            own = segments.starting[at]
-            if own:
-                cpu, gpu = np.array([segment.work_ms for segment in own]).T
-                means = np.outer(cpu, shares) + np.outer(gpu, 1 - shares)
-                left[at] = (means + left[[segment.stop for segment in own]]).min(axis=0)
-        best = int(np.argmax(left[0]))
-        return cls(SHARES[best], tuple(left[:, best].tolist()))
-
-    def least_ms(self, clocks: Pair, at: int) -> float:
-        """The least that a plan ends at which is at layer `at` now."""
-        return self.share * clocks[0] + (1 - self.share) * clocks[1] + self.left_ms[at]
 
 
 def _waited(clocks: Pair, key: Key) -> Pair:

@@ -24,9 +24,10 @@ import numpy as np
 
 from codl.collect.protocol import Latency
 from codl.collect.tasks import load_network
+from codl.device.bound import BoundKernel
 from codl.device.detect import detect
 from codl.device.loader import cl_module
-from codl.device.opencl import BoundKernel, OpenClDevice, open_device
+from codl.device.opencl import OpenClDevice, open_device
 from codl.execute.engine import Engine
 from codl.kernels import registry, tuned
 from codl.kernels.base import Launch, TensorArg

@@ -16,7 +16,8 @@ from typing import Any
 
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
-from codl.device.opencl import BoundKernel, OpenClDevice, open_device
+from codl.device.bound import BoundKernel
+from codl.device.opencl import OpenClDevice, open_device
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, PLANAR, Launch, Storage, TensorArg
 from codl.kernels.tiling import ceil_div

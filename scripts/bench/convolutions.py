@@ -24,9 +24,10 @@ import numpy as np
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
 from codl.collect.work import repeated
+from codl.device.bound import BoundKernel
 from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.device.memory import GpuTensor
-from codl.device.opencl import BoundKernel, OpenClDevice, open_device
+from codl.device.opencl import OpenClDevice, open_device
 from codl.kernels import registry
 from codl.kernels.base import PLANAR, TensorArg
 from codl.ops import Op, Region, Shape, Weights, parse, to_text

@@ -25,9 +25,11 @@ from codl.predict.estimators.members import (
     Items,
     Member,
     along,
+    far_from_others,
     on_line,
     read_members,
     ridge,
+    share_grid,
     spread_axes,
 )
 from codl.predict.estimators.run_columns import RunColumns
@@ -46,8 +48,6 @@ SAME = 0.9999
 LEAST_RUN_SPREAD = 0.2
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
-#: Shares of the members that are tried come in so many steps.
-SHARE_STEPS = 4
 #: Shares must beat equal ones by this part of the error: less is chance.
 WORTH = 0.02
 #: The same where runs differ: their terms have seen the rows that are held out.
@@ -223,7 +223,7 @@ class Codl(LatencyEstimator):
         low, high = np.quantile(logs - base, [0.0, 1.0])
         self.limits_ = rounded([low - SLACK, high + SLACK])
         corrections = corrections.clip(*self.limits_)
-        tried = _shares(len(corrections))
+        tried = share_grid(len(corrections))
         wrong = np.minimum(np.abs(logs - base - tried @ corrections), 1).mean(1)
         best = int(np.argmin(wrong))
         worth = WORTH_BESIDE_RUNS if self.runs_ and not self.trees_ else WORTH
@@ -238,7 +238,7 @@ class Codl(LatencyEstimator):
         self.shares_ = tried[best, members]
         mixed = base + tried[best] @ corrections
         corrections = corrections[sorted({*members, *kept})]
-        far = _far(candidates[members[0]].projection, groups, rows)
+        far = far_from_others(candidates[members[0]].projection, groups, rows)
         signs = np.column_stack([np.ptp(corrections, axis=0), far])
         self.errors_ = Errors.fit(logs - mixed, signs, groups)
         self.inner_ = np.exp(mixed)
@@ -385,25 +385,6 @@ def _logs(X: Vector) -> Vector:
     result = np.abs(X)
     result += 1
     return np.log(result, out=result)
-
-
-def _shares(count: int) -> Vector:
-    """Ways to share 1 among `count`: equally, all in steps, in this order."""
-    grid = np.indices([SHARE_STEPS + 1] * count).reshape(count, -1).T
-    result: Vector = np.vstack([np.ones((1, count)) / count, grid[grid.sum(1) == SHARE_STEPS]])
-    result[1:] /= SHARE_STEPS
-    return result
-
-
-def _far(projection: Projection, groups: Groups, rows: Groups) -> Vector:
-    """How far every row is from the points (those of `rows`) of other folds."""
-    far = np.ones(len(groups))
-    for fold in inner_folds(groups):
-        others = ~np.isin(rows, fold)
-        if others.any():
-            near = projection.cross[np.ix_(fold, others)].max(1)
-            far[fold] = 1 - near / projection.kernel.amplitude**2
-    return far
 
 
 def _base(X: Vector, y: Vector) -> CodlLinear:

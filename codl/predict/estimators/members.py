@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.predict.estimators.arrays import Vector, from_rows, rounded, to_rows, vector
-from codl.predict.estimators.base import number
-from codl.predict.estimators.gaussian import Kernel
+from codl.predict.estimators.base import inner_folds, number
+from codl.predict.estimators.gaussian import Kernel, Projection
 
 Groups = NDArray[np.intp]
 
@@ -23,6 +23,8 @@ RIDGE = 1e-3
 LEAST_SPREAD = 0.05
 #: So many items are predicted at a time: their correlations stay in the caches.
 CHUNK = 512
+#: Shares of the members that are tried come in so many steps.
+SHARE_STEPS = 4
 #: A direction's spread counts by this power: those that vary most matter most, though not so much.
 SPREAD_POWER = 0.5
 
@@ -165,3 +167,22 @@ def ridge(scaled: Vector, target: Vector) -> Vector:
     pull[-1] = 1e-9
     result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
     return result
+
+
+def share_grid(count: int) -> Vector:
+    """Ways to share 1 among `count`: equally, all in steps, in this order."""
+    grid = np.indices([SHARE_STEPS + 1] * count).reshape(count, -1).T
+    result: Vector = np.vstack([np.ones((1, count)) / count, grid[grid.sum(1) == SHARE_STEPS]])
+    result[1:] /= SHARE_STEPS
+    return result
+
+
+def far_from_others(projection: Projection, groups: Groups, rows: Groups) -> Vector:
+    """How far every row is from the points (those of `rows`) of other folds."""
+    far = np.ones(len(groups))
+    for fold in inner_folds(groups):
+        others = ~np.isin(rows, fold)
+        if others.any():
+            near = projection.cross[np.ix_(fold, others)].max(1)
+            far[fold] = 1 - near / projection.kernel.amplitude**2
+    return far
