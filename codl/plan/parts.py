@@ -20,7 +20,8 @@ from codl.ops.base import split
 from codl.ops.region import Span
 from codl.plan.cost import CostModel
 
-#: Ratios that are tried, in steps of one twentieth; the ends are one processor alone.
+#: Ratios that are tried, in steps of one twentieth, or one image where a batch has more images; the
+#: ends are one processor alone.
 STEPS = 20
 #: The number of a part of nothing.
 NONE = 0
@@ -34,7 +35,7 @@ class Parts:
 
     `ops` are the network's ops, each once, and `op_of` says which is whose layer's. `needs` are the
     regions of its inputs that each part needs, None where that is nothing; `regions` its own, of
-    so many `elements`.
+    so many `elements`. Ops are cut in so many `steps`.
     """
 
     def __init__(self, layers: Sequence[Layer], cost: CostModel) -> None:
@@ -44,6 +45,7 @@ class Parts:
         self._cost, self._block = cost, cost.soc.gpu.vector_width
         self._dims = [frozenset(op.dims) for op in self.ops]
         self._outputs = [op.output for op in self.ops]
+        self.steps = max(STEPS, *(shape.n for shape in self._outputs))
         self._whole = [Region.whole(shape) for shape in self._outputs]
         self._shares: dict[tuple[int, Dim, int], Shares] = {}
         self._numbers: dict[tuple[int, Region], int] = {}
@@ -58,7 +60,7 @@ class Parts:
         """What either processor gets of an op that is cut so many steps from its start."""
         asked = (op, dim, step)
         if asked not in self._shares:
-            cpu, gpu = split(self.ops[op], dim, step / STEPS, align=self._block)
+            cpu, gpu = split(self.ops[op], dim, step / self.steps, align=self._block)
             self._shares[asked] = (
                 None if cpu.is_empty else cpu,
                 None if gpu.is_empty else gpu,

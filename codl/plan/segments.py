@@ -22,7 +22,7 @@ from codl.ops import Dim, Network, Region
 from codl.ops.base import AXES
 from codl.plan.clocks import Pair, both_ends
 from codl.plan.cost import ADDED_INSIDE, LEAST_SHARE, CostModel, Moved
-from codl.plan.parts import NONE, STEPS, Parts
+from codl.plan.parts import NONE, Parts
 
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
@@ -111,11 +111,11 @@ class Segments:
 
     @cached_property
     def _steps(self) -> list[dict[Dim, tuple[int, ...]]]:
-        """The steps between 0 and `STEPS` at which each layer may be cut."""
+        """The steps between 0 and the last at which each layer may be cut."""
         of_op: list[dict[Dim, tuple[int, ...]]] = []
         for op in self._parts.ops:
             dims = [dim for dim in op.dims if dim != "H" or op.output.h > 1]
-            of_op.append({dim: _steps(op.output.n, dim) for dim in dims})
+            of_op.append({dim: _steps(op.output.n, dim, self._parts.steps) for dim in dims})
         return [of_op[number] for number in self._parts.op_of]
 
     @cached_property
@@ -128,7 +128,7 @@ class Segments:
 
     @cached_property
     def _alone(self) -> Mapping[Dim, Vector]:
-        """Milliseconds of both halves of every layer, shaped (2, layers, STEPS + 1); or infinite.
+        """Milliseconds of both halves of every layer, shaped (2, layers, steps + 1); or infinite.
 
         Predicted around the balanced cut and on a line in between: this only says which chains are
         looked at. The ends of a dimension that a layer has not are there all the same.
@@ -145,10 +145,10 @@ class Segments:
         ]
         latencies = [parts.latency_ms(numbers[side], side).tolist() for side in (0, 1)]
         known = [dict(zip(asked, own, strict=True)) for own in latencies]
-        found = {dim: np.full((2, len(self._layers), STEPS + 1), inf) for dim in AXES}
+        found = {dim: np.full((2, len(self._layers), parts.steps + 1), inf) for dim in AXES}
         for dim, table in found.items():
             table[0, :, 0], table[1, :, 0] = self._whole_ms[0], 0.0
-            table[0, :, STEPS], table[1, :, STEPS] = 0.0, self._whole_ms[1]
+            table[0, :, parts.steps], table[1, :, parts.steps] = 0.0, self._whole_ms[1]
             for k, op in enumerate(parts.op_of):
                 if cut := cuts.get((op, dim)):
                     inner = slice(cut[0], cut[-1] + 1)
@@ -163,7 +163,7 @@ class Segments:
         cpu_ms, gpu_ms = self._whole_ms[:, k]
         if self.complete or dim == "N" or not np.isfinite(cpu_ms + gpu_ms):
             return list(steps)
-        middle = round(STEPS * cpu_ms / (cpu_ms + gpu_ms))
+        middle = round(self._parts.steps * cpu_ms / (cpu_ms + gpu_ms))
         return sorted({steps[0], steps[-1], *steps}.intersection(middle + d for d in AROUND))
 
     @cached_property
@@ -177,7 +177,7 @@ class Segments:
     def _single(self) -> Iterator[_Draft]:
         able = np.isfinite(self._whole_ms)
         for stop in range(1, len(self._layers) + 1):
-            for side, step in ((0, 0), (1, STEPS)):
+            for side, step in ((0, 0), (1, self._parts.steps)):
                 starts: set[int] = set()
                 for start in reversed(range(stop)):
                     if not able[side, start]:
@@ -271,7 +271,7 @@ class Segments:
                     start,
                     stop,
                     dim,
-                    step / STEPS,
+                    step / parts.steps,
                     ((first[0], len(self._rows[0])), (first[1], len(self._rows[1]))),
                     (needed[0].copy(), needed[1].copy()),
                     (left[0].copy(), left[1].copy()),
@@ -360,7 +360,7 @@ def last_readers(network: Network) -> dict[str, int]:
     return found | {name: len(network.layers) for name, _ in network.outputs.values()}
 
 
-def _steps(images: int, dim: Dim) -> tuple[int, ...]:
+def _steps(images: int, dim: Dim, steps: int) -> tuple[int, ...]:
     if dim != "N":
-        return tuple(range(1, STEPS))
-    return tuple(sorted({round(STEPS * k / images) for k in range(1, images)} - {0, STEPS}))
+        return tuple(range(1, steps))
+    return tuple(sorted({round(steps * k / images) for k in range(1, images)} - {0, steps}))
