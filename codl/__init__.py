@@ -45,18 +45,20 @@ def compile(
     return Engine(network, chosen, described)
 
 
-def load(path: str | Path) -> Engine:
+def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
     """Make a model ready to run from a bundle of `codl package`, in a fraction of `compile`'s time.
 
-    Raises `InvalidFileError` for a file that is damaged or no bundle, `MismatchError` where it is
-    for another machine.
+    A bundle has its own SoC; `soc` is the same with other cores, threads or hints. Raises
+    `InvalidFileError` for a file that is damaged or no bundle, `MismatchError` where it is for
+    another machine.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
     """
+    from codl import soc as socs
     from codl.bundle import load
 
-    return load(path)
+    return load(path, soc=None if soc is None else socs.load(soc))
 
 
 __all__ = ["__version__", "compile", "load"]

@@ -400,5 +400,7 @@ def test_a_bundle_is_kept_only_if_it_computes_the_same(
 
 def test_a_bundle_is_no_model(made: Path, first_soc: Soc, tmp_path: Path) -> None:
     soc = first_soc.save(tmp_path / "test.yaml")
+    with codl.load(made, soc=soc) as engine:
+        assert engine.soc == first_soc
     with pytest.raises(UnsupportedError, match=r"is a bundle, .*codl\.load"):
         codl.compile(made, soc=soc)

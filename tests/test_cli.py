@@ -108,6 +108,8 @@ def test_a_bundle_runs_by_itself(workplace: Path) -> None:
     refused = run(workplace, "run", "small.codl", "--strategy", "cpu", code=1)
     assert "--strategy cannot change small.codl" in refused.stderr
     assert "only a bundle has its own" in run(workplace, "run", "small.onnx", code=2).stderr
+    other = run(workplace, "package", "small.onnx", "--soc", "test", "-o", "small.zip", code=2)
+    assert "must end in .codl, got small.zip" in other.stderr
 
 
 def test_eval_and_report(workplace: Path) -> None:

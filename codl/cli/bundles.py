@@ -22,6 +22,7 @@ from codl.cli.models import (
 from codl.cli.output import JsonOption, SocOption, emit, note
 from codl.cli.shapes import ShapeOption, read_shapes
 from codl.collect.tasks import load_network
+from codl.models import BUNDLE
 from codl.ops.plan import load_plan
 from codl.predict.names import FOLDER
 from codl.strategies import Context, find
@@ -51,6 +52,8 @@ def package_model(
     codl package model.onnx --soc host --plan plan.json -o model.codl
     codl run yolov2.codl
     """
+    if output.suffix != BUNDLE:
+        raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
     deployed = deployment_of(model)
     context = adapted(Context(socs.load(soc), predictors, predictor=predictor), deployed)
     network = load_network(model, batch, read_shapes(shape))

@@ -235,11 +235,12 @@ class OpenClDevice:
     @contextmanager
     def known_kernels(self) -> Iterator[None]:
         """Inside, no kernel is run for a trial: all have run with this very driver before."""
-        before, self._tries = self._tries, False
-        try:
-            yield
-        finally:
-            self._tries = before
+        with self.lock:
+            before, self._tries = self._tries, False
+            try:
+                yield
+            finally:
+                self._tries = before
 
     @contextmanager
     def profiling(self) -> Iterator[None]:
