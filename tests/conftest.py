@@ -34,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
 
 
+#: What this process may use, before anything is pinned.
+CORES = os.sched_getaffinity(0)
 FOUND: list[ProbedDevice] = [device for result in probe_all() for device in result.devices]
 
 
@@ -84,10 +86,10 @@ def first_gpu(first_soc: Soc) -> OpenClDevice:
 
 @pytest.fixture(autouse=True)
 def _same_affinity() -> Iterator[None]:
-    """Engines pin the thread that builds them; tests must not inherit that."""
-    before = os.sched_getaffinity(0)
+    """Engines pin the thread that builds them; tests, and other fixtures, must not inherit that."""
+    os.sched_setaffinity(0, CORES)
     yield
-    os.sched_setaffinity(0, before)
+    os.sched_setaffinity(0, CORES)
 
 
 @pytest.fixture(scope="session")

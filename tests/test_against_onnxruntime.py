@@ -76,7 +76,7 @@ def check_every_split(op: Conv2d, dim: Any, gpu: OpenClDevice) -> None:
 
 @given(op=convolutions(), dim=st.sampled_from(["H", "OC"]))
 @settings(
-    max_examples=6,
+    max_examples=4,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -110,7 +110,7 @@ CUTS = st.lists(
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
 @settings(
-    max_examples=18,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -22,7 +22,7 @@ from codl.ops import Array, Op, Region, Shape, Span, parse, split, to_text
 from codl.soc import Soc
 
 FEW = settings(
-    max_examples=40,
+    max_examples=24,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

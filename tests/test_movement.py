@@ -26,7 +26,7 @@ from codl.ops.resize import COORDS, ROUNDING
 from codl.soc import Soc
 
 SOME = settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -35,7 +35,7 @@ from codl.ops.reduce import REDUCTIONS
 from codl.soc import Soc
 
 SOME = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

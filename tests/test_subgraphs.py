@@ -316,7 +316,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[onnx.NodeProto], list[str]]:
 
 @given(drawn=graphs())
 @settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
