@@ -1,0 +1,66 @@
+"""What the engine takes for an op that computes next to nothing: a net of many of them.
+
+    python scripts/bench/overhead.py --soc host [--ops 60]
+
+Poolings of one element over 16 channels of one pixel, in a row, on the CPU, on the GPU, and every
+second one on each, in turns; microseconds an op, of the median run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+
+from codl import soc as socs
+from codl.collect.surroundings import TINY
+from codl.execute.engine import Engine
+from codl.kernels.base import PROCESSORS
+from codl.ops import Layer, Network, Shape
+from codl.plan.fixed import one_side
+
+ROUNDS, WARM_UP = 400, 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--soc", default="host")
+    parser.add_argument("--ops", type=int, default=60)
+    options = parser.parse_args()
+    soc, network = socs.load(options.soc), in_a_row(options.ops)
+    cpu, gpu = (one_side(network, soc, side, chained=False).chains for side in PROCESSORS)
+    plans = {
+        "CPU": one_side(network, soc, "cpu"),
+        "GPU": one_side(network, soc, "gpu"),
+        "by turns, with a transfer each": replace(
+            one_side(network, soc, "cpu"),
+            chains=tuple((cpu, gpu)[at % 2][at] for at in range(options.ops)),
+        ),
+    }
+    engines = {way: Engine(network, plan, soc) for way, plan in plans.items()}
+    samples: dict[str, list[float]] = {way: [] for way in engines}
+    for turn in range(WARM_UP + ROUNDS):
+        for way, engine in engines.items():
+            start = perf_counter()
+            engine.run()
+            if turn >= WARM_UP:
+                samples[way].append(perf_counter() - start)
+    for way, own in samples.items():
+        print(f"{way}: {1e6 * float(np.median(own)) / options.ops:.2f} us an op")
+
+
+def in_a_row(count: int) -> Network:
+    shape = Shape(*TINY.output)
+    layers = [
+        Layer(f"op{i}", TINY, ("input" if i == 0 else f"t{i - 1}",), f"t{i}", {})
+        for i in range(count)
+    ]
+    return Network(
+        "tiny", tuple(layers), {"input": shape}, {"output": (f"t{count - 1}", tuple(shape))}
+    )
+
+
+if __name__ == "__main__":
+    main()
