@@ -11,7 +11,7 @@ from rich.table import Table
 
 from codl import soc as socs
 from codl.bundle.packaging import package
-from codl.cli.deployed import adapted, deployment_of, strategy_of
+from codl.cli.deployed import adapted, deployment_of, plan_of
 from codl.cli.models import (
     BatchOption,
     ModelArgument,
@@ -23,9 +23,8 @@ from codl.cli.output import JsonOption, SocOption, emit, note
 from codl.cli.shapes import ShapeOption, read_shapes
 from codl.collect.tasks import load_network
 from codl.models import BUNDLE
-from codl.ops.plan import load_plan
 from codl.predict.names import FOLDER
-from codl.strategies import Context, find
+from codl.strategies import Context
 
 
 def package_model(
@@ -57,9 +56,7 @@ def package_model(
     deployed = deployment_of(model)
     context = adapted(Context(socs.load(soc), predictors, predictor=predictor), deployed)
     network = load_network(model, batch, read_shapes(shape))
-    chosen = (
-        load_plan(plan) if plan else find(strategy_of(strategy, deployed)).plan(network, context)
-    )
+    chosen = plan_of(plan, strategy, deployed, network=network, context=context)
     made = package(network, chosen, context.soc, output)
     times = made.cold_start
     note(f"Wrote {output}")

@@ -16,8 +16,9 @@ from codl.device.affinity import with_cores
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.models.deployment import Deployment
 from codl.ops import Array, Network
+from codl.ops.plan import Plan, load_plan
 from codl.soc import HINTS, Soc
-from codl.strategies import DEFAULT, Context
+from codl.strategies import DEFAULT, Context, find
 
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", help="Threads of the CPU side; one a core by default.")
@@ -97,6 +98,20 @@ def adapted(context: Context, deployed: Deployment | None) -> Context:
 def strategy_of(given: str | None, deployed: Deployment | None) -> str:
     """The strategy that is asked for, else what the runtime of a deployment means."""
     return given or (deployed.strategy if deployed else "") or DEFAULT
+
+
+def plan_of(
+    file: Path | None,
+    strategy: str | None,
+    deployed: Deployment | None,
+    *,
+    network: Network,
+    context: Context,
+) -> Plan:
+    """The plan in a file of `codl search`, where there is one, else what the strategy plans."""
+    if file is not None:
+        return load_plan(file)
+    return find(strategy_of(strategy, deployed)).plan(network, context)
 
 
 def read_inputs(

@@ -24,6 +24,7 @@ from codl.cli.deployed import (
     ThreadsOption,
     adapted,
     deployment_of,
+    plan_of,
     read_inputs,
     strategy_of,
 )
@@ -39,7 +40,7 @@ from codl.execute.engine import Engine
 from codl.execute.timeline import sharing_ms
 from codl.models import BUILT_IN, choices
 from codl.ops import Network
-from codl.ops.plan import Plan, load_plan
+from codl.ops.plan import Plan
 from codl.plan import placement, unmeasured
 from codl.plan.cost import CostModel
 from codl.plan.objective import GOALS, Objective
@@ -246,8 +247,7 @@ def run_model(
             Context(wanted.applied(load_soc(soc)), predictors, dataset, predictor), deployed
         )
         network = load_network(model, batch, read_shapes(shape))
-        given = load_plan(plan) if plan else None
-        chosen = given or find(strategy_of(strategy, deployed)).plan(network, context)
+        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
         engine, cost = Engine(network, chosen, context.soc), _cost(network, context)
     network, chosen, described = engine.network, engine.plan, engine.soc
     with engine:

@@ -209,7 +209,7 @@ class Bench:
 
         def sample(repeats: int) -> Seconds:
             with self._gpu.profiling():
-                return in_steps(repeats, {**steps, SYNC: self._gpu.queue.finish}, before)
+                return _seconds(repeats, {**steps, SYNC: self._gpu.queue.finish}, before)
 
         return sample
 
@@ -240,7 +240,7 @@ def _timed(work: Callable[[int], None]) -> _Sample:
     return sample
 
 
-def in_steps(repeats: int, steps: Mapping[str, Step], before: Mapping[str, Step]) -> Seconds:
+def _seconds(repeats: int, steps: Mapping[str, Step], before: Mapping[str, Step]) -> Seconds:
     """Seconds of every step of something, and of all of them, each time after others."""
     seconds = dict.fromkeys(steps, 0.0)
     for _ in range(repeats):
@@ -275,7 +275,7 @@ def _as_copy(step: Step, before: Mapping[str, Step], blank: SharingRow) -> _Exch
         row = _filled(blank, found[WHOLE])
         return replace(row, copy_ms=row.latency_ms)
 
-    return lambda repeats: in_steps(repeats, {"copy": step}, before), fill
+    return lambda repeats: _seconds(repeats, {"copy": step}, before), fill
 
 
 def _blank(task: Task, run: str) -> Row:

@@ -159,12 +159,12 @@ class Segments:
         return found
 
     def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
-        """The steps at which a layer is predicted: the first, the last and those near balance."""
+        """The steps at which a layer is predicted: near balance, or all where it is unknown."""
         cpu_ms, gpu_ms = self._whole_ms[:, k]
         if self.complete or dim == "N" or not np.isfinite(cpu_ms + gpu_ms):
             return list(steps)
         middle = round(self._parts.steps * cpu_ms / (cpu_ms + gpu_ms))
-        return sorted({steps[0], steps[-1], *steps}.intersection(middle + d for d in AROUND))
+        return sorted(set(steps).intersection(middle + d for d in AROUND))
 
     @cached_property
     def _best_ms(self) -> Vector:
