@@ -64,10 +64,6 @@ class Span(NamedTuple):
             return self
         return Span(min(self.start, other.start), max(self.stop, other.stop))
 
-    def meet(self, other: Span) -> Span:
-        start = max(self.start, other.start)
-        return Span(start, max(start, min(self.stop, other.stop)))
-
     def since(self, first: int) -> Span:
         """The same indices counted from `first`."""
         return Span(self.start - first, self.stop - first)

@@ -78,12 +78,21 @@ class Trees:
         return total
 
     @cached_property
+    def _table(self) -> tuple[NDArray[np.intp], Vector, NDArray[np.intp]]:
+        """Features, numbers and the trees of all nodes, one tree behind the other."""
+        rows = np.array([node for tree in self.nodes for node in tree], np.float64)
+        tree = np.repeat(np.arange(len(self.nodes)), [len(tree) for tree in self.nodes])
+        return rows[:, 0].astype(np.intp), rows[:, 1], tree
+
+    @cached_property
     def _values(self) -> Vector:
-        return np.array([v for tree in self.nodes for f, v in tree if f == LEAF])
+        features, numbers, _ = self._table
+        return numbers[features == LEAF]
 
     @cached_property
     def _counts(self) -> NDArray[np.intp]:
-        return np.array([sum(f == LEAF for f, _ in tree) for tree in self.nodes], np.intp)
+        features, _, tree = self._table
+        return np.bincount(tree[features == LEAF], minlength=len(self.nodes))
 
     @cached_property
     def _first_leaf(self) -> NDArray[np.intp]:
@@ -102,20 +111,20 @@ class Trees:
 
         Those are shaped (splits + 1, trees).
         """
-        full = int(self._all_leaves[0])
-        found: dict[int, list[tuple[float, int, int]]] = {}
-        for tree, nodes in enumerate(self.nodes):
-            for feature, number, first, last in _first_sides(nodes):
-                ruled_out = (1 << last) - (1 << first)
-                found.setdefault(feature, []).append((number, tree, full & ~ruled_out))
+        features, numbers, tree = self._table
+        splits, first, last = _first_sides(features)
+        offset, one = self._first_leaf[tree[splits]], np.uint64(1)
+        first, last = (one << (leaf - offset).astype(np.uint64) for leaf in (first, last))
+        masks = ~(last - first).astype(self._all_leaves.dtype)
         result = {}
-        for feature, splits in found.items():
-            splits.sort()
-            kept = np.tile(self._all_leaves, (len(splits) + 1, 1))
-            for at, (_, tree, mask) in enumerate(splits):
-                kept[at + 1, tree] = mask
+        order = np.lexsort((tree[splits], numbers[splits]))
+        splits, masks = splits[order], masks[order]
+        for feature in np.unique(features[splits]).tolist():
+            own = np.flatnonzero(features[splits] == feature)
+            kept = np.tile(self._all_leaves, (len(own) + 1, 1))
+            kept[np.arange(1, len(own) + 1), tree[splits[own]]] = masks[own]
             np.bitwise_and.accumulate(kept, axis=0, out=kept)
-            result[feature] = (np.array([number for number, _, _ in splits]), kept)
+            result[feature] = (numbers[splits[own]], kept)
         return result
 
     def state(self) -> list[str]:
@@ -153,21 +162,23 @@ def in_order(root: int, sides: Callable[[int], tuple[int, int] | None]) -> Itera
             waiting += reversed(both)
 
 
-def _first_sides(nodes: Sequence[Node]) -> list[tuple[int, float, int, int]]:
-    """For every split its feature, its number, and the leaves of its first side, half-open."""
-    found: list[tuple[int, float, int, int]] = []
-    waiting: list[tuple[int, float, int]] = []  # splits whose first side is not over
-    leaf = 0
-    for feature, number in nodes:
-        if feature != LEAF:
-            waiting.append((feature, number, leaf))
-            continue
-        # A leaf ends the first side of the last such split; or a second side, and with it all
-        # that it is the last of.
-        leaf += 1
-        if waiting:
-            found.append((*waiting.pop(), leaf))
-    return found
+def _first_sides(
+    features: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """The places of splits, and the leaves of each one's first side, half-open.
+
+    Of the nodes of trees one behind the other; leaves are counted through all of them.
+    """
+    is_leaf = features == LEAF
+    # A split waits for one side more, a leaf is one. A first side ends where first as many wait as
+    # before its split.
+    waiting = np.cumsum(np.where(is_leaf, -1, 1))
+    leaves = np.cumsum(is_leaf)
+    splits = np.flatnonzero(~is_leaf)
+    order = np.lexsort((np.arange(len(features)), waiting))
+    keys = waiting[order] * len(features) + order
+    ends = order[np.searchsorted(keys, (waiting[splits] - 1) * len(features) + splits)]
+    return splits, leaves[splits], leaves[ends]
 
 
 def _grown(text: str, sizes: Sequence[Vector]) -> tuple[Node, ...]:
