@@ -114,15 +114,17 @@ def fastest(
 class _Point:
     """The labels that have come to a point, and how late the last is that may go on from there."""
 
-    def __init__(self, widest: int) -> None:
+    def __init__(self, widest: int, *, is_latency: bool) -> None:
         self.labels: dict[Key, list[Label]] = {}
         self._ends: list[float] = []
-        self._widest = widest
+        self._widest, self._is_latency = widest, is_latency
 
     @property
     def latest_ms(self) -> float:
         """What ends later than this has as many labels before it as may go on."""
-        return self._ends[self._widest - 1] if len(self._ends) >= self._widest else inf
+        if not self._is_latency or len(self._ends) < self._widest:
+            return inf
+        return self._ends[self._widest - 1]
 
     def keep(self, new: Label) -> None:
         """Add a label unless one that is there is as good in everything; drop what it beats."""
@@ -139,7 +141,8 @@ class _Point:
 def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found:
     """From the first layer to the last, with so many labels at a point and below a limit."""
     starting = search.segments.starting
-    points = [_Point(widest) for _ in range(len(starting) + 1)]
+    is_latency = search.objective.is_latency
+    points = [_Point(widest, is_latency=is_latency) for _ in range(len(starting) + 1)]
     points[0].keep(Label(START, search.start))
     exact = True
     for at, nexts in enumerate(starting):
@@ -154,11 +157,12 @@ def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found
         for label in sorted(open_, key=search.promise)[:widest]:
             for end_ms, segment in ahead.within(label, limit_ms):
                 point = points[segment.stop]
-                if end_ms > point.latest_ms and search.objective.is_latency:
+                found = None
+                if end_ms <= point.latest_ms:
+                    found = search.after(label, segment, point.latest_ms)
+                if found is None:
                     exact = False
-                    continue
-                found = search.after(label, segment)
-                if search.objective.allows(found.spent):
+                elif search.objective.allows(found.spent):
                     point.keep(found)
         points[at].labels.clear()
     ends = [label for own in points[-1].labels.values() for label in own]
@@ -185,8 +189,11 @@ class _Ahead:
         least = self._share * cpu + (1 - self._share) * gpu + self._least
         works_on = (np.maximum(gpu, cpu) + self._gpu) * (self._gpu > 0)
         ends = np.maximum(cpu + self._cpu + self._launches, np.maximum(works_on, gpu))
-        pairs = zip(least.tolist(), ends.tolist(), self._segments, strict=True)
-        return ((end, segment) for below, end, segment in pairs if below < limit_ms)
+        # The earliest first: what comes behind it need often not be looked at.
+        order = np.argsort(ends, kind="stable")
+        order = order[least[order] < limit_ms]
+        segments = [self._segments[at] for at in order.tolist()]
+        return zip(ends[order].tolist(), segments, strict=True)
 
 
 def _waited(clocks: Pair, key: Key) -> Pair:
@@ -218,7 +225,9 @@ def every_way(
                 best, least = label, search.value(label)
             continue
         for segment in segments.starting[at]:
-            open_ends.append((segment.stop, search.after(label, segment)))
+            next_ = search.after(label, segment)
+            assert next_ is not None
+            open_ends.append((segment.stop, next_))
     assert best is not None
     return search.found(best, exact=True)
 
@@ -283,8 +292,11 @@ class _Search:
         energy_mj = self.objective.energy_mj(latency_ms, label.spent)
         return Found(segments, latency_ms, self.value(label), exact, energy_mj)
 
-    def after(self, label: Label, segment: Segment) -> Label:
-        """The clocks after a segment, and what is then held of all that is still read."""
+    def after(self, label: Label, segment: Segment, latest_ms: float = inf) -> Label | None:
+        """The clocks after a segment, and what is then held of all that is still read.
+
+        None where that ends later than it may.
+        """
         way = self._ways.get(id(segment)) or self._way(segment)
         held = list(label.key)
         moves: list[Move] = []
@@ -293,6 +305,8 @@ class _Search:
             moves += own
         launches_ms = self.launches_ms(segment.kernels + len(moves))
         clocks = after_stage(label.clocks, moves, launches_ms, segment.work_ms)
+        if clocks[0] > latest_ms or clocks[1] > latest_ms:
+            return None
         key = way.key((*held, *way.made)) if way.key else ()
         spent = label.spent
         if not self.objective.is_latency:

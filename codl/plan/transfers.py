@@ -32,12 +32,16 @@ def between(segments: Segments, sharing: Sharing) -> list[Moved]:
         left, read = (_by_tensor(segments, held[side]) for held in (segments.left, segments.read))
         # For tensors of one width alike: a network has few widths and many tensors.
         sizes: dict[int, list[NDArray[np.int64]]] = {}
+        seen: set[tuple[int, bytes, bytes]] = set()
         for name, needs in read.items():
             held = np.concatenate([left.get(name, needs[:0]), np.full((1, 6), boxes.NOTHING)])
             if len(network.readers(name)) > 1:
                 both = np.maximum(held[:, None], needs)
                 held = _each_once(np.concatenate([held, both.reshape(-1, 6)]), name, segments)
-            sizes.setdefault(network.shapes[name].w, []).append(_missing(held, needs))
+            width = network.shapes[name].w
+            if (pairs := (width, held.tobytes(), needs.tobytes())) not in seen:
+                seen.add(pairs)
+                sizes.setdefault(width, []).append(_missing(held, needs))
         for width, own in sizes.items():
             # A set is several times as fast as `np.unique` along an axis.
             for n, c, h in set(map(tuple, np.concatenate(own).tolist())):
