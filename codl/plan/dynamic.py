@@ -328,9 +328,7 @@ class _Search:
 
     def _way(self, segment: Segment) -> _Way:
         tensor_of, before = self._regions.tensors, self._places[segment.start]
-        needs = tuple(
-            (before[tensor_of[need]][side], side, need) for side, need in segment.reads
-        )
+        needs = tuple((before[tensor_of[need]][side], side, need) for side, need in segment.reads)
         # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
         made: dict[str, list[int]] = {}
         for side, number in segment.leaves:

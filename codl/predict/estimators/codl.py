@@ -58,14 +58,13 @@ MANY_COLUMNS = 8
 MANY_ITEMS = 800
 TREES = {
     "objective": "regression",
+    "learning_rate": 0.08,
     "num_leaves": 24,
     "min_data_in_leaf": 4,
     "feature_fraction": 0.3,
     "max_bin": 63,
 }
-ROUNDS, RATE = 200, 0.08
-#: Trees grown without some rows, to see what they are worth, are so many times fewer and bolder.
-FEWER = 2
+ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,9 @@ class Codl(LatencyEstimator):
             self.trees_ = self._grow(X, base, logs)
         self._choose(X, y, groups, candidates, rows)
 
-    def _grow(self, X: Vector, base: Vector, logs: Vector, *, fewer: int = 1) -> Trees:
+    def _grow(self, X: Vector, base: Vector, logs: Vector) -> Trees:
         """Trees of what the base's logarithm lacks."""
-        parameters = {**TREES, "learning_rate": RATE * fewer}
-        rounds = ROUNDS // fewer
-        return Trees.fit(self._seen(X, base), logs - base, rounds=rounds, parameters=parameters)
+        return Trees.fit(self._seen(X, base), logs - base, rounds=ROUNDS, parameters=TREES)
 
     def _seen(self, X: Vector, base: Vector) -> Vector:
         """What trees look at: the features' logarithms, alone and over the base."""
@@ -265,7 +262,7 @@ class Codl(LatencyEstimator):
                 weights = projection.without(fold, logs - line)
                 found[at, fold] = line[fold] + projection.cross[fold] @ weights
             if self.trees_:
-                trees = self._grow(X[train], all_base[train], logs[train], fewer=FEWER)
+                trees = self._grow(X[train], all_base[train], logs[train])
                 found[-1, fold] = base[fold] + trees.predict(self._seen(X[fold], base[fold]))
         return base, found - base
 
