@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_execute import make_plan
-from test_kernels import operands, run_gpu
+from test_kernels import assert_close, operands, reference, run_gpu, variants_for_gpus
+from test_kernels import cut as cut_region
 from test_plan import SOC, Law
 
 from codl.dataset import Dataset, OpRow
@@ -70,6 +71,52 @@ def residual(images: int) -> onnx.ModelProto:
     x = b.relu(b.fully_connected(b.flatten(x), 18))
     b.output(b.fully_connected(x, 7))
     return b.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "count"),
+    [
+        ("conv2d in=5x20x9x7 oc=24 kernel=3x3 pad=1 act=relu", 1, 4),
+        ("conv2d in=4x9x12x10 oc=16 kernel=3x3 stride=2 pad=1", 0, 3),
+        ("conv2d in=3x96x5x6 oc=40 kernel=1x1", 0, 3),
+        ("conv2d in=4x12x9x11 oc=12 kernel=3x3 pad=1 groups=12 act=relu", 2, 2),
+        ("pooling in=5x10x9x8 kernel=3x3 stride=2 pad=1", 2, 3),
+        ("pooling in=3x10x6x5 mode=avg kernel=6x5", 0, 2),
+        ("eltwise in=4x6x7x5,1x6x7x5 mode=mul", 1, 3),
+    ],
+)
+def test_all_images_in_one_launch(
+    text: str, first: int, count: int, as_gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some images of a batch, by every variant for GPUs, whether it takes all at once or not.
+
+    Winograd's memory is cut so short that it takes two at a time; others share the work of sums.
+    """
+    monkeypatch.setattr("codl.kernels.conv2d.gpu_winograd_gemm.SCRATCH_BYTES", 300_000)
+    op = parse(text)
+    part = Region.whole(op.output)._replace(images=Span(first, first + count))
+    inputs, weights = operands(op)
+    expected = cut_region(reference(op, inputs, weights), part)
+    for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
+        choices = variant.choices(op.restrict(part), as_gpu.soc)
+        for choice in (choices[0], max(choices, key=lambda each: each.get("splits", 0))):
+            got, around = run_gpu(variant, op, part, inputs, weights, as_gpu, choice)
+            assert_close(variant, op.restrict(part), got, expected)
+            for rest in Region.whole(op.output).minus(part):
+                assert (cut_region(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+
+
+@pytest.mark.parametrize(
+    "text", ["conv2d in=3x40x9x7 oc=24 kernel=3x3 pad=1", "pooling in=9x8x4x4"]
+)
+def test_a_batch_is_few_launches(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text if "kernel" in text else f"{text} kernel=2")
+    for variant in registry.variants(op, "gpu", as_gpu.soc):
+        plans = [variant.plan(each, as_gpu.soc) for each in (op, op.one_image)]  # type: ignore[attr-defined]
+        if plans[0].whole_batch:
+            assert len(plans[0].launches) == len(plans[1].launches), variant.name
+            return
+    pytest.fail("no variant takes a batch as a whole")
 
 
 @cache
@@ -137,8 +184,8 @@ def test_the_whole_network_is_one_chain_of_images(gpu_ratio: float, first_soc: S
     assert {move.region.images for move in program.final} == {Span(0, mine)}
     with Engine(network, plan, first_soc) as engine:
         outputs = engine({"image": x})
-    for name, reference in expected.items():
-        assert max_rel_err(outputs[name], reference) <= 1e-4
+    for name, wanted in expected.items():
+        assert max_rel_err(outputs[name], wanted) <= 1e-4
 
 
 def test_fully_connected_layers_of_a_batch_have_a_row_for_each_image() -> None:

@@ -130,7 +130,7 @@ class GpuDepthwise:
             global_size=global_size,
             local_size=local_size,
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
-        )
+        ).of_images(op.output.n, tensors)
         return KernelPlan(
             source="conv2d/gpu_depthwise.cl",
             launches=(launch,),
@@ -145,6 +145,7 @@ class GpuDepthwise:
                 "weight": _pack_windows(weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width),
             },
+            whole_batch=True,
         ).stored_as(self.storage)
 
 

@@ -79,7 +79,7 @@ class GpuDepthwisePixels:
             global_size=(round_up(tiles * blocks, GROUP),),
             local_size=(GROUP,),
             args=(*tensors, *constants, *sizes),
-        )
+        ).of_images(op.output.n, tensors)
 
         def pack(weights: Weights) -> dict[str, Array]:
             return {
@@ -99,4 +99,5 @@ class GpuDepthwisePixels:
                 "DILATION_W": op.dilation.w,
             },
             pack=pack,
+            whole_batch=True,
         )

@@ -88,7 +88,7 @@ class GpuDirect:
                         *steps[0],
                         *steps[1],
                     ),
-                ),
+                ).of_images(op.output.n, [*tensors, TensorArg("output")]),
             ),
             defines={
                 **base_defines(op.activation, soc, self.storage),
@@ -96,6 +96,7 @@ class GpuDirect:
                 **defines,
                 **lanes,
             },
+            whole_batch=True,
         ).stored_as(self.storage, count)
 
 

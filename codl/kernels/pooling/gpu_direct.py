@@ -136,7 +136,7 @@ class GpuDirect:
             global_size=global_size,
             local_size=local_size,
             args=(*tensors, *sizes(op, length, tiles)),
-        )
+        ).of_images(op.output.n, tensors)
         return KernelPlan(
             source="pooling/gpu_direct.cl",
             launches=(launch,),
@@ -145,6 +145,7 @@ class GpuDirect:
                 **_mode(op),
                 **_unrolled(op, pixels),
             },
+            whole_batch=True,
         ).stored_as(self.storage)
 
 
