@@ -285,6 +285,6 @@ def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> 
         refused = str(error)
     if kernels and gpu.soc.gpu.is_cpu and not refused:
         said = cl_module().kernel_work_group_info.LOCAL_MEM_SIZE
-        assert kernels[0].kernel.get_work_group_info(said, gpu.device) < size
+        assert kernels[0].kernel.get_work_group_info(said, gpu.device) <= gpu.device.local_mem_size
     else:
         assert re.search("local memory|does not build|RESOURCES", refused)
