@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -224,14 +225,41 @@ def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
             assert batch.latency_ms == pytest.approx(5 * single.latency_ms)
 
 
-def test_sharing_a_batch_maps_once_and_transforms_every_image() -> None:
+def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
+    """Between one image and one after the other, and launched at once on a real GPU."""
+
+    class Together(Law):
+        @property
+        def targets(self) -> tuple[str, ...]:
+            return (*super().targets, "batch_cpu", "batch_gpu")
+
+        def latency_ms(self, target: str, items: Sequence[Any]) -> Any:
+            if not target.startswith("batch"):
+                return super().latency_ms(target, items)
+            share = {"batch_cpu": 0.6, "batch_gpu": 0.01}[target]
+            return np.array([share * item.images * item.single_ms for item in items])
+
+    halved = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    cost = CostModel(SOC, Together())
+    one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
+    for processor, times in (("cpu", 6.0), ("gpu", 1.0)):
+        single, batch = cost.choice(one, processor), cost.choice(ten, processor)  # type: ignore[arg-type]
+        assert single is not None
+        assert batch is not None
+        assert batch.latency_ms == pytest.approx(times * single.latency_ms)
+    layer = Layer("conv", ten, ("x",), "y", {})
+    half = cut([layer], ["y"], "N", 0.5, block=4)[1]
+    assert (cost.launches(half), CostModel(halved, Law()).launches(half)) == (1, 5)
+
+
+def test_a_batch_is_shared_at_once_and_packed_image_by_image() -> None:
     class Parts(Law):
         def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> Any:
             bytes_ = np.array([shape.bytes for shape in shapes], float)
             return {"transform": 1.0 + 0 * bytes_, "map": 2.0 + 0 * bytes_, "copy": bytes_}
 
     cost, shape = CostModel(SOC, Parts()), Shape(5, 3, 7, 7)
-    assert cost.sharing_parts("to_gpu", shape) == {"transform": 5, "map": 2, "copy": shape.bytes}
+    assert cost.sharing_parts("to_gpu", shape) == {"transform": 1, "map": 2, "copy": shape.bytes}
     assert cost.sharing_ms("load", shape) == 5 * cost.sharing_ms("load", shape._replace(n=1))
 
 
