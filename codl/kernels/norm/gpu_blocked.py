@@ -30,7 +30,7 @@ SUMS = ScratchArg("sums")
 class _Pieces(NamedTuple):
     """So many pieces of a block, and the consecutive pixels of one on a CPU."""
 
-    count: int
+    number: int
     strip: int
 
     @classmethod
@@ -63,12 +63,12 @@ class GpuBlocked:
 
     def features(self, op: Norm, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
-        items, size = pieces.count * blocks, float(self.storage.element_bytes)
+        items, size = pieces.number * blocks, float(self.storage.element_bytes)
         vectors = float(op.output.h * op.output.w * blocks)
         return {
             "output_blocks": vectors,
             "activations": vectors * (op.activation.kind != "none"),
-            "sums": float(items * pieces.count),
+            "sums": float(items * pieces.number),
             "work_items": float(items),
             "waves": waves(items, soc),
             "output_bytes": size * vectors * soc.gpu.vector_width,
@@ -76,10 +76,10 @@ class GpuBlocked:
 
     def plan(self, op: Norm, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
-        grid = item_grid(pieces.count, blocks, soc)
+        grid = item_grid(pieces.number, blocks, soc)
         pixels, count = op.output.h * op.output.w, len(op.shapes)
         inputs = [TensorArg("input", index) for index in range(count)]
-        cut = (SUMS, pieces.count, pieces.strip, pixels)
+        cut = (SUMS, pieces.number, pieces.strip, pixels)
         even = (*inputs, TensorArg("output"), *cut, 1.0 / pixels, float(op.epsilon))
         defined = {"CENTER": op.center, "AFFINE": op.affine}
         return KernelPlan(
@@ -92,7 +92,7 @@ class GpuBlocked:
                 **base_defines(op.activation, soc, self.storage),
                 **{name: 1 for name, on in defined.items() if on},
             },
-            scratch={"sums": 4 * 2 * soc.gpu.vector_width * pieces.count * blocks},
+            scratch={"sums": 4 * 2 * soc.gpu.vector_width * pieces.number * blocks},
         ).stored_as(self.storage, count)
 
 
