@@ -9,6 +9,7 @@ that does not pay is found out here, whatever was predicted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -36,6 +37,7 @@ FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)
 class CodlRefined:
     name: ClassVar[str] = "codl-refined"
     default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = True
 
     def plan(self, network: Network, context: Context) -> Plan:
         """Takes some seconds, and about a minute where an inference takes half a second.
@@ -48,7 +50,7 @@ class CodlRefined:
                 f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
             )
         cost = unmeasured.filled(context.cost(self.default_predictor), network)
-        with Trials(network, cost) as trials:
+        with Trials(network, cost, context.note) as trials:
             for ratio in (0.0, 1.0):
                 trials.run(one_processor(network, context, self.name, ratio))
             single = trials.best
@@ -68,9 +70,9 @@ class CodlRefined:
 class Trials:
     """Plans that run on the device, what they say of predictions, and the fastest of them."""
 
-    def __init__(self, network: Network, cost: CostModel) -> None:
+    def __init__(self, network: Network, cost: CostModel, note: Callable[[str], None]) -> None:
         self.samples: list[Sample] = []
-        self._network, self._cost = network, cost
+        self._network, self._cost, self._note = network, cost, note
         self._run: set[str] = set()
         self._best: Engine | None = None
 
@@ -118,7 +120,17 @@ class Trials:
             return True
         runs = {"best": timed(self._best.run), "new": timed(new.run)}
         found = interleave(runs, effort)
-        faster = found["new"].median < found["best"].median
+        new_ms, best_ms = found["new"].median, found["best"].median
+        self._note(
+            f"{self._network.name}: plan {len(self._run)}, {_summary(new.plan)}, takes "
+            f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms"
+        )
+        faster = new_ms < best_ms
         loser, self._best = (self._best, new) if faster else (new, self._best)
         loser.close()
         return faster
+
+
+def _summary(plan: Plan) -> str:
+    split = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
+    return f"{len(plan.chains)} chains, {split} of them split"

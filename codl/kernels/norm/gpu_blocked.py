@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from codl.kernels.base import (
     BLOCKED,
+    Arg,
     Choice,
     KernelPlan,
     Launch,
@@ -77,16 +78,16 @@ class GpuBlocked:
     def plan(self, op: Norm, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
         grid = item_grid(pieces.number, blocks, soc)
-        pixels, count = op.output.h * op.output.w, len(op.shapes)
+        pixels, count, epsilon = op.output.h * op.output.w, len(op.shapes), float(op.epsilon)
         inputs = [TensorArg("input", index) for index in range(count)]
-        cut = (SUMS, pieces.number, pieces.strip, pixels)
-        even = (*inputs, TensorArg("output"), *cut, 1.0 / pixels, float(op.epsilon))
+        cut: tuple[Arg, ...] = (SUMS, pieces.number, pieces.strip, pixels)
+        tensors = (*inputs, TensorArg("output"))
         defined = {"CENTER": op.center, "AFFINE": op.affine}
         return KernelPlan(
             source="norm/gpu_blocked.cl",
             launches=(
                 Launch("norm_sums", grid[0], (inputs[0], *cut), grid[1]),
-                Launch("norm_channels", grid[0], even, grid[1]),
+                Launch("norm_channels", grid[0], (*tensors, *cut, 1.0 / pixels, epsilon), grid[1]),
             ),
             defines={
                 **base_defines(op.activation, soc, self.storage),
