@@ -370,3 +370,20 @@ def test_ops_that_mix_images_are_not_cut(op: NdOp) -> None:
     if op.output.n > 1:
         with pytest.raises(ValueError, match="is not split so"):
             op.restrict(part._replace(images=Span(0, 1)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=2x16x9x9 oc=16 kernel=3 pad=1",
+        "conv2d in=2x16x9x9 oc=16 kernel=3 pad=1 groups=16",
+        "pooling in=2x16x8x8 kernel=8",
+        "fc in=2x16x2x2 oc=9",
+        "eltwise in=2x16x8x8,2x16x8x8",
+    ],
+)
+def test_variants_that_take_a_batch_say_so(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text)
+    for variant in registry.variants(op, "gpu", as_gpu.soc, every=True):
+        plan = variant.plan(op, as_gpu.soc)  # type: ignore[attr-defined]
+        assert registry.takes_batch(variant) == plan.whole_batch, variant.name

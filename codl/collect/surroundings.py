@@ -120,9 +120,12 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
         for op in _evenly(able, BATCH_OPS):
             for images in batches:
                 batch = _in_batch(op, images)
-                if batch is not None and batch.bytes <= MOST_BATCH_BYTES:
-                    found.append(BatchTask(side, op, images, _default(batch, side, soc)))
-    return [task for task in found if task.variant]
+                if batch is None or batch.bytes > MOST_BATCH_BYTES:
+                    continue
+                variant = next(iter(registry.variants(batch, side, soc)), None)
+                if variant is not None and registry.takes_batch(variant):
+                    found.append(BatchTask(side, op, images, variant.name))
+    return found
 
 
 def _in_batch(op: Op, images: int) -> Op | None:
@@ -177,24 +180,28 @@ class Surroundings:
         return self._cold(task) if isinstance(task, ColdTask) else self._contention(task)
 
     def _batch(self, task: BatchTask) -> BatchRow:
-        """One image, and the batch, in turns; each repeated."""
-        batch = _in_batch(task.op, task.images)
-        assert batch is not None, "tasks are made of ops that can be"
-        works = [self._work(op, task.processor) for op in (task.op, batch)]
+        """One image, and the batch, in turns; each repeated.
+
+        What a batch of tiny images takes longer than one is of the call, of which a network has one
+        for all of its ops.
+        """
+        both = [[op, _in_batch(op, task.images)] for op in (task.op, TINY)]
+        works = [self._work(op, task.processor) for pair in both for op in pair if op]
         repeats = _repeats(works, BATCH_S)
         rounds = [
             [_seconds(work, times) / times for work, times in zip(works, repeats, strict=True)]
             for _ in range(BATCH_ROUNDS)
         ]
-        single, together = np.array(rounds).T
-        spread = Latency.of(together.tolist())
+        single, together, tiny, tiny_together = np.array(rounds).T
+        calls_ms = 1e3 * max(0.0, float(np.median(tiny_together - tiny)))
+        single_ms, spread = _quiet_ms(single), Latency.of(together.tolist())
         return replace(
             task.blank,
-            latency_ms=_quiet_ms(together),
+            latency_ms=max(_quiet_ms(together) - calls_ms, single_ms),
             p20_ms=spread.p20,
             p80_ms=spread.p80,
             runs=spread.runs,
-            single_ms=_quiet_ms(single),
+            single_ms=single_ms,
         )
 
     def dispatch(self, task: DispatchTask) -> Work:

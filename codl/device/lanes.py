@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from threading import Lock
 from typing import TypeVar
@@ -34,6 +34,10 @@ class Lanes:
         count = max(1, min(images, soc.cpu.threads))
         return cls(tuple(soc.cpu.cores), count, soc.cpu.threads // count)
 
+    def narrow(self, most: int) -> Lanes:
+        """So many of these lanes at most."""
+        return replace(self, count=min(self.count, most))
+
     def each(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
         """`work` of every item, in order; the calling thread is the first lane.
 
@@ -56,7 +60,8 @@ class Lanes:
         try:
             lane()
         finally:  # nobody works on the same arrays when this returns, not even after an error
-            errors = [other.exception() for other in others]
+            # Whoever has not begun yet would find nothing left.
+            errors = [other.exception() for other in others if not other.cancel()]
         for error in filter(None, errors):
             raise error
         return [made[index] for index in range(len(items))]

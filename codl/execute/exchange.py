@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Fewer bytes are copied in the time that it takes to wake other threads.
 WORTH_SHARING = 1 << 20
+#: So many cores reach the speed of the memory, and more only take longer to wake.
+MOST_COPYING = 4
 
 
 class ToCpu(Protocol):
@@ -91,7 +93,7 @@ class MappedToCpu:
     ) -> None:
         self.label, self._gpu, self._home = label(move), gpu, home.view()
         self._shared = SharedBuffer(gpu, shape, move.region)
-        self._copy = partial(copy_images, Lanes.of(gpu.soc, len(self._home)))
+        self._copy = partial(copy_images, Lanes.of(gpu.soc, len(self._home)).narrow(MOST_COPYING))
         self._kernels = transform(gpu, tensor, self._shared.tensor, move)
 
     def begin(self, timeline: Timeline | None) -> None:
@@ -123,7 +125,7 @@ class MappedToGpu:
     ) -> None:
         self.label, self._gpu, self._home = label(move), gpu, home.view()
         self._shared = SharedBuffer(gpu, shape, move.region)
-        self._copy = partial(copy_images, Lanes.of(gpu.soc, len(self._home)))
+        self._copy = partial(copy_images, Lanes.of(gpu.soc, len(self._home)).narrow(MOST_COPYING))
         self._kernels = transform(gpu, self._shared.tensor, tensor, move)
         self._ready = self._shared.map(write=True)
 

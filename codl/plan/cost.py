@@ -106,7 +106,8 @@ class CostModel:
                     asked.setdefault(name, []).append((op, variant, own))
             found.append(own)
         for name, new in asked.items():
-            latencies = self._latency_ms(name, [op for op, *_ in new], processor)
+            together = [registry.takes_batch(variant) for _, variant, _ in new]
+            latencies = self._latency_ms(name, [op for op, *_ in new], processor, together)
             for (_, variant, own), latency in zip(new, latencies.tolist(), strict=True):
                 storage = variant.storage if processor == "gpu" else None
                 own[variant.name] = Choice(variant.name, latency, storage)
@@ -138,23 +139,26 @@ class CostModel:
         ]
 
     def _latency_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor
+        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
     ) -> NDArray[np.float64]:
         """What ops take inside a network, with what measured plans have said about that."""
-        found = self._inside_ms(target, ops, processor)
+        found = self._inside_ms(target, ops, processor, together)
         return found if self.corrections is None else found * self.corrections.factors(target, ops)
 
     def _inside_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor
+        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
     ) -> NDArray[np.float64]:
         """What ops take where others have run since their weights were read.
 
-        Of a batch only the first image finds the weights far away.
+        Of a batch only the first image finds the weights far away. `together` says of which ops
+        all images are computed at once.
         """
         images = np.array([op.images for op in ops], np.float64)
         single = ops if (images == 1).all() else [op.one_image for op in ops]
         warm_ms = self.predictors.latency_ms(target, single)
-        all_ms = together_ms(self.predictors, single, warm_ms, images, processor)
+        at_once = np.where(together, images, 1.0)
+        all_ms = together_ms(self.predictors, single, warm_ms, at_once, processor)
+        all_ms *= images / at_once
         cold = f"cold_{processor}"
         if cold not in self.predictors.targets:
             return all_ms
@@ -189,11 +193,18 @@ class CostModel:
         """
         chosen = self._chosen(half, processor, variants or {})
         total = sum(latency for _, latency in chosen)
-        return self.in_one_ms(total, len(half.parts), processor, runs=self.turns(half.runs))
+        return self.in_one_ms(
+            total, len(half.parts), processor, runs=float(self.turns(np.float64(half.runs)))
+        )
 
-    def turns(self, images: float) -> float:
-        """How often a net runs for so many images, one after the other."""
-        return max(1.0, images / self.soc.cpu.threads)
+    def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How often a net runs for so many images, one after the other.
+
+        What batches were measured to take is of one call.
+        """
+        if "batch_cpu" in self._known_targets:
+            return np.ones_like(images)
+        return np.maximum(1.0, images / self.soc.cpu.threads)
 
     def launches(self, half: Half) -> int:
         """How many ops of the GPU's half are launched: a GPU's kernels take a batch as a whole."""

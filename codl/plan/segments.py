@@ -339,8 +339,7 @@ class Segments:
         counts = last - first
         if PROCESSORS[side] == "cpu":
             images = found["images"] / np.maximum(counts, 1)
-            turns = np.maximum(1.0, images / self.cost.soc.cpu.threads)
-            saved = turns * self.cost.saved_ms(int(counts.max(initial=1)))[counts]
+            saved = self.cost.turns(images) * self.cost.saved_ms(int(counts.max(initial=1)))[counts]
             found["ms"] = np.maximum(found["ms"] - saved, LEAST_SHARE * found["ms"])
         return found
 

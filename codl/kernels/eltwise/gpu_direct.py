@@ -27,6 +27,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:

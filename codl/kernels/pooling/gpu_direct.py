@@ -63,6 +63,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[PoolColumns]] = PoolColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:

@@ -20,6 +20,7 @@ class GpuGlobal:
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
