@@ -55,9 +55,10 @@ def select(
     shares: Sequence[float],
     similar: int | None,
     budget_s: float,
+    batches: Sequence[int] = (),
 ) -> Selection:
     """The tasks for so many seconds; `similar` ops, or as many as there is time for."""
-    surroundings = surroundings_tasks(ops, soc)
+    surroundings = surroundings_tasks(ops, soc, batches)
     own = make_tasks(ops, soc, shares)
     fits = budget_s / TASK_S
     others = similar_ops(ops, MOST_SIMILAR if similar is None else similar)

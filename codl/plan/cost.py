@@ -20,6 +20,8 @@ from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
 from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
+from codl.plan.batches import together_ms
+from codl.plan.corrections import Corrections
 from codl.predict.features import Item, sharing_target
 from codl.predict.surroundings import Besides, Cold, Launches, Load
 from codl.soc import Soc
@@ -81,6 +83,8 @@ class CostModel:
     predictors: LatencyPredictors
     #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
     by_op: bool = False
+    #: What plans that ran say about these predictions.
+    corrections: Corrections | None = None
     #: Every variant with a predictor, by name.
     _choices: dict[Processor, dict[Op, dict[str, Choice]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}
@@ -102,7 +106,8 @@ class CostModel:
                     asked.setdefault(name, []).append((op, variant, own))
             found.append(own)
         for name, new in asked.items():
-            latencies = self._latency_ms(name, [op for op, *_ in new], processor)
+            together = [registry.takes_batch(variant) for _, variant, _ in new]
+            latencies = self._latency_ms(name, [op for op, *_ in new], processor, together)
             for (_, variant, own), latency in zip(new, latencies.tolist(), strict=True):
                 storage = variant.storage if processor == "gpu" else None
                 own[variant.name] = Choice(variant.name, latency, storage)
@@ -134,23 +139,36 @@ class CostModel:
         ]
 
     def _latency_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor
+        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
     ) -> NDArray[np.float64]:
-        """What ops take inside a network, where others have run since their weights were read.
+        """What ops take inside a network, with what measured plans have said about that."""
+        found = self._inside_ms(target, ops, processor, together)
+        return found if self.corrections is None else found * self.corrections.factors(target, ops)
 
-        Both processors compute a batch image by image, so it takes so many times as long as one,
-        which is what was measured; only the first image finds the weights far away. Too much for
-        fully connected layers on the GPU, which share their weights in a batch.
+    def _inside_ms(
+        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
+    ) -> NDArray[np.float64]:
+        """What ops take where others have run since their weights were read.
+
+        Of a batch only the first image finds the weights far away. `together` says of which ops
+        all images are computed at once.
         """
         images = np.array([op.images for op in ops], np.float64)
         single = ops if (images == 1).all() else [op.one_image for op in ops]
         warm_ms = self.predictors.latency_ms(target, single)
+        at_once = np.where(together, images, 1.0)
+        all_ms = together_ms(self.predictors, single, warm_ms, at_once, processor)
+        all_ms *= images / at_once
         cold = f"cold_{processor}"
         if cold not in self.predictors.targets:
-            return np.asarray(images * warm_ms, np.float64)
+            return all_ms
         items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
         more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
-        return np.asarray(images * warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
+        return np.asarray(all_ms + COLD_INSIDE[processor] * more_ms, np.float64)
+
+    def corrected(self, corrections: Corrections) -> CostModel:
+        """The same predictors, with what measured plans say about them."""
+        return CostModel(self.soc, self.predictors, self.by_op, corrections)
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""
@@ -175,14 +193,29 @@ class CostModel:
         """
         chosen = self._chosen(half, processor, variants or {})
         total = sum(latency for _, latency in chosen)
-        return self.in_one_ms(total, len(half.parts), processor, runs=half.runs)
+        return self.in_one_ms(
+            total, len(half.parts), processor, runs=float(self.turns(np.float64(half.runs)))
+        )
+
+    def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How often a net runs for so many images, one after the other.
+
+        What batches were measured to take is of one call.
+        """
+        if "batch_cpu" in self._known_targets:
+            return np.ones_like(images)
+        return np.maximum(1.0, images / self.soc.cpu.threads)
+
+    def launches(self, half: Half) -> int:
+        """How many ops of the GPU's half are launched: a GPU's kernels take a batch as a whole."""
+        return half.launches if self.soc.gpu.is_cpu else len(half.parts)
 
     def in_one_ms(
         self, total: float, count: int, processor: Processor, *, runs: float = 1
     ) -> float:
         """So many parts in one net or queue, of which each was measured by itself.
 
-        A net runs once for each image.
+        A net runs once for each image, for as many side by side as the CPU has threads.
         """
         if processor == "gpu" or count < 2:
             return total
@@ -255,8 +288,8 @@ class CostModel:
     ) -> Mapping[str, NDArray[np.float64]]:
         """Milliseconds by part, shaped (shapes).
 
-        Only tensors of one image were measured. Kernels and nets take others image by image; what
-        is mapped and copied may as well be one image with the channels of all.
+        Only tensors of one image were measured. Nets take others image by image; what is moved
+        from one processor to the other may as well be one image with the channels of all.
         """
         joined = [shape._replace(n=1, c=shape.n * shape.c) for shape in shapes]
         found = self.predictors.sharing_ms(direction, joined)
@@ -266,7 +299,7 @@ class CostModel:
         single = self.predictors.sharing_ms(direction, [shape._replace(n=1) for shape in shapes])
         mapped = direction in ("to_gpu", "to_cpu")
         return {
-            part: joined_ms if mapped and part != "transform" else images * single[part]
+            part: joined_ms if mapped else images * single[part]
             for part, joined_ms in found.items()
         }
 
