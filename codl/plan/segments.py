@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.dataset import Direction
 from codl.execute.fusing import residual_adds
 from codl.kernels.base import PROCESSORS
 from codl.ops import Dim, Network, Region
 from codl.ops.base import AXES
 from codl.plan import boxes
+from codl.plan.boxes import NONE
 from codl.plan.clocks import Pair, both_ends
 from codl.plan.cost import ADDED_INSIDE, LEAST_SHARE, CostModel, Moved
-from codl.plan.parts import DIMS, NONE, Parts
+from codl.plan.parts import DIMS, Parts
 from codl.plan.walks import Drafts, Walks, Way
 
 #: Ratios so many steps on either side of the balanced one are tried.
@@ -131,18 +134,18 @@ class Segments:
             for dim, steps in self._steps[k].items():
                 if (op, dim) not in cuts:
                     cuts[op, dim] = self._looked_at(k, dim, steps)
-        numbers = [self._cut_part(op, dim, steps) for (op, dim), steps in cuts.items() if steps]
+        numbers = [self._cut_part(op, dim, cut) for (op, dim), cut in cuts.items() if cut]
         asked = np.concatenate([np.empty((0, 2), np.int64), *numbers])
         latencies = np.array([parts.latency_ms(asked[:, side], side) for side in (0, 1)])
         found = {dim: np.full((2, len(parts.ops), parts.steps + 1), inf) for dim in AXES}
         first = 0
-        for (op, dim), steps in cuts.items():
-            own = latencies[:, first : first + len(steps)]
-            first += len(steps)
-            if steps:
-                inner = np.arange(steps[0], steps[-1] + 1)
+        for (op, dim), cut in cuts.items():
+            own = latencies[:, first : first + len(cut)]
+            first += len(cut)
+            if cut:
+                inner = np.arange(cut[0], cut[-1] + 1)
                 for side in (0, 1):
-                    found[dim][side, op, inner] = np.interp(inner, steps, own[side])
+                    found[dim][side, op, inner] = np.interp(inner, cut, own[side])
         for dim, table in found.items():
             found[dim] = table = table[:, parts.op_of]
             table[0, :, 0], table[1, :, 0] = self._whole_ms[0], 0.0
@@ -254,7 +257,11 @@ class Segments:
     def _packing(self, drafts: Drafts) -> Vector:
         """Bytes, FLOPs and milliseconds of what the CPU packs and unpacks, shaped (drafts, 3)."""
         found = np.zeros((len(drafts.way), 3))
-        for way, held in (("load", drafts.reads), ("store", drafts.leaves)):
+        packing: tuple[tuple[Direction, NDArray[np.int64]], ...] = (
+            ("load", drafts.reads),
+            ("store", drafts.leaves),
+        )
+        for way, held in packing:
             draft, side, numbers = held.T
             asked = np.unique(numbers[side == 0])
             moves: list[Moved] = [(way, self.regions.shape(number)) for number in asked.tolist()]
@@ -311,7 +318,7 @@ def _by_draft(held: NDArray[np.int64], count: int) -> list[list[tuple[int, int]]
     """The processor and the region of rows that are ordered by draft, for each draft."""
     bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
     rows = list(zip(*held[:, 1:].T.tolist(), strict=True))
-    return [rows[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    return [rows[first:last] for first, last in pairwise(bounds)]
 
 
 def last_readers(network: Network) -> dict[str, int]:

@@ -126,7 +126,8 @@ class Trees:
     @cached_property
     def _values(self) -> Vector:
         features, numbers, _ = self._table
-        return numbers[features == LEAF]
+        result: Vector = numbers[features == LEAF]
+        return result
 
     @cached_property
     def _counts(self) -> NDArray[np.intp]:
@@ -187,7 +188,8 @@ def short_splits(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vect
         sizes, own = np.unique(X[:, feature]), features == feature
         at = np.searchsorted(sizes, numbers[own], side="right")
         low[own], high[own] = sizes[at - 1], sizes[np.minimum(at, len(sizes) - 1)]
-    middle, found = (low + high) / 2, numbers.copy()
+    middle = (low + high) / 2
+    found: Vector = numbers.copy()
     power = np.floor(np.log10(np.maximum(np.abs(middle), 1e-300)))
     is_open = np.ones(len(numbers), bool)
     for digits in range(1, 16):
