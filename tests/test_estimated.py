@@ -29,6 +29,7 @@ class Law:
 
     name = "law"
     kinds = ("conv2d", "pooling", "eltwise")
+    few = frozenset[str]()
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class Law:
         flavors = [f"{name}_{mode}" for name in variants for mode in ("max", "avg")]
         return (*mulayer, *variants, *flavors)
 
+    few = frozenset[str]()
+
     def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
         self.asked.append(target)
         speed = self.gpu if "_gpu" in target else 1.0

@@ -107,6 +107,7 @@ class Table:
 
     targets: tuple[str, ...]
     name: str = "table"
+    few: frozenset[str] = frozenset()
 
     def latency_ms(self, target: str, items: Sequence[Any]) -> NDArray[np.float64]:
         return np.full(len(items), float(self.targets.index(target) + 1))

@@ -213,6 +213,7 @@ class Law:
     """Convolutions are faster in images, all else in buffers; a copy costs `relayout` ms."""
 
     name = "law"
+    few = frozenset[str]()
 
     def __init__(self, relayout: float) -> None:
         self.relayout = relayout

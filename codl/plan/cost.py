@@ -53,6 +53,11 @@ class LatencyPredictors(Protocol):
     @property
     def targets(self) -> tuple[str, ...]: ...
 
+    @property
+    def few(self) -> frozenset[str]:
+        """Those of `targets` that were measured at too few shapes to say anything of others."""
+        ...
+
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...
 
     def sharing_ms(

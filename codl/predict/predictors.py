@@ -22,6 +22,10 @@ from codl.predict.store import StoredPredictor
 from codl.soc import Soc
 
 
+#: A target of fewer different shapes than this says nothing of others.
+FEW_SHAPES = 8
+
+
 @dataclass(frozen=True)
 class Predictors:
     """The stored predictors of one name (such as `codl_linear`) for one SoC, by target."""
@@ -35,6 +39,11 @@ class Predictors:
     def targets(self) -> tuple[str, ...]:
         """The targets that there is a predictor for."""
         return tuple(self.stored)
+
+    @property
+    def few(self) -> frozenset[str]:
+        """The targets that were measured at fewer than `FEW_SHAPES` different shapes."""
+        return frozenset(name for name, own in self.stored.items() if own.shapes < FEW_SHAPES)
 
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]

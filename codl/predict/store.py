@@ -25,7 +25,7 @@ from codl.predict.names import FOLDER
 from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 4
+VERSION = 5
 UNIT = "ms"
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
@@ -39,7 +39,7 @@ class StoredPredictor:
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
     features of a few items by their text. `rows` were fitted, of `tables` (with the start of their
-    SHA-256); `held_out` is the accuracy for each split, empty where nobody has looked. `known` are
+    SHA-256), of so many different `shapes`; `held_out` is the accuracy for each split, empty where nobody has looked. `known` are
     SoCs whose latencies are features too (`codl train --like`).
     """
 
@@ -49,6 +49,7 @@ class StoredPredictor:
     features: tuple[str, ...]
     examples: Mapping[str, str]
     rows: int
+    shapes: int
     tables: Mapping[str, str]
     sources: tuple[str, ...]
     held_out: Mapping[str, Any]
@@ -67,6 +68,7 @@ class StoredPredictor:
         """What the file holds of this target, as JSON values in the order of writing."""
         return {
             "rows": self.rows,
+            "shapes": self.shapes,
             "features": " ".join(self.features),
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
@@ -150,7 +152,7 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
         "target": target,
         **{key: content[key] for key in ("soc", "codl", "tables")},
         "sources": tuple(content["sources"]),
-        **{key: own[key] for key in ("rows", "held_out", "examples")},
+        **{key: own[key] for key in ("rows", "shapes", "held_out", "examples")},
     }
     _check_examples(path, {**stored, "features": list(names)}, soc, known)
     try:
@@ -198,6 +200,7 @@ _TYPES: _Types = {
 }
 _TARGET_TYPES: _Types = {
     "rows": int,
+    "shapes": int,
     "features": str,
     "held_out": dict,
     "examples": dict,

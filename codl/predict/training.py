@@ -279,6 +279,7 @@ def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
         known=step.known,
         examples=_examples(soc, step),
         rows=len(own.samples),
+        shapes=len(np.unique(own.groups)),
         tables=_digests(own),
         sources=tuple(own.sources),
         held_out={},
