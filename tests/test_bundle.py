@@ -37,7 +37,7 @@ from codl.models.builder import ModelBuilder
 from codl.ops import Layer, Network, lower, network_of, parse, to_text
 from codl.ops.plan import Chain, Plan
 from codl.soc import Soc
-from codl.strategies.evaluation import random_inputs
+from codl.strategies.inputs import random_inputs
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
 OPS = (

@@ -160,6 +160,27 @@ def test_norms_equal_the_reference(op: Norm, gpu: OpenClDevice) -> None:
     check(op, gpu)
 
 
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("shape", [(1, 19, 9, 11), (1, 3, 1, 1), (1, 16, 70, 130)])
+def test_norms_of_channels(
+    shape: tuple[int, ...], center: bool, affine: bool, gpu: OpenClDevice, as_gpu: OpenClDevice
+) -> None:
+    """Channels of very different means, as after a convolution with a bias."""
+    ones = (1, shape[1], 1, 1)
+    op = Norm(
+        shapes=(shape, ones, ones) if affine else (shape,),
+        axis=1,
+        groups=shape[1],
+        center=center,
+        activation=Activation("leaky_relu", 0.5),
+    )
+    inputs, _ = operands(op)
+    inputs[0] = inputs[0] + np.linspace(-30, 30, shape[1], dtype=np.float32).reshape(ones)
+    for device in (gpu, as_gpu):
+        check(op, device, inputs)
+
+
 @given(op=products())
 @SOME
 def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:

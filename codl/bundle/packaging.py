@@ -22,7 +22,8 @@ from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.provenance import provenance
 from codl.soc import Soc
-from codl.strategies.evaluation import max_rel_err, random_inputs
+from codl.strategies.evaluation import max_rel_err
+from codl.strategies.inputs import random_inputs
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.

@@ -47,7 +47,8 @@ from codl.plan.objective import GOALS, Objective
 from codl.plan.optimal import METHODS
 from codl.predict.names import FOLDER, NAMES
 from codl.strategies import DEFAULT, STRATEGIES, Context, find, ideal
-from codl.strategies.evaluation import evaluate, random_inputs, to_json
+from codl.strategies.evaluation import evaluate, to_json
+from codl.strategies.inputs import random_inputs
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.process import check as check_peers
 from codl.strategies.peers.process import with_opencl_all

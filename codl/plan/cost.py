@@ -20,6 +20,7 @@ from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
 from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
+from codl.plan.corrections import Corrections
 from codl.predict.features import Item, sharing_target
 from codl.predict.surroundings import Besides, Cold, Launches, Load
 from codl.soc import Soc
@@ -86,6 +87,8 @@ class CostModel:
     predictors: LatencyPredictors
     #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
     by_op: bool = False
+    #: What plans that ran say about these predictions.
+    corrections: Corrections | None = None
     #: Every variant with a predictor, by name.
     _choices: dict[Processor, dict[Op, dict[str, Choice]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}
@@ -141,7 +144,14 @@ class CostModel:
     def _latency_ms(
         self, target: str, ops: Sequence[Op], processor: Processor
     ) -> NDArray[np.float64]:
-        """What ops take inside a network, where others have run since their weights were read.
+        """What ops take inside a network, with what measured plans have said about that."""
+        found = self._inside_ms(target, ops, processor)
+        return found if self.corrections is None else found * self.corrections.factors(target, ops)
+
+    def _inside_ms(
+        self, target: str, ops: Sequence[Op], processor: Processor
+    ) -> NDArray[np.float64]:
+        """What ops take where others have run since their weights were read.
 
         Both processors compute a batch image by image, so it takes so many times as long as one,
         which is what was measured; only the first image finds the weights far away. Too much for
@@ -156,6 +166,10 @@ class CostModel:
         items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
         more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
         return np.asarray(images * warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
+
+    def corrected(self, corrections: Corrections) -> CostModel:
+        """The same predictors, with what measured plans say about them."""
+        return CostModel(self.soc, self.predictors, self.by_op, corrections)
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""

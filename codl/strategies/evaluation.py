@@ -20,19 +20,19 @@ from codl.execute.engine import Engine
 from codl.execute.gpu_half import Fallback
 from codl.execute.program import build_program
 from codl.execute.timeline import Span
-from codl.ops import Array, Network, network_of
+from codl.ops import Network, network_of
 from codl.ops.plan import Plan
 from codl.plan import unmeasured
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
+from codl.strategies.inputs import random_inputs
 from codl.strategies.machine import Machine
 from codl.strategies.peers.process import PeerProcess
 from codl.strategies.peers.started import started
 from codl.strategies.turns import Effort, Timed, interleave, timed
 
-SEED = 7
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 Note = Callable[[str], None]
@@ -106,21 +106,6 @@ def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
     names = list(network.outputs)
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     return network, Reference(graph.fix_batch(source.proto), inputs, outputs)
-
-
-def random_inputs(network: Network) -> dict[str, NDArray[Any]]:
-    """Uniform in 0 ... 1, as images are, from a fixed seed; integers are 0 or 1."""
-    random = np.random.default_rng(SEED)
-    inputs = {n: random.random(tuple(s), np.float32) for n, s in network.inputs.items()}
-    return {name: _typed(value, network.types.get(name)) for name, value in inputs.items()}
-
-
-def _typed(value: Array, kind: str | None) -> NDArray[Any]:
-    """Floats as another type; what is no float is rounded."""
-    if kind is None:
-        return value
-    dtype = np.dtype(kind)
-    return (value if dtype.kind == "f" else np.rint(value)).astype(dtype)
 
 
 def evaluate(

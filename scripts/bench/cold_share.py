@@ -23,7 +23,7 @@ from codl.plan import cost as costs
 from codl.plan.cost import CostModel
 from codl.predict.names import DEFAULT, FOLDER
 from codl.predict.predictors import load
-from codl.strategies.evaluation import random_inputs
+from codl.strategies.inputs import random_inputs
 
 MODELS, ROUNDS = "alexnet,mobilenet_v1,resnet50_v2", 14
 

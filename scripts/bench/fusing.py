@@ -26,7 +26,7 @@ from codl.execute.timeline import Span
 from codl.plan.fixed import one_side
 from codl.provenance import provenance
 from codl.soc import Soc
-from codl.strategies.evaluation import random_inputs
+from codl.strategies.inputs import random_inputs
 
 MODELS = ("resnet50", "mobilenet_v2")
 #: Profiles of either engine, in turns; each is the middle one of its runs.

@@ -26,7 +26,7 @@ from codl.execute.engine import Engine
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.strategies import Context, find
-from codl.strategies.evaluation import random_inputs
+from codl.strategies.inputs import random_inputs
 
 RUNS = 3
 SINGLES = ("cpu", "gpu")

@@ -37,7 +37,7 @@ from codl.ops import Network, Op
 from codl.plan.fixed import one_side
 from codl.provenance import provenance
 from codl.soc import Soc
-from codl.strategies.evaluation import random_inputs
+from codl.strategies.inputs import random_inputs
 
 Clock: TypeAlias = Callable[[], float]
 

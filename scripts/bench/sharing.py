@@ -29,7 +29,7 @@ from codl.execute.timeline import Timeline
 from codl.kernels import registry
 from codl.ops import Region, Shape
 from codl.soc import Soc
-from codl.strategies.evaluation import random_inputs
+from codl.strategies.inputs import random_inputs
 
 MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
 #: Of the profiles: other programs only ever add time.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
-from codl.kernels.norm import cpu_ort, gpu_direct
+from codl.kernels.base import BLOCKED_HALF, Variant
+from codl.kernels.norm import cpu_ort, gpu_blocked, gpu_direct
 
-VARIANTS: tuple[Variant, ...] = (gpu_direct.GpuDirect(), cpu_ort.VARIANT)
+VARIANTS: tuple[Variant, ...] = (
+    gpu_direct.GpuDirect(),
+    gpu_blocked.GpuBlocked(),
+    gpu_blocked.GpuBlocked(BLOCKED_HALF),
+    cpu_ort.VARIANT,
+)

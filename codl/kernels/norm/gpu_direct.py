@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.norm.gpu_blocked import is_by_channel
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
 from codl.ops.norm import Channels, Norm
@@ -12,7 +13,10 @@ from codl.soc import Soc
 
 
 class GpuDirect:
-    """Any run; scale and bias for each element of one, or for pieces of equal length."""
+    """Any run but a channel; scale and bias for each element of one, or for pieces of equal length.
+
+    Among convolutions this layout would cost a copy before a norm and another behind it.
+    """
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "norm"
@@ -21,6 +25,8 @@ class GpuDirect:
     storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: Norm, soc: Soc) -> str | None:
+        if is_by_channel(op):
+            return f"runs must not be the channels of one image, got {op.input}"
         if op.affine and op.channels is None:
             return f"scale and bias must have no 1 between their axes, got {op.shapes[1]}"
         return None

@@ -1,0 +1,105 @@
+"""Normalization of single channels on the GPU, as convolutions leave and want them: in blocks."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+from codl.kernels.base import (
+    BLOCKED,
+    Choice,
+    KernelPlan,
+    Launch,
+    Processor,
+    ScratchArg,
+    Storage,
+    TensorArg,
+)
+from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.ops.norm import Norm
+from codl.soc import Soc
+
+#: Pixels of a block that one work-item of a CPU takes at most: some microseconds.
+LONGEST_STRIP = 4096
+#: Pieces that a GPU cuts a block into at most: every work-item adds up the sums of all.
+MOST_PIECES = 256
+#: Pixels that a work-item of a GPU has at least, where there are so many.
+FEWEST_PIXELS = 16
+SUMS = ScratchArg("sums")
+
+
+class _Pieces(NamedTuple):
+    """So many pieces of a block, and the consecutive pixels of one on a CPU."""
+
+    count: int
+    strip: int
+
+    @classmethod
+    def of(cls, op: Norm, soc: Soc) -> _Pieces:
+        pixels = op.output.h * op.output.w
+        if soc.gpu.is_cpu:
+            length = strip(pixels, soc.gpu.blocks(op.output.c), LONGEST_STRIP, soc)
+            return cls(ceil_div(pixels, length), length)
+        return cls(min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS)), 0)
+
+
+class GpuBlocked:
+    """Runs that are the pixels of one channel: instance norms."""
+
+    op_kind: ClassVar[str] = "norm"
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"gpu_blocked{storage.suffix}"
+
+    def refusal(self, op: Norm, soc: Soc) -> str | None:
+        if not is_by_channel(op):
+            return f"runs must be channels of one image, got {op.runs} of {op.run} in {op.input}"
+        return None
+
+    def choices(self, op: Norm, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(self, op: Norm, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
+        items, size = pieces.count * blocks, float(self.storage.element_bytes)
+        vectors = float(op.output.h * op.output.w * blocks)
+        return {
+            "output_blocks": vectors,
+            "activations": vectors * (op.activation.kind != "none"),
+            "sums": float(items * pieces.count),
+            "work_items": float(items),
+            "waves": waves(items, soc),
+            "output_bytes": size * vectors * soc.gpu.vector_width,
+        }
+
+    def plan(self, op: Norm, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
+        grid = item_grid(pieces.count, blocks, soc)
+        pixels, count = op.output.h * op.output.w, len(op.shapes)
+        inputs = [TensorArg("input", index) for index in range(count)]
+        cut = (SUMS, pieces.count, pieces.strip, pixels)
+        even = (*inputs, TensorArg("output"), *cut, 1.0 / pixels, float(op.epsilon))
+        defined = {"CENTER": op.center, "AFFINE": op.affine}
+        return KernelPlan(
+            source="norm/gpu_blocked.cl",
+            launches=(
+                Launch("norm_sums", grid[0], (inputs[0], *cut), grid[1]),
+                Launch("norm_channels", grid[0], even, grid[1]),
+            ),
+            defines={
+                **base_defines(op.activation, soc, self.storage),
+                **{name: 1 for name, on in defined.items() if on},
+            },
+            scratch={"sums": 4 * 2 * soc.gpu.vector_width * pieces.count * blocks},
+        ).stored_as(self.storage, count)
+
+
+def is_by_channel(op: Norm) -> bool:
+    """Whether every channel of one image is normalized by itself, with a scale and a bias of its
+    own.
+    """
+    shape = op.inputs[0]
+    planes = shape.n == 1 and (op.runs, op.run) == (shape.c, shape.h * shape.w)
+    return planes and all(tuple(own) == (1, shape.c, 1, 1) for own in op.inputs[1:])
