@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ class Law:
 
     name = "law"
     kinds = ("conv2d", "pooling", "eltwise")
-    few = frozenset[str]()
+    few: ClassVar[Mapping[str, frozenset[str]]] = {}
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ class Law:
         flavors = [f"{name}_{mode}" for name in variants for mode in ("max", "avg")]
         return (*mulayer, *variants, *flavors)
 
-    few = frozenset[str]()
+    few: ClassVar[Mapping[str, frozenset[str]]] = {}
 
     def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
         self.asked.append(target)

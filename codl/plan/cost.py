@@ -55,8 +55,8 @@ class LatencyPredictors(Protocol):
     def targets(self) -> tuple[str, ...]: ...
 
     @property
-    def few(self) -> frozenset[str]:
-        """Those of `targets` that were measured at too few shapes to say anything of others."""
+    def few(self) -> Mapping[str, frozenset[str]]:
+        """The items, as text, of `targets` of which too few were measured to tell of others."""
         ...
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from codl.dataset import Direction
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor
-from codl.ops import Network, Op, Shape, parse
+from codl.ops import Network, Op, Shape, parse, to_text
 from codl.plan.cost import CostModel, LatencyPredictors
 from codl.predict.features import Item
 from codl.soc import Soc
@@ -35,9 +35,8 @@ PROBES = (
 TINY = "conv2d in=1x8x2x2 oc=8 kernel=1x1"
 #: Of what a probe takes, at least so much is its own and not what any op takes.
 OWN_PART = 0.5
-#: By how much more estimates are than what the rates say. With those of seven models, rates say 0.8
-#: to 1.1 times what softmax, norms, products, and copies take on a host's CPU in the median, and 0.4
-#: to 1 on its OpenCL device (docs/predictors.md).
+#: By how much more estimates are than what the rates say: see docs/predictors.md for how far those
+#: are off on a host's CPU and on its OpenCL device.
 SAFETY: Mapping[Processor, float] = {"cpu": 1.0, "gpu": 2.0}
 #: Kinds that multiply matrices; these reach about half of a convolution's rate.
 PRODUCTS = ("conv2d", "conv_transpose2d", "fc", "matmul")
@@ -82,17 +81,20 @@ class Estimated:
         return self.predictors.name
 
     @property
-    def few(self) -> frozenset[str]:
-        return frozenset()
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return {}
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target not in self.rates:
             return self.predictors.latency_ms(target, items)
-        rates = self.rates[target]
-        found = np.array([rates.latency_ms(op) for op in items if isinstance(op, Op)])
+        rates, ops = self.rates[target], [op for op in items if isinstance(op, Op)]
+        found: NDArray[np.float64] = np.array([rates.latency_ms(op) for op in ops])
         if target not in self.predictors.targets:
             return found
-        return np.maximum(found, self.predictors.latency_ms(target, items))
+        own_ms = self.predictors.latency_ms(target, items)
+        measured = self.predictors.few[target]
+        is_known = np.array([to_text(op) in measured for op in ops])
+        return np.where(is_known, own_ms, np.maximum(found, own_ms))
 
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]
@@ -103,7 +105,7 @@ class Estimated:
 def filled(cost: CostModel, network: Network) -> CostModel:
     """The cost model with estimates for ops that have no predictor on a processor.
 
-    One that has seen too few shapes only counts where it is slower than the estimate.
+    One that has seen too few counts for those, and for others where it is slower than estimated.
     """
     if isinstance(cost.predictors, Estimated):
         return cost
@@ -152,8 +154,8 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
 
 
 def _missing(cost: CostModel, network: Network, processor: Processor) -> Iterator[str]:
-    """Targets of too few shapes, and those of ops that have no other."""
-    few = cost.predictors.few
+    """Targets of which too little was measured, and those of ops that have no other."""
+    few = set(cost.predictors.few)
     known = set(cost.predictors.targets) - few
     for op in dict.fromkeys(layer.op for layer in network.layers):
         own = _targets(op, processor, cost.soc)

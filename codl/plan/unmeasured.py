@@ -44,8 +44,8 @@ class PartlyMeasured:
         return (*self.predictors.targets, *sorted(self.missing))
 
     @property
-    def few(self) -> frozenset[str]:
-        return frozenset()
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return {}
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target in self.missing:

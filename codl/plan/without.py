@@ -36,7 +36,7 @@ class WithoutWinograd:
         )
 
     @property
-    def few(self) -> frozenset[str]:
+    def few(self) -> Mapping[str, frozenset[str]]:
         return self.predictors.few
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:

@@ -18,12 +18,8 @@ from codl.predict import store
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.features import SHARING_PARTS, Item, sharing_target
 from codl.predict.names import FOLDER
-from codl.predict.store import StoredPredictor
+from codl.predict.store import FEW_ITEMS, StoredPredictor
 from codl.soc import Soc
-
-
-#: A target of fewer different shapes than this says nothing of others.
-FEW_SHAPES = 8
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,13 @@ class Predictors:
         return tuple(self.stored)
 
     @property
-    def few(self) -> frozenset[str]:
-        """The targets that were measured at fewer than `FEW_SHAPES` different shapes."""
-        return frozenset(name for name, own in self.stored.items() if own.shapes < FEW_SHAPES)
+    def few(self) -> Mapping[str, frozenset[str]]:
+        """The items of the targets that were measured at fewer than `FEW_ITEMS` different ones."""
+        return {
+            name: frozenset(own.examples)
+            for name, own in self.stored.items()
+            if own.items < FEW_ITEMS
+        }
 
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]

@@ -279,7 +279,7 @@ def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
         known=step.known,
         examples=_examples(soc, step),
         rows=len(own.samples),
-        shapes=len(np.unique(own.groups)),
+        items=len(set(own.items)),
         tables=_digests(own),
         sources=tuple(own.sources),
         held_out={},
@@ -299,10 +299,12 @@ def _evaluated(step: _Step, seeds: int, tell: _Counter) -> dict[Split, HeldOut]:
 
 
 def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
-    """Digests of the features of the median and the slowest sample on this SoC."""
+    """Digests of the features of the median and the slowest sample on this SoC; of all of a few."""
     own = step.own
     order = np.argsort(own.latency_ms, kind="stable")
-    chosen = [own.items[int(order[at])] for at in (len(order) // 2, -1)]
+    chosen = list(dict.fromkeys(own.items))
+    if len(chosen) >= store.FEW_ITEMS:
+        chosen = [own.items[int(order[at])] for at in (len(order) // 2, -1)]
     part = features.table(step.estimator.feature_set, own.target, chosen, soc)
     return store.examples_of(chosen, part)
 
