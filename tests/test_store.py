@@ -91,7 +91,7 @@ def rename(content: dict[str, Any]) -> None:
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 4, got 1: another version of codl"),
+    (change("version", 1), InvalidFileError, "version: must be 5, got 1: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
     (change("tables", None), InvalidFileError, "tables: the key is missing"),
     (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
