@@ -18,8 +18,9 @@ $(READY): pyproject.toml
 demo: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh $(DEMO)
 
+# In two processes: most of the time goes to drivers that compile kernels, on one core each.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

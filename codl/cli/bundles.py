@@ -54,7 +54,7 @@ def package_model(
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
     deployed = deployment_of(model)
-    context = adapted(Context(socs.load(soc), predictors, predictor=predictor), deployed)
+    context = adapted(Context(socs.load(soc), predictors, predictor=predictor, note=note), deployed)
     network = load_network(model, batch, read_shapes(shape))
     chosen = plan_of(plan, strategy, deployed, network=network, context=context)
     made = package(network, chosen, context.soc, output)

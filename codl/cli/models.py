@@ -120,7 +120,7 @@ def search_plan(
     described = socs.load(soc)
     limit = None if memory_limit is None else memory_limit << 20
     goal = Objective.of(objective, described, limit)
-    asked = Context(described, predictors, dataset, predictor, method, goal)
+    asked = Context(described, predictors, dataset, predictor, method, goal, note=note)
     context, strategy = adapted(asked, deployed), strategy_of(strategy, deployed)
     network = load_network(model, batch, read_shapes(shape))
     if strategy == ideal.NAME:
@@ -245,7 +245,8 @@ def run_model(
         engine = open_bundle(model, soc, wanted, fixed | {"predictor": predictor})
     else:
         context = adapted(
-            Context(wanted.applied(load_soc(soc)), predictors, dataset, predictor), deployed
+            Context(wanted.applied(load_soc(soc)), predictors, dataset, predictor, note=note),
+            deployed,
         )
         network = load_network(model, batch, read_shapes(shape))
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
@@ -335,7 +336,7 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
     check_serial(serial)
-    context = Context(socs.load(soc), predictors, dataset, predictor)
+    context = Context(socs.load(soc), predictors, dataset, predictor, note=note)
     names = [name for name in strategies.split(",") if name]
     known = [find(name) for name in names if name != ideal.NAME]
     if not known:

@@ -6,6 +6,7 @@ from codl.strategies.base import Context, Strategy
 from codl.strategies.codl import Codl
 from codl.strategies.codl_buffer import CodlBuffer
 from codl.strategies.codl_paper import CodlPaper
+from codl.strategies.codl_refined import CodlRefined
 from codl.strategies.cpu import Cpu
 from codl.strategies.gpu import Gpu
 from codl.strategies.gpu_buffer import GpuBuffer
@@ -15,7 +16,8 @@ from codl.strategies.mulayer import MuLayer
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Cpu(), Gpu(), GpuBuffer(), GpuImage(), MuLayer(), CodlBuffer(), CodlPaper(), Codl()
+        Cpu(), Gpu(), GpuBuffer(), GpuImage(), MuLayer(), CodlBuffer(), CodlPaper(), Codl(),
+        CodlRefined(),
     )
 }  # fmt: skip
 #: What plans where nobody says how.

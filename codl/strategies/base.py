@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -36,6 +37,8 @@ class Context:
     method: str = "dp"
     objective: Objective = LATENCY
     winograd: bool = True
+    #: Told what goes on where planning takes long.
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
     #: Predictors that were loaded, which takes longer than a search.
     _loaded: dict[tuple[Soc, Path, str], LatencyPredictors] = field(
         default_factory=dict, repr=False, compare=False
@@ -69,10 +72,14 @@ class Context:
 
 
 class Strategy(Protocol):
-    """Makes a plan of a network; `default_predictor` is what it is usually used with."""
+    """Makes a plan of a network; `default_predictor` is what it is usually used with.
+
+    `runs_plans` where it runs plans on the device to find the best.
+    """
 
     name: ClassVar[str]
     default_predictor: ClassVar[str]
+    runs_plans: ClassVar[bool]
 
     def plan(self, network: Network, context: Context) -> Plan: ...
 

@@ -18,6 +18,7 @@ from codl.strategies.base import Context
 class Codl:
     name: ClassVar[str] = "codl"
     default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         cost = context.cost(self.default_predictor)

@@ -17,6 +17,7 @@ from codl.strategies.codl_paper import CodlPaper
 class CodlBuffer:
     name: ClassVar[str] = "codl-buffer"
     default_predictor: ClassVar[str] = CodlPaper.default_predictor
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         plan = CodlPaper().plan(network, context.with_memory("buffer"))

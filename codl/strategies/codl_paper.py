@@ -17,6 +17,7 @@ from codl.strategies.base import Context
 class CodlPaper:
     name: ClassVar[str] = "codl-paper"
     default_predictor: ClassVar[str] = "codl_linear"
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         search = ChainSearch(network, context.cost(self.default_predictor), dims=("H", "OC"))

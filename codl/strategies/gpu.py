@@ -13,6 +13,7 @@ from codl.strategies.base import Context, one_processor
 class Gpu:
     name: ClassVar[str] = "gpu"
     default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         return one_processor(network, context, self.name, 1.0)

@@ -13,6 +13,7 @@ from codl.strategies.base import Context, one_memory
 class GpuBuffer:
     name: ClassVar[str] = "gpu-buffer"
     default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         return one_memory(network, context, self.name, "buffer")

@@ -17,6 +17,7 @@ from codl.strategies.base import Context, one_memory
 class GpuImage:
     name: ClassVar[str] = "gpu-image"
     default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         return one_memory(network, context, self.name, "image2d")

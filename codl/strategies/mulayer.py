@@ -20,6 +20,7 @@ RATIOS = tuple(i / 10 for i in range(11))
 class MuLayer:
     name: ClassVar[str] = "mulayer"
     default_predictor: ClassVar[str] = "flops_linear"
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         search = ChainSearch(network, context.cost(self.default_predictor, by_op=True))

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from codl.kernels.base import (
     BLOCKED,
+    Arg,
     Choice,
     KernelPlan,
     Launch,
@@ -30,7 +31,7 @@ SUMS = ScratchArg("sums")
 class _Pieces(NamedTuple):
     """So many pieces of a block, and the consecutive pixels of one on a CPU."""
 
-    count: int
+    number: int
     strip: int
 
     @classmethod
@@ -63,12 +64,12 @@ class GpuBlocked:
 
     def features(self, op: Norm, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
-        items, size = pieces.count * blocks, float(self.storage.element_bytes)
+        items, size = pieces.number * blocks, float(self.storage.element_bytes)
         vectors = float(op.output.h * op.output.w * blocks)
         return {
             "output_blocks": vectors,
             "activations": vectors * (op.activation.kind != "none"),
-            "sums": float(items * pieces.count),
+            "sums": float(items * pieces.number),
             "work_items": float(items),
             "waves": waves(items, soc),
             "output_bytes": size * vectors * soc.gpu.vector_width,
@@ -76,23 +77,23 @@ class GpuBlocked:
 
     def plan(self, op: Norm, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         pieces, blocks = _Pieces.of(op, soc), soc.gpu.blocks(op.output.c)
-        grid = item_grid(pieces.count, blocks, soc)
-        pixels, count = op.output.h * op.output.w, len(op.shapes)
+        grid = item_grid(pieces.number, blocks, soc)
+        pixels, count, epsilon = op.output.h * op.output.w, len(op.shapes), float(op.epsilon)
         inputs = [TensorArg("input", index) for index in range(count)]
-        cut = (SUMS, pieces.count, pieces.strip, pixels)
-        even = (*inputs, TensorArg("output"), *cut, 1.0 / pixels, float(op.epsilon))
+        cut: tuple[Arg, ...] = (SUMS, pieces.number, pieces.strip, pixels)
+        tensors = (*inputs, TensorArg("output"))
         defined = {"CENTER": op.center, "AFFINE": op.affine}
         return KernelPlan(
             source="norm/gpu_blocked.cl",
             launches=(
                 Launch("norm_sums", grid[0], (inputs[0], *cut), grid[1]),
-                Launch("norm_channels", grid[0], even, grid[1]),
+                Launch("norm_channels", grid[0], (*tensors, *cut, 1.0 / pixels, epsilon), grid[1]),
             ),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **{name: 1 for name, on in defined.items() if on},
             },
-            scratch={"sums": 4 * 2 * soc.gpu.vector_width * pieces.count * blocks},
+            scratch={"sums": 4 * 2 * soc.gpu.vector_width * pieces.number * blocks},
         ).stored_as(self.storage, count)
 
 

@@ -1,0 +1,136 @@
+"""`codl` with the last word left to the device: plans run, and what they took makes the next one.
+
+A predictor knows single ops. What they take between these neighbours, with the other processor at
+work, shows in the network itself. So each processor alone and the predicted plan run on the device,
+what every net and kernel took corrects the predictions, and the search goes again, a few times. The
+fastest plan is taken, by runs that take turns. One processor alone is among them, so that a split
+that does not pay is found out here, whatever was predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+from codl.errors import UnsupportedError
+from codl.execute.engine import Engine
+from codl.ops import Network
+from codl.ops.plan import Plan
+from codl.plan import unmeasured
+from codl.plan.corrections import Corrections, Sample
+from codl.plan.cost import CostModel
+from codl.plan.observed import observe
+from codl.plan.optimal import search
+from codl.predict.names import DEFAULT
+from codl.strategies.base import Context, one_processor
+from codl.strategies.inputs import random_inputs
+from codl.strategies.turns import Effort, interleave, timed
+
+#: Searches with corrections at the most, and how many in turn may find nothing faster.
+ROUNDS, PATIENCE = 5, 2
+#: How long two plans are compared, and at the end the best one with one processor alone.
+DUEL = Effort(warm_up=2, min_rounds=9, min_seconds=1.0)
+FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)
+
+
+class CodlRefined:
+    name: ClassVar[str] = "codl-refined"
+    default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = True
+
+    def plan(self, network: Network, context: Context) -> Plan:
+        """Takes some seconds, and about a minute where an inference takes half a second.
+
+        Raises `UnsupportedError` where plans cannot run, or are to be best in something else.
+        """
+        if not context.objective.is_latency:
+            raise UnsupportedError(
+                f"{self.name} compares how long plans take, and knows neither the objective "
+                f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
+            )
+        cost = unmeasured.filled(context.cost(self.default_predictor), network)
+        with Trials(network, cost, context.note) as trials:
+            for ratio in (0.0, 1.0):
+                trials.run(one_processor(network, context, self.name, ratio))
+            single = trials.best
+            trials.run(search(network, cost, self.name, method=context.method))
+            losses = 0
+            for _ in range(ROUNDS):
+                corrected = cost.corrected(Corrections(trials.samples))
+                plan = search(network, corrected, self.name, method=context.method)
+                if trials.has_run(plan):
+                    break
+                losses = 0 if trials.run(plan) else losses + 1
+                if losses == PATIENCE:
+                    break
+            return trials.result(single)
+
+
+class Trials:
+    """Plans that run on the device, what they say of predictions, and the fastest of them."""
+
+    def __init__(self, network: Network, cost: CostModel, note: Callable[[str], None]) -> None:
+        self.samples: list[Sample] = []
+        self._network, self._cost, self._note = network, cost, note
+        self._run: set[str] = set()
+        self._best: Engine | None = None
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._best is not None:
+            self._best.close()
+
+    @property
+    def best(self) -> Plan:
+        """The fastest so far."""
+        assert self._best is not None
+        return self._best.plan
+
+    def has_run(self, plan: Plan) -> bool:
+        return repr(plan.chains) in self._run
+
+    def run(self, plan: Plan) -> bool:
+        """Whether a plan is faster than all before it."""
+        self._run.add(repr(plan.chains))
+        engine = self._engine(plan)
+        self.samples += observe(engine, self._cost)
+        return self._is_best(engine, DUEL)
+
+    def result(self, single: Plan) -> Plan:
+        """The fastest, compared once more with one processor alone."""
+        if self.best is not single:
+            self._is_best(self._engine(single), FINAL)
+        count = len(self._run)
+        return replace(self.best, method=f"{self.best.method}, refined by {count} plans that ran")
+
+    def _engine(self, plan: Plan) -> Engine:
+        engine = Engine(self._network, plan, self._cost.soc)
+        engine.feed(random_inputs(self._network))
+        for _ in range(DUEL.warm_up):
+            engine.run()
+        return engine
+
+    def _is_best(self, new: Engine, effort: Effort) -> bool:
+        """Compare an engine with the best one, and keep the faster of the two."""
+        if self._best is None:
+            self._best = new
+            return True
+        runs = {"best": timed(self._best.run), "new": timed(new.run)}
+        found = interleave(runs, effort)
+        new_ms, best_ms = found["new"].median, found["best"].median
+        self._note(
+            f"{self._network.name}: plan {len(self._run)}, {_summary(new.plan)}, takes "
+            f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms"
+        )
+        faster = new_ms < best_ms
+        loser, self._best = (self._best, new) if faster else (new, self._best)
+        loser.close()
+        return faster
+
+
+def _summary(plan: Plan) -> str:
+    split = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
+    return f"{len(plan.chains)} chains, {split} of them split"
