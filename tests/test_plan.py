@@ -18,10 +18,10 @@ from codl.execute.program import Transfer, build_program
 from codl.graph import import_onnx, simplify
 from codl.kernels import registry
 from codl.models.builder import ModelBuilder
-from codl.ops import Network, Region, Shape, lower, to_text
+from codl.ops import Network, Region, Shape, lower, parse, to_text
 from codl.ops.plan import Plan, load_plan
 from codl.plan.clocks import after_stage, priced
-from codl.plan.cost import CostModel, moved
+from codl.plan.cost import COLD_INSIDE, CostModel, moved
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.soc import CpuSide, GpuSide, Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
@@ -264,3 +264,26 @@ def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path
 def test_unknown_strategy() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'codl-paper'"):
         find("codl-papr")
+
+
+class FarAway(Law):
+    """Twice as long with nothing in the caches."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets, "cold_cpu")
+
+    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
+        if target == "cold_cpu":
+            return np.array([2 * item.warm_ms for item in ops])
+        return super().latency_ms(target, ops)
+
+
+def test_small_tensors_are_near_inside_a_network() -> None:
+    small, large = "eltwise in=1x8x8x8,1x8x8x8", "eltwise in=1x64x160x160,1x64x160x160"
+    warm, cold = CostModel(SOC, Law()), CostModel(SOC, FarAway())
+    for text, share in ((small, 0.0), (large, COLD_INSIDE["cpu"])):
+        choices = [cost.choice(parse(text), "cpu") for cost in (warm, cold)]
+        assert choices[0] is not None
+        assert choices[1] is not None
+        assert choices[1].latency_ms == pytest.approx((1 + share) * choices[0].latency_ms)

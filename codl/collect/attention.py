@@ -20,6 +20,7 @@ SIDES = (4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
 #: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads.
 MOST_ELEMENTS, MOST_PAIRS = 1 << 20, 1 << 19
+MODES = ("mean", "sum", "l2")
 #: Functions behind its products and copies; most have none.
 FUNCTIONS = ("", "", "", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_swish", "relu")
 
@@ -51,8 +52,8 @@ def attention_ops(blocks: int) -> list[Op]:
     """The distinct ops of so many blocks; those of fewer blocks come first."""
     dice = random.Random(SEED)
     found: dict[Op, None] = {}
-    for _ in range(blocks):
-        found.update(dict.fromkeys(_ops(_block(dice), dice)))
+    for number in range(blocks):
+        found.update(dict.fromkeys(_ops(_block(dice), number, dice)))
     return list(found)
 
 
@@ -64,7 +65,7 @@ def _block(dice: random.Random) -> Block:
             return block
 
 
-def _ops(block: Block, dice: random.Random) -> Iterator[Op]:
+def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     def function() -> str:
         name = dice.choice(FUNCTIONS)
         return f" act={name}" if name else ""
@@ -90,8 +91,11 @@ def _ops(block: Block, dice: random.Random) -> Iterator[Op]:
     yield parse(
         f"slice in=1x{n}x3x{h}x{d} starts=0x0x{which}x0x0 steps=1x1x1x1x1 to=1x{n}x1x{h}x{d}"
     )
-    mode = dice.choice(("mean", "sum", "l2"))
-    yield parse(f"reduce in=1x{n}x{c} mode={mode} axes={dice.choice((1, 2))} keepdims=1")
+    for more, axis in enumerate((1, 2)):
+        mode = MODES[(number + more) % len(MODES)]
+        yield parse(f"reduce in=1x{n}x{c} mode={mode} axes={axis} keepdims=1")
+    repeated = (f"1x{h}x{d}x1 repeats=1x1x1x{n}", f"1x1x{c} repeats=1x{n}x1")[number % 2]
+    yield parse(f"tile in={repeated}")
     yield _rare(block, dice)
 
 
@@ -111,12 +115,8 @@ def _transpose(block: Block, dice: random.Random) -> Op:
 
 def _rare(block: Block, dice: random.Random) -> Op:
     """What a block has at most one of."""
-    s, n, c, h, d = block.side, block.tokens, block.channels, block.heads, block.head
-    mode = dice.choice(("mean", "sum", "l2"))
+    s, n, c = block.side, block.tokens, block.channels
     ways = (
-        f"reduce in=1x{h}x{d}x{n} mode={mode} axes=3 keepdims=1",
-        f"tile in=1x{h}x{d}x1 repeats=1x1x1x{n}",
-        f"tile in=1x1x{c} repeats=1x{n}x1",
         f"concat in=1x{c}x{s}x{s},1x{c}x{s}x{s}",
         f"slice in=1x{n}x{c} starts=0x0x0 steps=1x1x1 to=1x{n}x{max(1, c // 2)}",
     )
