@@ -305,6 +305,30 @@ def test_every_op_has_a_default_variant_on_both_processors(first_soc: Soc) -> No
             assert registry.variants(parse(text), processor, first_soc)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x19x13x11 oc=34 kernel=7x7 pad=3 act=relu",
+        "conv2d in=2x32x17x12 oc=5 kernel=5x5 pad=2 act=tanh",
+        "conv2d in=1x3x24x20 oc=18 kernel=9x9 pad=4",
+        "conv2d in=1x20x9x14 oc=16 kernel=4x6 pad=1,2,3,0",
+        "conv2d in=1x18x8x8 oc=18 kernel=7x4",
+    ],
+)
+def test_large_windows_are_sums_of_small_ones(text: str, first_soc: Soc) -> None:
+    """Whole and in parts, among layers that read the same input."""
+    op = parse(text)
+    variant = registry.find(op, "cpu_winograd_sum")
+    inputs, weights = operands(op)
+    expected = reference(op, inputs, weights)
+    for dim, ratio in (("H", 0.0), ("H", 0.4), ("OC", 0.5)):
+        for part in split(op, dim, ratio):  # type: ignore[arg-type]
+            own = op.restrict(part) if not part.is_empty else None
+            if own is not None and variant.refusal(own, first_soc) is None:
+                got = run_cpu(variant, op, part, inputs, weights, first_soc)
+                assert_close(variant, own, got, cut(expected, part))
+
+
 def test_a_refusal_gives_the_rule_and_the_value(first_soc: Soc) -> None:
     op = parse("conv2d in=1x8x8x8 oc=32 kernel=3 stride=2 pad=1")
     winograd = registry.find(op, "cpu_winograd")

@@ -17,7 +17,7 @@ import numpy as np
 from codl.device.memory import ALIGNMENT
 from codl.device.pools import Pools
 from codl.errors import DeviceError
-from codl.kernels.ncnn import CpuVariant, NcnnLayer, activation_layer
+from codl.kernels.ncnn import CpuVariant, NcnnLayer, Shifts, activation_layer
 from codl.ops import Array, Op, Region, Shape, Span, Weights
 from codl.soc import Soc
 
@@ -330,6 +330,8 @@ class NetText:
         if plan.copies_input:
             names = {name for name, _ in layer.inputs}
             self.copied.update(piece for piece in self.inputs if piece.tensor in names)
+        if plan.shifts is not None:
+            sources = [self._shifted(sources[0], plan.shifts)]
         after = activation_layer(plan.after)
         if after is None:
             self._write(plan.type, sources, layer.output, plan.parameters)
@@ -337,7 +339,18 @@ class NetText:
             before = f"{self.blob(layer.output)}_raw"
             self._line(plan.type, sources, [before], plan.parameters)
             self._write(after.type, [before], layer.output, after.parameters)
-        self._keep(plan, layer.weights)
+        self._keep(plan, plan.arrange(layer.weights))
+
+    def _shifted(self, source: str, shifts: Shifts) -> str:
+        """The blob that has the copies, one above the other."""
+        name = f"{source}_shifted"
+        copies = [f"{name}_{index}" for index in range(len(shifts.crops))]
+        self._line("Padding", [source], [f"{name}_padded"], shifts.padding)
+        self._line("Split", [f"{name}_padded"], [f"{copy}_whole" for copy in copies], {})
+        for copy, crop in zip(copies, shifts.crops, strict=True):
+            self._line("Crop", [f"{copy}_whole"], [copy], crop)
+        self._line("Concat", copies, [name], {0: 0})
+        return name
 
     def _keep(self, plan: NcnnLayer, weights: Weights) -> None:
         for index, name in enumerate(plan.weights):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from codl.kernels.base import Variant
-from codl.ops.base import Activation
+from codl.ops.base import Activation, Array, Weights
 from codl.soc import Soc
 
 #: ncnn's own parameter 31 switches an algorithm off for one layer.
@@ -20,6 +20,14 @@ Value = int | float | tuple[int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True)
+class Shifts:
+    """Copies of an input as more channels: parameters of ncnn's Padding, and of a Crop for each."""
+
+    padding: Mapping[int, Value]
+    crops: tuple[Mapping[int, Value], ...]
+
+
+@dataclass(frozen=True)
 class NcnnLayer:
     """An ncnn layer: its type, its parameters by ncnn's numbers, and its weights in file order.
 
@@ -27,7 +35,8 @@ class NcnnLayer:
     `copies_input`: the layer takes channels to lie as ncnn itself would have put them, so that a
     tensor of somebody else's must be copied for it.
     `options` are those of ncnn's net options that the layer insists on; layers that want different
-    ones run in nets of their own.
+    ones run in nets of their own. `shifts` are copies of its one input that the layer reads instead
+    of it, and `arrange` makes of the op's weights what it wants.
     """
 
     type: str
@@ -36,6 +45,8 @@ class NcnnLayer:
     after: Activation = Activation()
     copies_input: bool = False
     options: Mapping[str, bool] = field(default_factory=dict)
+    shifts: Shifts | None = None
+    arrange: Callable[[Weights], Mapping[str, Array]] = dict
 
 
 class CpuVariant(Variant, Protocol):
