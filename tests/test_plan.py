@@ -20,8 +20,11 @@ from codl.kernels import registry
 from codl.models.builder import ModelBuilder
 from codl.ops import Network, Region, Shape, lower, parse, to_text
 from codl.ops.plan import Plan, load_plan
+from codl.plan.alone import WORTH, unless_alone
+from codl.plan.chosen import Cut, make_plan
 from codl.plan.clocks import after_stage, priced
 from codl.plan.cost import COLD_INSIDE, CostModel, moved
+from codl.plan.optimal import search as best_plan
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.soc import CpuSide, GpuSide, Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
@@ -287,3 +290,23 @@ def test_small_tensors_are_near_inside_a_network() -> None:
         assert choices[0] is not None
         assert choices[1] is not None
         assert choices[1].latency_ms == pytest.approx((1 + share) * choices[0].latency_ms)
+
+
+def test_two_processors_must_be_worth_it(network: Network) -> None:
+    cost = CostModel(SOC, Law())
+    plan = best_plan(network, cost, "codl")
+    alone_ms = [
+        make_plan(
+            network, cost, [Cut(network.layers, "H", r)], strategy="codl", sharing="missing"
+        ).predicted_ms
+        for r in (0.0, 1.0)
+    ]
+    least_ms = min(ms for ms in alone_ms if ms is not None)
+    for gain, taken in ((1.01 / WORTH, True), (0.99 / WORTH, False)):
+        found = unless_alone(replace(plan, predicted_ms=least_ms / gain), network, cost)
+        assert (len({chain.gpu_ratio for chain in found.chains} - {0.0, 1.0}) > 0) == taken
+        assert found.strategy == plan.strategy
+        if not taken:
+            assert found.predicted_ms == least_ms
+            assert len(found.chains) == 1
+            assert "alone" in found.method
