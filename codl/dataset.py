@@ -138,6 +138,19 @@ class ColdRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchRow(Row):
+    """`images` at once of an op that has one image; `single_ms` is what one takes."""
+
+    op: str
+    variant: str
+    processor: str
+    images: int
+    single_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant", "images")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContentionRow(Row):
     """Two ops, one on each processor, at the same time: each alone, and each beside the other.
 
@@ -271,6 +284,7 @@ ROW_TYPES: dict[str, type[Row]] = {
     "dispatch": DispatchRow,
     "cold": ColdRow,
     "contention": ContentionRow,
+    "batch": BatchRow,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_execute import make_plan
-from test_kernels import operands, run_gpu
+from test_kernels import assert_close, operands, reference, run_gpu, variants_for_gpus
+from test_kernels import cut as cut_region
 from test_plan import SOC, Law
 
 from codl.dataset import Dataset, OpRow
@@ -70,6 +72,52 @@ def residual(images: int) -> onnx.ModelProto:
     x = b.relu(b.fully_connected(b.flatten(x), 18))
     b.output(b.fully_connected(x, 7))
     return b.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "count"),
+    [
+        ("conv2d in=5x20x9x7 oc=24 kernel=3x3 pad=1 act=relu", 1, 4),
+        ("conv2d in=4x9x12x10 oc=16 kernel=3x3 stride=2 pad=1", 0, 3),
+        ("conv2d in=3x96x5x6 oc=40 kernel=1x1", 0, 3),
+        ("conv2d in=4x12x9x11 oc=12 kernel=3x3 pad=1 groups=12 act=relu", 2, 2),
+        ("pooling in=5x10x9x8 kernel=3x3 stride=2 pad=1", 2, 3),
+        ("pooling in=3x10x6x5 mode=avg kernel=6x5", 0, 2),
+        ("eltwise in=4x6x7x5,1x6x7x5 mode=mul", 1, 3),
+    ],
+)
+def test_all_images_in_one_launch(
+    text: str, first: int, count: int, as_gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some images of a batch, by every variant for GPUs, whether it takes all at once or not.
+
+    Winograd's memory is cut so short that it takes two at a time; others share the work of sums.
+    """
+    monkeypatch.setattr("codl.kernels.conv2d.gpu_winograd_gemm.SCRATCH_BYTES", 300_000)
+    op = parse(text)
+    part = Region.whole(op.output)._replace(images=Span(first, first + count))
+    inputs, weights = operands(op)
+    expected = cut_region(reference(op, inputs, weights), part)
+    for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
+        choices = variant.choices(op.restrict(part), as_gpu.soc)
+        for choice in (choices[0], max(choices, key=lambda each: each.get("splits", 0))):
+            got, around = run_gpu(variant, op, part, inputs, weights, as_gpu, choice)
+            assert_close(variant, op.restrict(part), got, expected)
+            for rest in Region.whole(op.output).minus(part):
+                assert (cut_region(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+
+
+@pytest.mark.parametrize(
+    "text", ["conv2d in=3x40x9x7 oc=24 kernel=3x3 pad=1", "pooling in=9x8x4x4"]
+)
+def test_a_batch_is_few_launches(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text if "kernel" in text else f"{text} kernel=2")
+    for variant in registry.variants(op, "gpu", as_gpu.soc):
+        plans = [variant.plan(each, as_gpu.soc) for each in (op, op.one_image)]  # type: ignore[attr-defined]
+        if plans[0].whole_batch:
+            assert len(plans[0].launches) == len(plans[1].launches), variant.name
+            return
+    pytest.fail("no variant takes a batch as a whole")
 
 
 @cache
@@ -137,8 +185,8 @@ def test_the_whole_network_is_one_chain_of_images(gpu_ratio: float, first_soc: S
     assert {move.region.images for move in program.final} == {Span(0, mine)}
     with Engine(network, plan, first_soc) as engine:
         outputs = engine({"image": x})
-    for name, reference in expected.items():
-        assert max_rel_err(outputs[name], reference) <= 1e-4
+    for name, wanted in expected.items():
+        assert max_rel_err(outputs[name], wanted) <= 1e-4
 
 
 def test_fully_connected_layers_of_a_batch_have_a_row_for_each_image() -> None:
@@ -177,14 +225,41 @@ def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
             assert batch.latency_ms == pytest.approx(5 * single.latency_ms)
 
 
-def test_sharing_a_batch_maps_once_and_transforms_every_image() -> None:
+def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
+    """Between one image and one after the other, and launched at once on a real GPU."""
+
+    class Together(Law):
+        @property
+        def targets(self) -> tuple[str, ...]:
+            return (*super().targets, "batch_cpu", "batch_gpu")
+
+        def latency_ms(self, target: str, items: Sequence[Any]) -> Any:
+            if not target.startswith("batch"):
+                return super().latency_ms(target, items)
+            share = {"batch_cpu": 0.6, "batch_gpu": 0.01}[target]
+            return np.array([share * item.images * item.single_ms for item in items])
+
+    halved = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    cost = CostModel(SOC, Together())
+    one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
+    for processor, times in (("cpu", 6.0), ("gpu", 1.0)):
+        single, batch = cost.choice(one, processor), cost.choice(ten, processor)  # type: ignore[arg-type]
+        assert single is not None
+        assert batch is not None
+        assert batch.latency_ms == pytest.approx(times * single.latency_ms)
+    layer = Layer("conv", ten, ("x",), "y", {})
+    half = cut([layer], ["y"], "N", 0.5, block=4)[1]
+    assert (cost.launches(half), CostModel(halved, Law()).launches(half)) == (1, 5)
+
+
+def test_a_batch_is_shared_at_once_and_packed_image_by_image() -> None:
     class Parts(Law):
         def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> Any:
             bytes_ = np.array([shape.bytes for shape in shapes], float)
             return {"transform": 1.0 + 0 * bytes_, "map": 2.0 + 0 * bytes_, "copy": bytes_}
 
     cost, shape = CostModel(SOC, Parts()), Shape(5, 3, 7, 7)
-    assert cost.sharing_parts("to_gpu", shape) == {"transform": 5, "map": 2, "copy": shape.bytes}
+    assert cost.sharing_parts("to_gpu", shape) == {"transform": 1, "map": 2, "copy": shape.bytes}
     assert cost.sharing_ms("load", shape) == 5 * cost.sharing_ms("load", shape._replace(n=1))
 
 
@@ -295,3 +370,20 @@ def test_ops_that_mix_images_are_not_cut(op: NdOp) -> None:
     if op.output.n > 1:
         with pytest.raises(ValueError, match="is not split so"):
             op.restrict(part._replace(images=Span(0, 1)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=2x16x9x9 oc=16 kernel=3 pad=1",
+        "conv2d in=2x16x9x9 oc=16 kernel=3 pad=1 groups=16",
+        "pooling in=2x16x8x8 kernel=8",
+        "fc in=2x16x2x2 oc=9",
+        "eltwise in=2x16x8x8,2x16x8x8",
+    ],
+)
+def test_variants_that_take_a_batch_say_so(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text)
+    for variant in registry.variants(op, "gpu", as_gpu.soc, every=True):
+        plan = variant.plan(op, as_gpu.soc)  # type: ignore[attr-defined]
+        assert registry.takes_batch(variant) == plan.whole_batch, variant.name

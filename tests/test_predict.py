@@ -227,7 +227,7 @@ OPS = (
     "matmul in=64x32,32x48",
     "max_indices in=1x8x14x14 kernel=2 stride=2",
     "norm in=64x32 axis=1",
-    "norm in=1x16x8x8,1x16x1x1,1x16x1x1 groups=16 axis=1",
+    "norm in=1x64x14x14,1x64x1x1,1x64x1x1 axis=1 groups=64",
     "reduce in=64x32 axes=1 mode=sum",
     "softmax in=64x32 axes=1",
     "pad in=5x20 before=1x3 after=1x40",

@@ -120,18 +120,21 @@ def of_gpu(soc: Soc, **changes: Any) -> Soc:
 def test_a_soc_says_which_variants_it_has(first_soc: Soc) -> None:
     op = parse("pooling in=1x8x8x8 kernel=2")
 
+    # Of what a device has, detection takes whatever is fastest there.
+    plain = of_gpu(first_soc, memory_types=("buffer",), element="float32")
+
     def names(**changes: Any) -> list[str]:
-        return [v.name for v in registry.variants(op, "gpu", of_gpu(first_soc, **changes))]
+        return [v.name for v in registry.variants(op, "gpu", of_gpu(plain, **changes))]
 
     both = ("buffer", "image2d")
     assert not any("image" in name or "fp16" in name for name in names())
     assert any(name.endswith("_image") for name in names(memory_types=both))
     assert all("_image" in name for name in names(memory_types=("image2d",)))
     assert all(name.endswith("_fp16") for name in names(memory_types=both, element="float16"))
-    narrow = of_gpu(first_soc, memory_types=("image2d",), max_image_width=8)
+    narrow = of_gpu(plain, memory_types=("image2d",), max_image_width=8)
     assert [v.name for v in registry.variants(op, "gpu", narrow)] == ["gpu_direct"]
     reshape = parse("reshape in=1x8x8x8 to=1x512x1x1")
-    assert registry.variants(reshape, "gpu", of_gpu(first_soc, memory_types=("image2d",)))
+    assert registry.variants(reshape, "gpu", of_gpu(plain, memory_types=("image2d",)))
 
 
 def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:

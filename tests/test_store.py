@@ -170,7 +170,7 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
 def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
     content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (4, "ms")
+    assert (content["version"], content["unit"]) == (5, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
     assert len(content["tables"][f"t_{GEMM}.csv"]) == 16
     assert content["sources"] == ["simulated"]

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from codl.collect.collector import collect
 from codl.collect.rounds import Rounds
-from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import ColdTask, ContentionTask, DispatchTask
+from codl.collect.surroundings import batch_tasks, surroundings_tasks
+from codl.collect.tasks import BatchTask, ColdTask, ContentionTask, DispatchTask
 from codl.dataset import Dataset
 from codl.errors import CodlError, MismatchError
 from codl.ops import parse, to_text
 from codl.plan.clocks import both_ends
 from codl.predict import features, samples
-from codl.predict.surroundings import Beside, Cold, Launches, Load
+from codl.predict.surroundings import Batch, Beside, Cold, Launches, Load
 from codl.soc import Soc
 
 OPS = [
@@ -36,16 +36,16 @@ SLOWER = st.floats(1.0, 3.0)
 
 
 def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: Path) -> None:
-    dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, first_soc)
+    dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, first_soc, [3])
     kinds = {type(task) for task in tasks}
-    assert kinds == {DispatchTask, ColdTask, ContentionTask}
+    assert kinds == {DispatchTask, ColdTask, ContentionTask, BatchTask}
     done = collect(first_soc, dataset, tasks, rounds=QUICK)
     assert (done.left, done.failed) == (0, 0)
     found, notes = samples.read(dataset)
     assert not notes
     by_target = {own.target: own for own in found if own.samples}
     for name in ("dispatch_cpu", "dispatch_gpu", "cold_cpu", "cold_gpu", "contention_cpu",
-                 "contention_gpu"):  # fmt: skip
+                 "contention_gpu", "batch_cpu", "batch_gpu"):  # fmt: skip
         own = by_target[name]
         assert own.processor == name[-3:]
         table = features.table("variant", name, own.items, first_soc)
@@ -66,16 +66,28 @@ def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: 
     [
         ("dispatch_cpu", Launches(8)),
         ("cold_gpu", Cold(OPS[0], 0.125)),
+        ("batch_cpu", Batch(OPS[2], 0.25, 8)),
         ("contention_cpu", Beside(Load(1e6, 2e7, 0.3), Load(4e5, 0.0, 0.01))),
     ],
 )
 def test_items_are_written_and_read(target: str, item: Any) -> None:
     assert features.read(target, features.write(item)) == item
     assert target in features.targets_of(item)
-    with pytest.raises(CodlError, match=r"Cannot read 'nonsense': expected \w+=NUMBER"):
-        type(item).read("nonsense" if not isinstance(item, Cold) else f"{to_text(OPS[0])} nonsense")
+    with pytest.raises(CodlError, match=r"Cannot read '(\S+ )?nonsense': expected \w+=NUMBER"):
+        type(item).read(f"{to_text(OPS[0])} " * isinstance(item, Cold | Batch) + "nonsense")
     with pytest.raises(MismatchError, match=f"{target} is predicted for {type(item).__name__}"):
         features.table("variant", target, [OPS[0]], None)  # type: ignore[arg-type]
+
+
+def test_batches_are_of_ops_whose_inputs_are_images(first_soc: Soc) -> None:
+    others = [parse("softmax in=8x9 axes=1"), parse("conv2d in=2x8x5x5 oc=8 kernel=1")]
+    tasks = batch_tasks([*OPS, *others], first_soc, (2, 16))
+    assert {task.op for task in tasks} == set(OPS)
+    assert {task.images for task in tasks} == {2, 16}
+    assert len({(task.processor, *task.key) for task in tasks}) == len(tasks)
+    assert {task.op for task in tasks if task.processor == "cpu"} == set(OPS)
+    # Of an OpenCL device that is a CPU only kernels that take all images at once.
+    assert {task.op for task in tasks if task.processor == "gpu"} == set(OPS[1:])
 
 
 @given(st.tuples(MS, MS), st.tuples(SLOWER, SLOWER))

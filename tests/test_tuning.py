@@ -70,8 +70,9 @@ class Repeating(GpuDirect):
         launches = plan.launches * repeats
         if not repeats:  # one that computes only a part
             first = plan.launches[0]
-            size = ((first.local_size or (1,))[0], *first.global_size[1:])
-            launches = (replace(first, global_size=size),)
+            # One work-group: a small map may lie in it, but not all channels.
+            one = first.local_size or (1,) * len(first.global_size)
+            launches = (replace(first, global_size=one),)
         return replace(plan, launches=launches)
 
 

@@ -68,6 +68,14 @@ def collect_data(
             show_default=False,
         ),
     ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Measure some ops for so many images at once too; may be repeated. Without, "
+            "batches are predicted to take as many times as long as one image.",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
     ] = None,
@@ -103,25 +111,35 @@ def collect_data(
     sources = [part for text in ops or MEASURED for part in text.split(",")]
     own = load_ops(sources)
     _check_similar(similar)
+    batches = _batches(batch or [])
     parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
     target = Dataset.of(described.name, output)
     if limit is None:
         others = similar_ops(own, similar or 0)
+<<<<<<< HEAD
         surroundings = surroundings_tasks(own, described)
         planned = make_tasks(own, described, parts, others)
         if ops is None:
             planned += attention_tasks(BLOCKS, described, known=planned)
         tasks: Sequence[Task] = mixed(surroundings, planned)
+=======
+        surroundings = surroundings_tasks(own, described, batches)
+        tasks: Sequence[Task] = mixed(surroundings, make_tasks(own, described, parts, others))
+>>>>>>> main
         chooser = None
     else:
         time_s = MEASURING * limit
         chosen = select(
+<<<<<<< HEAD
             own,
             described,
             shares=parts,
             similar=similar,
             budget_s=time_s,
             attention=ops is None,
+=======
+            own, described, shares=parts, similar=similar, budget_s=time_s, batches=batches
+>>>>>>> main
         )
         tasks, chooser = chosen.tasks, _chooser(described, target, limit, chosen.tiers)
     with progress(f"Collecting on {described.name}") as update:
@@ -145,6 +163,12 @@ def _chooser(soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Ti
     from codl.predict.settling import Settling
 
     return Settling(soc, target, budget_s, tiers)
+
+
+def _batches(given: Sequence[int]) -> tuple[int, ...]:
+    if any(images < 2 for images in given):
+        raise CodlError(f"A batch has at least 2 images, got {min(given)}.")
+    return tuple(dict.fromkeys(given))
 
 
 def _check_similar(given: int | None) -> None:

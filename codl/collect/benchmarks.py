@@ -12,6 +12,7 @@ import numpy as np
 from codl.collect.rounds import WHOLE, Rounds, Seconds, Timed, level_s
 from codl.collect.surroundings import Surroundings
 from codl.collect.tasks import (
+    BatchTask,
     ColdTask,
     ContentionTask,
     DispatchTask,
@@ -78,7 +79,7 @@ class Bench:
         try:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, fill = self._exchange(task, blank)
-            elif isinstance(task, ColdTask | ContentionTask):
+            elif isinstance(task, BatchTask | ColdTask | ContentionTask):
                 return replace(self._surroundings.row(task), run=self._run)
             elif isinstance(task, DispatchTask):
                 work = self._surroundings.dispatch(task)

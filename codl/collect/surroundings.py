@@ -1,8 +1,9 @@
 """What an op's surroundings add to its latency alone: dispatch, cold caches, the other processor.
 
 Inside a network an op finds its weights evicted by those before it, its kernels are enqueued among
-others, and the other processor works beside it on the same memory. Each of these is measured on a
-sample of ops, and predicted for the rest.
+others, and the other processor works beside it on the same memory; and several images at once take
+less than one after the other. Each of these is measured on a sample of ops, and predicted for the
+rest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from codl.collect.protocol import Latency
 from codl.collect.tasks import (
     EVICTED_BYTES,
+    BatchTask,
     ColdTask,
     ContentionTask,
     DispatchTask,
@@ -34,7 +36,7 @@ from codl.collect.work import (
     repeated,
     row_of_ops_net,
 )
-from codl.dataset import ColdRow, ContentionRow
+from codl.dataset import BatchRow, ColdRow, ContentionRow
 from codl.device.opencl import OpenClDevice
 from codl.execute.timeline import Timeline
 from codl.kernels import registry, tuned
@@ -48,6 +50,12 @@ Work: TypeAlias = Callable[[int], None]
 COUNTS = (1, 2, 4, 8, 16, 32)
 #: Ops whose cold latency is measured, and ops that are run beside others.
 COLD_OPS, PAIRED_OPS = 48, 24
+#: Ops that are measured in batches, of these kinds; and the most bytes that one may read and write.
+BATCH_OPS = 32
+BATCHED = ("conv2d", "pooling", "fc", "eltwise", "concat")
+MOST_BATCH_BYTES = 1 << 30
+#: One image and the batch take so many turns, of about so long each.
+BATCH_ROUNDS, BATCH_S = 5, 0.004
 ROUNDS, COLD_ROUNDS = 9, 7
 #: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
 QUIET = 25
@@ -67,13 +75,18 @@ MOST_BYTES = 32 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
 
 
-def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
+def surroundings_tasks(
+    ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()
+) -> list[SurroundingsTask]:
     """A sample of `ops`, from those that compute most for a byte to those that only move.
+
+    For so many images at once too, where `batches` are given.
 
     Every second pair is the two halves of one op, as a split runs them; the others are halves of
     two ops that ask for memory to a different degree.
     """
-    tasks: list[SurroundingsTask] = []
+    ops = list(ops)
+    tasks: list[SurroundingsTask] = [*batch_tasks(ops, soc, batches)]
     known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
     for side in PROCESSORS:
         tasks += [DispatchTask(side, count) for count in COUNTS]
@@ -93,6 +106,33 @@ def surroundings_tasks(ops: Iterable[Op], soc: Soc) -> list[SurroundingsTask]:
         names = _default(cpu, "cpu", soc), _default(gpu, "gpu", soc)
         tasks.append(ContentionTask(cpu, names[0], gpu, names[1]))
     return tasks
+
+
+def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[BatchTask]:
+    """A sample of `ops`, so many images of each at once on either processor.
+
+    Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
+    """
+    known = sorted({op for op in ops if _in_batch(op, 2)}, key=_intensity)
+    found = []
+    for side in PROCESSORS:
+        able = [op for op in known if _default(op, side, soc)]
+        for op in _evenly(able, BATCH_OPS):
+            for images in batches:
+                batch = _in_batch(op, images)
+                if batch is None or batch.bytes > MOST_BATCH_BYTES:
+                    continue
+                variant = next(iter(registry.variants(batch, side, soc)), None)
+                if variant is not None and registry.takes_batch(variant):
+                    found.append(BatchTask(side, op, images, variant.name))
+    return found
+
+
+def _in_batch(op: Op, images: int) -> Op | None:
+    """The op of so many images, of one that has one; None where its inputs are no images."""
+    if op.kind not in BATCHED or any(shape.n != 1 for shape in op.inputs):
+        return None
+    return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
 
 
 def _intensity(op: Op) -> tuple[float, str]:
@@ -132,8 +172,37 @@ class Surroundings:
     def __init__(self, soc: Soc, gpu: OpenClDevice) -> None:
         self.soc, self._gpu = soc, gpu
 
-    def row(self, task: ColdTask | ContentionTask) -> ColdRow | ContentionRow:
+    def row(
+        self, task: BatchTask | ColdTask | ContentionTask
+    ) -> BatchRow | ColdRow | ContentionRow:
+        if isinstance(task, BatchTask):
+            return self._batch(task)
         return self._cold(task) if isinstance(task, ColdTask) else self._contention(task)
+
+    def _batch(self, task: BatchTask) -> BatchRow:
+        """One image, and the batch, in turns; each repeated.
+
+        What a batch of tiny images takes longer than one is of the call, of which a network has one
+        for all of its ops.
+        """
+        both = [[op, _in_batch(op, task.images)] for op in (task.op, TINY)]
+        works = [self._work(op, task.processor) for pair in both for op in pair if op]
+        repeats = _repeats(works, BATCH_S)
+        rounds = [
+            [_seconds(work, times) / times for work, times in zip(works, repeats, strict=True)]
+            for _ in range(BATCH_ROUNDS)
+        ]
+        single, together, tiny, tiny_together = np.array(rounds).T
+        calls_ms = 1e3 * max(0.0, float(np.median(tiny_together - tiny)))
+        single_ms, spread = _quiet_ms(single), Latency.of(together.tolist())
+        return replace(
+            task.blank,
+            latency_ms=max(_quiet_ms(together) - calls_ms, single_ms),
+            p20_ms=spread.p20,
+            p80_ms=spread.p80,
+            runs=spread.runs,
+            single_ms=single_ms,
+        )
 
     def dispatch(self, task: DispatchTask) -> Work:
         """Launches that compute next to nothing, ready to be repeated."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl import graph, models
-from codl.dataset import ColdRow, ContentionRow, Direction, DispatchRow
+from codl.dataset import BatchRow, ColdRow, ContentionRow, Direction, DispatchRow
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, Processor, Storage
@@ -136,7 +136,32 @@ class ContentionTask:
         )
 
 
-SurroundingsTask: TypeAlias = DispatchTask | ColdTask | ContentionTask
+@dataclass(frozen=True)
+class BatchTask:
+    """So many images at once of an op of one image, in its default variant for the batch."""
+
+    processor: Processor
+    op: Op
+    images: int
+    variant: str
+
+    tables: ClassVar[tuple[str, ...]] = ("batch",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.op), self.variant, self.images)
+
+    @property
+    def blank(self) -> BatchRow:
+        return BatchRow(
+            op=to_text(self.op),
+            variant=self.variant,
+            processor=self.processor,
+            images=self.images,
+        )
+
+
+SurroundingsTask: TypeAlias = DispatchTask | ColdTask | ContentionTask | BatchTask
 Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 from weakref import finalize
 
 import ncnn
 import numpy as np
 
+from codl.device.lanes import Lanes
 from codl.device.memory import ALIGNMENT
 from codl.device.pools import Pools
+from codl.device.weight_reader import WeightReader
 from codl.errors import DeviceError
 from codl.kernels.ncnn import CpuVariant, NcnnLayer, Shifts, activation_layer
 from codl.ops import Array, Op, Region, Shape, Span, Weights
@@ -106,7 +108,8 @@ class CpuNet:
     Layers that want different options of ncnn run in nets of their own; between those, tensors
     stay in ncnn's packed layout.
 
-    ncnn knows one image only: of a batch each runs through the same net.
+    ncnn knows one image only: of a batch each runs through the same net, several side by side where
+    the CPU has threads for that.
 
     A net with `own_memory` takes none that others have put back: what it gets from the common pools
     is in the caches or is not, depending on who ran before.
@@ -129,14 +132,16 @@ class CpuNet:
             for name, home in outputs.items()
         ]
         self._lanes = soc.cpu.simd_floats
+        images = max((x.region.images.size for x in layers), default=1)
+        self._side_by_side = Lanes.of(soc, images)
         # With an allocator of its own ncnn would not write to memory that is there already.
         self._options = ncnn.Option()
-        self._options.num_threads = soc.cpu.threads
+        self._options.num_threads = self._side_by_side.threads
         pools = Pools.new() if own_memory else Pools.shared()
         if own_memory:
             finalize(self, pools.clear).atexit = False
         self._packing = ncnn.Option()
-        self._packing.num_threads = soc.cpu.threads
+        self._packing.num_threads = self._side_by_side.threads
         self._packing.blob_allocator = pools.blobs
         self._parts: list[_Part] = []
         self._copied: set[Piece] = set()
@@ -151,7 +156,8 @@ class CpuNet:
             kept |= dict.fromkeys(piece for piece in wanted if piece.tensor in names)
             read = {name for x in group for name, _ in x.inputs} - names
             text = NetText(group, {p: w for p, w in known.items() if p.tensor in read}, kept, soc)
-            self._parts.append(_Part(text, group[0].region.images, options, soc, pools))
+            images_of = group[0].region.images
+            self._parts.append(_Part(text, images_of, options, self._side_by_side, pools))
             self._copied |= text.copied & self._inputs.keys()
             known |= made
 
@@ -162,11 +168,15 @@ class CpuNet:
     def unpack(self, results: Mapping[str, list[ncnn.Mat]]) -> None:
         """Write what `compute` left with ncnn to the output arrays."""
         for piece, images in self._outputs:
-            for (target, mat), result in zip(images, results[piece.tensor], strict=True):
-                if result.elempack > 1 and result.dims == 3:
-                    ncnn.convert_packing(result, mat, 1, self._options)
-                else:
-                    np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
+            pairs = list(zip(images, results[piece.tensor], strict=True))
+            self._side_by_side.each(self._unpack, pairs)
+
+    def _unpack(self, pair: tuple[tuple[Array, ncnn.Mat], ncnn.Mat]) -> None:
+        (target, mat), result = pair
+        if result.elempack > 1 and result.dims == 3:
+            ncnn.convert_packing(result, mat, 1, self._options)
+        else:
+            np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
 
     def compute(self) -> dict[str, list[ncnn.Mat]]:
         """Compute and leave the results with ncnn in its own packed layout, image by image."""
@@ -183,7 +193,8 @@ class CpuNet:
         found = {}
         for piece, mats in self._inputs.items():
             lanes = next(size for size in (self._lanes, 8, 4, 1) if mats[0].c % size == 0)
-            found[piece] = [ncnn.convert_packing(mat, lanes, self._packing) for mat in mats]
+            pack = partial(ncnn.convert_packing, elempack=lanes, opt=self._packing)
+            found[piece] = self._side_by_side.each(pack, mats)
         return found
 
     def pack_inputs(self) -> None:
@@ -198,45 +209,18 @@ class CpuNet:
         return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._options)
 
 
-class _WeightReader(ncnn.DataReader):  # type: ignore[misc]  # ncnn comes without types
-    """Arrays, one after the other, as ncnn would read them from a file; it copies what it reads."""
-
-    def __init__(self, arrays: Iterable[Array]) -> None:
-        super().__init__()
-        # Arrays are float32, contiguous, and may lie in a file that is mapped.
-        self._left = [array.reshape(-1).view(np.uint8) for array in arrays]
-        self._left.reverse()
-
-    def read(self, target: Any, size: int) -> int:
-        """Copy the next bytes to where a capsule points."""
-        start, at = _pointer(target, None), 0
-        while at < size and self._left:
-            piece = self._left.pop()
-            taken = min(piece.size, size - at)
-            ctypes.memmove(start + at, piece.ctypes.data, taken)
-            at += taken
-            if taken < piece.size:
-                self._left.append(piece[taken:])
-        return at
-
-
-_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
 class _Part:
     """One ncnn net, run once for each of some images."""
 
     def __init__(
-        self, text: NetText, images: Span, options: Mapping[str, bool], soc: Soc, pools: Pools
+        self, text: NetText, images: Span, options: Mapping[str, bool], lanes: Lanes, pools: Pools
     ) -> None:
-        self._images = images
+        self._images, self._lanes = images, lanes
         self._inputs = [(text.blob(piece.tensor), piece) for piece in text.inputs]
         self._results = text.results
         self._net = ncnn.Net()
         option = self._net.opt
-        option.num_threads = soc.cpu.threads
+        option.num_threads = lanes.threads
         option.use_vulkan_compute = False
         option.use_fp16_packed = option.use_fp16_storage = False
         option.use_fp16_arithmetic = option.use_bf16_storage = False
@@ -246,22 +230,26 @@ class _Part:
             setattr(option, name, value)
         if self._net.load_param_mem(text.param):
             raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{text.param}")
-        if self._net.load_model(_WeightReader(text.weights)):
+        if self._net.load_model(WeightReader(text.weights)):
             raise DeviceError("ncnn cannot read the weights that codl gives it.")
 
     def run(self, known: Mats) -> Mats:
         """The net's results, packed, from what enters it."""
-        results: Mats = {piece: [] for piece in self._results}
-        for image in range(*self._images):
-            extractor = self._net.create_extractor()
-            for blob, piece in self._inputs:
-                extractor.input(blob, piece.of_image(known[piece], image))
-            for piece, blob in self._results.items():
-                code, mat = extractor.extract(blob, 1)
-                if code:
-                    raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
-                results[piece].append(mat)
-        return results
+        images = self._lanes.each(partial(self._run_image, known), range(*self._images))
+        return {piece: [mats[at] for mats in images] for at, piece in enumerate(self._results)}
+
+    def _run_image(self, known: Mats, image: int) -> list[ncnn.Mat]:
+        """The results of one image."""
+        extractor = self._net.create_extractor()
+        for blob, piece in self._inputs:
+            extractor.input(blob, piece.of_image(known[piece], image))
+        mats = []
+        for blob in self._results.values():
+            code, mat = extractor.extract(blob, 1)
+            if code:
+                raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+            mats.append(mat)
+        return mats
 
 
 def _by_options(

@@ -199,7 +199,8 @@ class OpenClDevice:
             if isinstance(arg, ScratchArg):
                 return [scratch[arg.name]]
             if isinstance(arg, ApartArg):
-                return [np.int32(tensors[arg.tensor][0].image_stride)]
+                tensor, region = tensors[arg.tensor]
+                return [np.int32(tensor.image_stride if region.images.size > 1 else 0)]
             return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
         images = max((region.images.size for _, region in tensors.values()), default=1)
@@ -209,7 +210,7 @@ class OpenClDevice:
                     label or launch.kernel,
                     cl_module().Kernel(program, launch.kernel),
                     launch,
-                    [value for arg in launch.args for value in values(arg, image)],
+                    [value for arg in launch.args for value in values(arg, image + launch.image)],
                 )
                 for image in range(1 if plan.whole_batch else images)
                 for launch in plan.launches

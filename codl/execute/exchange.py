@@ -8,6 +8,7 @@ region goes through memory that is mapped by turns, and is copied once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,14 +16,21 @@ import numpy as np
 
 from codl.device.bound import BoundKernel
 from codl.device.cpu import Home
+from codl.device.lanes import Lanes
 from codl.device.memory import GpuTensor, SharedBuffer
 from codl.device.opencl import OpenClDevice
 from codl.execute.program import Transfer
 from codl.execute.timeline import Timeline
-from codl.ops import Shape
+from codl.ops import Array, Shape
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+
+#: Fewer bytes are copied in the time that it takes to wake other threads.
+WORTH_SHARING = 1 << 20
+#: So many cores reach the speed of the memory, and more only take longer to wake.
+MOST_COPYING = 4
 
 
 class ToCpu(Protocol):
@@ -85,6 +93,7 @@ class MappedToCpu:
     ) -> None:
         self.label, self._gpu, self._home = label(move), gpu, home.view()
         self._shared = SharedBuffer(gpu, shape, move.region)
+        self._copy = partial(copy_images, Lanes.of(gpu.soc, len(self._home)).narrow(MOST_COPYING))
         self._kernels = transform(gpu, tensor, self._shared.tensor, move)
 
     def begin(self, timeline: Timeline | None) -> None:
@@ -96,7 +105,7 @@ class MappedToCpu:
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._home, self._shared.array)
+        self._copy(self._home, self._shared.array)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:
@@ -116,6 +125,7 @@ class MappedToGpu:
     ) -> None:
         self.label, self._gpu, self._home = label(move), gpu, home.view()
         self._shared = SharedBuffer(gpu, shape, move.region)
+        self._copy = partial(copy_images, Lanes.of(gpu.soc, len(self._home)).narrow(MOST_COPYING))
         self._kernels = transform(gpu, self._shared.tensor, tensor, move)
         self._ready = self._shared.map(write=True)
 
@@ -123,7 +133,7 @@ class MappedToGpu:
         start = perf_counter()
         self._gpu.wait(self._ready)
         mapped = perf_counter()
-        np.copyto(self._shared.array, self._home)
+        self._copy(self._shared.array, self._home)
         copied = perf_counter()
         self._shared.unmap()
         if timeline is not None:
@@ -167,6 +177,21 @@ def transform(
     kernels = gpu.transform(source, target, move.region, f"transform {move.tensor}")
     gpu.warm_up(kernels)
     return kernels
+
+
+def copy_images(lanes: Lanes, target: Array, source: Array) -> None:
+    """Copy arrays of images, several at once where that is worth the trouble of telling others.
+
+    One core alone does not reach the speed of the memory.
+    """
+    if lanes.count == 1 or target.nbytes < WORTH_SHARING:
+        np.copyto(target, source)
+        return
+
+    def copy(image: int) -> None:
+        np.copyto(target[image], source[image])
+
+    lanes.each(copy, range(len(target)))
 
 
 def label(move: Transfer) -> str:

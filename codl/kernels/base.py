@@ -26,7 +26,7 @@ each, at that image's offset, unless the plan says `whole_batch`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -105,7 +105,10 @@ class ScratchArg:
 
 @dataclass(frozen=True)
 class ApartArg:
-    """How far apart the images of a blocked input or output lie: `int`, in pixels."""
+    """How far apart the images of an input or output in a buffer lie: `int`, in pixels.
+
+    0 of one that is read again for every image of the others.
+    """
 
     tensor: TensorArg
 
@@ -139,6 +142,20 @@ class Launch:
     global_size: tuple[int, ...]
     args: tuple[Arg, ...]
     local_size: tuple[int, ...] | None = None
+    #: The first image that it computes, of a plan for a whole batch.
+    image: int = 0
+
+    def of_images(self, count: int, tensors: Iterable[TensorArg], *, first: int = 0) -> Launch:
+        """The same for so many images: the third dimension, and how far apart they lie."""
+        sizes = (*self.global_size, 1)[:2]
+        local = self.local_size and (*(*self.local_size, 1)[:2], 1)
+        return replace(
+            self,
+            global_size=(*sizes, count),
+            local_size=local,
+            args=(*self.args, *(ApartArg(tensor) for tensor in tensors)),
+            image=first,
+        )
 
 
 def no_constants(weights: Weights) -> Mapping[str, Constant]:
@@ -187,8 +204,9 @@ class KernelPlan:
         as `conv2d/added.cl` says.
         """
         output, added = TensorArg("output"), TensorArg("input", 1)
+        more: tuple[Arg, ...] = (added, ApartArg(added)) if self.whole_batch else (added,)
         launches = (
-            replace(launch, args=(*launch.args, added)) if output in launch.args else launch
+            replace(launch, args=(*launch.args, *more)) if output in launch.args else launch
             for launch in self.launches
         )
         return replace(

@@ -138,6 +138,11 @@ __constant sampler_t TEXELS =
 #define ACTIVATE(x) (x)
 #endif
 
+// A kernel of all images of a batch has one more argument for each tensor, behind its others: how many
+// pixels (of a planar tensor, elements) lie from one image to the next. Images are its third dimension.
+#define IMAGE_ID ((int)get_global_id(2))
+#define OF_IMAGE(offset, apart) offset += IMAGE_ID * (apart);
+
 // First element of block `b` of a tensor; in size_t, because tensors may hold more than 2 G elements.
 #define BLOCK(data, offset, stride, b) ((data) + ((size_t)(b) * (stride) + (offset)) * V)
 

@@ -68,6 +68,14 @@ REPLAYED: tuple[Variant, ...] = tuple(
 )
 
 
+def takes_batch(variant: Variant) -> bool:
+    """Whether a variant computes the images of a batch at once, and not one after the other.
+
+    The CPU has several side by side; on the GPU it takes kernels that count images.
+    """
+    return variant.processor == "cpu" or bool(getattr(variant, "takes_batch", False))
+
+
 def target(variant: Variant, op: Op) -> str:
     """What is measured and predicted together, such as `conv2d_cpu_gemm`, `pooling_gpu_direct_max`.
 

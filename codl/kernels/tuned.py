@@ -112,11 +112,12 @@ class Tuning:
     def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
         """The result for an op, if it was measured with the source and choices of now.
 
-        Of a batch that for one image: kernels compute no more at a time.
+        Of a batch whose kernels compute one image at a time it is that for one image.
         """
         if not self.likely(variant, [op]):
             return None
-        op = op.one_image
+        if op.images > 1 and not variant.plan(op, soc).whole_batch:
+            op = op.one_image
         found = self.results.get((to_text(op), variant.name))
         if found is None or dict(found.choice) not in map(dict, variant.choices(op, soc)):
             return None

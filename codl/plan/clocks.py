@@ -88,7 +88,7 @@ def program_ms(network: Network, program: Program, cost: CostModel) -> float:
     for segment, own, slower in zip(segments, loads, cost.slowdowns(loads), strict=True):
         works = both_ends((own[0].latency_ms, own[1].latency_ms), slower)
         moves = priced(cost, moved(network, segment.transfers))
-        launches_ms = cost.launches_ms(segment.gpu.launches + len(moves))
+        launches_ms = cost.launches_ms(cost.launches(segment.gpu) + len(moves))
         clocks = after_stage(clocks, moves, launches_ms, works)
     final = priced(cost, moved(network, program.final))
     return max(after_stage(clocks, final))

@@ -22,6 +22,7 @@ from codl.kernels.columns import beyond, gpu_cache_bytes
 from codl.kernels.tensor_columns import elements
 from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
+from codl.plan.batches import together_ms
 from codl.plan.corrections import Corrections
 from codl.predict.features import Item, sharing_target
 from codl.predict.surroundings import Besides, Cold, Launches, Load
@@ -112,7 +113,8 @@ class CostModel:
                     asked.setdefault(name, []).append((op, variant, own))
             found.append(own)
         for name, new in asked.items():
-            latencies = self._latency_ms(name, [op for op, *_ in new], processor)
+            together = [registry.takes_batch(variant) for _, variant, _ in new]
+            latencies = self._latency_ms(name, [op for op, *_ in new], processor, together)
             for (_, variant, own), latency in zip(new, latencies.tolist(), strict=True):
                 storage = variant.storage if processor == "gpu" else None
                 own[variant.name] = Choice(variant.name, latency, storage)
@@ -144,31 +146,37 @@ class CostModel:
         ]
 
     def _latency_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor
+        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
     ) -> NDArray[np.float64]:
         """What ops take inside a network, with what measured plans have said about that."""
-        found = self._inside_ms(target, ops, processor)
+        found = self._inside_ms(target, ops, processor, together)
         return found if self.corrections is None else found * self.corrections.factors(target, ops)
 
     def _inside_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor
+        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
     ) -> NDArray[np.float64]:
         """What ops take where others have run since their weights were read.
 
-        Both processors compute a batch image by image, so it takes so many times as long as one,
-        which is what was measured; only the first image finds the weights far away. Too much for
-        fully connected layers on the GPU, which share their weights in a batch.
+        Of a batch only the first image finds the weights far away. `together` says of which ops
+        all images are computed at once.
         """
         images = np.array([op.images for op in ops], np.float64)
         single = ops if (images == 1).all() else [op.one_image for op in ops]
         warm_ms = self.predictors.latency_ms(target, single)
+        at_once = np.where(together, images, 1.0)
+        all_ms = together_ms(self.predictors, single, warm_ms, at_once, processor)
+        all_ms *= images / at_once
         cold = f"cold_{processor}"
         if cold not in self.predictors.targets:
-            return np.asarray(images * warm_ms, np.float64)
+            return all_ms
         items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
         more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
+<<<<<<< HEAD
         more_ms *= self._far_share(single, processor)
         return np.asarray(images * warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
+=======
+        return np.asarray(all_ms + COLD_INSIDE[processor] * more_ms, np.float64)
+>>>>>>> main
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
@@ -207,14 +215,29 @@ class CostModel:
         """
         chosen = self._chosen(half, processor, variants or {})
         total = sum(latency for _, latency in chosen)
-        return self.in_one_ms(total, len(half.parts), processor, runs=half.runs)
+        return self.in_one_ms(
+            total, len(half.parts), processor, runs=float(self.turns(np.float64(half.runs)))
+        )
+
+    def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How often a net runs for so many images, one after the other.
+
+        What batches were measured to take is of one call.
+        """
+        if "batch_cpu" in self._known_targets:
+            return np.ones_like(images)
+        return np.maximum(1.0, images / self.soc.cpu.threads)
+
+    def launches(self, half: Half) -> int:
+        """How many ops of the GPU's half are launched: a GPU's kernels take a batch as a whole."""
+        return half.launches if self.soc.gpu.is_cpu else len(half.parts)
 
     def in_one_ms(
         self, total: float, count: int, processor: Processor, *, runs: float = 1
     ) -> float:
         """So many parts in one net or queue, of which each was measured by itself.
 
-        A net runs once for each image.
+        A net runs once for each image, for as many side by side as the CPU has threads.
         """
         if processor == "gpu" or count < 2:
             return total
@@ -287,8 +310,8 @@ class CostModel:
     ) -> Mapping[str, NDArray[np.float64]]:
         """Milliseconds by part, shaped (shapes).
 
-        Only tensors of one image were measured. Kernels and nets take others image by image; what
-        is mapped and copied may as well be one image with the channels of all.
+        Only tensors of one image were measured. Nets take others image by image; what is moved
+        from one processor to the other may as well be one image with the channels of all.
         """
         joined = [shape._replace(n=1, c=shape.n * shape.c) for shape in shapes]
         found = self.predictors.sharing_ms(direction, joined)
@@ -298,7 +321,7 @@ class CostModel:
         single = self.predictors.sharing_ms(direction, [shape._replace(n=1) for shape in shapes])
         mapped = direction in ("to_gpu", "to_cpu")
         return {
-            part: joined_ms if mapped and part != "transform" else images * single[part]
+            part: joined_ms if mapped else images * single[part]
             for part, joined_ms in found.items()
         }
 

@@ -116,7 +116,7 @@ class Parts:
         return pays(variants[0], variants[1], self._cost.soc)
 
     def amounts(self) -> Mapping[str, NDArray[np.float64]]:
-        """Of every part the bytes in all, FLOPs, and bytes of weights; and its images."""
+        """Of every part the bytes in all, FLOPs, and bytes of weights; its images and launches."""
         inputs, weights, outputs, flops = amounts(self._made)
         images = np.array([op.images for op in self._made], np.float64)
         found = {
@@ -124,5 +124,6 @@ class Parts:
             "flops": flops,
             "weights": 4 * weights,
             "images": images,
+            "launches": images if self._cost.soc.gpu.is_cpu else np.ones_like(images),
         }
         return {name: np.concatenate([[0.0], values]) for name, values in found.items()}

@@ -78,7 +78,7 @@ class ChainSearch:
             cuts, halves, transfers, loads, cost.slowdowns(loads), strict=True
         ):
             moves = priced(cost, moved(self.network, before))
-            launches_ms = cost.launches_ms(own[1].launches + len(moves))
+            launches_ms = cost.launches_ms(cost.launches(own[1]) + len(moves))
             works = both_ends((load[0].latency_ms, load[1].latency_ms), slower)
             clocks = after_stage(START, moves, launches_ms, works)
             clocks = after_stage(clocks, priced(cost, moved(self.network, after)))

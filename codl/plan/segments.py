@@ -285,7 +285,7 @@ class Segments:
         loads = loads.transpose(0, 2, 1)
         loads[:, 0] += self._packing(drafts)
         slower = self.cost.slowdowns_of(loads).tolist()
-        kernels = sums[1]["images"].astype(int).tolist()
+        kernels = sums[1]["launches"].astype(int).tolist()
         weights = (sums[0]["weights"] + sums[1]["weights"]).tolist()
         works = loads[:, :, 2].tolist()
         for at, draft in enumerate(drafts):
@@ -338,8 +338,8 @@ class Segments:
             found[name] = np.where(missing[last] > missing[first], inf, total[last] - total[first])
         counts = last - first
         if PROCESSORS[side] == "cpu":
-            runs = found["images"] / np.maximum(counts, 1)
-            saved = runs * self.cost.saved_ms(int(counts.max(initial=1)))[counts]
+            images = found["images"] / np.maximum(counts, 1)
+            saved = self.cost.turns(images) * self.cost.saved_ms(int(counts.max(initial=1)))[counts]
             found["ms"] = np.maximum(found["ms"] - saved, LEAST_SHARE * found["ms"])
         return found
 

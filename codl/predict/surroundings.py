@@ -1,7 +1,7 @@
-"""What is predicted of an op's surroundings: dispatch, cold caches, the other processor's work.
+"""What is predicted of an op's surroundings: dispatch, cold caches, batches, the other processor.
 
 Each is asked for with an item of its own, beside ops and shapes: how many launches, an op with its
-latency when repeated, and the loads of the two processors.
+latency when repeated or for one image, and the loads of the two processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.dataset import ColdRow, ContentionRow, Dataset, DispatchRow, Row
+from codl.dataset import BatchRow, ColdRow, ContentionRow, Dataset, DispatchRow, Row
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.tensor_columns import elements
@@ -67,6 +67,41 @@ class Cold:
             "weight_bytes": 4 * weights,
             "input_bytes": 4 * inputs,
             "output_bytes": 4 * output,
+        }
+
+
+@dataclass(frozen=True)
+class Batch:
+    """So many images at once of an op that takes `single_ms` for one image."""
+
+    op: Op
+    single_ms: float
+    images: int
+
+    kind: ClassVar[str] = "batch"
+
+    def __str__(self) -> str:
+        return f"{to_text(self.op)} single_ms={self.single_ms!r} images={self.images}"
+
+    @classmethod
+    def read(cls, text: str) -> Batch:
+        op, *numbers = text.rsplit(" ", 2)
+        single_ms, images = _numbers(" ".join(numbers), ("single_ms", "images"))
+        return cls(parse(op), single_ms, int(images))
+
+    @staticmethod
+    def columns(items: Sequence[Batch]) -> FeatureColumns:
+        """What one image takes, and what all move and compute."""
+        ops = [item.op for item in items]
+        inputs, weights, output = elements(ops)
+        images = np.array([item.images for item in items], np.float64)
+        single_ms = np.array([item.single_ms for item in items])
+        return {
+            "single_ms": single_ms,
+            "all_ms": images * single_ms,
+            "moved_bytes": 4 * images * (inputs + output),
+            "weight_bytes": 4 * weights,
+            "flops": images * np.array([op.flops for op in ops], np.float64),
         }
 
 
@@ -150,9 +185,9 @@ class Besides(Sequence[Beside]):
 _LOAD = ("bytes", "flops", "latency_ms")
 _LOADS = attrgetter(*(f"{side}.{name}" for side in ("own", "other") for name in _LOAD))
 
-Surrounding: TypeAlias = Launches | Cold | Beside
-KINDS: dict[str, type[Launches] | type[Cold] | type[Beside]] = {
-    cls.kind: cls for cls in (Launches, Cold, Beside)
+Surrounding: TypeAlias = Launches | Cold | Batch | Beside
+KINDS: dict[str, type[Launches] | type[Cold] | type[Batch] | type[Beside]] = {
+    cls.kind: cls for cls in (Launches, Cold, Batch, Beside)
 }
 
 
@@ -209,13 +244,16 @@ def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[P
     return found, files
 
 
-def _of_row(row: DispatchRow | ColdRow | ContentionRow) -> list[Observation]:
+def _of_row(row: DispatchRow | ColdRow | BatchRow | ContentionRow) -> list[Observation]:
     if isinstance(row, DispatchRow):
         launches = Launches(row.count)
         return [_observed(row.processor, launches, (launches,), row.latency_ms, row)]
     if isinstance(row, ColdRow):
         cold = Cold(parse(row.op), row.warm_ms)
         return [_observed(row.processor, cold, (cold.op,), row.latency_ms, row)]
+    if isinstance(row, BatchRow):
+        batch = Batch(parse(row.op), row.single_ms, row.images)
+        return [_observed(row.processor, batch, (batch.op,), row.latency_ms, row)]
     ops = parse(row.cpu_op), parse(row.gpu_op)
     cpu, gpu = Load.of(ops[0], row.cpu_alone_ms), Load.of(ops[1], row.gpu_alone_ms)
     return [

@@ -28,9 +28,12 @@ KERNEL void conv2d_depthwise(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
     __global const WEIGHT *weight, __global const float *bias, int strip, int tiles, int in_h,
-    int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h
-    ADDED_ARGS)
+    int in_w, int out_w, int kernel_h, int stride_h, int pad_top, int pad_left, int dilation_h,
+    int input_apart, int output_apart ADDED_ALL_ARGS)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(output_offset, output_apart)
+    ADDED_OF(IMAGE_ID)
     const int block = BLOCK_ID, row_tiles = (out_w + PIXELS - 1) / PIXELS;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);

@@ -41,6 +41,7 @@ class GpuDepthwise:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
@@ -130,7 +131,7 @@ class GpuDepthwise:
             global_size=global_size,
             local_size=local_size,
             args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
-        )
+        ).of_images(op.output.n, tensors)
         return KernelPlan(
             source="conv2d/gpu_depthwise.cl",
             launches=(launch,),
@@ -145,6 +146,7 @@ class GpuDepthwise:
                 "weight": _pack_windows(weights["weight"], width),
                 "bias": pack_bias(weights["bias"], width),
             },
+            whole_batch=True,
         ).stored_as(self.storage)
 
 

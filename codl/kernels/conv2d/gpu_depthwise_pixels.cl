@@ -15,8 +15,11 @@ __kernel void conv2d_depthwise_pixels(
     __global float *restrict output, int output_offset, int output_stride,
     __global const float *restrict weight, __global const float *restrict bias, int blocks,
     int tiles, int row_tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top,
-    int pad_left, int dilation_h ADDED_ARGS)
+    int pad_left, int dilation_h, int input_apart, int output_apart ADDED_ALL_ARGS)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(output_offset, output_apart)
+    ADDED_OF(IMAGE_ID)
     const int block = get_global_id(0) / tiles, tile = get_global_id(0) - block * tiles;
     if (block >= blocks) return;
     const int out_y = tile / row_tiles, out_x = (tile - out_y * row_tiles) * PIXELS;

@@ -34,6 +34,7 @@ class GpuDepthwisePixels:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
@@ -79,7 +80,7 @@ class GpuDepthwisePixels:
             global_size=(round_up(tiles * blocks, GROUP),),
             local_size=(GROUP,),
             args=(*tensors, *constants, *sizes),
-        )
+        ).of_images(op.output.n, tensors)
 
         def pack(weights: Weights) -> dict[str, Array]:
             return {
@@ -99,4 +100,5 @@ class GpuDepthwisePixels:
                 "DILATION_W": op.dilation.w,
             },
             pack=pack,
+            whole_batch=True,
         )

@@ -11,6 +11,8 @@
 // a step         blocks of inputs, counted tap after tap: (ky * kernel_w + kx) * in_blocks + block
 // weight         [batch][tile of channels][step][DEPTH][4 lanes][TILE_N], zeros beyond the last
 // POINTWISE      defined for 1x1 windows without padding: every tap lies inside
+// batches        of products: points of Winograd's with weights of their own (`own_weights` is 1), or
+//                images; `apart` is how many pixels lie from one to the next
 // RAW            defined where sums go to [split][batch][block][pixel] without bias and activation
 // Sizes in pixels of four channels.
 
@@ -94,7 +96,7 @@ typedef struct {
 #else
 #define FINISH(sum, block, pixel)                                                                  \
     ACTIVATE((sum) + VLOAD(bias + (block) * 4) PLUS_ADDED(block, pixel))
-#define FINISHED_ARGS ADDED_ARGS
+#define FINISHED_ARGS ADDED_ALL_ARGS
 #define OUT(block) BLOCK(output, output_offset, output_stride, block)
 #endif
 // Stores the sum of pixel m and channels n of an item.
@@ -112,7 +114,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     __global const float *weight, __global const float *bias, int splits,
     int steps, int in_blocks, int out_blocks, int out_pixels, int in_h, int in_w, int out_w,
     int kernel_w, int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h,
-    int dilation_w FINISHED_ARGS)
+    int dilation_w, int own_weights, int input_apart, int output_apart FINISHED_ARGS)
 {
     __local float4 shared[LOCAL_SIZE];
     const int team = get_local_id(0) / ITEMS, item = get_local_id(0) % ITEMS;
@@ -123,9 +125,14 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
     __global const float *in =
-        input + ((size_t)batch * in_blocks * input_stride + input_offset) * 4;
+        input + ((size_t)batch * input_apart + input_offset) * 4;
     __global const float *weights = weight +
-        (((size_t)batch * get_num_groups(1) + tile_n) * all_steps + first_step) * B_SIZE * 4;
+        (((size_t)batch * own_weights * get_num_groups(1) + tile_n) * all_steps + first_step) *
+            B_SIZE * 4;
+#ifndef RAW
+    output_offset += batch * output_apart;
+    ADDED_OF(batch)
+#endif
 #ifndef POINTWISE
     // What DEPTH blocks on means in taps and blocks.
     const int step_tap = DEPTH / in_blocks, step_block = DEPTH - step_tap * in_blocks;
@@ -195,18 +202,22 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
 #endif
 }
 
-// Adds what the splits of all steps left: one work-item a pixel and block.
+// Adds what the splits of all steps left: one work-item a pixel and block of an image.
 __kernel void conv2d_gemm_sum(
     __global const float *restrict parts, __global float *restrict output, int output_offset,
     int output_stride, __global const float *restrict bias, int splits, int out_blocks,
-    int out_pixels ADDED_ARGS)
+    int out_pixels, int output_apart ADDED_ALL_ARGS)
 {
+    OF_IMAGE(output_offset, output_apart)
+    ADDED_OF(IMAGE_ID)
     const int block = get_global_id(0) / out_pixels;
     const int pixel = get_global_id(0) - block * out_pixels;
     if (block >= out_blocks) return;
     float4 sum = VLOAD(bias + block * 4);
-    for (int split = 0; split < splits; split++)
-        sum += VLOAD(parts + (((size_t)split * out_blocks + block) * out_pixels + pixel) * 4);
+    for (int split = 0; split < splits; split++) {
+        const size_t plane = ((size_t)split * get_global_size(2) + IMAGE_ID) * out_blocks + block;
+        sum += VLOAD(parts + (plane * out_pixels + pixel) * 4);
+    }
     VSTORE(ACTIVATE(sum PLUS_ADDED(block, pixel)),
            BLOCK(output, output_offset, output_stride, block) + (size_t)pixel * 4);
 }

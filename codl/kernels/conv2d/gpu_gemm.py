@@ -11,6 +11,7 @@ import numpy as np
 
 from codl.kernels.base import (
     BLOCKED,
+    ApartArg,
     Arg,
     Choice,
     ConstantArg,
@@ -68,13 +69,21 @@ MOST_CHOICES = 16
 
 @dataclass(frozen=True)
 class Product:
-    """A batch of matrix products: pixels x (taps x input blocks) times these x output blocks."""
+    """Matrix products: pixels x (taps x input blocks) times these x output blocks.
+
+    A batch of them, each with weights of its own, or one for each of some images.
+    """
 
     pixels: int
     in_blocks: int
     out_blocks: int
     taps: int = 1
     batches: int = 1
+    images: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.batches * self.images
 
     @property
     def depth(self) -> int:
@@ -93,6 +102,7 @@ class Product:
             in_blocks=ceil_div(op.input.c, 4),
             out_blocks=ceil_div(op.out_channels, 4),
             taps=op.kernel.h * op.kernel.w,
+            images=op.output.n,
         )
 
 
@@ -165,18 +175,30 @@ class Cut:
         return (
             ceil_div(product.pixels, self.tile_m),
             ceil_div(4 * product.out_blocks, self.tile_n),
-            product.batches * self.splits,
+            product.count * self.splits,
         )
 
-    def launch(self, product: Product, buffers: tuple[Arg, ...], window: tuple[int, ...]) -> Launch:
-        """`buffers` are input, output, weight and bias, `window` the sizes from `in_h` on."""
+    def launch(
+        self,
+        product: Product,
+        buffers: tuple[Arg, ...],
+        window: tuple[int, ...],
+        apart: tuple[Arg, Arg],
+    ) -> Launch:
+        """`buffers` are input, output, weight and bias, `window` the sizes from `in_h` on.
+
+        The inputs and the outputs of products lie so far `apart`.
+        """
         tiles_m, *others = self.groups(product)
         blocks = (product.in_blocks, product.out_blocks, product.pixels)
         return Launch(
             kernel="conv2d_gemm",
             global_size=(tiles_m * self.items, *others),
             local_size=(self.items, 1, 1),
-            args=(*buffers, self.splits, self.steps(product), *blocks, *window),
+            args=(
+                *(*buffers, self.splits, self.steps(product), *blocks, *window),
+                *(int(product.batches > 1), *apart),
+            ),
         )
 
     def pack(self, weight: Array, product: Product) -> Array:
@@ -217,7 +239,7 @@ class Cut:
             step: float = ((size * work) ** 4 + (LATENCY_CYCLES + work / 2) ** 4) ** 0.25
             return self.steps(product) * step + around
 
-        sums = product.batches * product.pixels * product.out_blocks * self.splits
+        sums = product.count * product.pixels * product.out_blocks * self.splits
         cycles = 0.016 * product.weights + 0.0032 * sums + groups // together * batch(together)
         if rest := groups % together:
             cycles += batch(rest)
@@ -252,6 +274,7 @@ class GpuGemm:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
@@ -269,17 +292,17 @@ class GpuGemm:
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         product = Product.of(op)
         cut = Cut(**choice) if choice else cuts(product, soc.gpu)[0]
-        tiles_m, tiles_n, splits = cut.groups(product)
-        groups = tiles_m * tiles_n * splits
+        tiles_m, tiles_n, others = cut.groups(product)
+        groups = tiles_m * tiles_n * others
         padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * 4 * cut.padded_depth(product)
         return {
-            "padded_macs": float(padded),
+            "padded_macs": float(padded * product.images),
             "work_groups": float(groups),
             "work_items": float(groups * cut.items),
             "waves": float(ceil_div(groups, soc.gpu.compute_units)),
             "steps": float(cut.steps(product)),
-            "partial_bytes": 16.0 * splits * product.pixels * product.out_blocks * (splits > 1),
-            "launches": 1.0 + (splits > 1),
+            "partial_bytes": 16.0 * others * product.pixels * product.out_blocks * (cut.splits > 1),
+            "launches": 1.0 + (cut.splits > 1),
             "flops": float(op.flops),
             **byte_features(op, soc),
         }
@@ -289,11 +312,13 @@ class GpuGemm:
         cut = Cut(**choice) if choice else cuts(product, soc.gpu)[0]
         parts, bias = ScratchArg("parts"), ConstantArg("bias")
         in_one = cut.splits == 1
-        target: tuple[Arg, ...] = (TensorArg("output"),) if in_one else (parts, 0, 0)
-        buffers = (TensorArg("input"), *target, ConstantArg("weight"), bias)
+        source, target = TensorArg("input"), TensorArg("output")
+        buffers: tuple[Arg, ...] = (target,) if in_one else (parts, 0, 0)
+        buffers = (source, *buffers, ConstantArg("weight"), bias)
+        apart = (ApartArg(source), ApartArg(target) if in_one else 0)
         sizes = (op.input.h, op.input.w, op.output.w, op.kernel.w, *op.stride)
         window = (*sizes, op.pad.top, op.pad.left, *op.dilation)
-        first = cut.launch(product, buffers, window)
+        first = cut.launch(product, buffers, window, apart)
         pointwise = op.kernel == (1, 1) and not any(op.pad)
 
         def pack(weights: Weights) -> dict[str, Array]:
@@ -316,7 +341,8 @@ class GpuGemm:
             pack=pack,
             scratch={}
             if in_one
-            else {"parts": 16 * cut.splits * product.pixels * product.out_blocks},
+            else {"parts": 16 * cut.splits * product.count * product.pixels * product.out_blocks},
+            whole_batch=True,
         )
 
 
@@ -334,4 +360,4 @@ def _sum(product: Product, splits: int) -> Launch:
             product.out_blocks,
             product.pixels,
         ),
-    )
+    ).of_images(product.images, [TensorArg("output")])

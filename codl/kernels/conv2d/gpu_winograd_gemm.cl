@@ -3,6 +3,8 @@
 // For GPUs; V is 4. A work-item of the transforms has one channel of one tile, so that small maps
 // still fill the device; neighbours have the four channels of a block.
 //
+// Tiles are those of several images, one behind the other: `image_tiles` of each.
+//
 // TILE       rows and columns of a tile of outputs: 2, 4 or 6
 // points     [point][in block][tile][4], the input of the products
 // sums       [split][point][out block][tile][4], what the products leave
@@ -76,13 +78,15 @@
 
 __kernel void winograd_points(
     __global const float *restrict input, int input_offset, int input_stride,
-    __global float *restrict points, int tiles, int tiles_w, int in_blocks, int in_h, int in_w,
-    int pad_top, int pad_left)
+    __global float *restrict points, int tiles, int image_tiles, int tiles_w, int in_blocks,
+    int in_h, int in_w, int pad_top, int pad_left, int input_apart)
 {
     const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
     if (tile >= tiles) return;
-    const int block = get_global_id(1), tile_y = tile / tiles_w;
-    const int y0 = tile_y * TILE - pad_top, x0 = (tile - tile_y * tiles_w) * TILE - pad_left;
+    const int block = get_global_id(1), image = tile / image_tiles;
+    const int own = tile - image * image_tiles, tile_y = own / tiles_w;
+    const int y0 = tile_y * TILE - pad_top, x0 = (own - tile_y * tiles_w) * TILE - pad_left;
+    input_offset += image * input_apart;
     __global const float *in = BLOCK(input, input_offset, input_stride, block) + lane;
 
     float half_way[POINTS][POINTS];
@@ -111,13 +115,17 @@ __kernel void winograd_points(
 
 __kernel void winograd_outputs(
     __global const float *restrict sums, __global float *restrict output, int output_offset,
-    int output_stride, __global const float *restrict bias, int splits, int tiles, int tiles_w,
-    int out_blocks, int out_h, int out_w ADDED_ARGS)
+    int output_stride, __global const float *restrict bias, int splits, int tiles,
+    int image_tiles, int tiles_w, int out_blocks, int out_h, int out_w, int output_apart
+    ADDED_ALL_ARGS)
 {
     const int tile = get_global_id(0) / 4, lane = get_global_id(0) % 4;
     if (tile >= tiles) return;
-    const int block = get_global_id(1), tile_y = tile / tiles_w;
-    const int y0 = tile_y * TILE, x0 = (tile - tile_y * tiles_w) * TILE;
+    const int block = get_global_id(1), image = tile / image_tiles;
+    const int own = tile - image * image_tiles, tile_y = own / tiles_w;
+    const int y0 = tile_y * TILE, x0 = (own - tile_y * tiles_w) * TILE;
+    output_offset += image * output_apart;
+    ADDED_OF(image)
     const size_t apart = (size_t)out_blocks * tiles * 4;
     __global const float *from = sums + ((size_t)block * tiles + tile) * 4 + lane;
 

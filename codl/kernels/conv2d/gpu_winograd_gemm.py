@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from codl.kernels.base import (
     BLOCKED,
+    ApartArg,
     Choice,
     ConstantArg,
     KernelPlan,
@@ -33,35 +34,58 @@ TRANSFORMS = {
 }
 #: With fewer input channels the sums at the points take longer than the products that they save.
 FEWEST_INPUTS = 16
+#: Memory for points and sums: images of a batch beyond that have their turn later, and in the same.
+SCRATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """The tiles of one convolution and how the products over them are cut."""
+    """The tiles of one convolution and how the products over them are cut.
+
+    Of a batch so many `images` at a time, equally many but for the last ones.
+    """
 
     tile: int
     tiles_h: int
     tiles_w: int
     in_blocks: int
     out_blocks: int
+    images: int
 
     @classmethod
     def of(cls, op: Conv2d, tile: int) -> _Tiling:
-        return cls(
+        one = cls(
             tile=tile,
             tiles_h=ceil_div(op.output.h, tile),
             tiles_w=ceil_div(op.output.w, tile),
             in_blocks=ceil_div(op.input.c, 4),
             out_blocks=ceil_div(op.out_channels, 4),
+            images=1,
         )
+        most = max(1, SCRATCH_BYTES // (one.bytes(one.in_blocks) + one.bytes(one.out_blocks)))
+        return replace(one, images=ceil_div(op.output.n, ceil_div(op.output.n, most)))
 
     @property
     def points(self) -> int:
         return (self.tile + 2) ** 2
 
     @property
-    def tiles(self) -> int:
+    def image_tiles(self) -> int:
         return self.tiles_h * self.tiles_w
+
+    @property
+    def tiles(self) -> int:
+        """Of all images."""
+        return self.images * self.image_tiles
+
+    def bytes(self, blocks: int) -> int:
+        """Of what so many blocks of channels are at the points."""
+        return 16 * self.points * self.tiles * blocks
+
+    def turns(self, op: Conv2d) -> list[tuple[int, _Tiling]]:
+        """The first image of every launch, and the tiles of its images."""
+        firsts = range(0, op.output.n, self.images)
+        return [(n, replace(self, images=min(self.images, op.output.n - n))) for n in firsts]
 
     @property
     def product(self) -> Product:
@@ -102,6 +126,7 @@ class GpuWinogradGemm:
     op_kind: ClassVar[str] = "conv2d"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
@@ -125,17 +150,18 @@ class GpuWinogradGemm:
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         t, cut = _chosen(op, soc, choice)
         tiles_m, tiles_n, others = cut.groups(t.product)
+        turns = len(t.turns(op))
         groups = tiles_m * tiles_n * others
         depth = 4 * cut.padded_depth(t.product)
-        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * depth * t.points
+        padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * depth * t.points * turns
         return {
             "padded_macs": float(padded),
-            "work_groups": float(groups),
-            "work_items": float(groups * cut.items),
-            "waves": float(ceil_div(groups, soc.gpu.compute_units)),
+            "work_groups": float(groups * turns),
+            "work_items": float(groups * turns * cut.items),
+            "waves": float(ceil_div(groups, soc.gpu.compute_units) * turns),
             "steps": float(cut.steps(t.product)),
-            "point_bytes": 16.0 * t.points * t.tiles * t.in_blocks,
-            "sum_bytes": 16.0 * t.points * t.tiles * t.out_blocks * cut.splits,
+            "point_bytes": float(t.bytes(t.in_blocks) * turns),
+            "sum_bytes": float(t.bytes(t.out_blocks * cut.splits) * turns),
             "flops": float(op.flops),
             **byte_features(op, soc),
             "weight_bytes": 64.0 * t.points * t.in_blocks * t.out_blocks,
@@ -152,7 +178,11 @@ class GpuWinogradGemm:
 
         return KernelPlan(
             source="conv2d/gpu_winograd_gemm.cl",
-            launches=(_points(op, t), _products(t, cut), _outputs(op, t, cut)),
+            launches=tuple(
+                replace(launch, image=first)
+                for first, own in t.turns(op)
+                for launch in (_points(op, own), _products(own, cut), _outputs(op, own, cut))
+            ),
             defines={
                 **base_defines(op.activation, soc),
                 **cut.defines,
@@ -162,20 +192,23 @@ class GpuWinogradGemm:
             },
             pack=pack,
             scratch={
-                "points": 16 * t.points * t.tiles * t.in_blocks,
-                "sums": 16 * t.points * t.tiles * t.out_blocks * cut.splits,
+                "points": t.bytes(t.in_blocks),
+                "sums": t.bytes(t.out_blocks * cut.splits),
             },
+            whole_batch=True,
         )
 
 
 def _points(op: Conv2d, t: _Tiling) -> Launch:
     global_size, local_size = t.grid(t.in_blocks)
-    sizes = (t.tiles, t.tiles_w, t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
+    tiles = (t.tiles, t.image_tiles, t.tiles_w)
+    sizes = (*tiles, t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
+    tensor = TensorArg("input")
     return Launch(
         kernel="winograd_points",
         global_size=global_size,
         local_size=local_size,
-        args=(TensorArg("input"), ScratchArg("points"), *sizes),
+        args=(tensor, ScratchArg("points"), *sizes, ApartArg(tensor)),
     )
 
 
@@ -184,17 +217,19 @@ def _products(t: _Tiling, cut: Cut) -> Launch:
     buffers = (ScratchArg("points"), 0, t.tiles, ScratchArg("sums"), 0, 0)
     window = (1, t.tiles, t.tiles, 1, 1, 1, 0, 0, 1, 1)
     constants = (ConstantArg("weight"), ConstantArg("bias"))
-    return cut.launch(t.product, (*buffers, *constants), window)
+    return cut.launch(t.product, (*buffers, *constants), window, (t.in_blocks * t.tiles, 0))
 
 
 def _outputs(op: Conv2d, t: _Tiling, cut: Cut) -> Launch:
     global_size, local_size = t.grid(t.out_blocks)
-    sizes = (cut.splits, t.tiles, t.tiles_w, t.out_blocks, op.output.h, op.output.w)
+    tiles = (t.tiles, t.image_tiles, t.tiles_w)
+    sizes = (cut.splits, *tiles, t.out_blocks, op.output.h, op.output.w)
+    tensor = TensorArg("output")
     return Launch(
         kernel="winograd_outputs",
         global_size=global_size,
         local_size=local_size,
-        args=(ScratchArg("sums"), TensorArg("output"), ConstantArg("bias"), *sizes),
+        args=(ScratchArg("sums"), tensor, ConstantArg("bias"), *sizes, ApartArg(tensor)),
     )
 
 

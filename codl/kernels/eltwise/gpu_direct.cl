@@ -117,8 +117,12 @@ KERNEL void eltwise_direct(
     __global const ELEMENT *other, int other_offset, int other_stride,
     __global ELEMENT *output, int output_offset, int output_stride, int strip,
     int channels, int pixels, int width,
-    int block_0, int row_0, int column_0, int block_1, int row_1, int column_1)
+    int block_0, int row_0, int column_0, int block_1, int row_1, int column_1,
+    int input_apart, int other_apart, int output_apart)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(other_offset, other_apart)
+    OF_IMAGE(output_offset, output_apart)
     __global const ELEMENT *a = BLOCK(input, input_offset, input_stride, BLOCK_ID * block_0);
     __global const ELEMENT *b = BLOCK(other, other_offset, other_stride, BLOCK_ID * block_1);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);

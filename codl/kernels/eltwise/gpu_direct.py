@@ -27,6 +27,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "eltwise"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
@@ -88,7 +89,7 @@ class GpuDirect:
                         *steps[0],
                         *steps[1],
                     ),
-                ),
+                ).of_images(op.output.n, [*tensors, TensorArg("output")]),
             ),
             defines={
                 **base_defines(op.activation, soc, self.storage),
@@ -96,6 +97,7 @@ class GpuDirect:
                 **defines,
                 **lanes,
             },
+            whole_batch=True,
         ).stored_as(self.storage, count)
 
 

@@ -51,6 +51,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[FcColumns]] = FcColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:

@@ -43,6 +43,7 @@ class GpuRows:
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:

@@ -30,8 +30,10 @@
 KERNEL void to_planar(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global PLANAR *planar, int planar_offset, int planar_stride,
-    int strip, int lead, int channels, int pixels)
+    int strip, int lead, int channels, int pixels, int input_apart, int planar_apart)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(planar_offset, planar_apart)
     const int block = BLOCK_ID;
     const int low = max(lead - block * V, 0);
     const int high = min(lead + channels - block * V, V);
@@ -59,8 +61,11 @@ KERNEL void to_planar(
 KERNEL void to_blocked(
     __global const PLANAR *planar, int planar_offset, int planar_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    int strip, int lead, int channels, int pixels, int zero_to)
+    int strip, int lead, int channels, int pixels, int zero_to, int planar_apart,
+    int output_apart)
 {
+    OF_IMAGE(planar_offset, planar_apart)
+    OF_IMAGE(output_offset, output_apart)
     const int block = BLOCK_ID;
     const int low = max(lead - block * V, 0);
     const int high = min(lead + channels - block * V, V);
@@ -100,8 +105,11 @@ KERNEL void to_blocked(
 // Planar to planar, one channel of the region at a time; `strip` chunks of V pixels.
 KERNEL void copy_planar(
     __global const ELEMENT *input, int input_offset, int input_stride,
-    __global PLANAR *planar, int planar_offset, int planar_stride, int strip, int pixels)
+    __global PLANAR *planar, int planar_offset, int planar_stride, int strip, int pixels,
+    int input_apart, int planar_apart)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(planar_offset, planar_apart)
     __global const ELEMENT *in = input + (input_offset + (size_t)BLOCK_ID * input_stride);
     __global PLANAR *out = planar + (planar_offset + (size_t)BLOCK_ID * planar_stride);
     const int stop = min((int)(STRIP_ID + 1) * strip * V, pixels);

@@ -32,7 +32,7 @@ KERNELS = {
 def transform(
     source: Storage, target: Storage, part: Shape, soc: Soc, *, lead: int = 0, ends: bool = True
 ) -> KernelPlan:
-    """Copy a region of the shape `part` of one image.
+    """Copy a region of the shape `part`, from or to images one image after the other.
 
     `lead`: channels of the first block (or texel, between planar and image) that lie before the
     region. `ends`: whether the region ends at the last channel of the blocked side, whose lanes
@@ -42,27 +42,23 @@ def transform(
     if (source.layout, target.layout) not in KERNELS:
         raise ValueError(f"no kernel copies {source} to {target}")
     kernel, file, half, planar_half = KERNELS[source.layout, target.layout]
-    sides = (source, target)
+    sides, tensors = (source, target), (TensorArg("input"), TensorArg("output"))
     halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
     if file == "transform":
         sizes, global_size, local_size = _by_blocks(kernel, part, soc, lead, ends)
     else:
         sizes, global_size, local_size = _by_texels(kernel, part, soc, lead)
+    launch = Launch(kernel, global_size, (*tensors, *sizes), local_size)
+    in_buffers = file == "transform"
     return KernelPlan(
         source=f"layout/{file}.cl",
-        launches=(
-            Launch(
-                kernel=kernel,
-                global_size=global_size,
-                local_size=local_size,
-                args=(TensorArg("input"), TensorArg("output"), *sizes),
-            ),
-        ),
+        launches=(launch.of_images(part.n, tensors) if in_buffers else launch,),
         defines={
             **base_defines(Activation(), soc),
             **{name: 1 for name, side in halves.items() if side.element == "float16"},
         },
         storages={TensorArg("input"): source, TensorArg("output"): target},
+        whole_batch=in_buffers,
     )
 
 

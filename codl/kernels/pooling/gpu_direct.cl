@@ -32,8 +32,11 @@
 KERNEL void pool2d_rows(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
-    int strip, int tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top, int pad_left)
+    int strip, int tiles, int in_h, int in_w, int out_w, int stride_h, int pad_top, int pad_left,
+    int input_apart, int output_apart)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(output_offset, output_apart)
     const int row_tiles = (out_w + PIXELS - 1) / PIXELS;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
@@ -90,8 +93,11 @@ KERNEL void pool2d_window(
     __global const ELEMENT *input, int input_offset, int input_stride,
     __global ELEMENT *output, int output_offset, int output_stride,
     int strip, int in_h, int in_w, int out_w, int out_pixels, int kernel_h, int kernel_w,
-    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w)
+    int stride_h, int stride_w, int pad_top, int pad_left, int dilation_h, int dilation_w,
+    int input_apart, int output_apart)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(output_offset, output_apart)
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, BLOCK_ID);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, BLOCK_ID);
 

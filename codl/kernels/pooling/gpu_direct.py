@@ -63,6 +63,7 @@ class GpuDirect:
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[PoolColumns]] = PoolColumns
 
     def __init__(self, storage: Storage = BLOCKED) -> None:
@@ -136,7 +137,7 @@ class GpuDirect:
             global_size=global_size,
             local_size=local_size,
             args=(*tensors, *sizes(op, length, tiles)),
-        )
+        ).of_images(op.output.n, tensors)
         return KernelPlan(
             source="pooling/gpu_direct.cl",
             launches=(launch,),
@@ -145,6 +146,7 @@ class GpuDirect:
                 **_mode(op),
                 **_unrolled(op, pixels),
             },
+            whole_batch=True,
         ).stored_as(self.storage)
 
 

@@ -14,8 +14,11 @@
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void pool2d_global(
     __global const float *restrict input, int input_offset, int input_stride,
-    __global float *restrict output, int output_offset, int output_stride, int pixels)
+    __global float *restrict output, int output_offset, int output_stride, int pixels,
+    int input_apart, int output_apart)
 {
+    OF_IMAGE(input_offset, input_apart)
+    OF_IMAGE(output_offset, output_apart)
     __local VEC parts[ITEMS];
     const int item = get_local_id(0), block = get_group_id(0);
     __global const float *in = BLOCK(input, input_offset, input_stride, block);

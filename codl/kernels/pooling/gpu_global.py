@@ -20,6 +20,7 @@ class GpuGlobal:
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
+    takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
@@ -51,15 +52,17 @@ class GpuGlobal:
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         items = (choice or self.choices(op, soc)[0])["items"]
+        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="pool2d_global",
             global_size=(soc.gpu.blocks(op.input.c) * items,),
             local_size=(items,),
-            args=(TensorArg("input"), TensorArg("output"), op.input.h * op.input.w),
-        )
+            args=(*tensors, op.input.h * op.input.w),
+        ).of_images(op.output.n, tensors)
         mode = {"MODE_MAX": 1} if op.mode == "max" else {}
         return KernelPlan(
             source="pooling/gpu_global.cl",
             launches=(launch,),
             defines={**base_defines(op.activation, soc), **mode, "ITEMS": items},
+            whole_batch=True,
         )

@@ -43,7 +43,7 @@ class GpuCopy:
         args = (*tensors, length, op.output.elements)
         return KernelPlan(
             source="layout/transform.cl",
-            launches=(Launch("copy_planar", global_size, args, local_size),),
+            launches=(Launch("copy_planar", global_size, args, local_size).of_images(1, tensors),),
             defines=base_defines(op.activation, soc),
             storages=dict.fromkeys(tensors, PLANAR),
             whole_batch=True,
