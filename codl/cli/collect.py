@@ -116,30 +116,22 @@ def collect_data(
     target = Dataset.of(described.name, output)
     if limit is None:
         others = similar_ops(own, similar or 0)
-<<<<<<< HEAD
-        surroundings = surroundings_tasks(own, described)
+        surroundings = surroundings_tasks(own, described, batches)
         planned = make_tasks(own, described, parts, others)
         if ops is None:
             planned += attention_tasks(BLOCKS, described, known=planned)
         tasks: Sequence[Task] = mixed(surroundings, planned)
-=======
-        surroundings = surroundings_tasks(own, described, batches)
-        tasks: Sequence[Task] = mixed(surroundings, make_tasks(own, described, parts, others))
->>>>>>> main
         chooser = None
     else:
         time_s = MEASURING * limit
         chosen = select(
-<<<<<<< HEAD
             own,
             described,
             shares=parts,
             similar=similar,
             budget_s=time_s,
+            batches=batches,
             attention=ops is None,
-=======
-            own, described, shares=parts, similar=similar, budget_s=time_s, batches=batches
->>>>>>> main
         )
         tasks, chooser = chosen.tasks, _chooser(described, target, limit, chosen.tiers)
     with progress(f"Collecting on {described.name}") as update:

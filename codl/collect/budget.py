@@ -60,20 +60,14 @@ def select(
     shares: Sequence[float],
     similar: int | None,
     budget_s: float,
-<<<<<<< HEAD
+    batches: Sequence[int] = (),
     attention: bool = False,
 ) -> Selection:
     """The tasks for so many seconds; `similar` ops, or as many as there is time for.
 
     With `attention` some ops of networks that no model here is of.
     """
-    surroundings = surroundings_tasks(ops, soc)
-=======
-    batches: Sequence[int] = (),
-) -> Selection:
-    """The tasks for so many seconds; `similar` ops, or as many as there is time for."""
     surroundings = surroundings_tasks(ops, soc, batches)
->>>>>>> main
     own = make_tasks(ops, soc, shares)
     fits = budget_s / TASK_S
     others = similar_ops(ops, MOST_SIMILAR if similar is None else similar)

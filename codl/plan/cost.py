@@ -171,12 +171,8 @@ class CostModel:
             return all_ms
         items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
         more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
-<<<<<<< HEAD
         more_ms *= self._far_share(single, processor)
-        return np.asarray(images * warm_ms + COLD_INSIDE[processor] * more_ms, np.float64)
-=======
         return np.asarray(all_ms + COLD_INSIDE[processor] * more_ms, np.float64)
->>>>>>> main
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
