@@ -8,10 +8,22 @@ from simulated import SOC
 from test_settling import BUDGET_S, dataset, tasks
 from test_similar import OPS
 
-from codl.collect.budget import LEAST_SIMILAR, TASK_S, Selection, Tier, mixed, select
+from codl.collect.attention import attention_ops
+from codl.collect.budget import (
+    ATTENTION,
+    LEAST_SIMILAR,
+    TASK_S,
+    Selection,
+    Tier,
+    attention_tasks,
+    mixed,
+    select,
+)
 from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import DispatchTask, OpTask, SharingTask, Task, make_tasks
-from codl.ops import Op, Shape
+from codl.kernels import registry
+from codl.kernels.base import PROCESSORS
+from codl.ops import Op, Shape, parse, to_text
 from codl.predict.settling import Settling
 from codl.soc import Soc
 
@@ -87,3 +99,30 @@ def test_slow_tasks_are_spread_over_the_others() -> None:
     assert sorted(found.index(task) for task in slow) == [8, 17, 22, 23]
     assert mixed(slow, []) != slow
     assert set(mixed(slow, [])) == set(slow)
+
+
+def test_attention_comes_right_after_the_models_whole_ops(first_soc: Soc) -> None:
+    found = select(OPS, first_soc, shares=SHARES, similar=30, budget_s=600.0, attention=True)
+    assert len(found.tasks) == len(set(found.tasks))
+    unusual = [t for t in found.tasks if isinstance(t, OpTask) and t.op in attention_ops(16)]
+    assert 0 < len(unusual) * TASK_S < 1.2 * ATTENTION * 600.0
+    assert {found.tiers[task] for task in unusual if task.op not in OPS} == {Tier.WHOLE}
+    tiers = [found.tiers[t] for t in found.tasks if isinstance(t, OpTask)]
+    assert tiers == sorted(tiers)
+    assert not set(attention_tasks(2, first_soc, known=found.tasks)).intersection(found.tasks)
+
+
+def test_attention_has_a_few_of_every_variant(first_soc: Soc) -> None:
+    """So that no network of attention is planned by estimates."""
+    ops = attention_ops(16)
+    assert ops[: len(attention_ops(3))] == attention_ops(3)
+    assert all(parse(to_text(op)) == op for op in ops)
+    counts: dict[str, int] = {}
+    for op in ops:
+        for processor in PROCESSORS:
+            for variant in registry.variants(op, processor, first_soc):
+                name = registry.target(variant, op)
+                counts[name] = counts.get(name, 0) + 1
+    for kind in ("matmul", "norm", "softmax", "transpose", "reshape", "slice", "reduce", "tile"):
+        assert any(name.startswith(kind) for name in counts)
+    assert min(n for name, n in counts.items() if not name.startswith("concat")) >= 8

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,10 +18,13 @@ from codl.execute.program import Transfer, build_program
 from codl.graph import import_onnx, simplify
 from codl.kernels import registry
 from codl.models.builder import ModelBuilder
-from codl.ops import Network, Region, Shape, lower, to_text
+from codl.ops import Network, Region, Shape, lower, parse, to_text
 from codl.ops.plan import Plan, load_plan
+from codl.plan.alone import WORTH, unless_alone
+from codl.plan.chosen import Cut, make_plan
 from codl.plan.clocks import after_stage, priced
-from codl.plan.cost import CostModel, moved
+from codl.plan.cost import COLD_INSIDE, CostModel, moved
+from codl.plan.optimal import search as best_plan
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.soc import CpuSide, GpuSide, Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
@@ -51,6 +54,8 @@ class Law:
         variants = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS]
         flavors = [f"{name}_{mode}" for name in variants for mode in ("max", "avg")]
         return (*mulayer, *variants, *flavors)
+
+    few: ClassVar[Mapping[str, frozenset[str]]] = {}
 
     def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
         self.asked.append(target)
@@ -262,3 +267,46 @@ def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path
 def test_unknown_strategy() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'codl-paper'"):
         find("codl-papr")
+
+
+class FarAway(Law):
+    """Twice as long with nothing in the caches."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets, "cold_cpu")
+
+    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
+        if target == "cold_cpu":
+            return np.array([2 * item.warm_ms for item in ops])
+        return super().latency_ms(target, ops)
+
+
+def test_small_tensors_are_near_inside_a_network() -> None:
+    small, large = "eltwise in=1x8x8x8,1x8x8x8", "eltwise in=1x64x160x160,1x64x160x160"
+    warm, cold = CostModel(SOC, Law()), CostModel(SOC, FarAway())
+    for text, share in ((small, 0.0), (large, COLD_INSIDE["cpu"])):
+        choices = [cost.choice(parse(text), "cpu") for cost in (warm, cold)]
+        assert choices[0] is not None
+        assert choices[1] is not None
+        assert choices[1].latency_ms == pytest.approx((1 + share) * choices[0].latency_ms)
+
+
+def test_two_processors_must_be_worth_it(network: Network) -> None:
+    cost = CostModel(SOC, Law())
+    plan = best_plan(network, cost, "codl")
+    alone_ms = [
+        make_plan(
+            network, cost, [Cut(network.layers, "H", r)], strategy="codl", sharing="missing"
+        ).predicted_ms
+        for r in (0.0, 1.0)
+    ]
+    least_ms = min(ms for ms in alone_ms if ms is not None)
+    for gain, taken in ((1.01 / WORTH, True), (0.99 / WORTH, False)):
+        found = unless_alone(replace(plan, predicted_ms=least_ms / gain), network, cost)
+        assert (len({chain.gpu_ratio for chain in found.chains} - {0.0, 1.0}) > 0) == taken
+        assert found.strategy == plan.strategy
+        if not taken:
+            assert found.predicted_ms == least_ms
+            assert len(found.chains) == 1
+            assert "alone" in found.method

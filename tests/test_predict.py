@@ -256,8 +256,16 @@ def test_every_variant_has_features(
     assert table.values.shape == (len(accepted), len(table.names))
     assert (table.values >= 0).all()
     if feature_set == "variant":
-        expected = variant.features(accepted[0], SOC)
+        expected = {**variant.features(accepted[0], SOC), features.ACTIVATION: 0.0}
         assert dict(zip(table.names, table.values[0], strict=True)) == expected
+
+
+def test_what_activations_compute_is_a_feature() -> None:
+    texts = ("", " act=relu", " act=silu", " act=gelu")
+    ops = [parse(f"reshape in=64x24 to=1x8x8x24{text}") for text in texts]
+    table = features.table("variant", "reshape_gpu_copy", ops, SOC)
+    values = dict(zip(table.names, table.values.T, strict=True))
+    assert values[features.ACTIVATION].tolist() == [0, 0, 64 * 24, 2.5 * 64 * 24]
 
 
 def test_a_target_of_another_op_is_refused() -> None:

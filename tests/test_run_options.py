@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ class Table:
 
     targets: tuple[str, ...]
     name: str = "table"
+    few: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def latency_ms(self, target: str, items: Sequence[Any]) -> NDArray[np.float64]:
         return np.full(len(items), float(self.targets.index(target) + 1))

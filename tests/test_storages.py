@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
@@ -216,6 +216,7 @@ class Law:
     """Convolutions are faster in images, all else in buffers; a copy costs `relayout` ms."""
 
     name = "law"
+    few: ClassVar[Mapping[str, frozenset[str]]] = {}
 
     def __init__(self, relayout: float) -> None:
         self.relayout = relayout

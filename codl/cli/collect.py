@@ -16,7 +16,7 @@ from codl import dataset as datasets
 from codl import soc as socs
 from codl.cli.devices import SerialOption, check_serial
 from codl.cli.output import JsonOption, SocOption, emit, progress
-from codl.collect.budget import MOST_SIMILAR, Tier, mixed, select
+from codl.collect.budget import BLOCKS, MOST_SIMILAR, Tier, attention_tasks, mixed, select
 from codl.collect.collector import Collected, collect
 from codl.collect.similar import similar_ops
 from codl.collect.surroundings import surroundings_tasks
@@ -48,7 +48,7 @@ def collect_data(
         list[str] | None,
         typer.Option(
             help="Built-in models, .onnx files, or .csv files of ops; may be repeated. By default "
-            f"{', '.join(MEASURED)}.",
+            f"{', '.join(MEASURED)}; and some of what attention is made of.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +93,8 @@ def collect_data(
     written when it ends, in an order of which any first part is representative; a killed run goes
     on with --resume.
 
-    With --budget, whole ops of --ops come first, then their parts, then other ops. Half of the
+    With --budget, whole ops of --ops come first, then their parts, then other ops. Without --ops,
+    whole ops of attention come after those of the models. Half of the
     measurements stay in random order. The others come first where a predictor is least certain and
     nothing alike is measured, and where the choice of a split hangs on it. Collection ends before
     its time where more would change nothing, and says what to expect: accuracy on shapes held out,
@@ -116,12 +117,21 @@ def collect_data(
     if limit is None:
         others = similar_ops(own, similar or 0)
         surroundings = surroundings_tasks(own, described, batches)
-        tasks: Sequence[Task] = mixed(surroundings, make_tasks(own, described, parts, others))
+        planned = make_tasks(own, described, parts, others)
+        if ops is None:
+            planned += attention_tasks(BLOCKS, described, known=planned)
+        tasks: Sequence[Task] = mixed(surroundings, planned)
         chooser = None
     else:
         time_s = MEASURING * limit
         chosen = select(
-            own, described, shares=parts, similar=similar, budget_s=time_s, batches=batches
+            own,
+            described,
+            shares=parts,
+            similar=similar,
+            budget_s=time_s,
+            batches=batches,
+            attention=ops is None,
         )
         tasks, chooser = chosen.tasks, _chooser(described, target, limit, chosen.tiers)
     with progress(f"Collecting on {described.name}") as update:

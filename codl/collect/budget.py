@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from codl.collect.attention import attention_ops
 from codl.collect.similar import similar_ops
 from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import SEED, OpTask, SharingTask, Task, make_tasks
+from codl.collect.tasks import SEED, OpTask, SharingTask, Task, make_tasks, op_tasks
+from codl.kernels.base import PROCESSORS
 from codl.ops import Op
 from codl.soc import Soc
 
@@ -27,6 +29,9 @@ FIRST_EXCHANGES = 64
 MOST_SIMILAR, LEAST_SIMILAR, TASKS_EACH = 800, 100, 3.8
 #: What surrounds ops is slow to measure, and comes after every so many other tasks.
 EVERY = 8
+#: Blocks of attention, whose whole ops come right after the models' own: at most, as many as take
+#: this part of a budget, and how many tasks one makes.
+BLOCKS, ATTENTION, TASKS_A_BLOCK = 16, 0.1, 38
 
 
 class Tier(IntEnum):
@@ -56,8 +61,12 @@ def select(
     similar: int | None,
     budget_s: float,
     batches: Sequence[int] = (),
+    attention: bool = False,
 ) -> Selection:
-    """The tasks for so many seconds; `similar` ops, or as many as there is time for."""
+    """The tasks for so many seconds; `similar` ops, or as many as there is time for.
+
+    With `attention` some ops of networks that no model here is of.
+    """
     surroundings = surroundings_tasks(ops, soc, batches)
     own = make_tasks(ops, soc, shares)
     fits = budget_s / TASK_S
@@ -70,8 +79,24 @@ def select(
     first = _first(own, OWN * fits - len(surroundings))
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
     tiers |= dict.fromkeys(surroundings, Tier.OWN)
+    if attention:
+        unusual = attention_tasks(round(ATTENTION * fits / TASKS_A_BLOCK), soc, known=tasks)
+        tiers |= dict.fromkeys(unusual, Tier.WHOLE)
+        tasks += unusual
     ordered = sorted(tasks, key=lambda task: tiers[task])
     return Selection(mixed(surroundings, ordered), tiers)
+
+
+def attention_tasks(blocks: int, soc: Soc, *, known: Sequence[Task] = ()) -> list[OpTask]:
+    """Whole ops of so many blocks, `BLOCKS` at most, but for `known` tasks."""
+    found = (
+        task
+        for op in attention_ops(min(blocks, BLOCKS))
+        for processor in PROCESSORS
+        for task in op_tasks(op, processor, soc, [1.0])
+    )
+    others = set(known)
+    return [task for task in dict.fromkeys(found) if task not in others]
 
 
 def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:

@@ -1,12 +1,38 @@
-"""An activation as macros of an OpenCL source: what `ACTIVATE` in `common.cl` expands to."""
+"""An activation as macros of an OpenCL source, what `ACTIVATE` in `common.cl` expands to; and how
+much it computes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import isinf
+from operator import attrgetter
 
-from codl.ops.base import ACTIVATIONS, Activation
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ops.base import ACTIVATIONS, Activation, Op
 
 CODES = {kind: code for code, kind in enumerate(ACTIVATIONS)}
+#: Functions that are no few comparisons and products, and about how long they take in exponentials.
+EXPONENTIALS: Mapping[str, float] = {
+    "sigmoid": 1.0,
+    "silu": 1.0,
+    "gelu_tanh": 1.0,
+    "tanh": 2.0,
+    "elu": 2.0,
+    "erf": 2.0,
+    "gelu": 2.5,
+}
+_KIND = attrgetter("activation.kind")
+
+
+def exponentials(ops: Sequence[Op]) -> NDArray[np.float64]:
+    """What the activations of ops compute in all, in exponentials, shaped (ops)."""
+    found = np.array([EXPONENTIALS.get(kind, 0.0) for kind in map(_KIND, ops)])
+    for at in np.flatnonzero(found).tolist():
+        found[at] *= ops[at].output.elements
+    return found
 
 
 def activation_defines(activation: Activation) -> dict[str, int | float | str]:

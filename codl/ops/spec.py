@@ -18,7 +18,7 @@ from codl.ops.base import ACTIVATIONS, Activation, Op, Pad
 from codl.ops.concat import Concat
 from codl.ops.conv2d import Conv2d
 from codl.ops.conv_transpose2d import ConvTranspose2d
-from codl.ops.eltwise import Eltwise
+from codl.ops.eltwise import UNARY, Eltwise
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.joining import ConcatNd, Gather
 from codl.ops.matmul import MatMul
@@ -125,6 +125,10 @@ def _check(op: Op, text: str) -> None:
         raise CodlError(
             f"The op {text!r}: groups={op.groups} must divide the {op.input.c} input and "
             f"{op.out_channels} output channels."
+        )
+    if isinstance(op, Eltwise) and len(op.inputs) != (wanted := 1 if op.mode in UNARY else 2):
+        raise CodlError(
+            f"The op {text!r}: the mode {op.mode} takes {wanted} input(s), got {len(op.inputs)}."
         )
 
 

@@ -18,6 +18,8 @@ from codl.execute.fusing import residual_adds, works
 from codl.execute.program import Transfer
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
+from codl.kernels.columns import beyond, gpu_cache_bytes
+from codl.kernels.tensor_columns import elements
 from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
 from codl.plan.batches import together_ms
@@ -54,6 +56,11 @@ class LatencyPredictors(Protocol):
 
     @property
     def targets(self) -> tuple[str, ...]: ...
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        """The items, as text, of `targets` of which too few were measured to tell of others."""
+        ...
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...
 
@@ -164,11 +171,22 @@ class CostModel:
             return all_ms
         items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
         more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
+        more_ms *= self._far_share(single, processor)
         return np.asarray(all_ms + COLD_INSIDE[processor] * more_ms, np.float64)
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
         return CostModel(self.soc, self.predictors, self.by_op, corrections)
+
+    def _far_share(self, ops: Sequence[Op], processor: Processor) -> NDArray[np.float64]:
+        """Of what ops read and write, the part that is in no cache of the processor's own.
+
+        That is weights, and tensors that do not fit there: small ones were written just before.
+        """
+        cache = self.soc.cpu.l2_cache_bytes if processor == "cpu" else gpu_cache_bytes(self.soc)
+        inputs, weights, outputs = elements(ops)
+        tensors = 4 * (inputs + outputs)
+        return np.asarray((4 * weights + beyond(tensors, cache)) / (4 * weights + tensors))
 
     def choice(self, op: Op, processor: Processor) -> Choice | None:
         """The fastest variant of `op`; None where the processor has none."""

@@ -43,6 +43,10 @@ class PartlyMeasured:
     def targets(self) -> tuple[str, ...]:
         return (*self.predictors.targets, *sorted(self.missing))
 
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return {}
+
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target in self.missing:
             return np.zeros(len(items))

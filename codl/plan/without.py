@@ -35,6 +35,10 @@ class WithoutWinograd:
             if "_winograd" not in name and not name.startswith("mulayer_")
         )
 
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return self.predictors.few
+
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         return self.predictors.latency_ms(target, items)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from codl.dataset import Direction
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.kernels import registry, tuned
+from codl.kernels.activation import exponentials
 from codl.kernels.base import (
     BLOCKED,
     BLOCKED_HALF,
@@ -56,6 +57,8 @@ SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
 #: What features count, by their names.
 UNITS = "bytes or ms where the name ends so, else a count"
+#: The feature of what is computed behind an op.
+ACTIVATION = "exponentials"
 _MULAYER = "mulayer_"
 _SHARING = "data_sharing_"
 
@@ -209,8 +212,12 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if hasattr(variant, "feature_columns"):
-        return _of_columns(tuned.feature_columns(variant, ops, soc), len(ops))
-    return _of_rows(target, ops, tuned.feature_rows(variant, ops, soc))
+        found = _of_columns(tuned.feature_columns(variant, ops, soc), len(ops))
+    else:
+        found = _of_rows(target, ops, tuned.feature_rows(variant, ops, soc))
+    # What a variant says of itself, and what is computed behind it: the same in all of them.
+    behind = exponentials(ops)
+    return FeatureTable((*found.names, ACTIVATION), np.column_stack([found.values, behind]))
 
 
 def _of_each_kind(ops: Sequence[Op]) -> list[Op]:

@@ -18,7 +18,7 @@ from codl.predict import store
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.features import SHARING_PARTS, Item, sharing_target
 from codl.predict.names import FOLDER
-from codl.predict.store import StoredPredictor
+from codl.predict.store import FEW_ITEMS, StoredPredictor
 from codl.soc import Soc
 
 
@@ -35,6 +35,15 @@ class Predictors:
     def targets(self) -> tuple[str, ...]:
         """The targets that there is a predictor for."""
         return tuple(self.stored)
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        """The items of the targets that were measured at fewer than `FEW_ITEMS` different ones."""
+        return {
+            name: frozenset(own.examples)
+            for name, own in self.stored.items()
+            if own.items < FEW_ITEMS
+        }
 
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]

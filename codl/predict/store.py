@@ -25,8 +25,10 @@ from codl.predict.names import FOLDER
 from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 4
+VERSION = 5
 UNIT = "ms"
+#: A target of fewer different items than this says little of others.
+FEW_ITEMS = 8
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
 #: Values that take no more than this stand in one line.
@@ -38,9 +40,10 @@ class StoredPredictor:
     """One fitted estimator and all that is known about it.
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
-    features of a few items by their text. `rows` were fitted, of `tables` (with the start of their
-    SHA-256); `held_out` is the accuracy on whole shapes, empty where nobody has looked. `known` are
-    SoCs whose latencies are features too (`codl train --like`).
+    features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. `rows` of
+    so many different `items` were fitted, of `tables` (with the start of their SHA-256); `held_out`
+    is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs whose latencies
+    are features too (`codl train --like`).
     """
 
     predictor: str
@@ -49,6 +52,7 @@ class StoredPredictor:
     features: tuple[str, ...]
     examples: Mapping[str, str]
     rows: int
+    items: int
     tables: Mapping[str, str]
     sources: tuple[str, ...]
     held_out: Mapping[str, Any]
@@ -67,6 +71,7 @@ class StoredPredictor:
         """What the file holds of this target, as JSON values in the order of writing."""
         return {
             "rows": self.rows,
+            "items": self.items,
             "features": " ".join(self.features),
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
@@ -150,7 +155,7 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
         "target": target,
         **{key: content[key] for key in ("soc", "codl", "tables")},
         "sources": tuple(content["sources"]),
-        **{key: own[key] for key in ("rows", "held_out", "examples")},
+        **{key: own[key] for key in ("rows", "items", "held_out", "examples")},
     }
     _check_examples(path, {**stored, "features": list(names)}, soc, known)
     try:
@@ -198,6 +203,7 @@ _TYPES: _Types = {
 }
 _TARGET_TYPES: _Types = {
     "rows": int,
+    "items": int,
     "features": str,
     "held_out": dict,
     "examples": dict,

@@ -20,8 +20,9 @@ from threadpoolctl import threadpool_limits
 from codl.dataset import Dataset
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.kernels import tuned
-from codl.predict import features, held_out, samples, store, transfer
+from codl.predict import features, held_out, samples, store, surroundings, transfer
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator, trees
+from codl.predict.estimators.codl import Codl, CodlBase
 from codl.predict.features import FeatureTable
 from codl.predict.held_out import HeldOut, Rows
 from codl.predict.names import DEFAULT, FOLDER
@@ -250,6 +251,8 @@ def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> li
                 continue
             if not estimator.is_of_wholes and own.target in summed:
                 continue
+            if estimator is Codl and surroundings.kind_of(own.target) == "contention":
+                estimator = CodlBase
             if kind not in tables:
                 tables[kind] = features.table(kind, own.target, own.items, soc)
             steps.append(_Step(own, estimator, tables[kind]))
@@ -319,6 +322,7 @@ def _fit(soc: Soc, step: _Step) -> StoredPredictor:
         known=step.known,
         examples=_examples(soc, step),
         rows=len(own.samples),
+        items=len(set(own.items)),
         tables=_digests(own),
         sources=tuple(own.sources),
         held_out={},
@@ -337,14 +341,17 @@ def _evaluated(step: _Step, seeds: int) -> dict[Split, HeldOut]:
 
 
 def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
-    """Digests of the features of the median and the slowest sample on this SoC.
+    """Digests of the features of the median and the slowest sample on this SoC; of all of a few.
 
     Of the median one alone for the papers' predictors, whose files are to be small.
     """
     own = step.own
     order = np.argsort(own.latency_ms, kind="stable")
-    places = (len(order) // 2,) if step.estimator.is_of_wholes else (len(order) // 2, -1)
-    chosen = [own.items[int(order[at])] for at in places]
+    chosen = list(dict.fromkeys(own.items))
+    if len(chosen) >= store.FEW_ITEMS:
+        median = len(order) // 2
+        places = (median,) if step.estimator.is_of_wholes else (median, -1)
+        chosen = [own.items[int(order[at])] for at in places]
     part = features.table(step.estimator.feature_set, own.target, chosen, soc)
     return store.examples_of(chosen, part)
 

@@ -1,7 +1,8 @@
 """Our own: the fastest plan that a search finds under the predictor, one processor included.
 
 Dimension, ratio and chains are chosen together for the whole graph, with what every tensor's place
-means for the chains behind it, and only what the other side lacks moves.
+means for the chains behind it, and only what the other side lacks moves. Where that is predicted to
+gain next to nothing over one processor, it is that one's plan.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 from codl.ops import Network
 from codl.ops.plan import Plan
+from codl.plan.alone import unless_alone
 from codl.plan.optimal import search
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context
@@ -23,4 +25,5 @@ class Codl:
     def plan(self, network: Network, context: Context) -> Plan:
         cost = context.cost(self.default_predictor)
         method, objective = context.method, context.objective
-        return search(network, cost, self.name, method=method, objective=objective)
+        found = search(network, cost, self.name, method=method, objective=objective)
+        return unless_alone(found, network, cost) if objective.is_latency else found
