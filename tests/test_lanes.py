@@ -11,6 +11,7 @@ import pytest
 from test_kernels import assert_close, cut, operands, reference, run_cpu
 
 from codl.device.lanes import Lanes
+from codl.execute.exchange import WORTH_SHARING, copy_images
 from codl.kernels import registry
 from codl.ops import Region, Span, parse
 from codl.soc import Soc
@@ -74,3 +75,13 @@ def test_a_batch_side_by_side_is_what_the_reference_computes(text: str, wide: So
         got = run_cpu(variant, op, part, inputs, weights, wide)
         assert_close(variant, op.restrict(part), got, expected)
         assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize("elements", [100, WORTH_SHARING // 4])
+def test_images_are_copied_to_where_they_belong(elements: int, wide: Soc) -> None:
+    """Between parts of larger arrays, as homes are, by one thread and by several."""
+    source = np.arange(5 * 2 * elements, dtype=np.float32).reshape(5, 2, elements)
+    target = np.zeros((5, 3, elements), np.float32)
+    copy_images(Lanes.of(wide, 5).narrow(3), target[:, 1:], source)
+    np.testing.assert_array_equal(target[:, 1:], source)
+    assert not target[:, 0].any()

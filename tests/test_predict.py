@@ -214,6 +214,7 @@ OPS = (
     "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=64",
     "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=8",
     "conv2d in=1x64x14x14 oc=64 kernel=1",
+    "conv2d in=1x64x14x14 oc=64 kernel=7 pad=3",
     "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
     "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
     "fc in=1x64x1x1 oc=64",

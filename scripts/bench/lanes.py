@@ -1,0 +1,98 @@
+"""How many images a second the CPU side makes: threads of an image against images side by side.
+
+    python scripts/bench/lanes.py --soc h200 --models mobilenet_v2,resnet50,vgg16
+
+Whole networks in default variants. In every row so many images are under way at once, each on so
+many threads; the result is milliseconds of all of them, and of one in the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from codl import soc as socs
+from codl.collect.tasks import load_network
+from codl.device import threads
+from codl.device.cpu import CpuNet, Home
+from codl.execute.program import build_program
+from codl.execute.stage import build_cpu_half
+from codl.ops import Network, Region
+from codl.plan.fixed import one_side
+from codl.soc import Soc
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def one_image(network: Network, soc: Soc) -> Callable[[], None]:
+    """One inference on the CPU alone, with as many threads as the SoC's CPU side has.
+
+    Its results stay with ncnn, so that any number may run at once.
+    """
+    (segment,) = build_program(network, one_side(network, soc, "cpu"), soc).segments
+    names = (*segment.cpu.inputs, *segment.outputs)
+    shapes = network.shapes
+    homes = {name: Home.allocate(shapes[name], Region.whole(shapes[name])) for name in names}
+    random = np.random.default_rng(0)
+    for home in homes.values():
+        home.array[...] = random.random(home.array.shape, np.float32)
+    weights = {
+        part.layer.name: part.layer.op.restrict_weights(part.layer.weights, part.region)
+        for part in segment.cpu.parts
+    }
+    half = build_cpu_half(segment.cpu, segment.chain, homes, segment.outputs, soc, weights)
+    assert half is not None
+    nets = [step.net for step in half.steps]
+
+    def run() -> None:
+        for net in nets:
+            if isinstance(net, CpuNet):
+                net.compute()
+            else:
+                net.run()
+
+    return run
+
+
+def side_by_side_ms(run: Callable[[], None], images: int, seconds: float) -> float:
+    """Milliseconds until so many images that begin at once have all ended."""
+    found: list[float] = []
+    with ThreadPoolExecutor(images) as pool:
+        begin = perf_counter()
+        while perf_counter() - begin < seconds or len(found) < 8:
+            start = perf_counter()
+            for each in [pool.submit(run) for _ in range(images)]:
+                each.result()
+            found.append(perf_counter() - start)
+    return 1e3 * median(found[3:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--soc", default="host")
+    parser.add_argument("--models", default="mobilenet_v2,resnet50,vgg16")
+    parser.add_argument("--seconds", type=float, default=0.4)
+    given = parser.parse_args()
+    soc = socs.load(given.soc)
+    threads.pin([0], soc.cpu.cores)
+    print("| model | threads of an image | images | all, ms | each, ms |")
+    print("| --- | --- | --- | --- | --- |")
+    for model in given.models.split(","):
+        network, most = load_network(model), len(soc.cpu.cores)
+        for count in (size for size in reversed(SIZES) if size <= most):
+            run = one_image(network, replace(soc, cpu=replace(soc.cpu, thread_count=count)))
+            for images in (size for size in SIZES if size * count <= most):
+                ms = side_by_side_ms(run, images, given.seconds)
+                print(
+                    f"| {model} | {count} | {images} | {ms:.2f} | {ms / images:.2f} |", flush=True
+                )
+
+
+if __name__ == "__main__":
+    main()
