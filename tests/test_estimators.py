@@ -109,21 +109,27 @@ def test_columns_of_runs_say_more_than_a_factor() -> None:
 
 def test_very_many_runs_have_terms() -> None:
     X, y, shapes = law(60, 2)
-    labels = [f"run{at % (run_columns.MOST + 1)}" for at in range(120)]
-    fitted = Codl().fit(X, y, runs=labels, groups=shapes)
+    number = np.arange(120) % (run_columns.MOST + 1)
+    labels = [f"run{at}" for at in number]
+    fitted = Codl().fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
     assert not fitted.run_columns_.names
     assert set(fitted.runs_) == set(labels)
+    assert fitted.runs_["run1"].factor > 1.2 * fitted.runs_["run2"].factor
+    assert not Codl().fit(X, y, runs=labels, groups=shapes).runs_
 
 
 # Random forest
 
 
 def test_a_forest_is_that_of_scikit_learn() -> None:
-    """On the rows that it was fitted to: splits between them may lie elsewhere."""
+    """On the rows that it was fitted to: splits between them may lie elsewhere.
+
+    Leaves have three digits, so that no tree is off by more than half a percent.
+    """
     X, y, _ = law(150)
     expected = RandomForestRegressor(16, max_leaf_nodes=32, max_features=0.7, random_state=0)
     np.testing.assert_allclose(
-        RandomForest().fit(X, y).predict(X), expected.fit(X, y).predict(X), rtol=1e-3
+        RandomForest().fit(X, y).predict(X), expected.fit(X, y).predict(X), rtol=5e-3
     )
 
 

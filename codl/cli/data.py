@@ -133,7 +133,7 @@ def train_predictors(
         int, typer.Option(min=1, help="Deal shapes out to folds so often; medians are printed.")
     ] = 3,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Threads to train on; all cores by default.")
+        int | None, typer.Option(min=1, help="Processes to train with; one a core by default.")
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where predictors lie, a folder for each SoC.")

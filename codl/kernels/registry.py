@@ -81,12 +81,14 @@ def target(variant: Variant, op: Op) -> str:
 
     The name of a dataset's table and of a predictor.
     """
-    return "_".join(filter(None, (op.kind, variant.name, op.flavor)))
+    name = f"{op.kind}_{variant.name}"
+    return f"{name}_{op.flavor}" if op.flavor else name
 
 
 def known_to(op: Op) -> list[Variant]:
     """All variants of an op's kind, those that cannot run included."""
-    return [v for v in (*VARIANTS, *REPLAYED) if v.op_kind == op.kind]
+    kind = op.kind
+    return [v for v in (*VARIANTS, *REPLAYED) if v.op_kind == kind]
 
 
 def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> list[Variant]:

@@ -6,7 +6,7 @@ what may be chained, what must be shared at a chain's ends, and the features of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import erf, lcm, pi, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
@@ -194,11 +194,21 @@ def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region
     `align` rounds a cut through channels to whole blocks of the GPU's layout; rows and images are
     cut anywhere. A ratio of 0 or 1 leaves one side empty; any other neither, where the size allows.
     """
+    (place,) = cuts(op, dim, [gpu_ratio], align=align)
     whole, axis = Region.whole(op.output), AXES[dim]
     size = getattr(whole, axis).size
-    step = lcm(align, op.channel_step) if dim == "OC" else 1
-    cut = size if gpu_ratio == 1 else min(round(gpu_ratio * size / step) * step, size)
-    if 0 < gpu_ratio < 1 and cut in (0, size) and size > step:
-        cut = step if cut == 0 else (size - 1) // step * step
-    first, rest = (whole._replace(**{axis: span}) for span in (Span(0, cut), Span(cut, size)))
+    first, rest = (whole._replace(**{axis: span}) for span in (Span(0, place), Span(place, size)))
     return rest, first
+
+
+def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> list[int]:
+    """Where `split` cuts an op's output at such ratios: how many rows, say, are the GPU's."""
+    size = getattr(Region.whole(op.output), AXES[dim]).size
+    step = lcm(align, op.channel_step) if dim == "OC" else 1
+    found = []
+    for ratio in gpu_ratios:
+        place = size if ratio == 1 else min(round(ratio * size / step) * step, size)
+        if 0 < ratio < 1 and place in (0, size) and size > step:
+            place = step if place == 0 else (size - 1) // step * step
+        found.append(place)
+    return found

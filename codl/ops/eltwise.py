@@ -88,7 +88,10 @@ class Eltwise(Op):
 
     @property
     def output(self) -> Shape:
-        return Shape(*(max(sizes) for sizes in zip(*self.inputs, strict=True)))
+        first = self.inputs[0]
+        if all(shape == first for shape in self.inputs):
+            return first
+        return Shape(*map(max, *self.inputs))
 
     @property
     def flops(self) -> int:
@@ -96,11 +99,13 @@ class Eltwise(Op):
 
     def needs(self, part: Region, index: int = 0) -> Region:
         """The same region; all of an axis that is stretched."""
-        shape, one = self.inputs[index], Span(0, 1)
+        shape, output, one = self.inputs[index], self.output, Span(0, 1)
+        if shape == output:
+            return part
         return Region(
-            part.images if shape.n == self.output.n else one,
-            part.channels if shape.c == self.output.c else one,
-            part.rows if shape.h == self.output.h else one,
+            part.images if shape.n == output.n else one,
+            part.channels if shape.c == output.c else one,
+            part.rows if shape.h == output.h else one,
         )
 
     def restrict(self, part: Region) -> Eltwise:

@@ -41,5 +41,7 @@ class GroupedOp(Op):
 
     def group_inputs(self, channels: Span) -> Span:
         """The input channels of those groups."""
+        if self.groups == 1 and channels.start < channels.stop:
+            return Span(0, self.input.c)
         groups, per_group = self.group_span(channels), self.input.c // self.groups
         return Span(groups.start * per_group, groups.stop * per_group)

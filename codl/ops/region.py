@@ -64,10 +64,6 @@ class Span(NamedTuple):
             return self
         return Span(min(self.start, other.start), max(self.stop, other.stop))
 
-    def meet(self, other: Span) -> Span:
-        start = max(self.start, other.start)
-        return Span(start, max(start, min(self.stop, other.stop)))
-
     def since(self, first: int) -> Span:
         """The same indices counted from `first`."""
         return Span(self.start - first, self.stop - first)
@@ -114,7 +110,14 @@ class Region(NamedTuple):
         )
 
     def meet(self, other: Region) -> Region:
-        return Region(*(mine.meet(theirs) for mine, theirs in zip(self, other, strict=True)))
+        (n0, n1), (c0, c1), (y0, y1) = self
+        (m0, m1), (d0, d1), (z0, z1) = other
+        n0, c0, y0 = max(n0, m0), max(c0, d0), max(y0, z0)
+        return Region(
+            Span(n0, max(n0, min(n1, m1))),
+            Span(c0, max(c0, min(c1, d1))),
+            Span(y0, max(y0, min(y1, z1))),
+        )
 
     def covers(self, other: Region) -> bool:
         return other.is_empty or self.meet(other) == other
@@ -124,16 +127,19 @@ class Region(NamedTuple):
         common = self.meet(other)
         if common.is_empty:
             return () if self.is_empty else (self,)
+        (n0, n1), (c0, c1), (y0, y1) = self
         images, channels, rows = common
-        pieces = (
-            self._replace(images=Span(self.images.start, images.start)),
-            self._replace(images=Span(images.stop, self.images.stop)),
-            Region(images, Span(self.channels.start, channels.start), self.rows),
-            Region(images, Span(channels.stop, self.channels.stop), self.rows),
-            Region(images, channels, Span(self.rows.start, rows.start)),
-            Region(images, channels, Span(rows.stop, self.rows.stop)),
-        )
-        return tuple(piece for piece in pieces if not piece.is_empty)
+        pieces = []
+        for first, last in ((n0, images.start), (images.stop, n1)):
+            if first < last:
+                pieces.append(Region(Span(first, last), self.channels, self.rows))
+        for first, last in ((c0, channels.start), (channels.stop, c1)):
+            if first < last:
+                pieces.append(Region(images, Span(first, last), self.rows))
+        for first, last in ((y0, rows.start), (rows.stop, y1)):
+            if first < last:
+                pieces.append(Region(images, channels, Span(first, last)))
+        return tuple(pieces)
 
     def led_by(self, channels: int) -> Region:
         """This region and so many channels before it."""

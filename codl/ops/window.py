@@ -64,11 +64,11 @@ class WindowOp(Op):
         The paper's Eq. 1, without a special case: the window of the first and of the last row,
         clipped to the input; what was clipped off is padding.
         """
-        stride, top = self.stride.h, self.pad.top
+        stride, top, size = self.stride.h, self.pad.top, self.inputs[0].h
         first = rows.start * stride - top
-        last = (rows.stop - 1) * stride - top + self.extent.h
-        clipped = Span(first, last).clip(self.inputs[0].h)
-        return clipped, clipped.start - first, last - clipped.stop
+        last = (rows.stop - 1) * stride - top + (self.kernel.h - 1) * self.dilation.h + 1
+        start, stop = min(max(first, 0), size), min(max(last, 0), size)
+        return Span(start, stop), start - first, last - stop
 
     def windows(self, x: NDArray[np.float64], fill: float) -> NDArray[np.float64]:
         """A view of the padded input, shaped (n, c, out h, out w, kernel h, kernel w)."""

@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from operator import itemgetter
+from operator import ge, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,9 +22,11 @@ from codl.execute.program import WAYS, Residency, lacking
 from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Region
 from codl.ops.plan import Sharing
+from codl.plan import boxes
 from codl.plan.bound import Bound
+from codl.plan.boxes import NONE
 from codl.plan.clocks import START, Move, Pair, after_stage, priced
-from codl.plan.cost import CostModel
+from codl.plan.cost import CostModel, Moved
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
 from codl.plan.segments import Segment, Segments
 from codl.plan.transfers import between
@@ -35,7 +37,6 @@ WIDEST, NARROW = 64, 2
 FEW = 200
 #: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
 Key: TypeAlias = tuple[int, ...]
-NOTHING_HELD = 0
 
 
 class Label(NamedTuple):
@@ -113,15 +114,17 @@ def fastest(
 class _Point:
     """The labels that have come to a point, and how late the last is that may go on from there."""
 
-    def __init__(self, widest: int) -> None:
+    def __init__(self, widest: int, *, is_latency: bool) -> None:
         self.labels: dict[Key, list[Label]] = {}
         self._ends: list[float] = []
-        self._widest = widest
+        self._widest, self._is_latency = widest, is_latency
 
     @property
     def latest_ms(self) -> float:
         """What ends later than this has as many labels before it as may go on."""
-        return self._ends[self._widest - 1] if len(self._ends) >= self._widest else inf
+        if not self._is_latency or len(self._ends) < self._widest:
+            return inf
+        return self._ends[self._widest - 1]
 
     def keep(self, new: Label) -> None:
         """Add a label unless one that is there is as good in everything; drop what it beats."""
@@ -138,7 +141,8 @@ class _Point:
 def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found:
     """From the first layer to the last, with so many labels at a point and below a limit."""
     starting = search.segments.starting
-    points = [_Point(widest) for _ in range(len(starting) + 1)]
+    is_latency = search.objective.is_latency
+    points = [_Point(widest, is_latency=is_latency) for _ in range(len(starting) + 1)]
     points[0].keep(Label(START, search.start))
     exact = True
     for at, nexts in enumerate(starting):
@@ -153,11 +157,12 @@ def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found
         for label in sorted(open_, key=search.promise)[:widest]:
             for end_ms, segment in ahead.within(label, limit_ms):
                 point = points[segment.stop]
-                if end_ms > point.latest_ms and search.objective.is_latency:
+                found = None
+                if end_ms <= point.latest_ms:
+                    found = search.after(label, segment, point.latest_ms)
+                if found is None:
                     exact = False
-                    continue
-                found = search.after(label, segment)
-                if search.objective.allows(found.spent):
+                elif search.objective.allows(found.spent):
                     point.keep(found)
         points[at].labels.clear()
     ends = [label for own in points[-1].labels.values() for label in own]
@@ -184,8 +189,11 @@ class _Ahead:
         least = self._share * cpu + (1 - self._share) * gpu + self._least
         works_on = (np.maximum(gpu, cpu) + self._gpu) * (self._gpu > 0)
         ends = np.maximum(cpu + self._cpu + self._launches, np.maximum(works_on, gpu))
-        pairs = zip(least.tolist(), ends.tolist(), self._segments, strict=True)
-        return ((end, segment) for below, end, segment in pairs if below < limit_ms)
+        # The earliest first: what comes behind it need often not be looked at.
+        order = np.argsort(ends, kind="stable")
+        order = order[least[order] < limit_ms]
+        segments = [self._segments[at] for at in order.tolist()]
+        return zip(ends[order].tolist(), segments, strict=True)
 
 
 def _waited(clocks: Pair, key: Key) -> Pair:
@@ -217,7 +225,9 @@ def every_way(
                 best, least = label, search.value(label)
             continue
         for segment in segments.starting[at]:
-            open_ends.append((segment.stop, search.after(label, segment)))
+            next_ = search.after(label, segment)
+            assert next_ is not None
+            open_ends.append((segment.stop, next_))
     assert best is not None
     return search.found(best, exact=True)
 
@@ -225,11 +235,11 @@ def every_way(
 class _Way(NamedTuple):
     """What a segment does to what is held.
 
-    `needs` are places in the key, whose tensors they are of, and the regions' numbers; `made` the
-    numbers of what it leaves; and `key` takes the next key from the last one and those.
+    `needs` are places in the key, the processors, and the regions' numbers; `made` the numbers of
+    what it leaves; and `key` takes the next key from the last one and those.
     """
 
-    needs: tuple[tuple[int, str, int, int], ...]
+    needs: tuple[tuple[int, int, int], ...]
     made: tuple[int, ...]
     key: itemgetter[Any] | None
 
@@ -247,25 +257,27 @@ class _Search:
     ) -> None:
         self.objective = objective
         self._network, self._cost, self._sharing = network, cost, sharing
-        self.segments = segments
-        #: Regions by number, and numbers by region; 0 is nothing.
-        self._regions: list[Region | None] = [None]
-        self._numbers: dict[Region | None, int] = {None: NOTHING_HELD}
+        self.segments, self._regions = segments, segments.regions
         self._live = _live(segments)
+        #: The places in the key of what the CPU and the GPU hold of each tensor, at every point.
+        self._places = [
+            {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
+        ]
         fresh = Residency(network, sharing)
         self.start: Key = tuple(
-            self._number(fresh.held[side].get(name))
+            self._regions.one(name, boxes.box(fresh.held[side].get(name)))
             for name in self._live[0]
             for side in PROCESSORS
         )
         self._results = {
-            holder: self._number(Region.whole(network.shapes[holder]))
+            holder: self._regions.one(holder, boxes.box(Region.whole(network.shapes[holder])))
             for holder, _ in network.outputs.values()
         }
         self._ways: dict[int, _Way] = {}
-        self._needed: dict[tuple[str, int, int, int], tuple[int, list[Move]]] = {}
+        self._needed: dict[tuple[int, int, int], tuple[int, list[Move]]] = {}
         self._launches: dict[int, float] = {}
-        cost.prefetch_sharing(between(network.shapes, segments, sharing))
+        self._moves: dict[Moved, Move] = {}
+        cost.prefetch_sharing(between(segments, sharing))
 
     def promise(self, label: Label) -> tuple[float, float]:
         """What labels at one point are compared by."""
@@ -280,16 +292,21 @@ class _Search:
         energy_mj = self.objective.energy_mj(latency_ms, label.spent)
         return Found(segments, latency_ms, self.value(label), exact, energy_mj)
 
-    def after(self, label: Label, segment: Segment) -> Label:
-        """The clocks after a segment, and what is then held of all that is still read."""
+    def after(self, label: Label, segment: Segment, latest_ms: float = inf) -> Label | None:
+        """The clocks after a segment, and what is then held of all that is still read.
+
+        None where that ends later than it may.
+        """
         way = self._ways.get(id(segment)) or self._way(segment)
         held = list(label.key)
         moves: list[Move] = []
-        for place, name, side, need in way.needs:
-            held[place], own = self._need(name, side, held[place], need)
+        for place, side, need in way.needs:
+            held[place], own = self._need(side, held[place], need)
             moves += own
         launches_ms = self.launches_ms(segment.kernels + len(moves))
         clocks = after_stage(label.clocks, moves, launches_ms, segment.work_ms)
+        if clocks[0] > latest_ms or clocks[1] > latest_ms:
+            return None
         key = way.key((*held, *way.made)) if way.key else ()
         spent = label.spent
         if not self.objective.is_latency:
@@ -300,8 +317,8 @@ class _Search:
         """When the results lie whole with the CPU."""
         moves: list[Move] = []
         for name, whole in self._results.items():
-            place = 2 * self._live[-1].index(name)
-            moves += self._need(name, 0, label.key[place], whole)[1]
+            place, _ = self._places[-1][name]
+            moves += self._need(0, label.key[place], whole)[1]
         return max(after_stage(label.clocks, moves))
 
     def launches_ms(self, count: int) -> float:
@@ -310,37 +327,47 @@ class _Search:
         return self._launches[count]
 
     def _way(self, segment: Segment) -> _Way:
-        before, after = self._live[segment.start], self._live[segment.stop]
-        needs = tuple(
-            (2 * before.index(name) + side, name, side, self._number(need))
-            for side in (0, 1)
-            for name, need in segment.inputs[side].items()
-        )
-        made = list({**segment.outputs[0], **segment.outputs[1]})
-        numbers = tuple(
-            self._number(segment.outputs[side].get(name)) for name in made for side in (0, 1)
-        )
-        names = [*before, *made]
-        # A tensor of no size, or that nobody has, is in neither.
-        places = [2 * names.index(name) + side for name in after for side in (0, 1)]
+        tensor_of, before = self._regions.tensors, self._places[segment.start]
+        needs = tuple((before[tensor_of[need]][side], side, need) for side, need in segment.reads)
+        # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
+        made: dict[str, list[int]] = {}
+        for side, number in segment.leaves:
+            made.setdefault(tensor_of[number], [NONE, NONE])[side] = number
+        first, after = 2 * len(before), self._live[segment.stop]
+        for name in after:
+            if name not in before:  # also one of no size, of which neither has anything
+                made.setdefault(name, [NONE, NONE])
+        new = {name: (first + 2 * at, first + 2 * at + 1) for at, name in enumerate(made)}
+        places = [place for name in after for place in new.get(name) or before[name]]
+        numbers = tuple(number for both in made.values() for number in both)
         self._ways[id(segment)] = way = _Way(needs, numbers, _getter(places))
         return way
 
-    def _number(self, region: Region | None) -> int:
-        if region not in self._numbers:
-            self._numbers[region] = len(self._regions)
-            self._regions.append(region)
-        return self._numbers[region]
+    def _need(self, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
+        """What a processor holds after it needed a region, and the transfers that took.
 
-    def _need(self, name: str, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
-        """What a processor holds after it needed a region, and the transfers that took."""
-        asked = (name, side, mine, need)
+        Regions are of one tensor, by number.
+        """
+        asked = (side, mine, need)
         if asked not in self._needed:
-            shape, way, wanted = self._network.shapes[name], WAYS[PROCESSORS[side]], self._regions
-            held, regions = lacking(shape, wanted[mine], wanted[need], self._sharing)  # type: ignore[arg-type]
-            moves = priced(self._cost, [(way, region.shape(shape)) for region in regions])
-            self._needed[asked] = self._number(held), moves
+            self._needed[asked] = self._lacking(side, mine, need)
         return self._needed[asked]
+
+    def _lacking(self, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
+        regions, tensor = self._regions, self._regions.tensors[need]
+        wanted = regions.boxes[need]
+        if mine != NONE and all(map(ge, regions.boxes[mine], wanted)):
+            return mine, []
+        own = boxes.region(regions.boxes[mine]) if mine != NONE else None
+        shape = self._network.shapes[tensor]
+        held, missing = lacking(shape, own, boxes.region(wanted), self._sharing)
+        moves = [self._move((WAYS[PROCESSORS[side]], piece.shape(shape))) for piece in missing]
+        return regions.one(tensor, boxes.box(held)), moves
+
+    def _move(self, what: Moved) -> Move:
+        if what not in self._moves:
+            (self._moves[what],) = priced(self._cost, [what])
+        return self._moves[what]
 
 
 def _getter(places: Sequence[int]) -> itemgetter[Any] | None:

@@ -16,26 +16,28 @@ from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Variant
 from codl.kernels.tensor_columns import amounts
 from codl.ops import Dim, Layer, Op, Region
-from codl.ops.base import split
-from codl.ops.region import Span
+from codl.ops.base import AXES, cuts
+from codl.plan import boxes
+from codl.plan.boxes import NONE, Boxes, Numbers
 from codl.plan.cost import CostModel
 
 #: Ratios that are tried, in steps of one twentieth, or one image where a batch has more images; the
 #: ends are one processor alone.
 STEPS = 20
-#: The number of a part of nothing.
-NONE = 0
-NOWHERE = Region(Span(0, 0), Span(0, 0), Span(0, 0))
-#: What the CPU and the GPU get of an op; None where that is nothing.
-Shares = tuple[Region | None, Region | None]
+DIMS: tuple[Dim, ...] = tuple(AXES)
+#: So many parts have room from the start; then twice as many, and so on.
+ROOM = 1024
+#: Where the entries of each dimension stand in a box.
+_PLACES: Mapping[Dim, int] = {"N": 0, "OC": 2, "H": 4}
 
 
 class Parts:
-    """Parts of layers by number.
+    """Parts of layers by number; `NONE` is the part of nothing.
 
-    `ops` are the network's ops, each once, and `op_of` says which is whose layer's. `needs` are the
-    regions of its inputs that each part needs, None where that is nothing; `regions` its own, of
-    so many `elements`. Ops are cut in so many `steps`.
+    `ops` are the network's ops, each once, and `op_of` says which is whose layer's. `boxes` (parts,
+    6) are the parts' own regions, of so many `elements` (parts), and `needs` (parts, inputs, 6) the
+    regions of inputs that each part needs; behind the last part is room for more. Ops are cut in so
+    many `steps`.
     """
 
     def __init__(self, layers: Sequence[Layer], cost: CostModel) -> None:
@@ -43,65 +45,111 @@ class Parts:
         self.op_of = [numbers.setdefault(layer.op, len(numbers)) for layer in layers]
         self.ops = list(numbers)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
-        self._dims = [frozenset(op.dims) for op in self.ops]
         self._outputs = [op.output for op in self.ops]
         self.steps = max(STEPS, *(shape.n for shape in self._outputs))
-        self._whole = [Region.whole(shape) for shape in self._outputs]
-        self._shares: dict[tuple[int, Dim, int], Shares] = {}
-        self._numbers: dict[tuple[int, Region], int] = {}
+        self._whole = [boxes.box(Region.whole(shape)) for shape in self._outputs]
+        #: By op, whether a dimension cuts it, in the order of `DIMS`.
+        self._is_cut = [np.array([dim in op.dims for dim in DIMS]) for op in self.ops]
+        self._weights = [boxes.weights_of(shape) for shape in self._outputs]
+        self._known: list[dict[int, int]] = [{} for _ in self.ops]
+        self._cuts: dict[tuple[int, Dim], list[int]] = {}
+        self._shares: list[Boxes | None] = [None] * len(self.ops)
         self._made: list[Op] = []
-        self.regions: list[Region] = [NOWHERE]
-        self.elements: list[int] = [0]
-        self.needs: list[tuple[Region | None, ...]] = [()]
+        inputs = max(len(op.inputs) for op in self.ops)
+        self._count = 1
+        self.boxes: Boxes = np.full((ROOM, 6), boxes.NOTHING, np.int64)
+        self.needs: Boxes = np.full((ROOM, inputs, 6), boxes.NOTHING, np.int64)
+        self.elements = np.zeros(ROOM, np.int64)
+        self._latency_ms = np.full((2, ROOM), np.nan)
+        self._latency_ms[:, NONE] = 0.0
         self._variants: dict[tuple[str, str], Variant] = {}
-        self._latency_ms: tuple[dict[int, float], dict[int, float]] = ({NONE: 0.0}, {NONE: 0.0})
 
-    def shares(self, op: int, dim: Dim, step: int) -> Shares:
-        """What either processor gets of an op that is cut so many steps from its start."""
-        asked = (op, dim, step)
-        if asked not in self._shares:
-            cpu, gpu = split(self.ops[op], dim, step / self.steps, align=self._block)
-            self._shares[asked] = (
-                None if cpu.is_empty else cpu,
-                None if gpu.is_empty else gpu,
-            )
-        return self._shares[asked]
+    def cuts(self, op: int, dim: Dim) -> list[int]:
+        """How much of an op the GPU gets when it is cut after 0, 1 ... `steps` steps."""
+        if (op, dim) not in self._cuts:
+            ratios = (step / self.steps for step in range(self.steps + 1))
+            self._cuts[op, dim] = cuts(self.ops[op], dim, ratios, align=self._block)
+        return self._cuts[op, dim]
 
-    def of(self, op: int, region: Region | None, dim: Dim) -> int:
-        """The part of an op in a chain that is cut at `dim`, as `codl.ops.chain.Part` has it.
+    def shares(self, op: int) -> Boxes:
+        """What the CPU and the GPU get of an op, shaped (dims x (steps + 1), 2, 6)."""
+        found = self._shares[op]
+        if found is None:
+            found = np.empty((len(DIMS), self.steps + 1, 2, 6), np.int64)
+            found[:] = self._whole[op]
+            for own, dim in zip(found, DIMS, strict=True):
+                place, places = _PLACES[dim], np.array(self.cuts(op, dim))
+                own[:, 0, place], own[:, 1, place + 1] = -places, places
+                own[own[..., place] + own[..., place + 1] <= 0] = boxes.NOTHING
+            found = self._shares[op] = found.reshape(-1, 2, 6)
+        return found
 
-        Whoever reads a part of what cannot be cut there gets the whole.
+    def cut(self, dim: Dim, step: int | NDArray[np.int64]) -> int | NDArray[np.int64]:
+        """Where the shares of a dimension and a step stand among an op's."""
+        return DIMS.index(dim) * (self.steps + 1) + step
+
+    def of(self, op: int, wanted: Boxes, dims: Numbers) -> Numbers:
+        """The parts of an op, shaped (items, 2), of boxes (items, 2, 6).
+
+        In chains that are cut at `dims` (items), as `codl.ops.chain.Part` has it: whoever reads a
+        part of what cannot be cut there gets the whole.
         """
-        if region is None:
-            return NONE
-        if dim not in self._dims[op]:
-            region = self._whole[op]
-        number = self._numbers.get((op, region))
-        if number is None:
-            number = self._numbers[op, region] = len(self.regions)
-            own = self.ops[op]
-            self._made.append(own.restrict(region))
-            self.regions.append(region)
-            self.elements.append(region.shape(self._outputs[op]).elements)
-            needs = (own.needs(region, index) for index in range(len(own.inputs)))
-            self.needs.append(tuple(None if need.is_empty else need for need in needs))
-        return number
+        there = boxes.is_something(wanted)
+        is_cut = self._is_cut[op][dims]
+        if not is_cut.all():
+            wanted = np.where((there & ~is_cut[:, None])[..., None], self._whole[op], wanted)
+        keys = np.where(there, wanted @ self._weights[op], -1)
+        flat, known = keys.ravel().tolist(), self._known[op]
+        places = dict(zip(flat, range(len(flat)), strict=True))
+        places.pop(-1, None)
+        new = {key: at for key, at in places.items() if key not in known}
+        if new:
+            first = self._make(op, wanted.reshape(-1, 6)[list(new.values())])
+            known.update(zip(new, range(first, first + len(new)), strict=True))
+        found = np.array([known.get(key, NONE) for key in flat], np.int64)
+        return found.reshape(keys.shape)
 
-    def latency_ms(self, numbers: Sequence[int], side: int) -> NDArray[np.float64]:
+    def _make(self, op: int, new: Boxes) -> int:
+        """The number of the first of new parts."""
+        own, inputs = self.ops[op], range(len(self.ops[op].inputs))
+        regions = [boxes.region(row) for row in new.tolist()]
+        self._made += [own.restrict(region) for region in regions]
+        first, self._count = self._count, self._count + len(new)
+        while self._count > len(self.boxes):
+            self._make_room()
+        added = slice(first, self._count)
+        self.boxes[added] = new
+        self.elements[added] = boxes.sizes(new).prod(axis=1) * self._outputs[op].w
+        needs = [[boxes.box(own.needs(region, at)) for at in inputs] for region in regions]
+        self.needs[added, : len(inputs)] = needs
+        return first
+
+    def _make_room(self) -> None:
+        """Twice as much."""
+        self.boxes = np.concatenate([self.boxes, self.boxes])
+        self.elements = np.concatenate([self.elements, self.elements])
+        self.needs = np.concatenate([self.needs, np.full_like(self.needs, boxes.NOTHING)])
+        new = np.full_like(self._latency_ms, np.nan)
+        self._latency_ms = np.concatenate([self._latency_ms, new], axis=1)
+
+    def latency_ms(self, numbers: Numbers, side: int) -> NDArray[np.float64]:
         """Milliseconds of parts in their fastest variants on a processor; infinite without one.
 
         What is new is predicted in one batch.
         """
         known = self._latency_ms[side]
-        new = [number for number in dict.fromkeys(numbers) if number not in known]
-        if new:
-            ops = [self._made[number - 1] for number in new]
-            known.update(zip(new, self._cost.fastest_ms(ops, PROCESSORS[side]), strict=True))
-        return np.array([known[number] for number in numbers], np.float64)
+        asked = np.zeros(len(known), bool)
+        asked[numbers] = True
+        new = np.flatnonzero(asked & np.isnan(known))
+        if len(new):
+            ops = [self._made[number - 1] for number in new.tolist()]
+            known[new] = self._cost.fastest_ms(ops, PROCESSORS[side])
+        found: NDArray[np.float64] = known[numbers]
+        return found
 
     def are_fused(self, convolution: int, add: int) -> bool:
         """Whether the GPU computes a part of an add together with that of a convolution."""
-        if self.regions[convolution] != self.regions[add]:
+        if (self.boxes[convolution] != self.boxes[add]).any():
             return False
         variants = []
         for number in (convolution, add):

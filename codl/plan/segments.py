@@ -1,76 +1,63 @@
 """Every chain of a network that is worth a thought, cut and predicted, all in a few batches.
 
-A chain here is a run of layers in topological order, which is always a convex set of the graph. The
-regions that a half needs of a layer do not depend on where the chain begins: so one walk backwards
-from a chain's end, at one dimension and ratio, gives all chains that end there.
+A chain here is a run of layers in topological order, which is always a convex set of the graph.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.dataset import Direction
 from codl.execute.fusing import residual_adds
 from codl.kernels.base import PROCESSORS
 from codl.ops import Dim, Network, Region
 from codl.ops.base import AXES
+from codl.plan import boxes
+from codl.plan.boxes import NONE
 from codl.plan.clocks import Pair, both_ends
 from codl.plan.cost import ADDED_INSIDE, LEAST_SHARE, CostModel, Moved
-from codl.plan.parts import NONE, Parts
+from codl.plan.parts import DIMS, Parts
+from codl.plan.walks import Drafts, Walks, Way
 
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
 #: Where single ops are cut, from where both halves would take equally long if time were linear.
 AROUND = (-6, -3, -1, 0, 1, 3, 6)
-#: A chain on both processors has so many layers at most, and computes so many times its rows.
-LONGEST, MOST_OVERLAP = 24, 1.15
+#: A chain on both processors has so many layers at most.
+LONGEST = 24
 #: Lengths of chains on one processor that end before the network does.
-LENGTHS = (1, 2, 4, 8)
+LENGTHS = (1, 4)
 #: Chains that compute so many times longer than their ops at their best are left out.
 MOST_LOSS = 1.1
-Regions = Mapping[str, Region]
-RegionSets = defaultdict[str, set[Region]]
+#: Processors by number, 0 for the CPU and 1 for the GPU, each with the number of a region.
+Held: TypeAlias = Sequence[tuple[int, int]]
 Vector = NDArray[np.float64]
 
 
 class Segment(NamedTuple):
     """Layers `start` ... `stop` - 1 as one chain, cut, with what each half takes.
 
-    `inputs` and `outputs` are the regions that the CPU's and the GPU's half read from outside, and
-    leave for others; `work_ms` how long each half takes while the other one works; `kernels` how
-    many kernels, or small groups of them, are launched; `weights` the bytes of weights of both.
+    `reads` and `leaves` are the regions, by number, that the halves read from outside, and leave
+    for others; `work_ms` how long each half takes while the other one works; `kernels` how many
+    kernels, or small groups of them, are launched; `weights` the bytes of weights of both.
     """
 
     start: int
     stop: int
     dim: Dim
     gpu_ratio: float
-    inputs: tuple[Regions, Regions]
-    outputs: tuple[Regions, Regions]
+    reads: Held
+    leaves: Held
     work_ms: Pair
     kernels: int
     weights: float
-
-
-class _Draft(NamedTuple):
-    """A segment before it is predicted; `parts` are where the CPU's and the GPU's lie.
-
-    From the first to behind the last in the rows of parts of all walks.
-    """
-
-    start: int
-    stop: int
-    dim: Dim
-    gpu_ratio: float
-    parts: tuple[tuple[int, int], tuple[int, int]]
-    inputs: tuple[Regions, Regions]
-    outputs: tuple[Regions, Regions]
 
 
 class Segments:
@@ -85,17 +72,19 @@ class Segments:
         self._layers = network.layers
         self.last_reader = last_readers(network)
         self._parts = Parts(network.layers, cost)
-        #: The parts of all walks, one walk behind the other.
-        self._rows: tuple[list[int], list[int]] = ([], [])
-        #: The adds behind those of the GPU's that may compute them too.
-        self._added: list[int] = []
-        self._adds = self._residual_adds()
-        #: What chains leave of each tensor, and read of it, on either processor.
-        self.left: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
-        self.read: tuple[RegionSets, RegionSets] = (defaultdict(set), defaultdict(set))
+        ways = [*self._single(), *self._split()]
+        walks = Walks(network, self._parts, self.last_reader, ways, complete=complete)
+        #: The regions that chains read and leave.
+        self.regions = walks.numbering
+        drafts = walks.drafts()
+        #: The numbers of what chains leave, and read, on either processor.
+        self.left, self.read = (
+            tuple(np.unique(held[held[:, 1] == side, 2]).tolist() for side in (0, 1))
+            for held in (drafts.leaves, drafts.reads)
+        )
         for holder, _ in network.outputs.values():  # results are read whole, behind the last chain
-            self.read[0][holder].add(Region.whole(network.shapes[holder]))
-        drafts = [*self._single(), *self._split()]
+            whole = boxes.box(Region.whole(network.shapes[holder]))
+            self.read[0].append(self.regions.one(holder, whole))
         self.starting: list[list[Segment]] = [[] for _ in self._layers]
         for segment in self._predict(drafts):
             self.starting[segment.start].append(segment)
@@ -122,9 +111,15 @@ class Segments:
     def _whole_ms(self) -> Vector:
         """Milliseconds of whole layers on either processor, shaped (2, layers); or infinite."""
         parts = self._parts
-        whole = [parts.of(op, parts.shares(op, "H", 0)[0], "H") for op in range(len(parts.ops))]
+        whole = np.array([self._cut_part(op, "H", [0])[0, 0] for op in range(len(parts.ops))])
         found = np.array([parts.latency_ms(whole, side) for side in (0, 1)])
         return found[:, parts.op_of]
+
+    def _cut_part(self, op: int, dim: Dim, steps: Sequence[int]) -> NDArray[np.int64]:
+        """The parts of an op that is cut after some steps, shaped (steps, 2)."""
+        cut = self._parts.cut(dim, np.array(steps))
+        dims = np.full(len(steps), DIMS.index(dim))
+        return self._parts.of(op, self._parts.shares(op)[cut], dims)
 
     @cached_property
     def _alone(self) -> Mapping[Dim, Vector]:
@@ -137,25 +132,24 @@ class Segments:
         cuts: dict[tuple[int, Dim], list[int]] = {}
         for k, op in enumerate(parts.op_of):
             for dim, steps in self._steps[k].items():
-                cuts[op, dim] = self._looked_at(k, dim, steps)
-        asked = [(op, dim, step) for (op, dim), steps in cuts.items() for step in steps]
-        numbers = [
-            [parts.of(op, parts.shares(op, dim, step)[side], dim) for op, dim, step in asked]
-            for side in (0, 1)
-        ]
-        latencies = [parts.latency_ms(numbers[side], side).tolist() for side in (0, 1)]
-        known = [dict(zip(asked, own, strict=True)) for own in latencies]
-        found = {dim: np.full((2, len(self._layers), parts.steps + 1), inf) for dim in AXES}
+                if (op, dim) not in cuts:
+                    cuts[op, dim] = self._looked_at(k, dim, steps)
+        numbers = [self._cut_part(op, dim, cut) for (op, dim), cut in cuts.items() if cut]
+        asked = np.concatenate([np.empty((0, 2), np.int64), *numbers])
+        latencies = np.array([parts.latency_ms(asked[:, side], side) for side in (0, 1)])
+        found = {dim: np.full((2, len(parts.ops), parts.steps + 1), inf) for dim in AXES}
+        first = 0
+        for (op, dim), cut in cuts.items():
+            own = latencies[:, first : first + len(cut)]
+            first += len(cut)
+            if cut:
+                inner = np.arange(cut[0], cut[-1] + 1)
+                for side in (0, 1):
+                    found[dim][side, op, inner] = np.interp(inner, cut, own[side])
         for dim, table in found.items():
+            found[dim] = table = table[:, parts.op_of]
             table[0, :, 0], table[1, :, 0] = self._whole_ms[0], 0.0
             table[0, :, parts.steps], table[1, :, parts.steps] = 0.0, self._whole_ms[1]
-            for k, op in enumerate(parts.op_of):
-                if cut := cuts.get((op, dim)):
-                    inner = slice(cut[0], cut[-1] + 1)
-                    for side in (0, 1):
-                        own_ms = [known[side][op, dim, step] for step in cut]
-                        line = np.interp(np.arange(cut[0], cut[-1] + 1), cut, own_ms)
-                        table[side, k, inner] = line
         return found
 
     def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
@@ -172,9 +166,9 @@ class Segments:
         slower = [np.max(alone, axis=0).min(axis=1) for alone in self._alone.values()]
         return np.asarray(np.min(slower, axis=0))
 
-    # Drafts: chains on one processor, and on both.
+    # Ways to cut chains: on one processor, and on both.
 
-    def _single(self) -> Iterator[_Draft]:
+    def _single(self) -> Iterator[Way]:
         able = np.isfinite(self._whole_ms)
         for stop in range(1, len(self._layers) + 1):
             for side, step in ((0, 0), (1, self._parts.steps)):
@@ -187,20 +181,19 @@ class Segments:
                     elif stop - start > LENGTHS[-1]:
                         break
                 if starts:
-                    yield from self._walk(stop, "H", step, starts)
+                    yield Way(stop, "H", step, frozenset(starts))
 
-    def _split(self) -> Iterator[_Draft]:
+    def _split(self) -> Iterator[Way]:
         for stop in range(1, len(self._layers) + 1):
             for dim in AXES:
                 seen: set[tuple[int, ...]] = set()
                 for step, starts in self._first_by_step(stop, dim).items():
-                    # Ratios that cut at the same place are one.
-                    shares = (self._parts.shares(self._parts.op_of[k], dim, step)[0]
-                              for k in range(min(starts), stop))  # fmt: skip
-                    place = tuple(hash(share) for share in shares)
-                    if place not in seen:
-                        seen.add(place)
-                        yield from self._walk(stop, dim, step, starts)
+                    # Ratios that cut at the same places are one.
+                    ops = self._parts.op_of[min(starts) : stop]
+                    places = tuple(self._parts.cuts(op, dim)[step] for op in ops)
+                    if places not in seen:
+                        seen.add(places)
+                        yield Way(stop, dim, step, frozenset(starts))
 
     def _first_by_step(self, stop: int, dim: Dim) -> dict[int, set[int]]:
         """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""
@@ -233,53 +226,9 @@ class Segments:
                 break
         return found
 
-    def _walk(self, stop: int, dim: Dim, step: int, starts: set[int]) -> Iterator[_Draft]:
-        """The chains at a dimension and ratio that end at `stop`, longer and longer."""
-        parts, readers = self._parts, self.last_reader
-        needed: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
-        left: tuple[dict[str, Region], dict[str, Region]] = ({}, {})
-        first = len(self._rows[0]), len(self._rows[1])
-        on_gpu: dict[int, int] = {}
-        for start in range(stop - 1, min(starts) - 1, -1):
-            layer, op = self._layers[start], parts.op_of[start]
-            output = layer.output
-            shares = parts.shares(op, dim, step) if readers[output] >= stop else None
-            computed = 0
-            for side in (0, 1):
-                region = needed[side].pop(output, None)
-                if shares and (share := shares[side]):
-                    region = share if region is None else region.join(share)
-                if not (number := parts.of(op, region, dim)):
-                    continue
-                self._rows[side].append(number)
-                if side:
-                    on_gpu[start] = number
-                    self._added.append(on_gpu.get(self._adds.get(start, stop), NONE))
-                computed += parts.elements[number]
-                if shares:
-                    left[side][output] = made = parts.regions[number]
-                    self.left[side][output].add(made)
-                own, read = needed[side], self.read[side]
-                for name, need in zip(layer.inputs, parts.needs[number], strict=True):
-                    if need is not None:
-                        own[name] = joined = need.join(own[name]) if name in own else need
-                        read[name].add(joined)
-            if computed > MOST_OVERLAP * layer.op.output.elements and not self.complete:
-                return
-            if start in starts:
-                yield _Draft(
-                    start,
-                    stop,
-                    dim,
-                    step / parts.steps,
-                    ((first[0], len(self._rows[0])), (first[1], len(self._rows[1]))),
-                    (needed[0].copy(), needed[1].copy()),
-                    (left[0].copy(), left[1].copy()),
-                )
-
     # Predictions.
 
-    def _predict(self, drafts: Sequence[_Draft]) -> Iterator[Segment]:
+    def _predict(self, drafts: Drafts) -> Iterator[Segment]:
         sums = [self._sums(drafts, side) for side in (0, 1)]
         loads = np.array([[own["bytes"], own["flops"], own["ms"]] for own in sums]).T
         loads = loads.transpose(0, 2, 1)
@@ -288,46 +237,54 @@ class Segments:
         kernels = sums[1]["launches"].astype(int).tolist()
         weights = (sums[0]["weights"] + sums[1]["weights"]).tolist()
         works = loads[:, :, 2].tolist()
-        for at, draft in enumerate(drafts):
+        reads, leaves = (_by_draft(held, len(works)) for held in (drafts.reads, drafts.leaves))
+        for at, (way, start) in enumerate(zip(drafts.way, drafts.start.tolist(), strict=True)):
             cpu_ms, gpu_ms = works[at]
             if cpu_ms < inf and gpu_ms < inf:
-                ends = both_ends((cpu_ms, gpu_ms), slower[at])
-                start, stop, dim, ratio, _, inputs, outputs = draft
+                stop, dim, step, _ = drafts.ways[way]
                 yield Segment(
-                    start, stop, dim, ratio, inputs, outputs, ends, kernels[at], weights[at]
+                    start,
+                    stop,
+                    dim,
+                    step / self._parts.steps,
+                    reads[at],
+                    leaves[at],
+                    both_ends((cpu_ms, gpu_ms), slower[at]),
+                    kernels[at],
+                    weights[at],
                 )
 
-    def _packing(self, drafts: Sequence[_Draft]) -> Vector:
+    def _packing(self, drafts: Drafts) -> Vector:
         """Bytes, FLOPs and milliseconds of what the CPU packs and unpacks, shaped (drafts, 3)."""
-        asked: dict[tuple[bool, str, Region], Moved] = {}
-        shapes = self.network.shapes
-        for is_store, regions in enumerate((self.read[0], self.left[0])):
-            for name, own in regions.items():
-                for region in own:
-                    move: Moved = ("store" if is_store else "load", region.shape(shapes[name]))
-                    asked[bool(is_store), name, region] = move
-        self.cost.prefetch_sharing(asked.values())
-        known: dict[tuple[bool, str, Region], tuple[float, float]] = {}
-        for what, (way, shape) in asked.items():
-            known[what] = float(2 * shape.bytes), self.cost.sharing_ms(way, shape)
-        found = np.zeros((len(drafts), 3))
-        for at, draft in enumerate(drafts):
-            bytes_, latency_ms = 0.0, 0.0
-            for is_store, held in ((False, draft.inputs[0]), (True, draft.outputs[0])):
-                for name, region in held.items():
-                    more, more_ms = known[is_store, name, region]
-                    bytes_, latency_ms = bytes_ + more, latency_ms + more_ms
-            found[at] = bytes_, 0.0, latency_ms
+        found = np.zeros((len(drafts.way), 3))
+        packing: tuple[tuple[Direction, NDArray[np.int64]], ...] = (
+            ("load", drafts.reads),
+            ("store", drafts.leaves),
+        )
+        for way, held in packing:
+            draft, side, numbers = held.T
+            asked = np.unique(numbers[side == 0])
+            moves: list[Moved] = [(way, self.regions.shape(number)) for number in asked.tolist()]
+            self.cost.prefetch_sharing(moves)
+            known = np.zeros((len(self.regions.boxes), 3))
+            known[asked, 0] = [2 * shape.bytes for _, shape in moves]
+            known[asked, 2] = [self.cost.sharing_ms(*move) for move in moves]
+            for column in (0, 2):
+                values = known[numbers[side == 0], column]
+                found[:, column] += np.bincount(draft[side == 0], values, len(found))
         return found
 
-    def _sums(self, drafts: Sequence[_Draft], side: int) -> dict[str, Vector]:
+    def _sums(self, drafts: Drafts, side: int) -> dict[str, Vector]:
         """What each draft's half does: sums over its parts, as one net or queue."""
-        rows = self._rows[side]
-        amounts = dict(self._parts.amounts(), ms=np.zeros(0))
-        first, last = np.array([draft.parts[side] for draft in drafts]).reshape(-1, 2).T
-        amounts["ms"] = self._parts.latency_ms(rows, side)
-        if PROCESSORS[side] == "gpu" and any(self._added):
-            amounts["ms"] -= self._saved_ms()
+        # The parts of all ways, one behind the other, and where each draft's begin and end there.
+        of_way = drafts.parts[::-1, :, side].T
+        rows = of_way[of_way > NONE]
+        behind = np.cumsum(of_way > NONE).reshape(of_way.shape)
+        last = behind[drafts.way, len(self._layers) - 1 - drafts.start]
+        first = np.concatenate([[0], behind[:, -1]])[drafts.way]
+        amounts = dict(self._parts.amounts(), ms=self._parts.latency_ms(rows, side))
+        if PROCESSORS[side] == "gpu":
+            amounts["ms"] -= self._saved_ms(drafts)[::-1].T[of_way > NONE]
         found: dict[str, Vector] = {}
         for name, of_part in amounts.items():
             values = of_part if name == "ms" else of_part[rows]
@@ -343,12 +300,25 @@ class Segments:
             found["ms"] = np.maximum(found["ms"] - saved, LEAST_SHARE * found["ms"])
         return found
 
-    def _saved_ms(self) -> Vector:
-        """What the GPU saves by computing a residual add with each part of its rows."""
-        pairs = list(zip(self._rows[1], self._added, strict=True))
-        fused = {pair for pair in set(pairs) if pair[1] and self._parts.are_fused(*pair)}
-        added = [pair[1] if pair in fused else NONE for pair in pairs]
-        return (1 - ADDED_INSIDE) * self._parts.latency_ms(added, 1)
+    def _saved_ms(self, drafts: Drafts) -> Vector:
+        """What the GPU saves by computing residual adds with convolutions, (layers, ways)."""
+        found = np.zeros(drafts.parts.shape[:2])
+        for layer, add in self._residual_adds().items():
+            pairs = drafts.parts[[layer, add], :, 1]
+            there = np.flatnonzero((pairs > NONE).all(axis=0))
+            fused = {p for p in set(zip(*pairs[:, there].tolist(), strict=True))
+                     if self._parts.are_fused(*p)}  # fmt: skip
+            saved = [way for way in there.tolist() if tuple(pairs[:, way].tolist()) in fused]
+            added_ms = self._parts.latency_ms(pairs[1, saved], 1)
+            found[layer, saved] = (1 - ADDED_INSIDE) * added_ms
+        return found
+
+
+def _by_draft(held: NDArray[np.int64], count: int) -> list[list[tuple[int, int]]]:
+    """The processor and the region of rows that are ordered by draft, for each draft."""
+    bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
+    rows = list(zip(*held[:, 1:].T.tolist(), strict=True))
+    return [rows[first:last] for first, last in pairwise(bounds)]
 
 
 def last_readers(network: Network) -> dict[str, int]:

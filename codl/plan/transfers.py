@@ -6,23 +6,20 @@ would be as many small batches, each of which costs as much as a hundred shapes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.execute.program import WAYS
 from codl.kernels.base import PROCESSORS
-from codl.ops import Region, Shape
+from codl.ops import Shape
 from codl.ops.plan import Sharing
+from codl.plan import boxes
+from codl.plan.boxes import Boxes
 from codl.plan.cost import Moved
 from codl.plan.segments import Segments
 
-#: First and behind the last of images, channels and rows.
-NOTHING = (0,) * 6
 
-
-def between(shapes: Mapping[str, Shape], segments: Segments, sharing: Sharing) -> list[Moved]:
+def between(segments: Segments, sharing: Sharing) -> list[Moved]:
     """What may move between one chain that leaves a tensor and another that reads it, or two.
 
     What a third reader still lacks is predicted when the search meets it.
@@ -30,54 +27,58 @@ def between(shapes: Mapping[str, Shape], segments: Segments, sharing: Sharing) -
     if sharing == "gather":
         return []
     found: list[Moved] = []
+    network = segments.network
     for side, processor in enumerate(PROCESSORS):
+        left, read = (_by_tensor(segments, held[side]) for held in (segments.left, segments.read))
         # For tensors of one width alike: a network has few widths and many tensors.
-        pairs: dict[int, set[tuple[int, ...]]] = {}
-        for name, needs in segments.read[side].items():
-            held, boxes = (
-                {NOTHING, *map(_box, segments.left[side].get(name, ()))},
-                [*map(_box, needs)],
-            )
-            if len(segments.network.readers(name)) > 1:
-                held |= {_joined(m, n) for m in held for n in boxes}
-            pairs.setdefault(shapes[name].w, set()).update(m + n for m in held for n in boxes)
-        for width, rows in pairs.items():
-            sizes = _missing(np.array(list(rows), np.int64))
-            found += [(WAYS[processor], Shape(n, c, h, width)) for n, c, h in sizes]
+        sizes: dict[int, list[NDArray[np.int64]]] = {}
+        seen: set[tuple[int, bytes, bytes]] = set()
+        for name, needs in read.items():
+            held = np.concatenate([left.get(name, needs[:0]), np.full((1, 6), boxes.NOTHING)])
+            if len(network.readers(name)) > 1:
+                both = np.maximum(held[:, None], needs)
+                held = _each_once(np.concatenate([held, both.reshape(-1, 6)]), name, segments)
+            width = network.shapes[name].w
+            if (pairs := (width, held.tobytes(), needs.tobytes())) not in seen:
+                seen.add(pairs)
+                sizes.setdefault(width, []).append(_missing(held, needs))
+        for width, own in sizes.items():
+            # A set is several times as fast as `np.unique` along an axis.
+            for n, c, h in set(map(tuple, np.concatenate(own).tolist())):
+                found.append((WAYS[processor], Shape(n, c, h, width)))
     return found
 
 
-def _box(region: Region) -> tuple[int, ...]:
-    images, channels, rows = region
-    return (*images, *channels, *rows)
+def _by_tensor(segments: Segments, numbers: list[int]) -> dict[str, Boxes]:
+    """Regions by number, as boxes (regions, 6) by tensor."""
+    rows: dict[str, list[tuple[int, ...]]] = {}
+    for number in numbers:
+        rows.setdefault(segments.regions.tensors[number], []).append(segments.regions.boxes[number])
+    return {name: np.array(own, np.int64) for name, own in rows.items()}
 
 
-def _joined(mine: tuple[int, ...], need: tuple[int, ...]) -> tuple[int, ...]:
-    """The smallest box around both, which is what is held once a need is met."""
-    if mine == NOTHING:
-        return need
-    (a, b, c, d, e, f), (g, h, i, j, k, m) = mine, need
-    return min(a, g), max(b, h), min(c, i), max(d, j), min(e, k), max(f, m)
+def _each_once(held: Boxes, tensor: str, segments: Segments) -> Boxes:
+    keys = held @ boxes.weights_of(segments.network.shapes[tensor])
+    return held[np.unique(keys, return_index=True)[1]]
 
 
-def _missing(pairs: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
-    """The sizes of what moves, each once; `pairs` (pairs, 12) are what is held and needed.
+def _missing(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
+    """The sizes of what moves to whom holds one of some boxes and needs another; some repeatedly.
 
-    As `codl.execute.program.lacking` has it, over columns.
+    As `codl.execute.program.lacking` has it: the smallest box around both without what is held.
+    That lies before and behind it in images, then channels, then rows.
     """
-    held, need = pairs[:, :6].reshape(-1, 3, 2), pairs[:, 6:].reshape(-1, 3, 2)
-    none = np.any(held[..., 1] <= held[..., 0], axis=1)
-    first = np.where(none[:, None], need[..., 0], np.minimum(held[..., 0], need[..., 0]))
-    last = np.where(none[:, None], need[..., 1], np.maximum(held[..., 1], need[..., 1]))
-    whole, own = last - first, held[..., 1] - held[..., 0]
-    before, behind = held[..., 0] - first, last - held[..., 1]
-    # The joined box without what is held: before and behind it in images, then channels, then rows.
-    pieces = [whole[none]]
+    is_held = boxes.is_something(held)
+    found = [] if is_held.all() else [boxes.sizes(needs)]
+    held = held[is_held, None]
+    more = np.maximum(held, needs) - held  # at either end of every axis
+    own = np.broadcast_to(boxes.sizes(held), (len(held), len(needs), 3))
+    whole = own + more[..., 0::2] + more[..., 1::2]
     for axis in range(3):
-        size = np.concatenate([own[:, :axis], whole[:, axis:]], axis=1)
-        for extra in (before, behind):
+        size = np.concatenate([own[..., :axis], whole[..., axis:]], axis=-1)
+        for end in (0, 1):
+            extra = more[..., 2 * axis + end]
             piece = size.copy()
-            piece[:, axis] = extra[:, axis]
-            pieces.append(piece[~none & (extra[:, axis] > 0)])
-    # A set is several times as fast as `np.unique` along an axis.
-    return set(map(tuple, np.concatenate(pieces).tolist()))
+            piece[..., axis] = extra
+            found.append(piece[extra > 0])
+    return np.concatenate(found)

@@ -40,8 +40,8 @@ class HeldOut:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures that there are; the typical run's where there is more than one run."""
-        found = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
+        """The figures that there are, in few digits; the typical run's only where it differs."""
+        found = {k: round(v, 1) for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
         if self.acc10_typical == self.acc10:
             found.pop("acc10_typical", None)
         return found

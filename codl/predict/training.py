@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import sha256
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from codl.dataset import Dataset
-from codl.errors import MismatchError, UnknownNameError
+from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.kernels import tuned
 from codl.predict import features, held_out, samples, store, transfer
-from codl.predict.estimators import ESTIMATORS, LatencyEstimator
+from codl.predict.estimators import ESTIMATORS, LatencyEstimator, trees
 from codl.predict.features import FeatureTable
 from codl.predict.held_out import HeldOut, Rows
 from codl.predict.names import DEFAULT, FOLDER
@@ -36,6 +39,7 @@ SEEDS = 3
 #: Called with the number of steps done, the number of all, and what comes next.
 Progress = Callable[[int, int, str], None]
 Split = Literal["row", "shape"]
+T = TypeVar("T")
 SPLITS: tuple[Split, ...] = ("row", "shape")
 
 
@@ -108,6 +112,11 @@ class _Step:
     def label(self) -> str:
         return f"{self.estimator.name} {self.own.target}"
 
+    @property
+    def effort(self) -> tuple[bool, int]:
+        """What grows with the time that it takes; the default predictor takes longest."""
+        return self.estimator.name == DEFAULT, len(self.own.samples)
+
 
 def train(
     soc: Soc,
@@ -124,7 +133,7 @@ def train(
     """Fit and store every predictor of every target with an ok row; hold out unless told not to.
 
     Stored are estimators fitted on all ok rows, in `folder/<soc>/<predictor>.json`, by `jobs`
-    threads. The predictor `codl` starts from what the SoCs of `like` take, for every target that
+    processes. The predictor `codl` starts from what the SoCs of `like` take, for every target that
     they have and where that makes it better.
 
     Raises `MismatchError` for a SoC of `like` that has none of the targets, `UnknownNameError` for
@@ -144,15 +153,15 @@ def train(
         steps, told = _beside(soc, steps, like)
         notes += told
     tell = _Counter(progress, len(steps) * (1 + evaluate))
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(jobs) as pool:
-        stored = list(pool.map(lambda step: _fit(soc, step, tell), steps))
+    with threadpool_limits(1, user_api="blas"), _pool(jobs) as pool:
+        stored = _in_turn(pool, partial(_fit, soc), steps, tell)
         files = _save(stored, folder)
         fitted = perf_counter()
         looks: list[dict[Split, HeldOut]] = [{} for _ in steps]
         if evaluate:
-            looks = list(pool.map(lambda step: _evaluated(step, seeds, tell), steps))
+            looks = _in_turn(pool, partial(_evaluated, seeds=seeds), steps, tell)
             stored = [
-                replace(one, held_out={split: own.figures for split, own in found.items()})
+                replace(one, held_out={"shape": found["shape"].figures})
                 for one, found in zip(stored, looks, strict=True)
             ]
             files = _save(stored, folder)
@@ -181,15 +190,47 @@ def _save(stored: Sequence[StoredPredictor], folder: Path) -> dict[str, Path]:
 
 
 class _Counter:
-    """Tells of every step as it begins, whichever thread it is on."""
+    """Tells of every step that is waited for."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._begun = progress, total, 0
+        self._progress, self._total, self._done = progress, total, 0
 
     def __call__(self, label: str) -> None:
         if self._progress:
-            self._progress(self._begun, self._total, label)
-        self._begun += 1
+            self._progress(self._done, self._total, label)
+        self._done += 1
+
+
+def _pool(jobs: int) -> Executor:
+    """Processes, as most of the work is Python's own; one thread for one job.
+
+    They are forked, so that nothing is imported anew, and where that cannot be, threads.
+    """
+    if jobs > 1 and "fork" in get_all_start_methods():
+        _import_libraries()
+        return ProcessPoolExecutor(jobs, mp_context=get_context("fork"))
+    return ThreadPoolExecutor(jobs)
+
+
+def _import_libraries() -> None:
+    """What fitting imports where it first needs it: once, before there are several processes."""
+    import sklearn.tree  # noqa: F401
+
+    with suppress(CodlError):  # not every predictor needs it
+        trees.lightgbm()
+
+
+def _in_turn(
+    pool: Executor, work: Callable[[_Step], T], steps: Sequence[_Step], tell: _Counter
+) -> list[T]:
+    """The work of every step, in their order; those with the most rows are begun first."""
+    order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
+    asked = {at: pool.submit(work, steps[at]) for at in order}
+    found = {}
+    for at in order:
+        tell(steps[at].label)
+        found[at] = asked[at].result()
+    return [found[at] for at in range(len(steps))]
 
 
 def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> list[_Step]:
@@ -267,9 +308,8 @@ def _empty(own: Samples, soc: Soc) -> str:
     )
 
 
-def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
+def _fit(soc: Soc, step: _Step) -> StoredPredictor:
     """The estimator fitted on all rows."""
-    tell(step.label)
     own, table = step.own, step.table
     return StoredPredictor(
         predictor=step.estimator.name,
@@ -287,9 +327,8 @@ def _fit(soc: Soc, step: _Step, tell: _Counter) -> StoredPredictor:
     )
 
 
-def _evaluated(step: _Step, seeds: int, tell: _Counter) -> dict[Split, HeldOut]:
+def _evaluated(step: _Step, seeds: int) -> dict[Split, HeldOut]:
     """The accuracy on rows held out, for each split."""
-    tell(f"{step.label}, held out")
     rows, groups = step.rows, step.own.groups
     shape = [
         held_out.accuracy(step.estimator, rows, shape_folds(groups, seed)) for seed in range(seeds)
@@ -299,12 +338,17 @@ def _evaluated(step: _Step, seeds: int, tell: _Counter) -> dict[Split, HeldOut]:
 
 
 def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
-    """Digests of the features of the median and the slowest sample on this SoC; of all of a few."""
+    """Digests of the features of the median and the slowest sample on this SoC; of all of a few.
+
+    Of the median one alone for the papers' predictors, whose files are to be small.
+    """
     own = step.own
     order = np.argsort(own.latency_ms, kind="stable")
     chosen = list(dict.fromkeys(own.items))
     if len(chosen) >= store.FEW_ITEMS:
-        chosen = [own.items[int(order[at])] for at in (len(order) // 2, -1)]
+        median = len(order) // 2
+        places = (median,) if step.estimator.is_of_wholes else (median, -1)
+        chosen = [own.items[int(order[at])] for at in places]
     part = features.table(step.estimator.feature_set, own.target, chosen, soc)
     return store.examples_of(chosen, part)
 

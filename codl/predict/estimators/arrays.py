@@ -20,6 +20,15 @@ def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
     return np.array([float(f"{v:.{digits}g}") for v in array.ravel()]).reshape(array.shape)
 
 
+def medians(values: Vector, groups: NDArray[np.intp]) -> Vector:
+    """The median of each group's values, in the groups' order."""
+    order = np.lexsort((values, groups))
+    _, first, count = np.unique(groups[order], return_index=True, return_counts=True)
+    low, high = (values[order[first + (count - more) // 2]] for more in (1, 0))
+    result: Vector = (low + high) / 2
+    return result
+
+
 def to_rows(values: Vector) -> list[str]:
     """A text for every row of a matrix (a vector is one row), its numbers separated by spaces."""
     return [" ".join(_short(v) for v in row) for row in np.atleast_2d(values).tolist()]
@@ -30,7 +39,12 @@ def _short(value: float) -> str:
     text = f"{value:.{DIGITS}g}"
     text = text if float(text) == value else repr(value)
     sign, text = ("-", text[1:]) if text.startswith("-") else ("", text)
-    return sign + (text[1:] if text.startswith("0.") else text)
+    return sign + short_exponent(text[1:] if text.startswith("0.") else text)
+
+
+def short_exponent(text: str) -> str:
+    """A number's text with no more of an exponent than it needs."""
+    return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
 def from_rows(state: Mapping[str, Any], key: str, *, rows: int | None, columns: int) -> Vector:

@@ -77,7 +77,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not (y > 0).all():
             raise ValueError(f"Latencies must be positive, got {y.min():g}.")
         shapes = _groups(X, groups)
-        self.floor_ = float(rounded(FLOOR * y.min(), 3))
+        self.floor_ = floor_of(y)
         self.runs_ = {}
         labels = _labels(runs, len(y))
         if len(set(labels)) > 1:
@@ -108,22 +108,31 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             off = np.abs(np.log(np.maximum(inner, self.floor_) / y))
             return float(np.minimum(off, MOST_OFF).mean())
 
+        tried: list[tuple[float, dict[str, Any]]] = []
+
+        def look_at(found: Mapping[str, RunTerm]) -> None:
+            tried.append((error(found), dict(self.__dict__)))
+
         # Terms found beside a rough model miss what it cannot tell, those beside a fine one what
         # it took for the op's: neither is always better.
-        tried: list[tuple[float, Mapping[str, RunTerm]]] = [(error(one), one)]
-        fine = terms(self._inner(X))
-        tried.append((error(fine), fine))
+        look_at(one)
+        look_at(terms(self._inner(X)))
         rough: Mapping[str, RunTerm] = one
         for _ in range(ROUGH_PASSES):
             rough = terms(self._rough(X, run_terms.remove(rough, y, labels)))
-        tried.append((error(rough), rough))
-        again = terms(self._inner(X))
-        tried.append((error(again), again))
+        look_at(rough)
+        if min(tried[1][0], tried[2][0]) < tried[0][0]:
+            look_at(terms(self._inner(X)))
         least, best = min(tried, key=lambda pair: pair[0])
         if least > (1 - TERMS_WORTH) * tried[0][0]:
-            best = one
-        if best is not again:
-            error(best)
+            best = tried[0][1]
+        self.__dict__.update(best)
+        self._forget_typical_runs()
+
+    def _forget_typical_runs(self) -> None:
+        """Runs that do not differ need no terms."""
+        if all(term == RunTerm() for term in self.runs_.values()):
+            self.runs_ = {}
 
     def _floors(
         self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]
@@ -205,8 +214,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Predictions of the rows by what is simple enough to leave runs their differences."""
         from codl.predict.estimators.linear import CodlLinear
 
-        result: Vector = CodlLinear().fit(X, y).predict(X)
-        return result
+        return CodlLinear.of(X, y).typical(X)
 
     def _inner(self, X: Vector) -> Vector:
         """Predictions of the rows just fitted, better of each without it."""
@@ -223,6 +231,11 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         raise NotImplementedError
+
+
+def floor_of(y: Vector) -> float:
+    """The least that is predicted by what was fitted to such latencies."""
+    return float(rounded(FLOOR * y.min(), 3))
 
 
 def number(values: State, key: str, *, non_negative: bool = False) -> float:

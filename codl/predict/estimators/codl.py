@@ -62,6 +62,7 @@ TREES = {
     "num_leaves": 24,
     "min_data_in_leaf": 4,
     "feature_fraction": 0.3,
+    "max_bin": 63,
 }
 ROUNDS = 200
 
@@ -134,13 +135,14 @@ class Codl(LatencyEstimator):
         self.runs_ = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
         self.run_columns_ = columns
         self._fit(columns.beside(X, labels), y, shapes)
+        self._forget_typical_runs()
 
     def _beside_run(self, X: Vector, runs: Sequence[str] | None) -> Vector:
         return self.run_columns_.beside(X, runs)
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         logs = np.log(np.maximum(y, RESOLUTION_MS))
-        self.base_ = _base(X, y)
+        self.base_ = CodlLinear.of(X, y)
         self._scale(X)
         scaled = self._scaled(X)
         if len(y) < LEAST_ROWS or not self.columns_:
@@ -251,7 +253,7 @@ class Codl(LatencyEstimator):
         base, found = np.empty(len(y)), np.empty((len(candidates) + bool(self.trees_), len(y)))
         for fold in inner_folds(groups):
             train = np.setdiff1d(np.arange(len(y)), fold)
-            all_base = np.log(_base(X[train], y[train]).predict(X))
+            all_base = np.log(CodlLinear.of(X[train], y[train]).typical(X))
             base[fold] = all_base[fold]
             level = on_line(scaled, ridge(scaled[train], logs[train]))
             shifted = all_base + np.median((logs - all_base)[train])
@@ -385,11 +387,3 @@ def _logs(X: Vector) -> Vector:
     result = np.abs(X)
     result += 1
     return np.log(result, out=result)
-
-
-def _base(X: Vector, y: Vector) -> CodlLinear:
-    """The linear predictor with the digits that a file holds."""
-    base = CodlLinear().fit(X, y)
-    base.coef_ = rounded(base.coef_)
-    base.intercept_ = float(rounded(base.intercept_))
-    return base

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from sklearn import config_context
 
 from codl.predict.estimators.arrays import rounded
 from codl.predict.estimators.base import Groups, LatencyEstimator, State, Vector
-from codl.predict.estimators.trees import LEAF, Node, Trees, in_order, short_split
+from codl.predict.estimators.trees import LEAF, Arrays, Trees
 from codl.predict.features import FeatureSet
 
-#: Significant digits of latencies at leaves.
-DIGITS = 4
-
-
-class _Tree(Protocol):
-    """What is used of a scikit-learn tree; children are -1 at a leaf."""
-
-    children_left: NDArray[np.intp]
-    children_right: NDArray[np.intp]
-    feature: NDArray[np.intp]
-    threshold: Vector
-    value: Vector
+#: Significant digits of latencies at leaves; their mean has more.
+DIGITS = 3
+SEEDS = 2**31 - 1
 
 
 class RandomForest(LatencyEstimator):
@@ -39,13 +30,27 @@ class RandomForest(LatencyEstimator):
         self.leaves = leaves
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
-        from sklearn.ensemble import RandomForestRegressor
+        """As scikit-learn's forest draws rows and seeds; that takes longer than the trees do."""
+        rows, seeds = X.astype(np.float32), np.random.RandomState(0)
+        with config_context(assume_finite=True, skip_parameter_validation=True):
+            grown = [self._grown(rows, y, seeds.randint(SEEDS)) for _ in range(self.trees)]
+        self.trees_ = Trees.of_arrays(grown, X)
 
-        forest = RandomForestRegressor(
-            self.trees, max_leaf_nodes=self.leaves, max_features=0.7, random_state=0, n_jobs=1
-        ).fit(X, y)
-        sizes = [np.unique(column) for column in X.T]
-        self.trees_ = Trees(tuple(_nodes(tree.tree_, sizes) for tree in forest.estimators_))
+    def _grown(self, rows: Any, y: Vector, seed: int) -> Arrays:
+        from sklearn.tree import DecisionTreeRegressor
+
+        drawn = np.random.RandomState(seed).randint(0, len(y), len(y), dtype=np.int32)
+        counts = np.bincount(drawn, minlength=len(y)).astype(np.float64)
+        tree = DecisionTreeRegressor(
+            max_leaf_nodes=self.leaves, max_features=0.7, random_state=seed
+        )
+        found = tree.fit(rows, y, sample_weight=counts, check_input=False).tree_
+        left, right = found.children_left, found.children_right
+        is_leaf = left == LEAF
+        numbers = found.threshold.copy()
+        numbers[is_leaf] = rounded(found.value.ravel()[is_leaf], DIGITS)
+        features = np.where(is_leaf, 0, found.feature)
+        return Arrays(features, numbers, left.tolist(), right.tolist())
 
     def _predict(self, X: Vector) -> Vector:
         return self.trees_.predict(X) / len(self.trees_.nodes)
@@ -55,18 +60,3 @@ class RandomForest(LatencyEstimator):
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         self.trees_ = Trees.from_state(state.get("trees"), len(names))
-
-
-def _nodes(tree: _Tree, sizes: Sequence[Vector]) -> tuple[Node, ...]:
-    def sides(node: int) -> tuple[int, int] | None:
-        left, right = int(tree.children_left[node]), int(tree.children_right[node])
-        return None if left < 0 else (left, right)
-
-    values = rounded(tree.value.ravel(), DIGITS).tolist()
-    found: list[Node] = []
-    for node in in_order(0, sides):
-        feature = int(tree.feature[node])
-        is_leaf = sides(node) is None
-        number = values[node] if is_leaf else float(tree.threshold[node])
-        found.append((LEAF, number) if is_leaf else (feature, short_split(sizes[feature], number)))
-    return tuple(found)

@@ -52,7 +52,7 @@ class Gbdt(LatencyEstimator):
         }
         if self.monotone:
             parameters["monotone_constraints"] = [1] * X.shape[1]
-        self.base_ = CodlLinear().fit(X, y)
+        self.base_ = CodlLinear.of(X, y)
         target = np.log(np.maximum(y, RESOLUTION_MS) / self.base_.typical(X))
         self.trees_ = Trees.fit(X, target, rounds=self.rounds, parameters=parameters)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
+from scipy.optimize import nnls
 from sklearn.linear_model import LinearRegression
 
 from codl.predict.estimators.arrays import rounded, to_rows, vector
@@ -15,12 +16,14 @@ from codl.predict.estimators.base import (
     LatencyEstimator,
     State,
     Vector,
+    floor_of,
     number,
 )
 from codl.predict.features import FeatureSet
 
-#: Significant digits of coefficients: more would only make files larger.
-DIGITS = 6
+#: Significant digits of coefficients: more would only make files larger. Where none is negative,
+#: no sum is further off than its terms.
+DIGITS, DIGITS_OF_COSTS = 6, 4
 
 
 class _Linear(LatencyEstimator):
@@ -72,6 +75,14 @@ class CodlLinear(_Linear):
     #: Picks one of many equally good solutions where features are multiples of each other.
     ridge: ClassVar[float] = 1e-6
 
+    @classmethod
+    def of(cls, X: Vector, y: Vector) -> CodlLinear:
+        """`fit` for features and latencies that have been checked."""
+        result = cls()
+        result.n_features_in_, result.floor_, result.runs_ = X.shape[1], floor_of(y), {}
+        result._fit(X, y, np.empty(0, np.intp))
+        return result
+
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         unit = np.maximum(y, RESOLUTION_MS)
         relative = np.column_stack([X, np.ones_like(y)]) / unit[:, None]
@@ -79,9 +90,7 @@ class CodlLinear(_Linear):
         size = relative.shape[1]
         rows = np.vstack([relative / scale, self.ridge * np.eye(size)])
         wanted = np.concatenate([y / unit, np.zeros(size)])
-        fitted = LinearRegression(positive=True, fit_intercept=False).fit(rows, wanted)
-        coefficients = np.asarray(fitted.coef_, np.float64) / scale
-        coefficients = rounded(coefficients, DIGITS)
+        coefficients = rounded(nnls(rows, wanted)[0] / scale, DIGITS_OF_COSTS)
         self.coef_, self.intercept_ = coefficients[:-1], float(coefficients[-1])
 
     def __sklearn_tags__(self) -> Any:

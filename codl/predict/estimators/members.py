@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.predict.estimators.arrays import Vector, from_rows, rounded, to_rows, vector
+from codl.predict.estimators.arrays import Vector, from_rows, medians, rounded, to_rows, vector
 from codl.predict.estimators.base import inner_folds, number
 from codl.predict.estimators.gaussian import Kernel, Projection
 
@@ -103,9 +103,8 @@ class Items:
 
     def medians(self, values: Vector, items: Groups) -> Vector:
         """The median over each item's rows."""
-        order = np.argsort(self.of_row, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(self.count)])
-        return np.array([np.median(values[order[starts[i] : starts[i + 1]]]) for i in items])
+        result: Vector = medians(values, self.of_row)[items]
+        return result
 
 
 def read_members(state: Any, width: int, points: int) -> list[tuple[Member, bool, float]]:

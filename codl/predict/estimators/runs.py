@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.predict.estimators.arrays import Vector, rounded
+from codl.predict.estimators.arrays import Vector, medians, rounded
 
 #: Usual sizes, in logarithms: of a row's error about its shape, of what is special to a shape, and
 #: of a run's factor; and that of a run's overhead, as a share of the run's lower quartile.
@@ -73,8 +73,7 @@ def _is_at(above: Vector) -> bool:
 
 def _by_shape(y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> Vector:
     """The median latency of every shape among some rows, in the shapes' order."""
-    own = groups[rows]
-    return np.array([np.median(y[rows[own == shape]]) for shape in np.unique(own)])
+    return medians(y[rows], groups[rows])
 
 
 def _floor(size: Vector, y: Vector, groups: NDArray[np.intp], rows: NDArray[np.intp]) -> float:

@@ -7,7 +7,7 @@ most 40, and where it is, the first side holds, else the second; a plain number 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.predict.estimators.arrays import Vector
+from codl.predict.estimators.arrays import Vector, short_exponent
 
 #: A split's feature and number, or -1 and a leaf's value.
 Node: TypeAlias = tuple[int, float]
@@ -41,6 +41,29 @@ _COMMON = {
 
 
 @dataclass(frozen=True)
+class Arrays:
+    """A tree as a library grows it: of every node the feature, the number, and the two children.
+
+    Of a leaf the number is its value, and children are -1; the first node is the root.
+    """
+
+    features: NDArray[np.intp]
+    numbers: Vector
+    left: Sequence[int]
+    right: Sequence[int]
+
+    @classmethod
+    def of(
+        cls,
+        features: Sequence[int],
+        numbers: Sequence[float],
+        left: Sequence[int],
+        right: Sequence[int],
+    ) -> Arrays:
+        return cls(np.array(features, np.intp), np.array(numbers, np.float64), left, right)
+
+
+@dataclass(frozen=True)
 class Trees:
     """Trees whose leaves' values are added, each a tuple of nodes in the order of its text."""
 
@@ -52,13 +75,29 @@ class Trees:
 
         With LightGBM's `parameters`.
         """
-        lightgbm = _lightgbm()
+        library = lightgbm()
         own = {**_COMMON, **parameters}
-        data = lightgbm.Dataset(X, t, params=own)
-        text = lightgbm.train(own, data, num_boost_round=rounds).model_to_string()
-        sizes = [np.unique(column) for column in X.T]
-        trees = (_grown(part, sizes) for part in text.split("\nTree=")[1:])
-        return cls(tuple(trees))
+        data = library.Dataset(X, t, params=own)
+        # As it is: the copy without training data that LightGBM makes otherwise takes long.
+        booster = library.train(own, data, num_boost_round=rounds, keep_training_booster=True)
+        text = booster.model_to_string(num_iteration=-1)
+        return cls.of_arrays([_grown(part) for part in text.split("\nTree=")[1:]], X)
+
+    @classmethod
+    def of_arrays(cls, grown: Sequence[Arrays], X: Vector) -> Trees:
+        """Trees that were fitted to features (rows, features), their splits in few digits."""
+        features = np.concatenate([tree.features for tree in grown])
+        numbers = np.concatenate([tree.numbers for tree in grown])
+        is_split = np.concatenate([np.array(tree.left) != LEAF for tree in grown])
+        numbers[is_split] = short_splits(X, features[is_split], numbers[is_split])
+        texts = zip(features.tolist(), numbers.tolist(), is_split.tolist(), strict=True)
+        nodes = [(feature if split else LEAF, number) for feature, number, split in texts]
+        found, first = [], 0
+        for tree in grown:
+            order = in_order(tree.left, tree.right)
+            found.append(tuple(nodes[first + at] for at in order))
+            first += len(tree.left)
+        return cls(tuple(found))
 
     def predict(self, X: Vector) -> Vector:
         """The sums of the values (items): of every tree the first leaf that no split rules out.
@@ -78,12 +117,22 @@ class Trees:
         return total
 
     @cached_property
+    def _table(self) -> tuple[NDArray[np.intp], Vector, NDArray[np.intp]]:
+        """Features, numbers and the trees of all nodes, one tree behind the other."""
+        rows = np.array([node for tree in self.nodes for node in tree], np.float64)
+        tree = np.repeat(np.arange(len(self.nodes)), [len(tree) for tree in self.nodes])
+        return rows[:, 0].astype(np.intp), rows[:, 1], tree
+
+    @cached_property
     def _values(self) -> Vector:
-        return np.array([v for tree in self.nodes for f, v in tree if f == LEAF])
+        features, numbers, _ = self._table
+        result: Vector = numbers[features == LEAF]
+        return result
 
     @cached_property
     def _counts(self) -> NDArray[np.intp]:
-        return np.array([sum(f == LEAF for f, _ in tree) for tree in self.nodes], np.intp)
+        features, _, tree = self._table
+        return np.bincount(tree[features == LEAF], minlength=len(self.nodes))
 
     @cached_property
     def _first_leaf(self) -> NDArray[np.intp]:
@@ -102,20 +151,20 @@ class Trees:
 
         Those are shaped (splits + 1, trees).
         """
-        full = int(self._all_leaves[0])
-        found: dict[int, list[tuple[float, int, int]]] = {}
-        for tree, nodes in enumerate(self.nodes):
-            for feature, number, first, last in _first_sides(nodes):
-                ruled_out = (1 << last) - (1 << first)
-                found.setdefault(feature, []).append((number, tree, full & ~ruled_out))
+        features, numbers, tree = self._table
+        splits, first, last = _first_sides(features)
+        offset, one = self._first_leaf[tree[splits]], np.uint64(1)
+        first, last = (one << (leaf - offset).astype(np.uint64) for leaf in (first, last))
+        masks = ~(last - first).astype(self._all_leaves.dtype)
         result = {}
-        for feature, splits in found.items():
-            splits.sort()
-            kept = np.tile(self._all_leaves, (len(splits) + 1, 1))
-            for at, (_, tree, mask) in enumerate(splits):
-                kept[at + 1, tree] = mask
+        order = np.lexsort((tree[splits], numbers[splits]))
+        splits, masks = splits[order], masks[order]
+        for feature in np.unique(features[splits]).tolist():
+            own = np.flatnonzero(features[splits] == feature)
+            kept = np.tile(self._all_leaves, (len(own) + 1, 1))
+            kept[np.arange(1, len(own) + 1), tree[splits[own]]] = masks[own]
             np.bitwise_and.accumulate(kept, axis=0, out=kept)
-            result[feature] = (np.array([number for number, _, _ in splits]), kept)
+            result[feature] = (numbers[splits[own]], kept)
         return result
 
     def state(self) -> list[str]:
@@ -129,68 +178,82 @@ class Trees:
         return cls(tuple(_read(text, features) for text in state))
 
 
-def short_split(sizes: Vector, number: float) -> float:
-    """The shortest number that splits the sorted `sizes` as `number` does.
+def short_splits(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vector:
+    """The shortest numbers that split the rows (rows, features) as `numbers` do.
 
-    Between the two neighbours, away from both.
+    Each lies between the two neighbours of its own, away from both.
     """
-    at = int(np.searchsorted(sizes, number, side="right"))
-    low, high = float(sizes[at - 1]), float(sizes[min(at, len(sizes) - 1)])
+    low, high = np.empty(len(numbers)), np.empty(len(numbers))
+    for feature in np.unique(features).tolist():
+        sizes, own = np.unique(X[:, feature]), features == feature
+        at = np.searchsorted(sizes, numbers[own], side="right")
+        low[own], high[own] = sizes[at - 1], sizes[np.minimum(at, len(sizes) - 1)]
+    middle = (low + high) / 2
+    found: Vector = numbers.copy()
+    power = np.floor(np.log10(np.maximum(np.abs(middle), 1e-300)))
+    is_open = np.ones(len(numbers), bool)
     for digits in range(1, 16):
-        short = float(f"{(low + high) / 2:.{digits}g}")
-        if abs(short - (low + high) / 2) <= (high - low) / 4:
-            return short
-    return number
-
-
-def in_order(root: int, sides: Callable[[int], tuple[int, int] | None]) -> Iterator[int]:
-    """A tree's nodes, a split before its two sides; `sides` gives None for a leaf."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if (both := sides(node)) is not None:
-            waiting += reversed(both)
-
-
-def _first_sides(nodes: Sequence[Node]) -> list[tuple[int, float, int, int]]:
-    """For every split its feature, its number, and the leaves of its first side, half-open."""
-    found: list[tuple[int, float, int, int]] = []
-    waiting: list[tuple[int, float, int]] = []  # splits whose first side is not over
-    leaf = 0
-    for feature, number in nodes:
-        if feature != LEAF:
-            waiting.append((feature, number, leaf))
-            continue
-        # A leaf ends the first side of the last such split; or a second side, and with it all
-        # that it is the last of.
-        leaf += 1
-        if waiting:
-            found.append((*waiting.pop(), leaf))
+        # Powers of ten with whole exponents are exact, so that the nearest number is found.
+        places = digits - 1 - power
+        up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
+        short = np.round(middle * up / down) * down / up
+        fits = is_open & (np.abs(short - middle) <= (high - low) / 4)
+        found[fits] = short[fits]
+        is_open &= ~fits
     return found
 
 
-def _grown(text: str, sizes: Sequence[Vector]) -> tuple[Node, ...]:
-    """A tree of LightGBM's text; children below 0 are leaves, ~ their number."""
+def in_order(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    """A tree's nodes, a split before its two sides; children of leaves are -1."""
+    waiting, found = [0], []
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        if left[node] != LEAF:
+            waiting += (right[node], left[node])
+    return found
+
+
+def _first_sides(
+    features: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """The places of splits, and the leaves of each one's first side, half-open.
+
+    Of the nodes of trees one behind the other; leaves are counted through all of them.
+    """
+    is_leaf = features == LEAF
+    # A split waits for one side more, a leaf is one. A first side ends where first as many wait as
+    # before its split.
+    waiting = np.cumsum(np.where(is_leaf, -1, 1))
+    leaves = np.cumsum(is_leaf)
+    splits = np.flatnonzero(~is_leaf)
+    order = np.lexsort((np.arange(len(features)), waiting))
+    keys = waiting[order] * len(features) + order
+    ends = order[np.searchsorted(keys, (waiting[splits] - 1) * len(features) + splits)]
+    return splits, leaves[splits], leaves[ends]
+
+
+def _grown(text: str) -> Arrays:
+    """A tree of LightGBM's text; there, children below 0 are leaves, ~ their number."""
     lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     values = [round(float(v), DECIMALS) for v in lines["leaf_value"].split()]
     if len(values) == 1:
-        return ((LEAF, values[0]),)
-    feature = [int(v) for v in lines["split_feature"].split()]
-    number = [float(v) for v in lines["threshold"].split()]
-    left, right = ([int(v) for v in lines[f"{side}_child"].split()] for side in ("left", "right"))
-    return tuple(
-        (LEAF, values[~node])
-        if node < 0
-        else (feature[node], short_split(sizes[feature[node]], number[node]))
-        for node in in_order(0, lambda at: None if at < 0 else (left[at], right[at]))
+        return Arrays.of([0], values, [LEAF], [LEAF])
+    splits = [int(v) for v in lines["split_feature"].split()]
+    numbers = [float(v) for v in lines["threshold"].split()]
+    # Leaves stand behind the splits.
+    left, right = (
+        [at if at >= 0 else len(splits) + ~at for at in map(int, lines[f"{side}_child"].split())]
+        for side in ("left", "right")
     )
+    none = [LEAF] * len(values)
+    return Arrays.of(splits + [0] * len(values), numbers + values, left + none, right + none)
 
 
 def _word(feature: int, number: float) -> str:
     text = f"{number:.6g}"
     text = text if float(text) == number else repr(number)
-    text = text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    text = short_exponent(text)
     return text if feature == LEAF else f"{feature}:{text}"
 
 
@@ -219,13 +282,13 @@ def _read(text: str, features: int) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def _lightgbm() -> Any:
+def lightgbm() -> Any:
     """LightGBM, imported where it is first needed; it needs a library of the system."""
     try:
-        import lightgbm
+        import lightgbm as library
     except OSError as error:
         raise CodlError(
             f"LightGBM cannot be loaded: {error}. It needs the GNU OpenMP runtime (libgomp1 on "
             "Debian and Ubuntu). The other predictors do without, once they are trained."
         ) from error
-    return lightgbm
+    return library
