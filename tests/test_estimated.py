@@ -17,10 +17,12 @@ from codl.execute.program import build_program
 from codl.graph import import_onnx, simplify
 from codl.kernels import registry
 from codl.ops import Network, Shape, lower, parse
+from codl.ops.chain import Half, cut
 from codl.ops.plan import load_plan
 from codl.plan import unmeasured
-from codl.plan.cost import CostModel
+from codl.plan.cost import PACKING, CostModel
 from codl.plan.estimated import OTHERS_SHARE, PRODUCTS_SHARE, SAFETY, Estimated, rates_of
+from codl.plan.switches import crossings
 from codl.strategies import STRATEGIES, Context, find
 
 
@@ -143,3 +145,27 @@ def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
     assert rates is not None
     assert estimated_ms == pytest.approx(rates.latency_ms(ops[1]))
     assert estimated_ms > own_ms[1]
+
+
+def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> None:
+    cpu, _ = cut(network.layers, [network.layers[-1].output], "H", 0.0, block=4)
+    shape = network.layers[0].op.output
+    direct, ort = "cpu_direct", "cpu_ort"
+    assert crossings(cpu.parts, [direct, ort, direct]) == [("store", shape), ("load", shape)]
+    assert crossings(cpu.parts, [direct, ort, ort]) == [("store", shape)]
+    assert crossings(cpu.parts, [ort, ort, ort]) == []
+    cost = unmeasured.filled(CostModel(SOC, WithPacking()), network)
+    names = {layer.name: {"cpu": name} for layer, name in zip(
+        network.layers, (direct, ort, direct), strict=True
+    )}  # fmt: skip
+    alone_ms = sum(cost.half_ms(Half((part,)), "cpu", names) for part in cpu.parts)
+    packing_ms = cost.sharing_ms("load", shape) + cost.sharing_ms("store", shape)
+    assert cost.half_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
+
+
+class WithPacking(Law):
+    """The law, with what packs and unpacks measured."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets, *PACKING)

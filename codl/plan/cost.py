@@ -24,6 +24,7 @@ from codl.ops import Network, Op, Region, Shape, to_text
 from codl.ops.chain import Half, Part
 from codl.plan.batches import together_ms
 from codl.plan.corrections import Corrections
+from codl.plan.switches import crossings
 from codl.predict.features import Item, sharing_target
 from codl.predict.surroundings import Besides, Cold, Launches, Load
 from codl.soc import Soc
@@ -43,6 +44,8 @@ COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
 ADDED_INSIDE = 1 / 3
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
+#: What packs and unpacks for the CPU's nets.
+PACKING = ("data_sharing_load", "data_sharing_store")
 #: Numbers of launches up to about this are predicted in one batch.
 MANY_LAUNCHES = 128
 _columns = attrgetter("bytes", "flops", "latency_ms")
@@ -211,9 +214,19 @@ class CostModel:
         """
         chosen = self._chosen(half, processor, variants or {})
         total = sum(latency for _, latency in chosen)
-        return self.in_one_ms(
-            total, len(half.parts), processor, runs=float(self.turns(np.float64(half.runs)))
-        )
+        runs = float(self.turns(np.float64(half.runs)))
+        together_ms = self.in_one_ms(total, len(half.parts), processor, runs=runs)
+        return together_ms if processor == "gpu" else together_ms + self._crossing_ms(half, chosen)
+
+    def _crossing_ms(self, half: Half, chosen: Sequence[tuple[Choice | None, float]]) -> float:
+        """What the CPU's nets take longer because they are of two engines: packing, and calls."""
+        names = ["" if choice is None else choice.variant for choice, _ in chosen]
+        moves = crossings(half.parts, names)
+        if not moves or not self._known_targets.issuperset(PACKING):
+            return 0.0
+        self.prefetch_sharing(moves)
+        call_ms = self._dispatch_ms("cpu", 1) if "dispatch_cpu" in self._known_targets else 0.0
+        return sum(self.sharing_ms(*move) + call_ms for move in moves)
 
     def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
         """How often a net runs for so many images, one after the other.

@@ -20,9 +20,8 @@ from threadpoolctl import threadpool_limits
 from codl.dataset import Dataset
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.kernels import tuned
-from codl.predict import features, held_out, samples, store, surroundings, transfer
+from codl.predict import features, held_out, samples, store, transfer
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator, trees
-from codl.predict.estimators.codl import Codl, CodlBase
 from codl.predict.features import FeatureTable
 from codl.predict.held_out import HeldOut, Rows
 from codl.predict.names import DEFAULT, FOLDER
@@ -251,8 +250,6 @@ def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> li
                 continue
             if not estimator.is_of_wholes and own.target in summed:
                 continue
-            if estimator is Codl and surroundings.kind_of(own.target) == "contention":
-                estimator = CodlBase
             if kind not in tables:
                 tables[kind] = features.table(kind, own.target, own.items, soc)
             steps.append(_Step(own, estimator, tables[kind]))

@@ -382,15 +382,6 @@ class Codl(LatencyEstimator):
         self.errors_ = Errors.from_state(state.get("errors"), 2)
 
 
-class CodlBase(Codl):
-    """The base alone, for what a few dozen rows scatter too much to learn more from."""
-
-    def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
-        self.base_ = CodlLinear.of(X, y)
-        self._scale(X)
-        self._fit_base_alone(X, np.log(np.maximum(y, RESOLUTION_MS)))
-
-
 def _logs(X: Vector) -> Vector:
     """Logarithms of 1 more than the features; `log1p` is exact near 0 too, but far slower."""
     result = np.abs(X)
