@@ -172,10 +172,10 @@ def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
     assert (content["version"], content["unit"]) == (5, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
-    assert len(content["tables"][f"t_{GEMM}.csv"]) == 16
+    assert len(content["tables"][f"t_{GEMM}.csv"]) == 8
     assert content["sources"] == ["simulated"]
     own = content["targets"][GEMM]
     assert own["rows"] > 100
     assert "padded_macs" in own["features"].split()
-    assert own["held_out"]["shape"]["acc10"] > 90
-    assert 80 < own["held_out"]["shape"]["coverage90"] <= 100
+    assert own["held_out"]["acc10"] > 90
+    assert 80 < own["held_out"]["coverage90"] <= 100

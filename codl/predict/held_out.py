@@ -41,10 +41,11 @@ class HeldOut:
     @property
     def figures(self) -> dict[str, float]:
         """The figures that there are, in few digits; the typical run's only where it differs."""
-        found = {k: round(v, 1) for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
+        found = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
         if self.acc10_typical == self.acc10:
             found.pop("acc10_typical", None)
-        return found
+        # One row more or less is chance.
+        return {k: round(v, 1) if k == "mape" else round(v) for k, v in found.items()}
 
 
 @dataclass(frozen=True)

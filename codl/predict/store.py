@@ -31,7 +31,7 @@ UNIT = "ms"
 FEW_ITEMS = 8
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
-#: Values that take no more than this stand in one line.
+#: Values that take no more than this stand in one line; those of a list or mapping together.
 WIDTH = 120
 
 
@@ -71,7 +71,7 @@ class StoredPredictor:
         """What the file holds of this target, as JSON values in the order of writing."""
         return {
             "rows": self.rows,
-            "items": self.items,
+            **({"items": self.items} if self.items != self.rows else {}),
             "features": " ".join(self.features),
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
@@ -120,8 +120,20 @@ def _format(value: Any, indent: str = "") -> str:
     inner = f"\n{indent} "
     if isinstance(value, dict):
         items = [f"{json.dumps(k)}: {_format(v, inner[1:])}" for k, v in value.items()]
-        return f"{{{inner}{f',{inner}'.join(items)}\n{indent}}}"
-    return f"[{inner}{f',{inner}'.join(_format(v, inner[1:]) for v in value)}\n{indent}]"
+        return f"{{{inner}{_in_lines(items, inner)}\n{indent}}}"
+    return f"[{inner}{_in_lines([_format(v, inner[1:]) for v in value], inner)}\n{indent}]"
+
+
+def _in_lines(items: Sequence[str], begin: str) -> str:
+    """Items with commas between, as many in a line as have room; `begin` begins a line."""
+    lines = [""]
+    for item in items:
+        one_line = f"{lines[-1]}, {item}" if lines[-1] else item
+        if "\n" in one_line or len(one_line) > WIDTH:
+            lines.append(item)
+        else:
+            lines[-1] = one_line
+    return f",{begin}".join(line for line in lines if line)
 
 
 def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
@@ -155,8 +167,12 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
         "target": target,
         **{key: content[key] for key in ("soc", "codl", "tables")},
         "sources": tuple(content["sources"]),
-        **{key: own[key] for key in ("rows", "items", "held_out", "examples")},
+        **{key: own[key] for key in ("rows", "held_out", "examples")},
+        "items": own.get("items", own["rows"]),
     }
+    if not isinstance(stored["items"], int):
+        problem = f"expected int, got {stored['items']!r:.80}."
+        raise InvalidFileError(path, problem, where=f"targets, {target}, items", fix=fix)
     _check_examples(path, {**stored, "features": list(names)}, soc, known)
     try:
         estimator = ESTIMATORS[predictor].from_state(own["state"], names)
@@ -203,7 +219,6 @@ _TYPES: _Types = {
 }
 _TARGET_TYPES: _Types = {
     "rows": int,
-    "items": int,
     "features": str,
     "held_out": dict,
     "examples": dict,

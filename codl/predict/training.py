@@ -161,7 +161,7 @@ def train(
         if evaluate:
             looks = _in_turn(pool, partial(_evaluated, seeds=seeds), steps, tell)
             stored = [
-                replace(one, held_out={"shape": found["shape"].figures})
+                replace(one, held_out=found["shape"].figures)
                 for one, found in zip(stored, looks, strict=True)
             ]
             files = _save(stored, folder)
@@ -355,7 +355,7 @@ def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
 
 def _digests(own: Samples) -> dict[str, str]:
     """The tables that the samples are of, by the start of their SHA-256."""
-    return {path.name: sha256(path.read_bytes()).hexdigest()[:16] for path in own.files}
+    return {path.name: sha256(path.read_bytes()).hexdigest()[:8] for path in own.files}
 
 
 def _rows(
