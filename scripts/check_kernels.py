@@ -77,6 +77,7 @@ OPS = (
     "softmax in=3x5x7 axes=2",
     "softmax in=2x6x5 axes=1",
     "norm in=3x4x5,1x1x5,1x1x5 axis=2",
+    "norm in=1x19x9x11,1x19x1x1,1x19x1x1 groups=19 axis=1 act=relu",
     "reduce in=3x5x7 mode=mean axes=1x2",
     "reduce in=4x6 mode=max axes=0",
 )
