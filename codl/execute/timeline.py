@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -63,6 +64,15 @@ class Timeline:
 
     def _ms(self, seconds: float) -> float:
         return 1e3 * (seconds - self._origin)
+
+
+def totals_ms(spans: Iterable[Span]) -> dict[tuple[str, str], float]:
+    """Milliseconds in a profile by kind and label: of a net, or of all kernels of an op."""
+    totals: dict[tuple[str, str], float] = {}
+    for span in spans:
+        key = (span.kind, span.label)
+        totals[key] = totals.get(key, 0.0) + span.end_ms - span.start_ms
+    return totals
 
 
 def sharing_ms(spans: list[Span]) -> float:

@@ -12,13 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from codl.dataset import Direction
-from codl.execute.program import Program
+from codl.execute.program import Program, Segment
 from codl.ops import Network
 from codl.plan.cost import CostModel, Moved, moved
 
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
 START: Pair = (0.0, 0.0)
+
+
+class Works(NamedTuple):
+    """Milliseconds of the two halves of a segment, each alone, and when both begin at once."""
+
+    alone: Pair
+    together: Pair
 
 
 class Move(NamedTuple):
@@ -78,18 +85,26 @@ def both_ends(works: Pair, slowdowns: Pair) -> Pair:
     return ends[0], ends[1]
 
 
-def program_ms(network: Network, program: Program, cost: CostModel) -> float:
-    """A whole plan in the variants that it names, with the transfers that will be made."""
-    segments = program.segments
+def works_of(network: Network, segments: Sequence[Segment], cost: CostModel) -> list[Works]:
+    """What the halves of every segment take in the variants that its plan names."""
     loads = [
         cost.loads(network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants) for s in segments
     ]
+    found = []
+    for (cpu, gpu), slower in zip(loads, cost.slowdowns(loads), strict=True):
+        alone = (cpu.latency_ms, gpu.latency_ms)
+        found.append(Works(alone, both_ends(alone, slower)))
+    return found
+
+
+def program_ms(network: Network, program: Program, cost: CostModel) -> float:
+    """A whole plan in the variants that it names, with the transfers that will be made."""
     clocks = START
-    for segment, own, slower in zip(segments, loads, cost.slowdowns(loads), strict=True):
-        works = both_ends((own[0].latency_ms, own[1].latency_ms), slower)
+    works = works_of(network, program.segments, cost)
+    for segment, own in zip(program.segments, works, strict=True):
         moves = priced(cost, moved(network, segment.transfers))
         launches_ms = cost.launches_ms(cost.launches(segment.gpu) + len(moves))
-        clocks = after_stage(clocks, moves, launches_ms, works)
+        clocks = after_stage(clocks, moves, launches_ms, own.together)
     final = priced(cost, moved(network, program.final))
     return max(after_stage(clocks, final))
 

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 from codl.execute.engine import Engine
 from codl.execute.program import Segment, build_program, chain_outputs
-from codl.execute.timeline import Span
+from codl.execute.timeline import Span, totals_ms
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import Network
 from codl.ops.chain import Half, Part
-from codl.plan.clocks import both_ends
+from codl.plan.clocks import works_of
 from codl.plan.corrections import Sample
 from codl.plan.cost import CostModel
 
@@ -33,14 +33,9 @@ def observe(engine: Engine, cost: CostModel, runs: int = 7) -> list[Sample]:
     """
     spent = _spent(engine.profile(1) for _ in range(runs))
     segments = build_program(engine.network, engine.plan, engine.soc).segments
-    loads = [
-        cost.loads(engine.network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants)
-        for s in segments
-    ]
+    works = works_of(engine.network, segments, cost)
     found: list[Sample] = []
-    for segment, own, slower in zip(segments, loads, cost.slowdowns(loads), strict=True):
-        alone = (own[0].latency_ms, own[1].latency_ms)
-        ends = both_ends(alone, slower)
+    for segment, (alone, ends) in zip(segments, works, strict=True):
         halves = ((segment.cpu, engine.nets), (segment.gpu, engine.fused))
         for side, (half, groups) in enumerate(halves):
             for label, together in _groups(half, groups).items():
@@ -57,13 +52,9 @@ def _spent(profiles: Iterable[Sequence[Span]]) -> Spent:
     """The median over profiles."""
     samples: dict[tuple[Processor, str], list[float]] = {}
     for spans in profiles:
-        sums: dict[tuple[Processor, str], float] = {}
-        for span in spans:
-            if span.kind in KINDS:
-                key = (KINDS[span.kind], span.label)
-                sums[key] = sums.get(key, 0.0) + span.end_ms - span.start_ms
-        for key, ms in sums.items():
-            samples.setdefault(key, []).append(ms)
+        for (kind, label), ms in totals_ms(spans).items():
+            if kind in KINDS:
+                samples.setdefault((KINDS[kind], label), []).append(ms)
     return {key: median(own) for key, own in samples.items()}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codl.execute.program import Segment, build_program
-from codl.execute.timeline import Span
+from codl.execute.timeline import Span, totals_ms
 from codl.kernels import registry
 from codl.kernels.base import Processor
 from codl.kernels.ort import CpuOrt
@@ -57,10 +57,7 @@ def measured(
 
     `nets` are the ops of the CPU's nets, by label, and `fused` those that share kernels.
     """
-    totals: dict[tuple[str, str], float] = {}
-    for span in spans:
-        key = (span.kind, span.label)
-        totals[key] = totals.get(key, 0.0) + span.end_ms - span.start_ms
+    totals = totals_ms(spans)
     shares: dict[tuple[Processor, str], tuple[float, int]] = {
         ("gpu", one.op): (totals.get(("kernel", one.op), 0.0), 1)
         for one in placed
