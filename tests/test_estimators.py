@@ -104,7 +104,22 @@ def test_columns_of_runs_say_more_than_a_factor() -> None:
     np.testing.assert_array_equal(predicted, fitted.predict(X[~train], runs=labels[~train]))
     assert within(predicted, y[~train]) > 0.9
     assert within(again.predict(X[~train]), y[~train]) < 0.7
-    assert not Codl.by_terms().fit(X, y, runs=labels).run_columns_.names
+    assert not Codl.by_terms().fit(X, y, runs=labels).run_columns_.shares
+
+
+def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
+    """The typical run is each by its share of rows, not one of two alike."""
+    X, y, shapes = law(200, 2)
+    labels = np.where(np.arange(400) % 40, "long", "short")
+    slow = y * np.where(labels == "short", 1.6, 1.0)
+    train = shapes < 150
+    fitted = Codl().fit(X[train], slow[train], runs=labels[train], groups=shapes[train])
+    assert fitted.run_columns_.shares == pytest.approx(
+        {"long": 0.97333, "short": 0.02667}, rel=1e-3
+    )
+    assert np.median(fitted.predict(X[~train]) / y[~train]) == pytest.approx(1, abs=0.04)
+    short = fitted.predict(X[~train], runs=["short"] * 100)
+    assert np.median(short / y[~train]) > 1.3
 
 
 def test_very_many_runs_have_terms() -> None:
@@ -112,7 +127,7 @@ def test_very_many_runs_have_terms() -> None:
     number = np.arange(120) % (run_columns.MOST + 1)
     labels = [f"run{at}" for at in number]
     fitted = Codl().fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
-    assert not fitted.run_columns_.names
+    assert not fitted.run_columns_.shares
     assert set(fitted.runs_) == set(labels)
     assert fitted.runs_["run1"].factor > 1.2 * fitted.runs_["run2"].factor
     assert not Codl().fit(X, y, runs=labels, groups=shapes).runs_
@@ -340,8 +355,8 @@ BROKEN = [
     (_change(["errors", "scale"], ["-1 0 0"]), "scale must be positive"),
     (_change(["errors", "quantiles"], ["1 2"]), "quantiles must have"),
     (_change(["runs"], {"a": {"factor": 1}}), "runs, a: must have"),
-    (_change(["run_columns"], ["a"]), "run_columns must hold runs"),
-    (_change(["run_columns"], {"run a": "b"}), "run_columns must be named"),
+    (_change(["run_columns"], ["a"]), "run_columns must hold shares of runs"),
+    (_change(["run_columns"], {"a": "b"}), "run_columns, a: must be a share of rows"),
     (_change(["runs"], {"a": {"factor": 0, "overhead_ms": 0, "floor_ms": 0}}), "runs, a: factor"),
     (_change(["runs"], {"a": {"factor": "1", "overhead_ms": 0, "floor_ms": 0}}), "finite number"),
 ]

@@ -25,7 +25,7 @@ from codl.predict.names import FOLDER
 from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 5
+VERSION = 6
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8

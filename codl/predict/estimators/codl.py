@@ -128,7 +128,7 @@ class Codl(LatencyEstimator):
         What stands at a run's floor is fitted like the rest, since ops near it take hardly more.
         """
         columns = RunColumns.of(labels)
-        if not columns.names or not self.columns_for_runs:
+        if not columns.shares or not self.columns_for_runs:
             super()._fit_runs(X, y, shapes, labels)
             return
         floors = self._floors(X, y, shapes, labels)
@@ -270,7 +270,7 @@ class Codl(LatencyEstimator):
         """Keep the columns that vary and say something of their own."""
         logs = _logs(X)
         center, spread = rounded(logs.mean(0)), rounded(logs.std(0))
-        runs = X.shape[1] - len(self.run_columns_.names)
+        runs = X.shape[1] - len(self.run_columns_.shares)
         spread[runs:] = np.maximum(spread[runs:], LEAST_RUN_SPREAD)
         kept: list[int] = []
         for column in np.flatnonzero(spread > 1e-6).tolist():

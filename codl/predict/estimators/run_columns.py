@@ -7,13 +7,14 @@ clocks, threads and drivers were the same, and need not in another.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from codl.predict.estimators.arrays import Vector
+from codl.predict.estimators.arrays import Vector, rounded
 
 #: More runs than this are told apart by their terms alone: each column needs shapes of its own.
 MOST = 16
@@ -21,44 +22,52 @@ MOST = 16
 
 @dataclass(frozen=True)
 class RunColumns:
-    """A column for each of some runs: 1 in the run's rows, 0 in those of other runs."""
+    """A column for each of some runs: 1 in the run's rows, 0 in those of other runs.
 
-    names: tuple[str, ...] = ()
+    `shares` says how large a part of all rows each run has, by its name.
+    """
+
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> RunColumns:
         """Columns of all runs among the labels; none where there are too many."""
-        names = tuple(sorted(set(labels)))
-        return cls(names if len(names) <= MOST else ())
+        rows = Counter(labels)
+        if len(rows) > MOST:
+            return cls()
+        return cls({name: float(rounded(rows[name] / len(labels))) for name in sorted(rows)})
 
     def beside(self, X: Vector, labels: Sequence[str] | None) -> Vector:
         """Features with the columns, shaped (items, features + runs).
 
-        A run without a column, or none, is typical: a part of each.
+        A run without a column, or none, is typical: a part of each run by its share of rows, so
+        that a few rows of a slow hour do not make all predictions slow.
         """
-        if not self.names:
+        if not self.shares:
             return X
-        typical = np.full(len(self.names), 1 / len(self.names))
+        typical = np.array(list(self.shares.values()))
         if labels is None:
             return np.column_stack([X, np.broadcast_to(typical, (len(X), len(typical)))])
-        rows = dict(zip(self.names, np.eye(len(self.names)), strict=True))
+        rows = dict(zip(self.shares, np.eye(len(self.shares)), strict=True))
         return np.column_stack([X, [rows.get(label, typical) for label in labels]])
 
     def beside_names(self, names: Sequence[str]) -> list[str]:
         """The features' names, and names of the columns."""
-        return [*names, *(f"run {name}" for name in self.names)]
+        return [*names, *(f"run {name}" for name in self.shares)]
 
-    def state(self) -> dict[str, str]:
-        """The run of every column, by the column's name."""
-        return dict(zip(self.beside_names(()), self.names, strict=True))
+    def state(self) -> dict[str, float]:
+        """Every run's share of the rows, by its name."""
+        return dict(self.shares)
 
     @classmethod
     def read(cls, state: Any) -> RunColumns:
         """The columns of a state; raises `ValueError` with what is wrong."""
-        known = isinstance(state, Mapping)
-        if not known or not all(isinstance(name, str) for name in state.values()):
-            raise ValueError(f"run_columns must hold runs by their columns, got {state!r:.80}.")
-        found = cls(tuple(state.values()))
-        if found.state() != dict(state):
-            raise ValueError(f"run_columns must be named by their runs, got {state!r:.80}.")
-        return found
+        if not isinstance(state, Mapping):
+            raise ValueError(f"run_columns must hold shares of runs, got {state!r:.80}.")
+        for name, share in state.items():
+            known = isinstance(share, int | float) and not isinstance(share, bool)
+            if not known or not 0 < share <= 1:
+                raise ValueError(
+                    f"run_columns, {name}: must be a share of rows in (0, 1], got {share!r}."
+                )
+        return cls({str(name): float(share) for name, share in state.items()})
