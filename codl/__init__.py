@@ -35,8 +35,8 @@ def compile(
     >>> y = engine(x)
     """
     from codl import soc as socs
-    from codl.collect.tasks import load_network
     from codl.execute.engine import Engine
+    from codl.ops import load_network
     from codl.ops.plan import load_plan
     from codl.strategies import Context, find
 

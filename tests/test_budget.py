@@ -13,11 +13,12 @@ from codl.collect.budget import (
     ATTENTION,
     LEAST_SIMILAR,
     TASK_S,
+    Scope,
     Selection,
     Tier,
     attention_tasks,
     mixed,
-    select,
+    within,
 )
 from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import DispatchTask, OpTask, SharingTask, Task, make_tasks
@@ -31,7 +32,7 @@ SHARES = [0.5, 1.0]
 
 
 def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> Selection:
-    return select(OPS, soc, shares=SHARES, similar=similar, budget_s=budget_s)
+    return within(budget_s, Scope(OPS, SHARES, similar), soc)
 
 
 def added(selection: Selection) -> set[Op]:
@@ -102,7 +103,7 @@ def test_slow_tasks_are_spread_over_the_others() -> None:
 
 
 def test_attention_comes_right_after_the_models_whole_ops(first_soc: Soc) -> None:
-    found = select(OPS, first_soc, shares=SHARES, similar=30, budget_s=600.0, attention=True)
+    found = within(600.0, Scope(OPS, SHARES, similar=30, attention=True), first_soc)
     assert len(found.tasks) == len(set(found.tasks))
     unusual = [t for t in found.tasks if isinstance(t, OpTask) and t.op in attention_ops(16)]
     assert 0 < len(unusual) * TASK_S < 1.2 * ATTENTION * 600.0

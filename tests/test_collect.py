@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from codl.cli.app import app
-from codl.cli.collect import parse_shares, seconds
+from codl.cli.options import read_seconds, read_shares
 from codl.collect.collector import collect
 from codl.collect.protocol import Latency, Protocol, measure
 from codl.collect.rounds import Rounds
@@ -241,10 +241,10 @@ def test_percentiles_are_in_milliseconds() -> None:
 
 
 def test_durations_and_shares() -> None:
-    assert [seconds(t) for t in ("90s", "10m", "1.5h", "7")] == [90, 600, 5400, 7]
+    assert [read_seconds(t) for t in ("90s", "10m", "1.5h", "7")] == [90, 600, 5400, 7]
     with pytest.raises(CodlError, match="'soon'"):
-        seconds("soon")
-    assert parse_shares("0.2,1") == [0.2, 1.0]
+        read_seconds("soon")
+    assert read_shares("0.2,1") == [0.2, 1.0]
     for wrong in ("0,1", "1.5", "half"):
         with pytest.raises(CodlError, match=wrong):
-            parse_shares(wrong)
+            read_shares(wrong)

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from codl.cli.shapes import read_shapes
+from codl.cli.options import read_shapes
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.graph import import_onnx
 

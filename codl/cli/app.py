@@ -9,7 +9,21 @@ from typing import TextIO
 import typer
 
 from codl import __version__
-from codl.cli import bundles, collect, conformance, data, devices, kernels, listing, models
+from codl.cli import (
+    bench,
+    collect,
+    conformance,
+    dataset,
+    devices,
+    evaluate,
+    models,
+    package,
+    report,
+    run,
+    search,
+    train,
+    tune,
+)
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
 
@@ -22,17 +36,17 @@ app = typer.Typer(
 app.add_typer(devices.soc_app, name="soc")
 app.command("devices")(devices.list_devices)
 app.command("collect")(collect.collect_data)
-app.add_typer(data.dataset_app, name="dataset")
-app.command("tune")(kernels.tune_kernels)
-app.command("bench")(kernels.bench_kernels)
-app.command("train")(data.train_predictors)
-app.command("models")(listing.list_models)
-app.command("search")(models.search_plan)
-app.command("package")(bundles.package_model)
-app.command("run")(models.run_model)
-app.command("eval")(models.evaluate_strategies)
+app.add_typer(dataset.dataset_app, name="dataset")
+app.command("tune")(tune.tune_kernels)
+app.command("bench")(bench.bench_kernels)
+app.command("train")(train.train_predictors)
+app.command("models")(models.list_models)
+app.command("search")(search.search_plan)
+app.command("package")(package.package_model)
+app.command("run")(run.run_model)
+app.command("eval")(evaluate.evaluate_strategies)
 app.command("conformance")(conformance.run_conformance)
-app.command("report")(models.write_report)
+app.command("report")(report.write_report)
 
 
 @app.callback(invoke_without_command=True)

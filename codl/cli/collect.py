@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,13 +12,20 @@ from rich.table import Table
 
 from codl import dataset as datasets
 from codl import soc as socs
-from codl.cli.devices import SerialOption, check_serial
-from codl.cli.output import JsonOption, SocOption, emit, progress
-from codl.collect.budget import BLOCKS, MOST_SIMILAR, Tier, attention_tasks, mixed, select
+from codl.cli.options import (
+    BudgetOption,
+    JsonOption,
+    SerialOption,
+    SocOption,
+    ToDatasetsOption,
+    check_serial,
+    read_seconds,
+    read_shares,
+)
+from codl.cli.output import emit, progress
+from codl.collect.budget import MOST_SIMILAR, Scope, Tier, everything, within
 from codl.collect.collector import Collected, collect
-from codl.collect.similar import similar_ops
-from codl.collect.surroundings import surroundings_tasks
-from codl.collect.tasks import FEW_SHARES, SHARES, Task, load_ops, make_tasks
+from codl.collect.tasks import FEW_SHARES, SHARES, Task, load_ops
 from codl.dataset import Dataset
 from codl.errors import CodlError
 from codl.models import MEASURED
@@ -41,49 +46,59 @@ STOPPED = {
 MEASURING = 0.97
 
 
+OpsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ops",
+        help="Built-in models, .onnx files, or .csv files of ops; may be repeated. By default "
+        f"{', '.join(MEASURED)}; and some of what attention is made of.",
+        show_default=False,
+    ),
+]
+SharesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shares",
+        help="A processor's shares of an op's output, 0 ... 1. "
+        f"{ALL_SHARES}, or {SOME_SHARES} with a budget.",
+        show_default=False,
+    ),
+]
+SimilarOption = Annotated[
+    int | None,
+    typer.Option(
+        "--similar",
+        help="Measure so many more ops, as the networks of --ops would have them for other "
+        f"images or widths. 0, or what a budget has time for, {MOST_SIMILAR} at most.",
+        show_default=False,
+    ),
+]
+BatchesOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--batch",
+        help="Measure some ops for so many images at once too; may be repeated. Without, "
+        "batches are predicted to take as many times as long as one image.",
+        show_default=False,
+    ),
+]
+SamplesOption = Annotated[
+    int | None, typer.Option("--samples", help="Stop after so many measurements.")
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with what is there.")]
+
+
 def collect_data(
     soc: SocOption,
     serial: SerialOption = "local",
-    ops: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Built-in models, .onnx files, or .csv files of ops; may be repeated. By default "
-            f"{', '.join(MEASURED)}; and some of what attention is made of.",
-            show_default=False,
-        ),
-    ] = None,
-    shares: Annotated[
-        str | None,
-        typer.Option(
-            help="A processor's shares of an op's output, 0 ... 1. "
-            f"{ALL_SHARES}, or {SOME_SHARES} with a budget.",
-            show_default=False,
-        ),
-    ] = None,
-    similar: Annotated[
-        int | None,
-        typer.Option(
-            help="Measure so many more ops, as the networks of --ops would have them for other "
-            f"images or widths. 0, or what a budget has time for, {MOST_SIMILAR} at most.",
-            show_default=False,
-        ),
-    ] = None,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Measure some ops for so many images at once too; may be repeated. Without, "
-            "batches are predicted to take as many times as long as one image.",
-            show_default=False,
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Stop after this time, such as 90s, 10m or 1h.")
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Stop after so many measurements.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where datasets lie, a folder for each SoC.")
-    ] = datasets.FOLDER,
+    ops: OpsOption = None,
+    shares: SharesOption = None,
+    similar: SimilarOption = None,
+    batch: BatchesOption = None,
+    budget: BudgetOption = None,
+    samples: SamplesOption = None,
+    resume: ResumeOption = False,
+    output: ToDatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Measure ops in every kernel variant of both processors, and the cost of data sharing.
@@ -106,46 +121,34 @@ def collect_data(
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
     """
     check_serial(serial)
-    described = socs.load(soc)
-    limit = None if budget is None else seconds(budget)
-    sources = [part for text in ops or MEASURED for part in text.split(",")]
-    own = load_ops(sources)
-    _check_similar(similar)
-    batches = _batches(batch or [])
-    parts = parse_shares(shares) if shares else SHARES if limit is None else FEW_SHARES
+    described, limit_s = socs.load(soc), read_seconds(budget)
+    scope = Scope(
+        ops=load_ops([part for text in ops or MEASURED for part in text.split(",")]),
+        similar=_similar(similar),
+        batches=_batches(batch or []),
+        shares=_shares(shares, few=limit_s is not None),
+        attention=ops is None,
+    )
     target = Dataset.of(described.name, output)
-    if limit is None:
-        others = similar_ops(own, similar or 0)
-        surroundings = surroundings_tasks(own, described, batches)
-        planned = make_tasks(own, described, parts, others)
-        if ops is None:
-            planned += attention_tasks(BLOCKS, described, known=planned)
-        tasks: Sequence[Task] = mixed(surroundings, planned)
-        chooser = None
+    chooser, time_s = None, None
+    if limit_s is None:
+        tasks = everything(scope, described)
     else:
-        time_s = MEASURING * limit
-        chosen = select(
-            own,
-            described,
-            shares=parts,
-            similar=similar,
-            budget_s=time_s,
-            batches=batches,
-            attention=ops is None,
-        )
-        tasks, chooser = chosen.tasks, _chooser(described, target, limit, chosen.tiers)
+        time_s = MEASURING * limit_s
+        tasks, tiers = within(time_s, scope, described)
+        chooser = _chooser(described, target, limit_s, tiers)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
             target,
             tasks,
             resume=resume,
-            budget_s=None if limit is None else MEASURING * limit,
+            budget_s=time_s,
             samples=samples,
             chooser=chooser,
             progress=update,
         )
-    expected = None if chooser is None else chooser.expected()
+    expected = chooser.expected() if chooser else None
     result = {**asdict(done), "expected": expected}
     emit("collect", result, lambda: _table(target, done, expected), as_json=json)
 
@@ -157,15 +160,22 @@ def _chooser(soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Ti
     return Settling(soc, target, budget_s, tiers)
 
 
+def _similar(given: int | None) -> int | None:
+    if given is not None and given < 0:
+        raise CodlError(f"--similar must not be negative, got {given}.")
+    return given
+
+
 def _batches(given: Sequence[int]) -> tuple[int, ...]:
     if any(images < 2 for images in given):
         raise CodlError(f"A batch has at least 2 images, got {min(given)}.")
     return tuple(dict.fromkeys(given))
 
 
-def _check_similar(given: int | None) -> None:
-    if given is not None and given < 0:
-        raise CodlError(f"--similar must not be negative, got {given}.")
+def _shares(given: str | None, *, few: bool) -> Sequence[float]:
+    if given:
+        return read_shares(given)
+    return FEW_SHARES if few else SHARES
 
 
 def _table(target: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:
@@ -195,23 +205,3 @@ def _table(target: Dataset, done: Collected, expected: dict[str, Any] | None) ->
 def _accuracy(look: dict[str, Any]) -> list[str]:
     values = [look.get(name) for name in ("acc10", "acc5", "mape")]
     return ["" if value is None else f"{value:.1f} %" for value in values]
-
-
-def seconds(text: str) -> float:
-    """A duration such as 90s, 10m or 1.5h in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match:
-        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def parse_shares(text: str) -> list[float]:
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CodlError(
-            f"Cannot read the shares {text!r}: expected some like 0.2,0.5,1."
-        ) from error
-    if not all(0 < share <= 1 for share in shares):
-        raise CodlError(f"Shares must be above 0 and at most 1, got {text!r}.")
-    return shares

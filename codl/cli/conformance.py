@@ -10,7 +10,8 @@ from rich.console import Group
 from rich.table import Table
 
 from codl import soc as socs
-from codl.cli.output import JsonOption, OutputOption, emit, progress
+from codl.cli.options import DeviceOption, JsonOption, OutputOption
+from codl.cli.output import emit, progress
 from codl.device.detect import detect
 
 
@@ -18,10 +19,7 @@ def run_conformance(
     soc: Annotated[
         str | None, typer.Option("--soc", help="A SoC; without one this machine is detected.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="The OpenCL device: a driver or device name of `codl devices`."),
-    ] = None,
+    device: DeviceOption = None,
     only: Annotated[
         str, typer.Option(metavar="REGEX", help="Only the cases whose name has this in it.")
     ] = "",

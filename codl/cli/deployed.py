@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from codl import models
 from codl.cli.output import note
@@ -19,22 +18,6 @@ from codl.ops import Array, Network
 from codl.ops.plan import Plan, load_plan
 from codl.soc import HINTS, Soc
 from codl.strategies import DEFAULT, Context, find
-
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", help="Threads of the CPU side; one a core by default.")
-]
-AffinityOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cpu-affinity", help="Cores of the CPU side: none, big, little, or a list such as 0,1."
-    ),
-]
-PerformanceOption = Annotated[
-    str | None, typer.Option("--gpu-performance", help=f"A hint: {', '.join(HINTS)}.")
-]
-PriorityOption = Annotated[
-    str | None, typer.Option("--gpu-priority", help=f"A hint: {', '.join(HINTS)}.")
-]
 
 
 @dataclass(frozen=True)

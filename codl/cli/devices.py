@@ -12,26 +12,24 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from codl import soc as socs
-from codl.cli.output import JsonOption, OutputOption, emit, note
+from codl.cli.options import (
+    DeviceOption,
+    JsonOption,
+    OutputOption,
+    SerialOption,
+    SocArgument,
+    check_serial,
+)
+from codl.cli.output import emit, note
 from codl.collect.power import measure_power
 from codl.device import threads
 from codl.device.detect import choose, cpu_name, describe, detect, observe_cores
 from codl.device.energy import Found, find_sensors
 from codl.device.probe import ProbeResult, probe_all
-from codl.errors import DeviceError, UnknownNameError
+from codl.errors import DeviceError
 from codl.soc import ELEMENTS, MEMORY_TYPES, Soc
 
-SERIALS = ("local",)
-SerialOption = Annotated[
-    str, typer.Option("--serial", help="The device: local is this machine.", show_default=True)
-]
-
 soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
-
-
-def check_serial(serial: str) -> None:
-    if serial not in SERIALS:
-        raise UnknownNameError("serial", serial, SERIALS)
 
 
 def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
@@ -131,7 +129,7 @@ def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
 
 @soc_app.command("show")
 def show_soc(
-    name: Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")],
+    name: SocArgument,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
@@ -144,10 +142,7 @@ def show_soc(
 def detect_soc(
     name: Annotated[str, typer.Option(help="The name of the SoC file.")] = "host",
     serial: SerialOption = "local",
-    device: Annotated[
-        str | None,
-        typer.Option(help="The OpenCL device: a driver or device name of `codl devices`."),
-    ] = None,
+    device: DeviceOption = None,
     memory: Annotated[
         list[str] | None,
         typer.Option(
@@ -184,7 +179,7 @@ def detect_soc(
 
 @soc_app.command("power")
 def measure_soc_power(
-    name: Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")],
+    name: SocArgument,
     seconds: Annotated[float, typer.Option(min=0.5, help="For each of the four.")] = 3.0,
     json: JsonOption = False,
     output: OutputOption = None,

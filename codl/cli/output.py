@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
@@ -16,13 +15,6 @@ from codl.provenance import provenance
 
 STDOUT = Console(width=None if Console().is_terminal else 160)
 STDERR = Console(stderr=True)
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", help="Write the result to a file, the input of `codl report`."),
-]
-SocOption = Annotated[str, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")]
 
 
 def emit(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from codl.collect.attention import attention_ops
 from codl.collect.similar import similar_ops
@@ -46,45 +47,66 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True)
-class Selection:
+class Scope:
+    """What a dataset is to know: ops of models, and what else comes with them.
+
+    Parts of ops have these `shares` of an output, 0 ... 1. With `similar` that is how many more
+    ops, as the models would have them for other images or widths; None is as many as there is time
+    for. Some ops are measured for each of `batches` images at once too; with `attention`, whole
+    ops of networks that no model here is of.
+    """
+
+    ops: Sequence[Op]
+    shares: Sequence[float]
+    similar: int | None = None
+    batches: Sequence[int] = ()
+    attention: bool = False
+
+
+class Selection(NamedTuple):
     """Tasks in an order of which, within a tier, any first part is representative."""
 
     tasks: Sequence[Task]
     tiers: Mapping[Task, Tier]
 
 
-def select(
-    ops: Sequence[Op],
-    soc: Soc,
-    *,
-    shares: Sequence[float],
-    similar: int | None,
-    budget_s: float,
-    batches: Sequence[int] = (),
-    attention: bool = False,
-) -> Selection:
-    """The tasks for so many seconds; `similar` ops, or as many as there is time for.
+def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
+    """All tasks, in an order of which any first part is representative."""
+    tasks = make_tasks(scope.ops, soc, scope.shares, similar_ops(scope.ops, scope.similar or 0))
+    if scope.attention:
+        tasks += attention_tasks(BLOCKS, soc, known=tasks)
+    return mixed(surroundings_tasks(scope.ops, soc, scope.batches), tasks)
 
-    With `attention` some ops of networks that no model here is of.
-    """
-    surroundings = surroundings_tasks(ops, soc, batches)
-    own = make_tasks(ops, soc, shares)
+
+def within(budget_s: float, scope: Scope, soc: Soc) -> Selection:
+    """The tasks for so many seconds."""
+    surroundings = surroundings_tasks(scope.ops, soc, scope.batches)
+    own = make_tasks(scope.ops, soc, scope.shares)
     fits = budget_s / TASK_S
-    others = similar_ops(ops, MOST_SIMILAR if similar is None else similar)
-    if similar is None:  # a longer budget has all that a shorter one has, and more
-        random.Random(SEED).shuffle(others)
-        left = (fits - min(len(own) + len(surroundings), OWN * fits)) / TASKS_EACH
-        others = others[: max(round(left), LEAST_SIMILAR)]
-    tasks = make_tasks(ops, soc, shares, others)
+    others = _similar_ops(scope, fits, len(own) + len(surroundings))
+    tasks = make_tasks(scope.ops, soc, scope.shares, others)
     first = _first(own, OWN * fits - len(surroundings))
     tiers = {task: first.get(task, Tier.MORE) for task in tasks}
     tiers |= dict.fromkeys(surroundings, Tier.OWN)
-    if attention:
+    if scope.attention:
         unusual = attention_tasks(round(ATTENTION * fits / TASKS_A_BLOCK), soc, known=tasks)
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual
     ordered = sorted(tasks, key=lambda task: tiers[task])
     return Selection(mixed(surroundings, ordered), tiers)
+
+
+def _similar_ops(scope: Scope, fits: float, own: int) -> list[Op]:
+    """As many as are wanted, or as fit beside so many own tasks of the models.
+
+    A longer budget has all that a shorter one has, and more.
+    """
+    if scope.similar is not None:
+        return similar_ops(scope.ops, scope.similar)
+    found = similar_ops(scope.ops, MOST_SIMILAR)
+    random.Random(SEED).shuffle(found)
+    left = (fits - min(own, OWN * fits)) / TASKS_EACH
+    return found[: max(round(left), LEAST_SIMILAR)]
 
 
 def attention_tasks(blocks: int, soc: Soc, *, known: Sequence[Task] = ()) -> list[OpTask]:

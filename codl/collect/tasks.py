@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, get_args
 
-from codl import graph, models
 from codl.dataset import BatchRow, ColdRow, ContentionRow, Direction, DispatchRow
 from codl.errors import CodlError, InvalidFileError
 from codl.kernels import registry
 from codl.kernels.base import BLOCKED, Processor, Storage
-from codl.ops import Dim, Network, Op, Pad, Region, Shape, Size2, network_of, parse, split, to_text
+from codl.ops import Dim, Op, Pad, Region, Shape, Size2, load_network, parse, split, to_text
 from codl.ops.conv2d import Conv2d
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.pool2d import Pool2d
@@ -169,24 +168,12 @@ def load_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models (built-in or `.onnx`) and of `.csv` files, in order."""
     found: dict[Op, None] = {}
     for source in sources:
-        ops = read_csv(Path(source)) if source.endswith(".csv") else _ops(load_network(source))
+        if source.endswith(".csv"):
+            ops = read_csv(Path(source))
+        else:
+            ops = [layer.op for layer in load_network(source).layers]
         found.update(dict.fromkeys(ops))
     return list(found)
-
-
-def load_network(
-    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> Network:
-    """A model by built-in name or `.onnx` path, for so many images at a time, to be planned.
-
-    `shapes` are those of inputs whose sizes the model leaves open.
-    """
-    source = models.load(model, batch)
-    return network_of(graph.import_onnx(source.proto, source.name, shapes))
-
-
-def _ops(network: Network) -> list[Op]:
-    return [layer.op for layer in network.layers]
 
 
 def make_tasks(

@@ -78,11 +78,62 @@ class Failure:
 class TuneRun:
     """`results` and `failures` of now; `known` were in the cache, `left` did not get their turn."""
 
-    results: tuple[Tuned, ...]
-    known: tuple[Tuned, ...]
-    failures: tuple[Failure, ...]
-    left: int
-    seconds: float
+    results: tuple[Tuned, ...] = ()
+    known: tuple[Tuned, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    left: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A row for every task that has had its turn, by op and variant, and counts."""
+        rows = [_row(result, cached=False) for result in self.results]
+        rows += [_row(result, cached=True) for result in self.known]
+        rows += [_failed(failure) for failure in self.failures]
+        return {
+            "rows": sorted(rows, key=lambda row: (row["op"], row["variant"])),
+            "measured": len(self.results) + len(self.failures),
+            "cached": len(self.known),
+            "left": self.left,
+            "seconds": self.seconds,
+        }
+
+
+def _row(result: Tuned, *, cached: bool) -> dict[str, Any]:
+    return {
+        "op": result.op,
+        "variant": result.variant,
+        "default_ms": result.default_ms,
+        "best_ms": result.best_ms,
+        "speedup": result.default_ms / result.best_ms if result.default_ms else None,
+        "choice": dict(result.choice),
+        "status": "ok",
+        "reason": "",
+        "complete": result.complete,
+        "cached": cached,
+        "measured": result.measured,
+        **_counts(result.trials),
+    }
+
+
+def _failed(failure: Failure) -> dict[str, Any]:
+    op, variant = failure.task.key
+    empty: dict[str, Any] = dict.fromkeys(("default_ms", "best_ms", "speedup"))
+    return {
+        "op": op,
+        "variant": variant,
+        **empty,
+        "choice": {},
+        "status": "failed",
+        "reason": failure.reason,
+        **_counts(failure.trials),
+    }
+
+
+def _counts(trials: tuple[Trial, ...]) -> dict[str, Any]:
+    failures = [
+        {"choice": dict(t.choice), "reason": t.reason} for t in trials if t.latency_ms is None
+    ]
+    return {"tried": len(trials), "failed": len(failures), "failures": failures}
 
 
 def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[TuneTask]:

@@ -27,9 +27,11 @@ from codl.ops.spec import OP_TYPES, parse, to_text
 from codl.ops.window import Size2
 
 if TYPE_CHECKING:
-    from codl.ops.lowering import lower, network_of
+    from codl.ops.lowering import load_network, lower, network_of
 
-__getattr__ = imported_later(__name__, {"lower": "lowering", "network_of": "lowering"})
+__getattr__ = imported_later(
+    __name__, dict.fromkeys(("load_network", "lower", "network_of"), "lowering")
+)
 
 __all__ = [
     "OP_TYPES",
@@ -67,6 +69,7 @@ __all__ = [
     "Transpose",
     "Weights",
     "Windows",
+    "load_network",
     "lower",
     "network_of",
     "parse",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from onnx import TensorProto, helper
 
+from codl import models
 from codl.errors import UnsupportedError
-from codl.graph import Graph, Node, simplify
+from codl.graph import Graph, Node, import_onnx, simplify
 from codl.ops.base import Array
 from codl.ops.enclose import enclose
 from codl.ops.lowerings import LOWERINGS
@@ -19,6 +20,17 @@ from codl.ops.network import Layer, Network
 from codl.ops.region import Shape, as_nchw
 from codl.ops.reshape import Reshape
 from codl.ops.subgraph import ENCLOSED, enclosed
+
+
+def load_network(
+    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Network:
+    """A model by built-in name or `.onnx` path, for so many images at a time, to be planned.
+
+    `shapes` are those of inputs whose sizes the model leaves open.
+    """
+    source = models.load(model, batch)
+    return network_of(import_onnx(source.proto, source.name, shapes))
 
 
 def network_of(graph: Graph) -> Network:

@@ -12,6 +12,7 @@ from codl.dataset import Dataset
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
+from codl.plan import unmeasured
 from codl.plan.cost import CostModel, LatencyPredictors
 from codl.plan.fixed import one_side
 from codl.plan.objective import LATENCY, Objective
@@ -54,10 +55,13 @@ class Context:
         found = self._loaded[key]
         return CostModel(self.soc, found if self.winograd else WithoutWinograd(found), by_op)
 
-    def default_cost(self) -> CostModel | None:
-        """That of the default predictor, with which any plan is timed; None where not trained."""
+    def default_cost(self, network: Network) -> CostModel | None:
+        """That by which any plan of a network is timed, with estimates of what has no predictor.
+
+        None where the default predictor is not trained.
+        """
         try:
-            return self.cost(DEFAULT)
+            return unmeasured.filled(self.cost(DEFAULT), network)
         except InvalidFileError:
             return None
 

@@ -22,7 +22,6 @@ from codl.execute.program import build_program
 from codl.execute.timeline import Span
 from codl.ops import Network, network_of
 from codl.ops.plan import Plan
-from codl.plan import unmeasured
 from codl.plan.clocks import program_ms
 from codl.plan.cost import CostModel
 from codl.strategies import ideal
@@ -130,7 +129,7 @@ def evaluate(
     network, reference = load(model, batch)
     engines: dict[str, Engine] = {}
     rows: dict[str, Result] = {}
-    cost = context.default_cost()
+    cost = context.default_cost(network)
     for strategy in strategies:
         note(f"{model}: building {strategy.name}")
         try:
@@ -213,7 +212,6 @@ def _predicted_ms(network: Network, plan: Plan, cost: CostModel | None) -> float
     """
     if cost is None or plan.predicted_ms is None:
         return plan.predicted_ms
-    cost = unmeasured.filled(cost, network)
     return program_ms(network, build_program(network, plan, cost.soc), cost)
 
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from codl.collect.protocol import Latency
-from codl.collect.tasks import load_network
 from codl.device.bound import BoundKernel
 from codl.device.detect import detect
 from codl.device.loader import cl_module
@@ -31,7 +30,7 @@ from codl.device.opencl import OpenClDevice, open_device
 from codl.execute.engine import Engine
 from codl.kernels import registry, tuned
 from codl.kernels.base import Launch, TensorArg
-from codl.ops import Conv2d, Network, Region, to_text
+from codl.ops import Conv2d, Network, Region, load_network, to_text
 from codl.ops.plan import Chain, Plan
 from codl.soc import Soc
 

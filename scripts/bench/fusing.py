@@ -19,10 +19,10 @@ from time import perf_counter
 import numpy as np
 from networks import device_clock, in_turns, one_core_each
 
-from codl.collect.tasks import load_network
 from codl.device.detect import detect
 from codl.execute.engine import Engine
 from codl.execute.timeline import Span
+from codl.ops import load_network
 from codl.plan.fixed import one_side
 from codl.provenance import provenance
 from codl.soc import Soc

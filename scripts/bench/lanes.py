@@ -18,12 +18,11 @@ from time import perf_counter
 import numpy as np
 
 from codl import soc as socs
-from codl.collect.tasks import load_network
 from codl.device import threads
 from codl.device.cpu import CpuNet, Home
 from codl.execute.program import build_program
 from codl.execute.stage import build_cpu_half
-from codl.ops import Network, Region
+from codl.ops import Network, Region, load_network
 from codl.plan.fixed import one_side
 from codl.soc import Soc
 

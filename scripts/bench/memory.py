@@ -20,9 +20,9 @@ from pathlib import Path
 
 from codl import dataset as datasets
 from codl import soc as socs
-from codl.collect.tasks import load_network
 from codl.device.opencl import open_device
 from codl.execute.engine import Engine
+from codl.ops import load_network
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.strategies import Context, find

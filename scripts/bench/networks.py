@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from codl.collect import rounds
 from codl.collect.benchmarks import Bench, Prepared
 from codl.collect.rounds import Rounds
-from codl.collect.tasks import OpTask, load_network
+from codl.collect.tasks import OpTask
 from codl.device.detect import detect
 from codl.device.opencl import open_device
 from codl.execute.engine import Engine
 from codl.kernels import registry
 from codl.kernels.base import Processor
-from codl.ops import Network, Op
+from codl.ops import Network, Op, load_network
 from codl.plan.fixed import one_side
 from codl.provenance import provenance
 from codl.soc import Soc

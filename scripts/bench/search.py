@@ -18,8 +18,8 @@ from time import perf_counter
 from typing import Any
 
 from codl import soc as socs
-from codl.collect.tasks import load_network
 from codl.models import MEASURED
+from codl.ops import load_network
 from codl.plan.optimal import METHODS, search
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance

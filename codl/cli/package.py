@@ -1,8 +1,8 @@
-"""`codl package`, and what `codl run` makes of a bundle."""
+"""`codl package`: a model, planned and compiled, as one file."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,28 +10,35 @@ import typer
 from rich.table import Table
 
 from codl import soc as socs
-from codl.bundle.packaging import package
+from codl.bundle.packaging import Packaged, package
 from codl.cli.deployed import adapted, deployment_of, plan_of
-from codl.cli.models import (
+from codl.cli.options import (
     BatchOption,
+    JsonOption,
     ModelArgument,
+    PlanOption,
     PredictorOption,
     PredictorsOption,
+    ShapeOption,
+    SocOption,
     StrategyOption,
+    read_shapes,
 )
-from codl.cli.output import JsonOption, SocOption, emit, note
-from codl.cli.shapes import ShapeOption, read_shapes
-from codl.collect.tasks import load_network
+from codl.cli.output import emit, note
 from codl.models import BUNDLE
+from codl.ops import Network, load_network
+from codl.ops.plan import Plan
 from codl.predict.names import FOLDER
 from codl.strategies import Context
+
+BundleOption = Annotated[Path, typer.Option("-o", "--output", help="The bundle, such as m.codl.")]
 
 
 def package_model(
     model: ModelArgument,
     soc: SocOption,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The bundle, such as m.codl.")],
-    plan: Annotated[Path | None, typer.Option(help="A plan of `codl search`.")] = None,
+    output: BundleOption,
+    plan: PlanOption = None,
     strategy: StrategyOption = None,
     batch: BatchOption = None,
     predictors: PredictorsOption = FOLDER,
@@ -53,36 +60,43 @@ def package_model(
     """
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
-    deployed = deployment_of(model)
-    context = adapted(Context(socs.load(soc), predictors, predictor=predictor, note=note), deployed)
+    deployed, described = deployment_of(model), socs.load(soc)
+    asked = Context(described, predictors_folder=predictors, predictor=predictor, note=note)
+    context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
     chosen = plan_of(plan, strategy, deployed, network=network, context=context)
     made = package(network, chosen, context.soc, output)
-    times = made.cold_start
     note(f"Wrote {output}")
-    result: dict[str, Any] = {
+    result = _result(network, chosen, made)
+    emit("package", result, lambda: _table(result), as_json=json)
+
+
+def _result(network: Network, plan: Plan, made: Packaged) -> dict[str, Any]:
+    times = made.cold_start
+    return {
         "model": network.name,
-        "soc": context.soc.name,
-        "strategy": chosen.strategy,
-        "file": str(output),
+        "soc": plan.soc,
+        "strategy": plan.strategy,
+        "file": str(made.path),
         "bytes": made.bytes,
         "cold_start_ms": times.process_ms,
         "without_interpreter_ms": times.without_interpreter_ms,
-        **{key: value for key, value in asdict(times).items() if key != "process_ms"},
+        "import_ms": times.import_ms,
+        "load_ms": times.load_ms,
+        "first_run_ms": times.first_run_ms,
         "max_rel_err": made.max_rel_err,
         "source": "measured",
     }
 
-    def render() -> Table:
-        table = Table("", "ms", title=f"{output}, {made.bytes / 1e6:.1f} MB")
-        table.add_row("a new process to its first output", f"{times.process_ms:.0f}")
-        table.add_row("  Python's modules", f"{times.import_ms:.0f}")
-        table.add_row("  the bundle", f"{times.load_ms:.0f}")
-        table.add_row("  the first inference", f"{times.first_run_ms:.0f}")
-        table.caption = (
-            f"{network.name} by {chosen.strategy} on {context.soc.name}, measured; outputs are "
-            f"those of the engine that made it (max_rel_err {made.max_rel_err:.1g})"
-        )
-        return table
 
-    emit("package", result, render, as_json=json)
+def _table(result: Mapping[str, Any]) -> Table:
+    table = Table("", "ms", title=f"{result['file']}, {result['bytes'] / 1e6:.1f} MB")
+    table.add_row("a new process to its first output", f"{result['cold_start_ms']:.0f}")
+    table.add_row("  Python's modules", f"{result['import_ms']:.0f}")
+    table.add_row("  the bundle", f"{result['load_ms']:.0f}")
+    table.add_row("  the first inference", f"{result['first_run_ms']:.0f}")
+    table.caption = (
+        f"{result['model']} by {result['strategy']} on {result['soc']}, measured; outputs are "
+        f"those of the engine that made it (max_rel_err {result['max_rel_err']:.1g})"
+    )
+    return table

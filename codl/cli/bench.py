@@ -1,0 +1,90 @@
+"""`codl bench`: kernels alone, on this device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from codl import soc as socs
+from codl.cli.options import (
+    JsonOption,
+    OutputOption,
+    SerialOption,
+    SocOption,
+    check_serial,
+    read_ops,
+)
+from codl.cli.output import emit, progress
+from codl.collect.bench import BenchRow, bench
+from codl.errors import CodlError
+from codl.ops import Op, to_text
+
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
+]
+OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op as text; may be repeated.")]
+EveryOption = Annotated[
+    bool, typer.Option("--every", help="Also variants that are not for this SoC.")
+]
+
+
+def bench_kernels(
+    soc: SocOption,
+    model: ModelArgument = None,
+    op: OpOption = None,
+    every: EveryOption = False,
+    serial: SerialOption = "local",
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Measure ops in every kernel variant of both processors, in turns.
+
+    Variants that refuse an op, or that fail on it, are listed with the reason.
+
+    [dim]Examples:[/dim]
+    codl bench yolov2 --soc host
+    codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
+    """
+    check_serial(serial)
+    found = read_ops([*([model] if model else []), *(op or [])])
+    if not found:
+        raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
+    described = socs.load(soc)
+    rows: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
+    with progress(f"Measuring on {described.name}") as update:
+        for index, each in enumerate(found):
+            measured, others = bench(each, described, every=every)
+            rows += [_row(each, row) for row in measured]
+            refused += [{"op": to_text(each), **asdict(other)} for other in others]
+            update(index + 1, len(found), 0.0)
+    result = {"soc": described.name, "source": "measured", "ops": rows, "refused": refused}
+    emit("bench", result, lambda: _table(result), as_json=json, output=output)
+
+
+def _row(op: Op, row: BenchRow) -> dict[str, Any]:
+    return {
+        "op": to_text(op),
+        "variant": row.variant,
+        "processor": row.processor,
+        "latency_ms": row.latency.median,
+        "gflops": row.gflops,
+        "p20_ms": row.latency.p20,
+        "p80_ms": row.latency.p80,
+        "runs": row.latency.runs,
+        "choice": None if row.choice is None else dict(row.choice),
+    }
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    table = Table("op", "variant", "processor", "ms", "GFLOP/s", title="Kernels")
+    for row in result["ops"]:
+        numbers = (f"{row['latency_ms']:.4g}", f"{row['gflops']:.1f}")
+        table.add_row(row["op"], row["variant"], row["processor"], *numbers)
+    for row in result["refused"]:
+        table.add_row(row["op"], row["variant"], row["processor"], "-", row["reason"])
+    return table

@@ -1,0 +1,140 @@
+"""`codl eval`: strategies against each other, and other libraries beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from codl import dataset as datasets
+from codl import soc as socs
+from codl.cli.options import (
+    BatchOption,
+    DatasetsOption,
+    JsonOption,
+    OutputOption,
+    PredictorOption,
+    PredictorsOption,
+    SerialOption,
+    SocOption,
+    check_serial,
+)
+from codl.cli.output import emit, note
+from codl.device.energy import find_sensors
+from codl.errors import CodlError
+from codl.execute.timeline import Span
+from codl.models import choices
+from codl.predict.names import FOLDER
+from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
+from codl.strategies.evaluation import evaluate, to_json
+from codl.strategies.peers import PEERS
+from codl.strategies.peers.process import check as check_peers
+from codl.strategies.peers.process import with_opencl_all
+from codl.strategies.turns import Effort, with_peers
+
+ModelsOption = Annotated[
+    str, typer.Option("--models", help="Built-in models or .onnx files, separated by commas.")
+]
+StrategiesOption = Annotated[
+    str, typer.Option("--strategies", help=f"Of {', '.join([*STRATEGIES, ideal.NAME])}, by commas.")
+]
+PeersOption = Annotated[
+    str,
+    typer.Option(
+        "--peers",
+        help=f"Other libraries on all cores, of {', '.join(PEERS)}, by commas. With any, every "
+        "timed run comes after one that is not timed, for strategies too.",
+    ),
+]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", help="Measure each model at least this long.")
+]
+
+
+def evaluate_strategies(
+    soc: SocOption,
+    serial: SerialOption = "local",
+    models: ModelsOption = "yolov2",
+    strategies: StrategiesOption = "cpu,gpu,mulayer,codl-paper,codl,ideal",
+    peers: PeersOption = "",
+    seconds: SecondsOption = 20,
+    predictor: PredictorOption = None,
+    batch: BatchOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
+    predictors: PredictorsOption = FOLDER,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Measure strategies against each other, interleaved in one run, outputs checked.
+
+    Peers are other libraries (`pip install codl[peers]`), each in a process of its own with all the
+    cores that both processors have together. Where the OpenCL device is a CPU, `opencl-all`, our
+    own kernels on every core, comes with them.
+
+    [dim]Examples:[/dim]
+    codl eval --soc host --serial local --models yolov2,vgg16
+    codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
+    """
+    check_serial(serial)
+    context = Context(
+        socs.load(soc),
+        predictors_folder=predictors,
+        dataset_root=dataset,
+        predictor=predictor,
+        note=note,
+    )
+    names = _names(strategies)
+    known = _strategies(names, strategies)
+    others = with_opencl_all(_names(peers), context.soc)
+    check_peers(others, context.soc)
+    rows, timelines = [], []
+    for model in [name for text in models.split(",") for name in choices(text)]:
+        results, spans = evaluate(
+            model,
+            known,
+            context,
+            with_ideal=ideal.NAME in names,
+            peers=others,
+            effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
+            batch=batch,
+            note=note,
+        )
+        rows += to_json(results)
+        timelines += _timelines(model, spans)
+    result: dict[str, Any] = {
+        "soc": asdict(context.soc),
+        "batch": batch,
+        "energy_sensors": [sensor.name for sensor in find_sensors().sensors],
+        "rows": rows,
+        "timelines": timelines,
+    }
+
+    def render() -> RenderableType:
+        from codl.report.load import eval_result
+        from codl.report.tables import eval_table
+
+        return eval_table(eval_result(result))
+
+    emit("eval", result, render, as_json=json, output=output)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _strategies(names: Sequence[str], given: str) -> list[Strategy]:
+    """Those that plan: all but the bound."""
+    found = [find(name) for name in names if name != ideal.NAME]
+    if not found:
+        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {given!r}.")
+    return found
+
+
+def _timelines(model: str, spans: Mapping[str, Sequence[Span]]) -> list[dict[str, Any]]:
+    return [
+        {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
+        for name, found in spans.items()
+    ]

@@ -1,0 +1,151 @@
+"""The options that several commands have, and how their texts are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codl.collect.tasks import load_ops
+from codl.errors import CodlError, UnknownNameError
+from codl.models import BUILT_IN
+from codl.ops import Op, parse
+from codl.predict.names import NAMES
+from codl.soc import HINTS
+from codl.strategies import DEFAULT, STRATEGIES
+
+MODELS = (
+    f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
+    "or a deployment .yaml (with #NAME where it has several models)"
+)
+SERIALS = ("local",)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write the result to a file, the input of `codl report`."),
+]
+
+SocOption = Annotated[str, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")]
+SocArgument = Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")]
+SerialOption = Annotated[
+    str, typer.Option("--serial", help="The device: local is this machine.", show_default=True)
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="The OpenCL device: a driver or device name of `codl devices`."),
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="Threads of the CPU side; one a core by default.")
+]
+AffinityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cpu-affinity", help="Cores of the CPU side: none, big, little, or a list such as 0,1."
+    ),
+]
+PerformanceOption = Annotated[
+    str | None, typer.Option("--gpu-performance", help=f"A hint: {', '.join(HINTS)}.")
+]
+PriorityOption = Annotated[
+    str | None, typer.Option("--gpu-priority", help=f"A hint: {', '.join(HINTS)}.")
+]
+
+ModelArgument = Annotated[str, typer.Argument(help=f"{MODELS}.")]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        min=1,
+        help="Images at a time; those of the model's own inputs unless it is given.",
+    ),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        help="Sizes of an input that the model leaves open, as NAME=1x3x224x224; once an input.",
+    ),
+]
+
+PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan of `codl search`.")]
+StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        help=f"A way to plan: one of {', '.join(STRATEGIES)}. By default what a deployment's "
+        f"runtime means, or {DEFAULT}.",
+        show_default=False,
+    ),
+]
+PredictorOption = Annotated[
+    str | None, typer.Option("--predictor", help=f"Plan with one of {', '.join(NAMES)}.")
+]
+PlacementOption = Annotated[
+    bool, typer.Option("--placement", help="Show where every op runs, not only a summary.")
+]
+
+PREDICTORS = "Where predictors lie, a folder for each SoC."
+PredictorsOption = Annotated[Path, typer.Option("--predictors", help=PREDICTORS)]
+ToPredictorsOption = Annotated[Path, typer.Option("-o", "--output", help=PREDICTORS)]
+DATASETS = "Where datasets lie, a folder for each SoC."
+DatasetsOption = Annotated[Path, typer.Option("--dataset", help=DATASETS)]
+ToDatasetsOption = Annotated[Path, typer.Option("-o", "--output", help=DATASETS)]
+BudgetOption = Annotated[
+    str | None, typer.Option("--budget", help="Stop after this time, such as 90s, 10m or 1h.")
+]
+
+_SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+
+
+def check_serial(serial: str) -> None:
+    """Raises `UnknownNameError` for a device that cannot be reached."""
+    if serial not in SERIALS:
+        raise UnknownNameError("serial", serial, SERIALS)
+
+
+def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Sizes by input, of --shape; raises `CodlError` with what is none."""
+    shapes = {}
+    for text in given or ():
+        found = _SHAPE.fullmatch(text)
+        if found is None:
+            raise CodlError(f"--shape must be like input=1x3x224x224, got {text!r}.")
+        shapes[found["name"]] = tuple(int(size) for size in found["sizes"].split("x"))
+    return shapes
+
+
+def read_seconds(text: str | None) -> float | None:
+    """A duration such as 90s, 10m or 1.5h in seconds; raises `CodlError` for what is none."""
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def read_ops(sources: Sequence[str]) -> list[Op]:
+    """The distinct ops of models, of files and of texts; a text is what has a space in it."""
+    found: dict[Op, None] = {}
+    for source in sources:
+        ops = [parse(source)] if " " in source.strip() else load_ops([source])
+        found.update(dict.fromkeys(ops))
+    return list(found)
+
+
+def read_shares(text: str) -> list[float]:
+    """Shares of an op's output, above 0 and at most 1; raises `CodlError` for what is none."""
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CodlError(
+            f"Cannot read the shares {text!r}: expected some like 0.2,0.5,1."
+        ) from error
+    if not all(0 < share <= 1 for share in shares):
+        raise CodlError(f"Shares must be above 0 and at most 1, got {text!r}.")
+    return shares

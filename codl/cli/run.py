@@ -1,0 +1,185 @@
+"""`codl run`: a model, or a bundle, by one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Group
+
+from codl import bundle
+from codl import dataset as datasets
+from codl import soc as socs
+from codl.bundle.archive import Archive
+from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_inputs
+from codl.cli.options import (
+    MODELS,
+    AffinityOption,
+    BatchOption,
+    DatasetsOption,
+    JsonOption,
+    PerformanceOption,
+    PlacementOption,
+    PlanOption,
+    PredictorOption,
+    PredictorsOption,
+    PriorityOption,
+    ShapeOption,
+    StrategyOption,
+    ThreadsOption,
+    read_shapes,
+)
+from codl.cli.output import emit, note
+from codl.cli.placement import placement_table
+from codl.errors import UnsupportedError
+from codl.execute.engine import Engine
+from codl.execute.timeline import sharing_ms
+from codl.models import BUNDLE
+from codl.ops import load_network
+from codl.plan.cost import CostModel
+from codl.predict.names import FOLDER
+from codl.soc import Soc
+from codl.strategies import Context
+from codl.strategies.inputs import random_inputs
+from codl.strategies.running import Measured, measure
+
+ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
+SocOrBundlesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--soc",
+        help="A SoC: a name in ./socs, or a .yaml file; a bundle has its own.",
+        show_default=False,
+    ),
+]
+InputsOption = Annotated[
+    Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
+]
+OutputsOption = Annotated[Path | None, typer.Option("--output", help="Where outputs go.")]
+ResultOption = Annotated[
+    Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs.")]
+
+
+def run_model(
+    model: ModelOrBundle,
+    soc: SocOrBundlesOption = None,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    inputs: InputsOption = None,
+    outputs: OutputsOption = None,
+    result_file: ResultOption = None,
+    rounds: RoundsOption = 20,
+    batch: BatchOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
+    predictors: PredictorsOption = FOLDER,
+    predictor: PredictorOption = None,
+    shape: ShapeOption = None,
+    every: PlacementOption = False,
+    threads: ThreadsOption = None,
+    cpu_affinity: AffinityOption = None,
+    gpu_performance: PerformanceOption = None,
+    gpu_priority: PriorityOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a model by a plan or a strategy, or a bundle, and say how long it takes.
+
+    A deployment file says what its model runs on; --plan and --strategy are stronger. The last four
+    options are for this run alone: keep them in the SoC file to measure and plan with them too.
+
+    [dim]Examples:[/dim]
+    codl run yolov2 --soc host --input in.npz --output out.npz
+    codl run yolov2.codl --input in.npz --output out.npz
+    codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
+    """
+    deployed = deployment_of(model)
+    wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
+    cost: CostModel | None = None
+    if Path(model).suffix == BUNDLE:
+        fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
+        engine = _open_bundle(model, soc, wanted, fixed | {"predictor": predictor})
+    else:
+        asked = Context(
+            wanted.applied(_load_soc(soc)),
+            predictors_folder=predictors,
+            dataset_root=dataset,
+            predictor=predictor,
+            note=note,
+        )
+        context = adapted(asked, deployed)
+        network = load_network(model, batch, read_shapes(shape))
+        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+        engine, cost = Engine(network, chosen, context.soc), context.default_cost(network)
+    with engine:
+        given = read_inputs(engine.network, inputs, deployed, random_inputs)
+        done = measure(engine, given, cost, rounds=rounds)
+    if outputs is not None:
+        np.savez(outputs, **done.outputs)  # type: ignore[arg-type]
+        note(f"Wrote {outputs}")
+    result = _result(engine, done, batch, wanted)
+
+    def render() -> Group:
+        return Group(placement_table(done.placed, "measured", every=every), _summary(result))
+
+    emit("run", result, render, as_json=json, output=result_file)
+
+
+def _result(
+    engine: Engine, done: Measured, batch: int | None, wanted: RunOptions
+) -> dict[str, Any]:
+    return {
+        "model": engine.network.name,
+        "soc": engine.soc.name,
+        "batch": batch,
+        "strategy": engine.plan.strategy,
+        "latency_ms": asdict(done.latency_ms),
+        "predicted_ms": engine.plan.predicted_ms,
+        "data_sharing_ms": sharing_ms(done.spans),
+        "energy_mj": done.energy_mj,
+        "energy_sensors": list(done.energy_sensors),
+        "source": "measured",
+        "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
+        "gpu_storage": list(map(str, engine.storages)),
+        "precision": engine.precision,
+        "options": {**asdict(wanted), "threads": engine.soc.cpu.threads},
+        "memory_bytes": asdict(engine.memory),
+        "placement": [asdict(one) for one in done.placed],
+        "spans": [asdict(span) for span in done.spans],
+    }
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    latency_ms = "median {median:.2f} ms (p20 {p20:.2f}, p80 {p80:.2f}, {runs} runs)"
+    return (
+        f"{result['model']} by {result['strategy']} on {result['soc']}: "
+        f"{latency_ms.format(**result['latency_ms'])}, "
+        f"data sharing {result['data_sharing_ms']:.2f} ms, measured"
+    )
+
+
+def _load_soc(name: str | None) -> Soc:
+    """The SoC that a model is to run on; only a bundle brings one."""
+    if name is None:
+        raise typer.BadParameter(
+            "a model wants a SoC; only a bundle has its own.", param_hint="--soc"
+        )
+    return socs.load(name)
+
+
+def _open_bundle(
+    path: str, soc: str | None, wanted: RunOptions, fixed: Mapping[str, Any]
+) -> Engine:
+    """The engine of a bundle; raises `UnsupportedError` for what is `fixed` and yet given."""
+    given = [f"--{key}" for key, value in fixed.items() if value]
+    if given:
+        raise UnsupportedError(
+            f"{', '.join(given)} cannot change {path}: a bundle's plan and shapes are fixed. "
+            "`codl package` with these options makes another."
+        )
+    own = bundle.soc_of(Archive(Path(path))) if soc is None else socs.load(soc)
+    return bundle.load(path, soc=wanted.applied(own))

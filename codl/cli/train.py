@@ -1,0 +1,92 @@
+"""`codl train`: from measurements to predictors."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from codl import dataset as datasets
+from codl import soc as socs
+from codl.cli.options import DatasetsOption, JsonOption, SocOption, ToPredictorsOption
+from codl.cli.output import emit, note
+from codl.dataset import Dataset
+from codl.predict.names import FOLDER, NAMES
+
+PredictorsOption = Annotated[
+    list[str] | None,
+    typer.Option("--predictor", help=f"One of {', '.join(NAMES)}; may be repeated."),
+]
+LikeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--like",
+        help="Known SoCs, by name with commas between: where that makes it better, codl starts "
+        "from what they take, so that 100 samples or fewer of a new SoC will do.",
+    ),
+]
+EvaluateOption = Annotated[
+    bool,
+    typer.Option(
+        "--evaluate/--no-evaluate",
+        help="Hold out rows and shapes, to say how accurate predictors are.",
+    ),
+]
+SeedsOption = Annotated[
+    int,
+    typer.Option("--seeds", min=1, help="Deal shapes out to folds so often; medians are printed."),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Processes to train with; one a core by default."),
+]
+
+
+def train_predictors(
+    soc: SocOption,
+    predictor: PredictorsOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
+    like: LikeOption = None,
+    evaluate: EvaluateOption = True,
+    seeds: SeedsOption = 3,
+    jobs: JobsOption = None,
+    output: ToPredictorsOption = FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Train latency predictors on a SoC's dataset, and say how accurate they are.
+
+    Accuracy is held out twice: by row, and by op shape, so that no ratio of one op stands on both
+    sides. The second is the one that counts: five folds of shapes, medians over --seeds.
+
+    [dim]Examples:[/dim]
+    codl train --soc host
+    codl train --soc host --predictor codl --no-evaluate
+    codl train --soc redmi --like lenovo_k5,vivo_z3
+    """
+    from codl.predict.training import train
+
+    described = socs.load(soc)
+    known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
+    report = train(
+        described,
+        Dataset.of(described.name, dataset),
+        predictors=predictor or NAMES,
+        folder=output,
+        like=[(other, Dataset.of(other.name, dataset)) for other in known],
+        evaluate=evaluate,
+        seeds=seeds,
+        jobs=jobs or len(os.sched_getaffinity(0)),
+    )
+    for text in report.notes:
+        note(text)
+    result = {"soc": described.name, **report.to_json()}
+
+    def render() -> RenderableType:
+        from codl.report.load import train_result
+        from codl.report.tables import train_table
+
+        return train_table(train_result(result))
+
+    emit("train", result, render, as_json=json)

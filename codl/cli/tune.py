@@ -1,0 +1,133 @@
+"""`codl tune`: the fastest tiles and work-groups of GPU kernels, and the cache that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from codl import cache
+from codl import soc as socs
+from codl.cli.options import (
+    BudgetOption,
+    JsonOption,
+    OutputOption,
+    SerialOption,
+    check_serial,
+    read_ops,
+    read_seconds,
+    read_shares,
+)
+from codl.cli.output import emit, note, progress
+from codl.collect.tuner import TuneRun, TuneTask, tune, tune_tasks
+from codl.errors import CodlError, UnknownNameError
+from codl.kernels.tuned import path_of
+from codl.models import MEASURED
+from codl.soc import Soc
+
+TunedSocOption = Annotated[
+    str | None, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")
+]
+ModelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        help=f"Built-in models or .onnx files, by commas; by default {', '.join(MEASURED)}.",
+    ),
+]
+OpsOption = Annotated[
+    list[str] | None,
+    typer.Option("--ops", help="A .csv file of ops, or an op as text; may be repeated."),
+]
+VariantsOption = Annotated[
+    str | None, typer.Option("--variants", help="Only these kernel variants, by commas.")
+]
+SharesOption = Annotated[
+    str,
+    typer.Option("--shares", help="The GPU's shares of an op's output that are tuned, 0 ... 1."),
+]
+PruneOption = Annotated[
+    bool, typer.Option("--prune", help="Drop from the cache what was not used for long.")
+]
+ClearOption = Annotated[bool, typer.Option("--clear", help="Empty the cache first.")]
+
+
+def tune_kernels(
+    soc: TunedSocOption = None,
+    serial: SerialOption = "local",
+    models: ModelsOption = None,
+    ops: OpsOption = None,
+    variants: VariantsOption = None,
+    shares: SharesOption = "1",
+    budget: BudgetOption = None,
+    prune: PruneOption = False,
+    clear: ClearOption = False,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.
+
+    What is found holds from then on for measuring, planning and running; tune before `codl
+    collect`, so that predictors learn from tuned kernels. Each op is kept as soon as it is done: a
+    run that was stopped goes on where it was. --prune and --clear tend the cache, and do so alone
+    where no --soc is given.
+
+    [dim]Examples:[/dim]
+    codl tune --soc host --serial local --models yolov2 --budget 10m
+    codl tune --soc host --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
+    codl tune --prune
+    """
+    check_serial(serial)
+    if soc is None and not (prune or clear):
+        raise CodlError("Name the SoC to tune for by --soc, or tend the cache by --prune, --clear.")
+    cleared = cache.clear() if clear else None
+    if soc is None:
+        result = TuneRun().to_json()
+    else:
+        described, limit_s = socs.load(soc), read_seconds(budget)
+        sources = (models.split(",") if models else []) + (ops or [])
+        tasks = tune_tasks(read_ops(sources or MEASURED), described, read_shares(shares))
+        result = _tuned(described, _only(tasks, variants), limit_s)
+    usage = cleared if cleared and soc is None else cache.prune()
+    result["cache"] = asdict(usage)
+    emit("tune", result, lambda: _table(result), as_json=json, output=output)
+
+
+def _tuned(soc: Soc, tasks: Sequence[TuneTask], budget_s: float | None) -> dict[str, Any]:
+    with progress(f"Tuning on {soc.name}") as update:
+        done = tune(soc, tasks, budget_s=budget_s, progress=update)
+    note(f"Results are kept in {path_of(soc)}")
+    device = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver}
+    return {**device, **done.to_json()}
+
+
+def _only(tasks: Sequence[TuneTask], variants: str | None) -> Sequence[TuneTask]:
+    if variants is None:
+        return tasks
+    known, wanted = {task.variant.name for task in tasks}, variants.split(",")
+    for name in wanted:
+        if name not in known:
+            raise UnknownNameError("GPU kernel variant of these ops", name, known)
+    return [task for task in tasks if task.variant.name in wanted]
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    columns = ("op", "variant", "default ms", "best ms", "speedup", "choice", "tried", "failed")
+    table = Table(*columns, title="Tuned kernels", title_justify="left")
+    for row in result["rows"]:
+        numbers = [f"{row[k]:.4g}" if row[k] else "-" for k in ("default_ms", "best_ms")]
+        times = f"{row['speedup']:.2f}" if row["speedup"] else "-"
+        chosen = ", ".join(f"{k}={v}" for k, v in row["choice"].items()) or "-"
+        counts = (str(row["tried"]), str(row["failed"]))
+        table.add_row(row["op"], row["variant"], *numbers, times, chosen, *counts)
+    usage = result["cache"]
+    table.caption = (
+        f"{result['measured']} measured in {result['seconds']:.0f} s, {result['cached']} in "
+        f"the cache before, {result['left']} left; the cache in {usage['folder']} has "
+        f"{usage['files']} files, {usage['bytes'] / 1e6:.1f} MB, {usage['pruned_files']} were "
+        "pruned"
+    )
+    return table
