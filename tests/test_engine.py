@@ -26,7 +26,7 @@ from codl.kernels.base import Processor
 from codl.models.builder import ModelBuilder
 from codl.ops import Network, lower
 from codl.ops.plan import Plan
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err
 
@@ -50,7 +50,10 @@ def test_many_threads_get_their_own_outputs(first_soc: Soc) -> None:
     """Two engines, each called with many inputs from four threads."""
     network = row(3)
     cuts = [(1, "H", 0.5), (1, "OC", 0.5), (1, "H", 0.4)]
-    plans = [make_plan(network, first_soc, cuts, "missing"), one_side(network, first_soc, "cpu")]
+    plans = [
+        make_plan(network, first_soc, cuts, "missing"),
+        default_plan(network, first_soc, "cpu"),
+    ]
     inputs = [image(network, seed) for seed in range(12)]
     with Engine(network, plans[0], first_soc) as one, Engine(network, plans[1], first_soc) as two:
         expected = [two(x) for x in inputs]
@@ -83,7 +86,7 @@ def _resident_bytes() -> int:
 
 def test_a_closed_engine_says_so(first_soc: Soc) -> None:
     network = row(1)
-    with Engine(network, one_side(network, first_soc, "cpu"), first_soc) as engine:
+    with Engine(network, default_plan(network, first_soc, "cpu"), first_soc) as engine:
         engine(image(network))
     with pytest.raises(CodlError, match="engine of 'row' is closed"):
         engine(image(network))
@@ -95,7 +98,7 @@ def test_a_deeper_network_needs_no_more_memory(side: Processor, first_soc: Soc) 
     held = []
     for length in (4, 16):
         network = row(length)
-        plan = one_side(network, first_soc, side, chained=False)
+        plan = default_plan(network, first_soc, side, chained=False)
         with Engine(network, plan, first_soc) as engine:
             held.append((engine.memory.cpu_bytes, engine.memory.gpu_bytes))
     assert held[0] == held[1]
@@ -110,8 +113,8 @@ def test_weights_are_counted_where_they_are(first_soc: Soc) -> None:
         with Engine(network, plan, first_soc) as engine:
             return engine.memory
 
-    cpu = memory(one_side(network, first_soc, "cpu"))
-    gpu = memory(one_side(network, first_soc, "gpu"))
+    cpu = memory(default_plan(network, first_soc, "cpu"))
+    gpu = memory(default_plan(network, first_soc, "gpu"))
     assert (cpu.cpu_weight_bytes, cpu.gpu_weight_bytes) == (given, 0)
     assert gpu.cpu_weight_bytes == 0
     assert gpu.gpu_weight_bytes >= given

@@ -15,7 +15,7 @@ import codl.kernels
 from codl.execute.engine import Engine
 from codl.graph import import_onnx, session_options, simplify
 from codl.ops import Array, lower
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.soc import Soc
 
 
@@ -42,7 +42,7 @@ def check(proto: onnx.ModelProto, soc: Soc, inputs: dict[str, Array]) -> dict[st
     network = lower(simplify(import_onnx(proto, "known")))
     outputs: dict[str, Array] = {}
     for chained in (False, True):
-        plan = one_side(network, soc, "gpu", chained=chained)
+        plan = default_plan(network, soc, "gpu", chained=chained)
         with Engine(network, plan, soc) as engine:
             outputs = engine(inputs)
         for name, reference in expected.items():

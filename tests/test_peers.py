@@ -17,7 +17,7 @@ from test_execute import branching
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.graph import import_onnx, session_options, simplify
 from codl.ops import lower
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.soc import Soc
 from codl.strategies.evaluation import max_rel_err
 from codl.strategies.peers import PEERS, Job
@@ -44,7 +44,7 @@ def job(first_soc: Soc, tmp_path_factory: pytest.TempPathFactory) -> Job:
         cores=cores_of(first_soc),
         folder=folder,
         soc=first_soc.save(folder / "soc.yaml"),
-        plan=one_side(network, first_soc, "gpu").save(folder / "plan.json"),
+        plan=default_plan(network, first_soc, "gpu").save(folder / "plan.json"),
     )
 
 

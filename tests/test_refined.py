@@ -20,7 +20,7 @@ from codl.ops import Network, parse, to_text
 from codl.plan.chosen import Cut, make_plan
 from codl.plan.corrections import Corrections, Sample
 from codl.plan.cost import CostModel
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.plan.objective import Objective
 from codl.plan.observed import observe
 from codl.soc import Soc
@@ -109,7 +109,7 @@ def test_a_mistaken_predictor_still_gives_a_plan_that_runs(gpu: float, first_soc
     inputs = image(network)
     with (
         Engine(network, plan, first_soc) as engine,
-        Engine(network, one_side(network, first_soc, "cpu"), first_soc) as reference,
+        Engine(network, default_plan(network, first_soc, "cpu"), first_soc) as reference,
     ):
         for name, expected in reference(inputs).items():
             np.testing.assert_allclose(engine(inputs)[name], expected, rtol=1e-4, atol=1e-5)

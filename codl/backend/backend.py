@@ -20,7 +20,7 @@ from codl.execute.engine import Engine
 from codl.graph import import_onnx, simplify
 from codl.kernels.base import Processor
 from codl.ops import lower
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.soc import Soc
 
 Value = NDArray[Any]
@@ -69,7 +69,7 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
         if key not in self._engines:
             model = specialise(self._model, values)
             network = lower(simplify(import_onnx(model, model.graph.name or "model")))
-            plan = one_side(network, self._soc, self._side)
+            plan = default_plan(network, self._soc, self._side)
             self._engines[key] = Engine(network, plan, self._soc)
         return self._engines[key]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from codl.kernels.base import PROCESSORS
 from codl.ops import Network
 from codl.ops.plan import Plan
-from codl.plan import unmeasured
-from codl.plan.chosen import Cut, make_plan
 from codl.plan.cost import CostModel
+from codl.plan.fixed import does_all, one_processor
 
 #: A plan that moves work between processors must be predicted to take less than this part of what
 #: one of them takes alone. What one takes is predicted within 10 % for most networks, and plans of
@@ -19,21 +16,28 @@ WORTH = 0.9
 
 def unless_alone(plan: Plan, network: Network, cost: CostModel) -> Plan:
     """The plan, or that of the faster processor alone where the plan gains too little over it."""
-    assert plan.predicted_ms is not None
-    for alone in sorted(
-        _alone(network, cost, plan.strategy), key=lambda one: one.predicted_ms or 0
-    ):
-        assert alone.predicted_ms is not None
-        if plan.predicted_ms > WORTH * alone.predicted_ms:
+    for alone in sorted(_alone(network, cost, plan.strategy), key=_predicted_ms):
+        if _predicted_ms(plan) > WORTH * _predicted_ms(alone):
             return alone
     return plan
 
 
-def _alone(network: Network, cost: CostModel, strategy: str) -> Iterator[Plan]:
-    """The network on either processor, where that has variants for all of it."""
-    cost = unmeasured.filled(cost, network)
-    for ratio, processor in enumerate(PROCESSORS):
-        if all(cost.choice(layer.op, processor) for layer in network.layers):
-            cut = Cut(network.layers, "H", float(ratio))
-            how = f"the {processor} alone: two gain less than {1 - WORTH:.0%}"
-            yield make_plan(network, cost, [cut], strategy=strategy, sharing="missing", method=how)
+def _predicted_ms(plan: Plan) -> float:
+    assert plan.predicted_ms is not None
+    return plan.predicted_ms
+
+
+def _alone(network: Network, cost: CostModel, strategy: str) -> list[Plan]:
+    """The network on either processor that has variants for all of it."""
+    return [
+        one_processor(
+            network,
+            cost,
+            processor,
+            strategy=strategy,
+            sharing="missing",
+            method=f"the {processor} alone: two gain less than {1 - WORTH:.0%}",
+        )
+        for processor in PROCESSORS
+        if does_all(network, cost, processor)
+    ]

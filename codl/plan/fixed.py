@@ -1,26 +1,59 @@
-"""Plans that nobody searched for: a whole network on one side, in default or given variants."""
+"""Plans that nobody searched for: a whole network on one processor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
+from math import inf
+from operator import itemgetter
 
 from codl.errors import UnsupportedError
 from codl.kernels import registry
-from codl.kernels.base import Processor
+from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import Layer, Network
-from codl.ops.plan import Chain, Plan
+from codl.ops.plan import Chain, Plan, Sharing
+from codl.plan import unmeasured
+from codl.plan.chosen import Cut, make_plan
+from codl.plan.cost import CostModel
 from codl.soc import Soc
 
 
-def one_side(
+def one_processor(
+    network: Network,
+    cost: CostModel,
+    processor: Processor,
+    *,
+    strategy: str,
+    sharing: Sharing = "gather",
+    method: str = "",
+) -> Plan:
+    """Every op on one processor, in its fastest variant; what that cannot do goes to the other."""
+    cost, alone = unmeasured.filled(cost, network), _gpu_ratio(processor)
+    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
+    ratios = [alone if ms < inf else 1.0 - alone for ms in latencies_ms]
+    cuts = [
+        Cut(tuple(layer for layer, _ in together), "H", ratio)
+        for ratio, together in groupby(zip(network.layers, ratios, strict=True), itemgetter(1))
+    ]
+    return make_plan(network, cost, cuts, strategy=strategy, sharing=sharing, method=method)
+
+
+def does_all(network: Network, cost: CostModel, processor: Processor) -> bool:
+    """Whether a processor has variants for all of a network."""
+    cost = unmeasured.filled(cost, network)
+    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
+    return all(ms < inf for ms in latencies_ms)
+
+
+def default_plan(
     network: Network,
     soc: Soc,
-    processor: Processor = "gpu",
+    processor: Processor,
     *,
     chained: bool = True,
     variants: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Every op on one processor: all in one chain or, not `chained`, each in a chain of its own.
+    """Every op on one processor, by no predictions: all in one chain, or each in its own.
 
     `variants` names the kernel variants of some layers; the others take their default. Raises
     `UnsupportedError` with the layer for which the processor has no variant.
@@ -30,8 +63,8 @@ def one_side(
         layer.name: {processor: given.get(layer.name) or _default(layer, processor, soc)}
         for layer in network.layers
     }
-    ratio = 1.0 if processor == "gpu" else 0.0
     groups = [tuple(names)] if chained else [(name,) for name in names]
+    ratio = _gpu_ratio(processor)
     chains = tuple(Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)
     return Plan(
         model=network.name,
@@ -43,6 +76,11 @@ def one_side(
         predicted_ms=None,
         chains=chains,
     )
+
+
+def _gpu_ratio(processor: Processor) -> float:
+    """The partition ratio of all on one processor."""
+    return float(PROCESSORS.index(processor))
 
 
 def _default(layer: Layer, processor: Processor, soc: Soc) -> str:

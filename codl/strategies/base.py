@@ -10,13 +10,12 @@ from typing import ClassVar, Protocol
 from codl import dataset
 from codl.dataset import Dataset
 from codl.errors import InvalidFileError, UnsupportedError
-from codl.ops import Layer, Network
+from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.plan import unmeasured
 from codl.plan.cost import CostModel, LatencyPredictors
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan, one_processor
 from codl.plan.objective import LATENCY, Objective
-from codl.plan.search import ChainSearch
 from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
 from codl.soc import Soc
@@ -88,21 +87,6 @@ class Strategy(Protocol):
     def plan(self, network: Network, context: Context) -> Plan: ...
 
 
-def one_processor(network: Network, context: Context, strategy: str, gpu_ratio: float) -> Plan:
-    """Everything on one processor; an op that it cannot do goes to the other."""
-    search = ChainSearch(network, context.cost(DEFAULT))
-    groups: list[tuple[float, list[Layer]]] = []
-    for layer in network.layers:
-        able = search.at([layer], "H", gpu_ratio).latency_ms < float("inf")
-        ratio = gpu_ratio if able else 1 - gpu_ratio
-        if groups and groups[-1][0] == ratio:
-            groups[-1][1].append(layer)
-        else:
-            groups.append((ratio, [layer]))
-    candidates = [search.at(layers, "H", ratio) for ratio, layers in groups]
-    return search.plan(strategy, candidates)
-
-
 def one_memory(network: Network, context: Context, strategy: str, memory: str) -> Plan:
     """Everything on the GPU with its tensors in one of `MEMORY_TYPES`.
 
@@ -116,5 +100,5 @@ def one_memory(network: Network, context: Context, strategy: str, memory: str) -
             "(max_image_width is 0)."
         )
     if memory in gpu.memory_types:
-        return one_processor(network, restricted, strategy, 1.0)
-    return replace(one_side(network, restricted.soc, "gpu"), strategy=strategy)
+        return one_processor(network, restricted.cost(DEFAULT), "gpu", strategy=strategy)
+    return replace(default_plan(network, restricted.soc, "gpu"), strategy=strategy)

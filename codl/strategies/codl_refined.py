@@ -15,15 +15,17 @@ from typing import ClassVar
 
 from codl.errors import UnsupportedError
 from codl.execute.engine import Engine
+from codl.kernels.base import PROCESSORS
 from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.plan import unmeasured
 from codl.plan.corrections import Corrections, Sample
 from codl.plan.cost import CostModel
+from codl.plan.fixed import one_processor
 from codl.plan.observed import observe
 from codl.plan.optimal import search
 from codl.predict.names import DEFAULT
-from codl.strategies.base import Context, one_processor
+from codl.strategies.base import Context
 from codl.strategies.inputs import random_inputs
 from codl.strategies.turns import Effort, interleave, timed
 
@@ -51,8 +53,8 @@ class CodlRefined:
             )
         cost = unmeasured.filled(context.cost(self.default_predictor), network)
         with Trials(network, cost, context.note) as trials:
-            for ratio in (0.0, 1.0):
-                trials.run(one_processor(network, context, self.name, ratio))
+            for processor in PROCESSORS:
+                trials.run(one_processor(network, cost, processor, strategy=self.name))
             single = trials.best
             trials.run(search(network, cost, self.name, method=context.method))
             losses = 0

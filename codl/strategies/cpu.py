@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from codl.ops import Network
 from codl.ops.plan import Plan
+from codl.plan.fixed import one_processor
 from codl.predict.names import DEFAULT
-from codl.strategies.base import Context, one_processor
+from codl.strategies.base import Context
 
 
 class Cpu:
@@ -16,4 +17,6 @@ class Cpu:
     runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
-        return one_processor(network, context, self.name, 0.0)
+        return one_processor(
+            network, context.cost(self.default_predictor), "cpu", strategy=self.name
+        )

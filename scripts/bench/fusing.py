@@ -23,7 +23,7 @@ from codl.device.detect import detect
 from codl.execute.engine import Engine
 from codl.execute.timeline import Span
 from codl.ops import load_network
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.provenance import provenance
 from codl.soc import Soc
 from codl.strategies.inputs import random_inputs
@@ -68,7 +68,7 @@ def main() -> None:
 
 def measure(model: str, soc: Soc, seconds: float, batch: int | None) -> Row:
     network = load_network(model, batch)
-    plan, inputs = one_side(network, soc, "gpu"), random_inputs(network)
+    plan, inputs = default_plan(network, soc, "gpu"), random_inputs(network)
     engines = {
         name: Engine(network, plan, soc, fuse=name == "fused") for name in ("fused", "apart")
     }

@@ -23,7 +23,7 @@ from codl.device.cpu import CpuNet, Home
 from codl.execute.program import build_program
 from codl.execute.stage import build_cpu_half
 from codl.ops import Network, Region, load_network
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.soc import Soc
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -34,7 +34,7 @@ def one_image(network: Network, soc: Soc) -> Callable[[], None]:
 
     Its results stay with ncnn, so that any number may run at once.
     """
-    (segment,) = build_program(network, one_side(network, soc, "cpu"), soc).segments
+    (segment,) = build_program(network, default_plan(network, soc, "cpu"), soc).segments
     names = (*segment.cpu.inputs, *segment.outputs)
     shapes = network.shapes
     homes = {name: Home.allocate(shapes[name], Region.whole(shapes[name])) for name in names}

@@ -34,7 +34,7 @@ from codl.execute.engine import Engine
 from codl.kernels import registry
 from codl.kernels.base import Processor
 from codl.ops import Network, Op, load_network
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 from codl.provenance import provenance
 from codl.soc import Soc
 from codl.strategies.inputs import random_inputs
@@ -88,9 +88,9 @@ def main() -> None:
 
 def measure(network: Network, bench: Bench, seconds: float) -> Row:
     plans = {
-        "opencl": one_side(network, bench.soc, "gpu", variants=fastest(network, "gpu", bench)),
-        "ncnn": one_side(network, bench.soc, "cpu", variants=fastest(network, "cpu", bench)),
-        "ncnn auto": one_side(network, bench.soc, "cpu"),
+        "opencl": default_plan(network, bench.soc, "gpu", variants=fastest(network, "gpu", bench)),
+        "ncnn": default_plan(network, bench.soc, "cpu", variants=fastest(network, "cpu", bench)),
+        "ncnn auto": default_plan(network, bench.soc, "cpu"),
     }
     engines = {name: Engine(network, plan, bench.soc) for name, plan in plans.items()}
     for engine in engines.values():

@@ -19,7 +19,7 @@ from codl.collect.surroundings import TINY
 from codl.execute.engine import Engine
 from codl.kernels.base import PROCESSORS
 from codl.ops import Layer, Network, Shape
-from codl.plan.fixed import one_side
+from codl.plan.fixed import default_plan
 
 ROUNDS, WARM_UP = 400, 50
 
@@ -30,12 +30,12 @@ def main() -> None:
     parser.add_argument("--ops", type=int, default=60)
     options = parser.parse_args()
     soc, network = socs.load(options.soc), in_a_row(options.ops)
-    cpu, gpu = (one_side(network, soc, side, chained=False).chains for side in PROCESSORS)
+    cpu, gpu = (default_plan(network, soc, side, chained=False).chains for side in PROCESSORS)
     plans = {
-        "CPU": one_side(network, soc, "cpu"),
-        "GPU": one_side(network, soc, "gpu"),
+        "CPU": default_plan(network, soc, "cpu"),
+        "GPU": default_plan(network, soc, "gpu"),
         "by turns, with a transfer each": replace(
-            one_side(network, soc, "cpu"),
+            default_plan(network, soc, "cpu"),
             chains=tuple((cpu, gpu)[at % 2][at] for at in range(options.ops)),
         ),
     }
