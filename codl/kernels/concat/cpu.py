@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.columns import FeatureColumns, single
+from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import ConcatColumns
+from codl.kernels.variant import ByColumns
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
 
-class CpuCopy:
+class CpuCopy(ByColumns):
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "concat"
     processor: ClassVar[Processor] = "cpu"
@@ -23,9 +24,6 @@ class CpuCopy:
 
     def plan(self, op: Concat, soc: Soc) -> NcnnLayer:
         return NcnnLayer("Concat", {0: 0}, after=op.activation, copies_input=True)
-
-    def features(self, op: Concat, soc: Soc) -> dict[str, float]:
-        return single(self.feature_columns(ConcatColumns.of([op]), soc))
 
     def feature_columns(self, ops: ConcatColumns, soc: Soc) -> FeatureColumns:
         return {"inputs": ops.inputs, "output_bytes": 4.0 * ops.output_elements}

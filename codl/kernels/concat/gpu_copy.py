@@ -7,10 +7,11 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.tensor_columns import ConcatColumns
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
@@ -18,20 +19,12 @@ from codl.soc import Soc
 LONGEST_STRIP = 2048
 
 
-class GpuCopy:
+class GpuCopy(ForStorage, ByChoiceColumns):
     """Inputs of any number of channels; those that begin inside a block are shifted on the way."""
 
     op_kind: ClassVar[str] = "concat"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_copy"
     op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_copy{storage.suffix}"
-
-    def refusal(self, op: Concat, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: Concat, soc: Soc) -> tuple[Choice, ...]:
         """The most pixels of a work-item."""
@@ -40,9 +33,6 @@ class GpuCopy:
 
     def default_columns(self, ops: ConcatColumns, soc: Soc) -> ChoiceColumns:
         return {"strip": np.full_like(ops.oc, LONGEST_STRIP if soc.gpu.is_cpu else 1)}
-
-    def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConcatColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: ConcatColumns, soc: Soc, choice: ChoiceColumns | None = None

@@ -7,11 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tensor_columns import ConcatColumns
 from codl.kernels.tiling import ceil_div, item_grid, strip
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
@@ -19,17 +20,12 @@ from codl.soc import Soc
 LONGEST_STRIP = 1024
 
 
-class GpuImage:
+class GpuImage(ForStorage, ByChoiceColumns):
     """Inputs of any number of channels, as long as no three of them meet in one texel."""
 
     op_kind: ClassVar[str] = "concat"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_copy"
     op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_copy{storage.suffix}"
 
     def refusal(self, op: Concat, soc: Soc) -> str | None:
         for index in range(len(op.inputs) - 2):
@@ -43,12 +39,6 @@ class GpuImage:
 
     def choices(self, op: Concat, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
-
-    def default_columns(self, ops: ConcatColumns, soc: Soc) -> ChoiceColumns:
-        return {}
-
-    def features(self, op: Concat, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConcatColumns.of([op]), soc))
 
     def feature_columns(
         self, ops: ConcatColumns, soc: Soc, choice: ChoiceColumns | None = None

@@ -6,25 +6,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Storage, TensorArg
 from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
 from codl.kernels.strided.order import RUN, Rows
 from codl.kernels.tiling import base_defines, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.joining import ConcatNd
 from codl.soc import Soc
 
 
-class GpuRows:
+class GpuRows(OnGpu):
     """One launch an input."""
 
     name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "concat_nd"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
-
-    def refusal(self, op: ConcatNd, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: ConcatNd, soc: Soc) -> tuple[Choice, ...]:
         return ({},)

@@ -25,7 +25,6 @@ from codl.kernels.columns import (
     packed_vectors,
     rest,
     round_up,
-    single,
 )
 from codl.kernels.conv2d.cpu_direct_columns import direct_columns
 from codl.kernels.conv2d.cpu_tiles import usual_tile
@@ -38,6 +37,7 @@ from codl.kernels.ncnn import (
     fused_activation,
     left_over,
 )
+from codl.kernels.variant import ByColumns
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
@@ -51,7 +51,7 @@ MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class _CpuConv:
+class _CpuConv(ByColumns):
     """What the algorithms share: the layer, and the bytes that any of them moves."""
 
     op_kind: ClassVar[str] = "conv2d"
@@ -111,9 +111,6 @@ class _CpuConv:
             # It crashes where the output is smaller than the dilation.
             return f"ncnn dilates only packed channels safely, got dilation={op.dilation}"
         return None
-
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc))
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         raise NotImplementedError

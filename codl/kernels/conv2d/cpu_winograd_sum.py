@@ -23,10 +23,10 @@ from codl.kernels.columns import (
     by_level,
     ceil_div,
     packed_vectors,
-    single,
 )
 from codl.kernels.conv2d.cpu import CpuWinograd
 from codl.kernels.ncnn import NcnnLayer, Shifts
+from codl.kernels.variant import ByColumns
 from codl.ops.base import Array, Pad, Weights
 from codl.ops.conv2d import Conv2d
 from codl.ops.region import Shape
@@ -39,7 +39,7 @@ WINOGRAD = CpuWinograd()
 
 
 @dataclass(frozen=True)
-class CpuWinogradSum:
+class CpuWinogradSum(ByColumns):
     """Square-ish windows from 4x4, of stride 1."""
 
     name: ClassVar[str] = "cpu_winograd_sum"
@@ -66,9 +66,6 @@ class CpuWinogradSum:
         )
         layer = WINOGRAD.plan(_inner(op), soc)
         return replace(layer, shifts=Shifts(padding, crops), arrange=_arranged)
-
-    def features(self, op: Conv2d, soc: Soc) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc))
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         """Those of the one convolution, and the copies of its input."""

@@ -8,19 +8,17 @@ import numpy as np
 
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
-    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
-from codl.kernels.columns import ChoiceColumns, Column, ConvColumns, FeatureColumns, single
+from codl.kernels.columns import ChoiceColumns, Column, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.tiling_columns import row_tile
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -35,26 +33,16 @@ LONGEST_STRIP = 64
 CPU_TILES, GPU_TILES = (4, 6, 8, 10, 12, 14), (2, 8)
 
 
-class GpuDepthwise:
+class GpuDepthwise(ForStorage, ByChoiceColumns):
     """A window for every channel alone; any window, stride, padding and dilation."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_depthwise"
     takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_depthwise{storage.suffix}"
-
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if not op.input.c == op.out_channels == op.groups:
-            return (
-                "groups, input and output channels must be equal, "
-                f"got {op.groups}, {op.input.c} and {op.out_channels}"
-            )
-        return None
+        return refuse_mixing(op)
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile, and the most tiles of a work-item."""
@@ -76,9 +64,6 @@ class GpuDepthwise:
             closer = np.abs(size - default) <= np.abs(pixels - default)
             pixels = np.where(fits & closer, size, pixels)
         return {"pixels": pixels, "strip": LONGEST_STRIP if soc.gpu.is_cpu else 1}
-
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
@@ -148,6 +133,16 @@ class GpuDepthwise:
             },
             whole_batch=True,
         ).stored_as(self.storage)
+
+
+def refuse_mixing(op: Conv2d) -> str | None:
+    """Why an op is none that computes every channel from one alone."""
+    if op.input.c == op.out_channels == op.groups:
+        return None
+    return (
+        "groups, input and output channels must be equal, "
+        f"got {op.groups}, {op.input.c} and {op.out_channels}"
+    )
 
 
 def _span(ops: ConvColumns, pixels: Column | int) -> Column:

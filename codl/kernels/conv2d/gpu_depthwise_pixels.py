@@ -10,13 +10,13 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -27,12 +27,11 @@ ITEMS_PER_UNIT = 1024
 MOST_TAPS = 49
 
 
-class GpuDepthwisePixels:
+class GpuDepthwisePixels(OnGpu):
     """One input and one output channel to a group; windows small enough to be unrolled."""
 
     name: ClassVar[str] = "gpu_depthwise_pixels"
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED

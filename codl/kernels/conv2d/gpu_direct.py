@@ -14,7 +14,6 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     Storage,
     TensorArg,
 )
@@ -28,6 +27,7 @@ from codl.kernels.columns import (
 )
 from codl.kernels.image import TEXEL
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -80,27 +80,15 @@ def _dividing(blocks: Column, most: Column | int) -> Column:
     return outs
 
 
-class GpuDirect:
+class GpuDirect(ForStorage, ByChoiceColumns):
     """Any window, stride, padding and dilation; groups of whole channel blocks."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_direct"
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
-
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        width = soc.gpu.vector_width
-        per_group = (op.input.c // op.groups, op.out_channels // op.groups)
-        if op.groups > 1 and any(channels % width for channels in per_group):
-            return (
-                f"input and output channels of a group must be multiples of {width}, "
-                f"got {per_group[0]} and {per_group[1]}"
-            )
-        return None
+        return refuse_groups(op, soc.gpu.vector_width)
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile, and blocks of output channels that share its loads."""
@@ -111,9 +99,6 @@ class GpuDirect:
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         return {"pixels": tiling_columns.pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
-
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
@@ -211,6 +196,17 @@ def _few_lanes(op: Conv2d, soc: Soc) -> dict[str, int]:
     """The number of input channels as a constant where a loop over them would cost more."""
     few = soc.gpu.vector_width > 4 and op.groups == 1 and op.input.c <= MOST_UNROLLED
     return {"LANES": op.input.c} if few else {}
+
+
+def refuse_groups(op: Conv2d, width: int) -> str | None:
+    """Why groups cannot be computed in blocks of `width` channels."""
+    per_group = (op.input.c // op.groups, op.out_channels // op.groups)
+    if op.groups > 1 and any(channels % width for channels in per_group):
+        return (
+            f"input and output channels of a group must be multiples of {width}, "
+            f"got {per_group[0]} and {per_group[1]}"
+        )
+    return None
 
 
 def byte_features(op: Conv2d, soc: Soc, storage: Storage = BLOCKED) -> dict[str, float]:

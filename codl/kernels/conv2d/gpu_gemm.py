@@ -17,13 +17,13 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     ScratchArg,
     Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
 from codl.ops.conv2d import Conv2d
 from codl.soc import GpuSide, Soc
@@ -267,12 +267,11 @@ def refuse_width(soc: Soc) -> str | None:
     return None if width == 4 else f"needs a vector width of 4, got {width}"
 
 
-class GpuGemm:
+class GpuGemm(OnGpu):
     """Any window, stride, padding and dilation of one group."""
 
     name: ClassVar[str] = "gpu_gemm"
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED

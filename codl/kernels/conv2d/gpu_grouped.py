@@ -6,34 +6,27 @@ from typing import ClassVar
 
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
-    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns, single
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
 
-class GpuGrouped:
+class GpuGrouped(ForStorage, ByChoiceColumns):
     """Any grouped convolution, one scalar at a time."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_grouped"
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_grouped{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.groups == 1:
@@ -50,12 +43,6 @@ class GpuGrouped:
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
-
-    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-        return {}
-
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc))
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None

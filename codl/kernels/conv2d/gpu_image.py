@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from codl.kernels.base import (
-    IMAGE,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
-from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
+from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias, refuse_groups
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, pack_filter, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
@@ -53,25 +51,14 @@ class _Tiling:
         return ceil_div(self.tiles, self.strip) * self.out_blocks
 
 
-class GpuImage:
+class GpuImage(ForStorage):
     """Any window, stride, padding and dilation; groups of whole texels."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
+    base_name: ClassVar[str] = "gpu_direct"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        per_group = (op.input.c // op.groups, op.out_channels // op.groups)
-        if op.groups > 1 and any(channels % TEXEL for channels in per_group):
-            return (
-                f"input and output channels of a group must be multiples of {TEXEL}, "
-                f"got {per_group[0]} and {per_group[1]}"
-            )
-        return image_refusal(soc, (op.input, op.output))
+        return refuse_groups(op, TEXEL) or image_refusal(soc, (op.input, op.output))
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a work-item, and whether the filter is an image, where it fits."""

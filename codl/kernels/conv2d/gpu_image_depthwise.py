@@ -7,18 +7,17 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
-    IMAGE,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
+from codl.kernels.conv2d.gpu_depthwise import refuse_mixing
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -29,24 +28,14 @@ LONGEST_STRIP = 4096
 PIXELS = (4, 2, 1)
 
 
-class GpuImageDepthwise:
+class GpuImageDepthwise(ForStorage):
     """A window for every channel alone; any window, stride, padding and dilation."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_depthwise{storage.suffix}"
+    base_name: ClassVar[str] = "gpu_depthwise"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
-        if not op.input.c == op.out_channels == op.groups:
-            return (
-                "groups, input and output channels must be equal, "
-                f"got {op.groups}, {op.input.c} and {op.out_channels}"
-            )
-        return image_refusal(soc, (op.input, op.output))
+        return refuse_mixing(op) or image_refusal(soc, (op.input, op.output))
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a work-item, and whether the filter is an image, where it fits."""

@@ -8,21 +8,19 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
-    IMAGE,
     Choice,
     ConstantArg,
     ImageSize,
     KernelPlan,
     Launch,
-    Processor,
     ScratchArg,
-    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, pack_filter, texels
 from codl.kernels.tiling import ceil_div, item_grid, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -100,16 +98,11 @@ CHOICES: tuple[Choice, ...] = tuple(
 )
 
 
-class GpuImageWinograd:
+class GpuImageWinograd(ForStorage):
     """Convolutions with a 3x3 window and stride 1: 36 products for 16 outputs, or 16 for 4."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_winograd{storage.suffix}"
+    base_name: ClassVar[str] = "gpu_winograd"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:

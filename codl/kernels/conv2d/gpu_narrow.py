@@ -8,18 +8,16 @@ import numpy as np
 
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
-    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns, single
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -32,17 +30,13 @@ WIDEST = 8
 LONGEST_STRIP = 64
 
 
-class GpuNarrow:
+class GpuNarrow(ForStorage, ByChoiceColumns):
     """Any window, stride, padding and dilation with at most half a block of output channels."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
+    base_name: ClassVar[str] = "gpu_narrow"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_narrow{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if op.groups != 1:
@@ -60,9 +54,6 @@ class GpuNarrow:
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         sums = float(SUMS[soc.gpu.vector_width])
         return {"pixels": np.minimum(WIDEST, np.floor(sums / ops.oc))}
-
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None

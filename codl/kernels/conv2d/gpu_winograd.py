@@ -9,21 +9,19 @@ from numpy.typing import NDArray
 
 from codl.kernels import columns
 from codl.kernels.base import (
-    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     ScratchArg,
-    Storage,
     TensorArg,
 )
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns, single
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d import winograd_cuts
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.conv2d.winograd_cuts import SIDES, Cut, Tiling
 from codl.kernels.tiling import base_defines, item_grid
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.base import Array
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
@@ -32,19 +30,14 @@ from codl.soc import Soc
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 
 
-class GpuWinograd:
+class GpuWinograd(ForStorage, ByChoiceColumns):
     """Square windows, such as 3x3 with 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_winograd"
     #: There it reads a residual tile by tile, which takes longer than the add saves.
     adds_slowly_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_winograd{storage.suffix}"
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if _window(op) not in SIDES or op.dilation != (1, 1) or op.groups != 1:
@@ -61,9 +54,6 @@ class GpuWinograd:
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         return winograd_cuts.default_choice(ops, soc)
-
-    def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(ConvColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None

@@ -14,7 +14,6 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     ScratchArg,
     Storage,
     TensorArg,
@@ -23,6 +22,7 @@ from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, Cut, Product, cuts, refuse_width
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
 from codl.ops.conv2d import Conv2d
 from codl.soc import GpuSide, Soc
@@ -119,12 +119,11 @@ def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_Tiling, Cut]:
     return _Tiling.of(op, rest.pop("tile")), Cut(**rest)
 
 
-class GpuWinogradGemm:
+class GpuWinogradGemm(OnGpu):
     """3x3 windows with stride 1: 16, 36 or 64 products for 4, 16 or 36 outputs."""
 
     name: ClassVar[str] = "gpu_winograd_gemm"
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED

@@ -8,17 +8,15 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
-    BLOCKED,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.base import Array
 from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.soc import Soc
@@ -50,19 +48,11 @@ class _Tiling:
         return cls(pixels, row_tiles, tiles, length, reach, out_blocks)
 
 
-class GpuDirect:
+class GpuDirect(ForStorage):
     """Any window, stride, dilation and number of groups; small groups cost whole blocks."""
 
     op_kind: ClassVar[str] = "conv_transpose2d"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
-
-    def refusal(self, op: ConvTranspose2d, soc: Soc) -> str | None:
-        return None
+    base_name: ClassVar[str] = "gpu_direct"
 
     def choices(self, op: ConvTranspose2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a tile: as many as registers hold, but no more than a phase of a row has."""

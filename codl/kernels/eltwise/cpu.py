@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.columns import FeatureColumns, single
+from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import EltwiseColumns
+from codl.kernels.variant import ByColumns
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
@@ -15,7 +16,7 @@ from codl.soc import Soc
 CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}
 
 
-class CpuDirect:
+class CpuDirect(ByColumns):
     """Any two inputs: ncnn stretches axes of size 1 as the op does, whatever its packing."""
 
     name: ClassVar[str] = "cpu_direct"
@@ -34,9 +35,6 @@ class CpuDirect:
             {0: CODES["add"], 1: 1, 2: 0.0} if op.mode == "identity" else {0: CODES[op.mode]}
         )
         return NcnnLayer("BinaryOp", parameters, after=op.activation, copies_input=True)
-
-    def features(self, op: Eltwise, soc: Soc) -> dict[str, float]:
-        return single(self.feature_columns(EltwiseColumns.of([op]), soc))
 
     def feature_columns(self, ops: EltwiseColumns, soc: Soc) -> FeatureColumns:
         return {

@@ -6,10 +6,11 @@ from typing import ClassVar
 
 from codl.kernels import columns, tiling_columns
 from codl.kernels.activation import float_literal
-from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.eltwise import MODES, UNARY, Eltwise
 from codl.ops.region import Shape
 from codl.soc import Soc
@@ -21,30 +22,16 @@ CODES = {mode: code for code, mode in enumerate(MODES)}
 CLEARED = ("div", "pow", "log", "reciprocal", "exp", "cosh", "acosh")
 
 
-class GpuDirect:
+class GpuDirect(ForStorage, ByChoiceColumns):
     """Any mode; an input of one channel, one row or one column is stretched while it is read."""
 
     op_kind: ClassVar[str] = "eltwise"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_direct"
     takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
-
-    def refusal(self, op: Eltwise, soc: Soc) -> str | None:
-        return None
-
     def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
-
-    def default_columns(self, ops: EltwiseColumns, soc: Soc) -> ChoiceColumns:
-        return {}
-
-    def features(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(EltwiseColumns.of([op]), soc))
 
     def feature_columns(
         self, ops: EltwiseColumns, soc: Soc, choice: ChoiceColumns | None = None

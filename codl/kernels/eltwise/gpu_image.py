@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns, single
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.eltwise.gpu_direct import mode_defines
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.tiling import ceil_div, item_grid, strip
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
@@ -18,29 +19,18 @@ from codl.soc import Soc
 LONGEST_STRIP = 1024
 
 
-class GpuImage:
+class GpuImage(ForStorage, ByChoiceColumns):
     """Any mode; an input of one channel, one row or one column is stretched while it is read."""
 
     op_kind: ClassVar[str] = "eltwise"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_direct"
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:
         return image_refusal(soc, (*op.inputs, op.output))
 
     def choices(self, op: Eltwise, soc: Soc) -> tuple[Choice, ...]:
         return ({},)
-
-    def default_columns(self, ops: EltwiseColumns, soc: Soc) -> ChoiceColumns:
-        return {}
-
-    def features(self, op: Eltwise, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(EltwiseColumns.of([op]), soc))
 
     def feature_columns(
         self, ops: EltwiseColumns, soc: Soc, choice: ChoiceColumns | None = None

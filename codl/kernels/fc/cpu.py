@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import Processor
-from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings, single
+from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
+from codl.kernels.variant import ByColumns
 from codl.ops.fully_connected import FullyConnected
 from codl.soc import Soc
 
 
-class CpuGemv:
+class CpuGemv(ByColumns):
     name: ClassVar[str] = "cpu_gemv"
     op_kind: ClassVar[str] = "fc"
     processor: ClassVar[Processor] = "cpu"
@@ -24,9 +25,6 @@ class CpuGemv:
         size = op.out_channels * op.in_features
         parameters = {0: op.out_channels, 1: 1, 2: size, **fused_activation(op.activation)}
         return NcnnLayer("InnerProduct", parameters, ("weight", "bias"), left_over(op.activation))
-
-    def features(self, op: FullyConnected, soc: Soc) -> dict[str, float]:
-        return single(self.feature_columns(FcColumns.of([op]), soc))
 
     def feature_columns(self, ops: FcColumns, soc: Soc) -> FeatureColumns:
         """M rows of K columns, a vector of rows at a time; weights stream from where they are."""

@@ -11,15 +11,12 @@ import numpy as np
 
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import (
-    BLOCKED,
     ApartArg,
     Arg,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
 from codl.kernels.columns import (
@@ -28,10 +25,10 @@ from codl.kernels.columns import (
     FeatureColumns,
     by_level,
     gpu_cache_bytes,
-    single,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.base import Array, Weights
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.region import Shape
@@ -45,21 +42,13 @@ SUMS = {16: 24, 8: 12, 4: 12}
 MOST_IMAGES = 8
 
 
-class GpuDirect:
+class GpuDirect(ForStorage, ByChoiceColumns):
     """Matrix product over the inputs as they lie, in blocks of channels."""
 
     op_kind: ClassVar[str] = "fc"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_direct"
     takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[FcColumns]] = FcColumns
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
-
-    def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: FullyConnected, soc: Soc) -> tuple[Choice, ...]:
         """Blocks of outputs of a work-item."""
@@ -74,11 +63,6 @@ class GpuDirect:
         fitting = [o * gpu.compute_units <= blocks for o in streams]
         outs = np.select(fitting, streams, 1) if streams else np.ones_like(blocks)
         return {"outs": outs.astype(np.float64)}
-
-    def features(
-        self, op: FullyConnected, soc: Soc, choice: Choice | None = None
-    ) -> dict[str, float]:
-        return single(self.feature_columns(FcColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: FcColumns, soc: Soc, choice: ChoiceColumns | None = None

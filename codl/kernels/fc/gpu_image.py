@@ -7,35 +7,28 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
-    IMAGE,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import round_up, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.base import Array, Weights
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.region import Shape
 from codl.soc import Soc
 
 
-class GpuImage:
+class GpuImage(ForStorage):
     """Matrix-vector product over the input as it lies, in texels of channels."""
 
     op_kind: ClassVar[str] = "fc"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
+    base_name: ClassVar[str] = "gpu_direct"
 
     def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
         return image_refusal(soc, (op.input, op.output))

@@ -17,13 +17,13 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import groups_of_images
 from codl.kernels.tiling import base_defines, ceil_div, round_up
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
 from codl.ops.fully_connected import FullyConnected
 from codl.ops.region import Shape
@@ -36,12 +36,11 @@ SHAPES = ((2, 128), (4, 256), (4, 128), (8, 256), (8, 128), (4, 64))
 SUMS = 16
 
 
-class GpuRows:
+class GpuRows(OnGpu):
     """Matrix product over the inputs as they lie, in blocks of channels."""
 
     name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "fc"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED

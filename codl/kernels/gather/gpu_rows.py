@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.joining import Gather
 from codl.soc import Soc
 
@@ -17,17 +18,12 @@ LONGEST_PIECE = 4096
 LONGEST_STRIP = 8192
 
 
-class GpuRows:
+class GpuRows(OnGpu):
     """Any axis."""
 
     name: ClassVar[str] = "gpu_rows"
     op_kind: ClassVar[str] = "gather"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
-
-    def refusal(self, op: Gather, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: Gather, soc: Soc) -> tuple[Choice, ...]:
         return ({},)

@@ -14,7 +14,6 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     ScratchArg,
     Storage,
     TensorArg,
@@ -22,6 +21,7 @@ from codl.kernels.base import (
 )
 from codl.kernels.matmul.problem import Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, strip, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
 from codl.ops.matmul import MatMul
 from codl.soc import Soc
@@ -76,12 +76,11 @@ class _Tiling:
         return self.problem.k * (self.panels * self.panel if self.packed else self.problem.n)
 
 
-class GpuDirect:
+class GpuDirect(OnGpu):
     """Any batches, transposed operands or not; a constant b is packed once, a tensor each time."""
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "matmul"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
     storage: ClassVar[Storage] = PLANAR
 

@@ -12,13 +12,13 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     Storage,
     TensorArg,
     no_constants,
 )
 from codl.kernels.matmul.problem import Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
 from codl.ops.matmul import MatMul
 from codl.soc import Soc
@@ -27,12 +27,11 @@ from codl.soc import Soc
 PER_ITEM = 4
 
 
-class GpuTiled:
+class GpuTiled(OnGpu):
     """Any batches, transposed operands or not, read as they lie."""
 
     name: ClassVar[str] = "gpu_tiled"
     op_kind: ClassVar[str] = "matmul"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     storage: ClassVar[Storage] = PLANAR
 

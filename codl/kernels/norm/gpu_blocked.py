@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 from codl.kernels.base import (
-    BLOCKED,
     Arg,
     Choice,
     KernelPlan,
     Launch,
-    Processor,
     ScratchArg,
-    Storage,
     TensorArg,
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.norm import Norm
 from codl.soc import Soc
 
@@ -43,16 +41,11 @@ class _Pieces(NamedTuple):
         return cls(min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS)), 0)
 
 
-class GpuBlocked:
+class GpuBlocked(ForStorage):
     """Runs that are the pixels of one channel: instance norms."""
 
     op_kind: ClassVar[str] = "norm"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_blocked{storage.suffix}"
+    base_name: ClassVar[str] = "gpu_blocked"
 
     def refusal(self, op: Norm, soc: Soc) -> str | None:
         if not is_by_channel(op):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
 from codl.kernels.norm.gpu_blocked import is_by_channel
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.norm import Channels, Norm
 from codl.soc import Soc
 
 
-class GpuDirect:
+class GpuDirect(OnGpu):
     """Any run but a channel; scale and bias for each element of one, or for pieces of equal length.
 
     Among convolutions this layout would cost a copy before a norm and another behind it.
@@ -20,8 +21,6 @@ class GpuDirect:
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "norm"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: Norm, soc: Soc) -> str | None:

@@ -11,14 +11,14 @@ from codl.kernels.columns import (
     by_level,
     packed_vectors,
     rest,
-    single,
 )
 from codl.kernels.ncnn import NcnnLayer
+from codl.kernels.variant import ByColumns
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
 
-class CpuDirect:
+class CpuDirect(ByColumns):
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "pooling"
     processor: ClassVar[Processor] = "cpu"
@@ -44,9 +44,6 @@ class CpuDirect:
             6: int(op.count_pad),
         }
         return NcnnLayer("Pooling", parameters, after=op.activation)
-
-    def features(self, op: Pool2d, soc: Soc) -> dict[str, float]:
-        return single(self.feature_columns(PoolColumns.of([op]), soc))
 
     def feature_columns(self, ops: PoolColumns, soc: Soc) -> FeatureColumns:
         """Reads of vectors of channels, and the bytes that they are of.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.columns import (
     ChoiceColumns,
     Column,
@@ -16,9 +16,9 @@ from codl.kernels.columns import (
     PoolColumns,
     by_level,
     gpu_cache_bytes,
-    single,
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
+from codl.kernels.variant import ByChoiceColumns, ForStorage
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -57,21 +57,13 @@ class _Tiling:
         return columns.ceil_div(self.tiles, self.strip)
 
 
-class GpuDirect:
+class GpuDirect(ForStorage, ByChoiceColumns):
     """Any window, stride, padding and dilation."""
 
     op_kind: ClassVar[str] = "pooling"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    base_name: ClassVar[str] = "gpu_direct"
     takes_batch: ClassVar[bool] = True
     op_columns: ClassVar[type[PoolColumns]] = PoolColumns
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
-
-    def refusal(self, op: Pool2d, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: Pool2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a row at a time (0: one window at a time), and vectors of a strip."""
@@ -97,9 +89,6 @@ class GpuDirect:
             pixels = np.where(better, float(size), pixels)
             least = np.where(better, computed, least)
         return {"pixels": pixels, "strip": np.full_like(pixels, LONGEST_STRIP)}
-
-    def features(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        return single(self.feature_columns(PoolColumns.of([op]), soc, choice))
 
     def feature_columns(
         self, ops: PoolColumns, soc: Soc, choice: ChoiceColumns | None = None

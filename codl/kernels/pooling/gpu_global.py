@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, round_up
+from codl.kernels.variant import OnGpu
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -13,12 +14,11 @@ from codl.soc import Soc
 ITEMS = (64, 32, 128)
 
 
-class GpuGlobal:
+class GpuGlobal(OnGpu):
     """A window that is the whole input."""
 
     name: ClassVar[str] = "gpu_global"
     op_kind: ClassVar[str] = "pooling"
-    processor: ClassVar[Processor] = "gpu"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     takes_batch: ClassVar[bool] = True
     storage: ClassVar[Storage] = BLOCKED

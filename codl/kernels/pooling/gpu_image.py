@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import IMAGE, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
@@ -14,16 +15,11 @@ from codl.soc import Soc
 LONGEST_STRIP = 4096
 
 
-class GpuImage:
+class GpuImage(ForStorage):
     """Any window, stride, padding and dilation."""
 
     op_kind: ClassVar[str] = "pooling"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = IMAGE) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
+    base_name: ClassVar[str] = "gpu_direct"
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:
         return image_refusal(soc, (op.input, op.output))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.max_indices import MaxIndices
 from codl.soc import Soc
 
@@ -13,17 +14,12 @@ from codl.soc import Soc
 LONGEST_STRIP = 4096
 
 
-class GpuIndices:
+class GpuIndices(OnGpu):
     """Any window."""
 
     name: ClassVar[str] = "gpu_indices"
     op_kind: ClassVar[str] = "max_indices"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
-
-    def refusal(self, op: MaxIndices, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: MaxIndices, soc: Soc) -> tuple[Choice, ...]:
         return ({},)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Storage, TensorArg
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.reduce import REDUCTIONS, Reduce
 from codl.soc import Soc
 
 CODES = {mode: code for code, mode in enumerate(REDUCTIONS)}
 
 
-class GpuDirect:
+class GpuDirect(OnGpu):
     """Any adjacent axes."""
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "reduce"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
-
-    def refusal(self, op: Reduce, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: Reduce, soc: Soc) -> tuple[Choice, ...]:
         return row_choices(op.rows, soc)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.reshape import Reshape
 from codl.soc import Soc
 
@@ -13,17 +14,12 @@ from codl.soc import Soc
 LONGEST_STRIP = 1024
 
 
-class GpuCopy:
+class GpuCopy(OnGpu):
     """Any number of axes."""
 
     name: ClassVar[str] = "gpu_copy"
     op_kind: ClassVar[str] = "reshape"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
-
-    def refusal(self, op: Reshape, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: Reshape, soc: Soc) -> tuple[Choice, ...]:
         return ({},)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels.base import (
-    BLOCKED,
     Arg,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
-    Storage,
     TensorArg,
 )
 from codl.kernels.strided.gpu_copy import as_ints
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
+from codl.kernels.variant import ForStorage
 from codl.ops.base import Array, Weights
 from codl.ops.resize import Resize
 from codl.soc import Soc
@@ -26,19 +24,11 @@ LONGEST_STRIP = 4096
 TABLES = ("rows", "row_weights", "columns", "column_weights")
 
 
-class GpuDirect:
+class GpuDirect(ForStorage):
     """Every mode."""
 
     op_kind: ClassVar[str] = "resize"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-
-    def __init__(self, storage: Storage = BLOCKED) -> None:
-        self.storage = storage
-        self.name = f"gpu_direct{storage.suffix}"
-
-    def refusal(self, op: Resize, soc: Soc) -> str | None:
-        return None
+    base_name: ClassVar[str] = "gpu_direct"
 
     def choices(self, op: Resize, soc: Soc) -> tuple[Choice, ...]:
         return ({},)

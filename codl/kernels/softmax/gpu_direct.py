@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Processor, Storage, TensorArg
+from codl.kernels.base import PLANAR, Choice, KernelPlan, Storage, TensorArg
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.softmax import Softmax
 from codl.soc import Soc
 
 
-class GpuDirect:
+class GpuDirect(OnGpu):
     """Any adjacent axes."""
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "softmax"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
-
-    def refusal(self, op: Softmax, soc: Soc) -> str | None:
-        return None
 
     def choices(self, op: Softmax, soc: Soc) -> tuple[Choice, ...]:
         return row_choices(op.rows, soc)

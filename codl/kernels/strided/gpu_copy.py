@@ -14,7 +14,6 @@ from codl.kernels.base import (
     ConstantArg,
     KernelPlan,
     Launch,
-    Processor,
     Storage,
     TensorArg,
 )
@@ -27,6 +26,7 @@ from codl.kernels.strided.order import (
     collapse,
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
+from codl.kernels.variant import OnGpu
 from codl.ops.base import Array
 from codl.ops.movement import Movement, Offsets
 from codl.soc import Soc
@@ -42,12 +42,10 @@ MOST_ELEMENTS = 2**31 - 1
 TENSORS = (TensorArg("input"), TensorArg("output"))
 
 
-class _GpuCopy:
+class _GpuCopy(OnGpu):
     """Any axes; by tiles where rows of the output are columns of the input."""
 
     name: ClassVar[str] = "gpu_copy"
-    processor: ClassVar[Processor] = "gpu"
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
     storage: ClassVar[Storage] = PLANAR
 
     def refusal(self, op: Movement, soc: Soc) -> str | None:

@@ -1,0 +1,63 @@
+"""What kernel variants have unless they say otherwise."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from codl.kernels.base import BLOCKED, Choice, Processor, Storage
+from codl.kernels.columns import ChoiceColumns, Columns, FeatureColumns, single
+from codl.soc import Soc
+
+
+class OnGpu:
+    """Base of GPU variants: takes any op of its kind, on any type of device, image by image."""
+
+    processor: ClassVar[Processor] = "gpu"
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    takes_batch: ClassVar[bool] = False
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        return None
+
+
+class ForStorage(OnGpu):
+    """Base of GPU variants that there are several of, one for each storage."""
+
+    #: Its name with tensors in the usual storage.
+    base_name: ClassVar[str]
+
+    def __init__(self, storage: Storage = BLOCKED) -> None:
+        self.storage = storage
+        self.name = f"{self.base_name}{storage.suffix}"
+
+
+class ByColumns:
+    """Base of variants of the CPU whose features are written once, over columns of many ops."""
+
+    op_columns: ClassVar[type[Columns]]
+
+    def features(self, op: Any, soc: Soc) -> dict[str, float]:
+        return single(self.feature_columns(self.op_columns.of([op]), soc))
+
+    def feature_columns(self, ops: Any, soc: Soc) -> FeatureColumns:
+        """Features by name, each shaped (ops)."""
+        raise NotImplementedError
+
+
+class ByChoiceColumns:
+    """Base of variants of the GPU whose features are written once, over columns of many ops."""
+
+    op_columns: ClassVar[type[Columns]]
+
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
+        """The choice that holds for each op untuned; without any parameters by default."""
+        return {}
+
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+        return single(self.feature_columns(self.op_columns.of([op]), soc, choice))
+
+    def feature_columns(
+        self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        """Features by name, each shaped (ops), in the default choices where none are given."""
+        raise NotImplementedError
