@@ -19,15 +19,15 @@ BLOCKS = (
 
 
 def describe(b: ModelBuilder) -> None:
-    x = _conv(b, b.input("image", (1, 3, 224, 224)), 32, 3, stride=2)
+    x = conv_relu6(b, b.input("image", (1, 3, 224, 224)), 32, 3, stride=2)
     channels = 32
     for out, stride in BLOCKS:
-        x = _conv(b, x, channels, 3, stride=stride, groups=channels)
-        x, channels = _conv(b, x, out, 1), out
+        x = conv_relu6(b, x, channels, 3, stride=stride, groups=channels)
+        x, channels = conv_relu6(b, x, out, 1), out
     b.output(b.fully_connected(b.flatten(b.global_average_pool(x)), 1000))
 
 
-def _conv(b: ModelBuilder, x: str, oc: int, kernel: int, *, stride: int = 1,
+def conv_relu6(b: ModelBuilder, x: str, oc: int, kernel: int, *, stride: int = 1,
           groups: int = 1) -> str:  # fmt: skip
     """Convolution, batch norm and ReLU6."""
     x = b.conv(x, oc, kernel, pad=kernel // 2, stride=stride, bias=False, groups=groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codl.models.builder import ModelBuilder
+from codl.models.mobilenet_v1 import conv_relu6
 
 #: Expansion, output channels, repeats and first stride of each sequence of blocks.
 BLOCKS = (
@@ -17,27 +18,20 @@ BLOCKS = (
 
 
 def describe(b: ModelBuilder) -> None:
-    x = _conv(b, b.input("image", (1, 3, 224, 224)), 32, 3, stride=2)
+    x = conv_relu6(b, b.input("image", (1, 3, 224, 224)), 32, 3, stride=2)
     channels = 32
     for expansion, out, repeats, first in BLOCKS:
         for index in range(repeats):
             x = _block(b, x, channels, expansion, out, stride=1 if index else first)
             channels = out
-    x = b.global_average_pool(_conv(b, x, 1280, 1))
+    x = b.global_average_pool(conv_relu6(b, x, 1280, 1))
     b.output(b.fully_connected(b.flatten(x), 1000))
 
 
 def _block(b: ModelBuilder, x: str, channels: int, expansion: int, out: int, *,
            stride: int) -> str:  # fmt: skip
     inner = channels * expansion
-    y = _conv(b, x, inner, 1) if expansion > 1 else x
-    y = _conv(b, y, inner, 3, stride=stride, groups=inner)
+    y = conv_relu6(b, x, inner, 1) if expansion > 1 else x
+    y = conv_relu6(b, y, inner, 3, stride=stride, groups=inner)
     y = b.batch_norm(b.conv(y, out, 1, pad=0, bias=False))
     return b.add(y, x) if stride == 1 and channels == out else y
-
-
-def _conv(b: ModelBuilder, x: str, oc: int, kernel: int, *, stride: int = 1,
-          groups: int = 1) -> str:  # fmt: skip
-    """Convolution, batch norm and ReLU6."""
-    x = b.conv(x, oc, kernel, pad=kernel // 2, stride=stride, bias=False, groups=groups)
-    return b.clip(b.batch_norm(x), 0.0, 6.0)

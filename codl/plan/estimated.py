@@ -10,16 +10,17 @@ estimates are by the slowest of some ops, and on the GPU, whose kernels differ m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.dataset import Direction
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor
-from codl.ops import Network, Op, Shape, parse, to_text
+from codl.ops import Network, Op, parse, to_text
+from codl.plan.around import Around
 from codl.plan.cost import CostModel, LatencyPredictors
 from codl.predict.features import Item
 from codl.soc import Soc
@@ -64,21 +65,15 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Estimated:
+class Estimated(Around):
     """Predictors that estimate targets that they lack, or know too little of, by rates."""
 
-    predictors: LatencyPredictors
     #: The rates for every target that is estimated.
     rates: dict[str, Rates]
-    targets: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        targets = dict.fromkeys((*self.predictors.targets, *sorted(self.rates)))
-        object.__setattr__(self, "targets", tuple(targets))
-
-    @property
-    def name(self) -> str:
-        return self.predictors.name
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.predictors.targets, *sorted(self.rates))))
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
@@ -86,7 +81,7 @@ class Estimated:
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target not in self.rates:
-            return self.predictors.latency_ms(target, items)
+            return super().latency_ms(target, items)
         rates, ops = self.rates[target], [op for op in items if isinstance(op, Op)]
         found: NDArray[np.float64] = np.array([rates.latency_ms(op) for op in ops])
         if target not in self.predictors.targets:
@@ -95,11 +90,6 @@ class Estimated:
         measured = self.predictors.few[target]
         is_known = np.array([to_text(op) in measured for op in ops])
         return np.where(is_known, own_ms, np.maximum(found, own_ms))
-
-    def sharing_ms(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> Mapping[str, NDArray[np.float64]]:
-        return self.predictors.sharing_ms(direction, shapes)
 
 
 def filled(cost: CostModel, network: Network) -> CostModel:

@@ -18,7 +18,8 @@ from codl.kernels import registry
 from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Op, Shape
 from codl.plan import estimated
-from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.around import Around
+from codl.plan.cost import CostModel
 from codl.predict.features import Item, sharing_target
 from codl.soc import Soc
 
@@ -28,16 +29,11 @@ MOVES: tuple[Direction, ...] = ("to_gpu", "to_cpu")
 
 
 @dataclass(frozen=True)
-class PartlyMeasured:
+class PartlyMeasured(Around):
     """Predictors that answer 0 for targets and directions that nobody has measured."""
 
-    predictors: LatencyPredictors
     missing: frozenset[str]
     free: frozenset[str]
-
-    @property
-    def name(self) -> str:
-        return self.predictors.name
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -50,14 +46,14 @@ class PartlyMeasured:
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target in self.missing:
             return np.zeros(len(items))
-        return self.predictors.latency_ms(target, items)
+        return super().latency_ms(target, items)
 
     def sharing_ms(
         self, direction: Direction, shapes: Sequence[Shape]
     ) -> Mapping[str, NDArray[np.float64]]:
         if direction in self.free:
             return {"copy": np.zeros(len(shapes))}
-        return self.predictors.sharing_ms(direction, shapes)
+        return super().sharing_ms(direction, shapes)
 
 
 def filled(cost: CostModel, network: Network) -> CostModel:
