@@ -20,9 +20,9 @@ from codl.report import plots
 from codl.report.content import NONE, Table, digits, nearness, spread
 from codl.report.findings import findings
 from codl.report.html import write_report
-from codl.report.load import COMMANDS, eval_result, load_result, search_result, train_result
+from codl.report.load import COMMANDS, eval_result, load_result, train_result
 from codl.report.svg import SVG
-from codl.report.tables import eval_content, eval_table, plan_table, train_table
+from codl.report.tables import eval_content, eval_table, train_table
 
 JsonObject = dict[str, Any]
 HOSTILE = '<script>alert("x")</script>&[bold]$a_b$'
@@ -341,7 +341,6 @@ def test_a_plan_lists_its_chains(tmp_path: Path) -> None:
     assert found.starting("1") == [first]
     assert found.starting("2") == [["2", "c", "1", "-", "0", "cpu_gemm", "-"]]
     assert "Predicted latency: 43.2 ms by linear; nothing was run." in found.text("span")
-    assert "cpu_gemm" in terminal(plan_table(search_result(search())))
 
 
 def test_a_plan_file_is_a_result_too(tmp_path: Path) -> None:

@@ -111,12 +111,6 @@ class GpuTensor:
         offset = (image * self.blocks + first) * self.pixels + inner.rows.start * self.shape.w
         return self.memory, np.int32(offset), np.int32(self.pixels)
 
-    def as_shape(self, shape: Shape) -> GpuTensor:
-        """The same planar elements under another shape; only of a whole tensor."""
-        if self.storage.layout != "planar" or self.region != Region.whole(self.shape):
-            raise ValueError(f"{self.storage} {self.region} of {self.shape} has no other shape")
-        return GpuTensor(self.memory, shape, Region.whole(shape), self.storage, self.block)
-
 
 class TensorPool:
     """The GPU's memory of one engine: tensors take it in turns, as they are needed.

@@ -145,7 +145,7 @@ class Launch:
     #: The first image that it computes, of a plan for a whole batch.
     image: int = 0
 
-    def of_images(self, count: int, tensors: Iterable[TensorArg], *, first: int = 0) -> Launch:
+    def of_images(self, count: int, tensors: Iterable[TensorArg]) -> Launch:
         """The same for so many images: the third dimension, and how far apart they lie."""
         sizes = (*self.global_size, 1)[:2]
         local = self.local_size and (*(*self.local_size, 1)[:2], 1)
@@ -154,7 +154,6 @@ class Launch:
             global_size=(*sizes, count),
             local_size=local,
             args=(*self.args, *(ApartArg(tensor) for tensor in tensors)),
-            image=first,
         )
 
 

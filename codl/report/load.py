@@ -62,19 +62,14 @@ def parse_result(content: Any, path: str | Path = "result") -> Result:
     return COMMANDS[top.key("command").one_of("command", COMMANDS)](top)
 
 
-def eval_result(content: Mapping[str, Any], path: str | Path = "result") -> EvalResult:
+def eval_result(content: Mapping[str, Any]) -> EvalResult:
     """What `codl eval` has in hand before it is written: the keys of its `--json`."""
-    return _eval(Field(str(path), "", dict(content)))
+    return _eval(Field("result", "", dict(content)))
 
 
-def train_result(content: Mapping[str, Any], path: str | Path = "result") -> TrainResult:
+def train_result(content: Mapping[str, Any]) -> TrainResult:
     """What `codl train` has in hand before it is written: the keys of its `--json`."""
-    return _train(Field(str(path), "", dict(content)))
-
-
-def search_result(content: Mapping[str, Any], path: str | Path = "result") -> SearchResult:
-    """What `codl search` has in hand before it is written: the keys of its `--json`."""
-    return _search(Field(str(path), "", dict(content)))
+    return _train(Field("result", "", dict(content)))
 
 
 def _eval(top: Field) -> EvalResult:

@@ -57,11 +57,6 @@ def train_table(result: TrainResult) -> rich.table.Table:
     return train_content(result).to_rich()
 
 
-def plan_table(result: SearchResult) -> rich.table.Table:
-    """What `codl search` prints: one row per chain."""
-    return plan_content(result).to_rich()
-
-
 def eval_content(result: EvalResult) -> Table:
     columns = (
         Column("strategy", numeric=False),

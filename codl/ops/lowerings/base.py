@@ -32,8 +32,9 @@ class Step:
 Lowering: TypeAlias = Callable[[Graph, Node], Sequence[Step]]
 
 
-def input_shape(graph: Graph, node: Node, index: int = 0) -> Shape:
-    return as_nchw(graph.shapes[node.inputs[index]])
+def input_shape(graph: Graph, node: Node) -> Shape:
+    """The first input's, as nchw."""
+    return as_nchw(graph.shapes[node.inputs[0]])
 
 
 def has_input(node: Node, index: int) -> bool:

@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-import onnx
-
-from codl import graph
 from codl import soc as socs
 from codl.device.opencl import open_device
 from codl.execute.engine import Engine
-from codl.ops import lower
+from codl.ops import load_network
 from codl.ops.plan import load_plan
 from codl.strategies.peers.base import Job, Tensors
 
@@ -27,7 +24,7 @@ class OpenClAll:
         soc = socs.load(job.soc)
         gpu = replace(soc.gpu, cores=job.cores, compute_units=job.threads)
         soc = replace(soc, cpu=replace(soc.cpu, cores=job.cores), gpu=gpu)
-        network = lower(graph.simplify(graph.import_onnx(onnx.load(job.model), job.model.stem)))
+        network = load_network(str(job.model))
         # No core is left for a thread that only waits.
         open_device(soc).waiting_helps = True
         self._engine = Engine(network, load_plan(job.plan), soc)
