@@ -100,7 +100,6 @@ def evaluate_strategies(
             peers=others,
             effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
             batch=batch,
-            note=note,
         )
         rows += to_json(results)
         timelines += _timelines(model, spans)

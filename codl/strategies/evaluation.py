@@ -34,7 +34,6 @@ from codl.strategies.turns import Effort, Timed, interleave, timed
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,6 @@ def evaluate(
     peers: Sequence[str] = (),
     effort: Effort | None = None,
     batch: int | None = None,
-    note: Note = lambda text: None,
 ) -> tuple[list[Result], dict[str, list[Span]]]:
     """Measure strategies, and other libraries on all cores, on one model.
 
@@ -125,36 +123,23 @@ def evaluate(
     Returns a result for every strategy, the ideal and every peer, and a timeline for each strategy
     that ran.
     """
-    note(f"{model}: importing, reference by ONNX Runtime")
+    context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
-    engines: dict[str, Engine] = {}
-    rows: dict[str, Result] = {}
-    cost = context.default_cost(network)
-    for strategy in strategies:
-        note(f"{model}: building {strategy.name}")
-        try:
-            engine = Engine(network, strategy.plan(network, context), context.soc)
-            rows[strategy.name] = _of_engine(model, engine, reference, cost)
-            engines[strategy.name] = engine
-        except CodlError as error:
-            rows[strategy.name] = _failed(model, strategy.name, error)
+    engines, rows = _engines(model, strategies, network, reference, context)
     machine = Machine.of(context.soc, context.dataset) if engines else None
     effort = effort or Effort()
     runs = {name: timed(engine.run, effort.lead_in) for name, engine in engines.items()}
-    with started(peers, reference.model, network, reference.inputs, context, note=note) as others:
+    with started(peers, reference.model, network, reference.inputs, context) as others:
         for name, peer in others.items():
-            try:
-                if isinstance(peer, CodlError):
-                    raise peer
-                rows[name] = _of_peer(model, peer, reference)
+            rows[name] = _of_peer(model, name, peer, reference)
+            if not isinstance(peer, CodlError) and rows[name].status == "ok":
                 runs[name] = partial(peer.run, effort.lead_in)
-            except CodlError as error:
-                rows[name] = _failed(model, name, error)
-        note(f"{model}: measuring {', '.join(runs)} interleaved")
+        context.note(f"{model}: measuring {', '.join(runs)} interleaved")
         failed: dict[str, CodlError] = {}
         beside = machine.visit if machine else lambda: None
         latencies = interleave(runs, effort, beside, failed=failed)
-        energy = _energy_mj({name: runs[name] for name in latencies}, effort.lead_in + 1, note)
+        measured = {name: runs[name] for name in latencies}
+        energy = _energy_mj(measured, effort.lead_in + 1, context.note)
     rows |= {name: _failed(model, name, error) for name, error in failed.items()}
     slowdown = machine.slowdown() if machine else None
     limit = _ideal(network, context) if with_ideal else None
@@ -165,6 +150,28 @@ def evaluate(
     for engine in engines.values():
         engine.close()
     return results, timelines
+
+
+def _engines(
+    model: str,
+    strategies: Sequence[Strategy],
+    network: Network,
+    reference: Reference,
+    context: Context,
+) -> tuple[dict[str, Engine], dict[str, Result]]:
+    """The engine of every strategy that has a plan that runs, and what is known of each so far."""
+    engines: dict[str, Engine] = {}
+    rows: dict[str, Result] = {}
+    cost = context.default_cost(network)
+    for strategy in strategies:
+        context.note(f"{model}: building {strategy.name}")
+        try:
+            engine = Engine(network, strategy.plan(network, context), context.soc)
+            rows[strategy.name] = _of_engine(model, engine, reference, cost)
+            engines[strategy.name] = engine
+        except CodlError as error:
+            rows[strategy.name] = _failed(model, strategy.name, error)
+    return engines, rows
 
 
 def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> tuple[float, float]:
@@ -233,12 +240,17 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
     )
 
 
-def _of_peer(model: str, peer: PeerProcess, reference: Reference) -> Result:
-    """What is known of a peer before it is measured."""
-    nearness, error = compare(peer.outputs(), reference)
+def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Reference) -> Result:
+    """What is known of a peer, or why it cannot run, before it is measured."""
+    if isinstance(peer, CodlError):
+        return _failed(model, name, peer)
+    try:
+        nearness, error = compare(peer.outputs(), reference)
+    except CodlError as reason:
+        return _failed(model, name, reason)
     return Result(
         model=model,
-        strategy=peer.name,
+        strategy=name,
         latency_ms=None,
         predicted_ms=None,
         source="measured",
@@ -275,7 +287,9 @@ def _completed(
     )
 
 
-def _energy_mj(runs: Mapping[str, Timed], count: int, note: Note) -> dict[str, float | None]:
+def _energy_mj(
+    runs: Mapping[str, Timed], count: int, note: Callable[[str], None]
+) -> dict[str, float | None]:
     """Millijoules of one inference of each; `runs` make `count` of them at a time."""
     sensors = find_sensors().sensors
     if sensors:

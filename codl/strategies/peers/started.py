@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +26,6 @@ def started(
     network: Network,
     inputs: Tensors,
     context: Context,
-    *,
-    note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Mapping[str, PeerProcess | CodlError]]:
     """Peers of a model, fed and warm, or why they cannot be; they end with the context.
 
@@ -39,7 +37,7 @@ def started(
         root = Path(folder)
         try:
             for name in names:
-                note(f"{network.name}: starting {name}")
+                context.note(f"{network.name}: starting {name}")
                 try:
                     job = _job(name, model, root, context.soc)
                     if name == OpenClAll.name:
