@@ -1,18 +1,55 @@
-"""A kernel with its arguments, ready to be enqueued."""
+"""Kernels with their arguments, ready to be enqueued."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from codl.device import launch
 from codl.device.loader import cl_module
 from codl.errors import DeviceError
-from codl.kernels.base import Launch
+from codl.kernels.base import ApartArg, Arg, ConstantArg, Launch, ScratchArg, TensorArg
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+    from codl.device.memory import GpuTensor
+    from codl.ops import Region
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the arguments of a plan's launches stand for: tensors and their regions, and memory."""
+
+    tensors: Mapping[TensorArg, tuple[GpuTensor, Region]]
+    constants: Mapping[str, cl.MemoryObject]
+    scratch: Mapping[str, cl.MemoryObject]
+
+    @property
+    def images(self) -> int:
+        """Of the regions; those of one image are read again for every image of the others."""
+        return max((region.images.size for _, region in self.tensors.values()), default=1)
+
+    def values(self, shape: Launch, image: int) -> list[Any]:
+        """The values that a kernel gets which computes from this image on."""
+        return [value for arg in shape.args for value in self._values(arg, image + shape.image)]
+
+    def _values(self, arg: Arg, image: int) -> Sequence[Any]:
+        if isinstance(arg, TensorArg):
+            tensor, region = self.tensors[arg]
+            return tensor.view(region, image if region.images.size > 1 else 0)
+        if isinstance(arg, ConstantArg):
+            return [self.constants[arg.name]]
+        if isinstance(arg, ScratchArg):
+            return [self.scratch[arg.name]]
+        if isinstance(arg, ApartArg):
+            tensor, region = self.tensors[arg.tensor]
+            return [np.int32(tensor.image_stride if region.images.size > 1 else 0)]
+        return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
 
 class BoundKernel:

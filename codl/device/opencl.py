@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock, get_native_id
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codl.device import drivers, hints, launch, threads
-from codl.device.bound import BoundKernel
+from codl.device.bound import Arguments, BoundKernel
 from codl.device.failures import describe, explained
 from codl.device.loader import cl_module
 from codl.device.memory import GpuTensor, SharedBuffer, TensorPool, checked_size, make_image
@@ -21,14 +21,10 @@ from codl.errors import CodlWarning, DeviceError
 from codl.kernels.base import (
     BLOCKED,
     PLANAR,
-    ApartArg,
-    Arg,
     Constant,
-    ConstantArg,
     ImageSize,
     KernelPlan,
     Launch,
-    ScratchArg,
     Storage,
     TensorArg,
 )
@@ -189,30 +185,16 @@ class OpenClDevice:
             packed = plan.pack(weights or {})
         constants = {k: self._constant(v, image=k in plan.images) for k, v in packed.items()}
         scratch = {k: self._scratch(size, pool) for k, size in plan.scratch.items()}
-
-        def values(arg: Arg, image: int) -> list[Any]:
-            if isinstance(arg, TensorArg):
-                tensor, region = tensors[arg]
-                return list(tensor.view(region, image if region.images.size > 1 else 0))
-            if isinstance(arg, ConstantArg):
-                return [constants[arg.name]]
-            if isinstance(arg, ScratchArg):
-                return [scratch[arg.name]]
-            if isinstance(arg, ApartArg):
-                tensor, region = tensors[arg.tensor]
-                return [np.int32(tensor.image_stride if region.images.size > 1 else 0)]
-            return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
-
-        images = max((region.images.size for _, region in tensors.values()), default=1)
+        arguments = Arguments(tensors, constants, scratch)
         with explained(f"Binding the kernels of {plan.source}"):
             bound = [
                 BoundKernel(
                     label or launch.kernel,
                     cl_module().Kernel(program, launch.kernel),
                     launch,
-                    [value for arg in launch.args for value in values(arg, image + launch.image)],
+                    arguments.values(launch, image),
                 )
-                for image in range(1 if plan.whole_batch else images)
+                for image in range(1 if plan.whole_batch else arguments.images)
                 for launch in plan.launches
             ]
         for kernel in bound[: len(plan.launches)]:
