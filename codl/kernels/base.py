@@ -259,6 +259,8 @@ class GpuVariant(Variant, Protocol):
 
     #: The types of device that this variant is written for; on others it works, slowly.
     meant_for: ClassVar[frozenset[str]]
+    #: Whether all images of a batch are computed in one launch, and not one after the other.
+    takes_batch: ClassVar[bool]
 
     @property
     def storage(self) -> Storage:

@@ -50,11 +50,12 @@ class NcnnLayer:
 
 
 class CpuVariant(Variant, Protocol):
-    """A variant that is a layer of an ncnn net.
+    """A variant that is a layer of an ncnn net."""
 
-    One that is hardly ever the best has an attribute `usual` that is false: it runs only where it
-    is asked for by name.
-    """
+    @property
+    def usual(self) -> bool:
+        """Whether it may be planned; one that is hardly ever the best runs only when asked for."""
+        ...
 
     def plan(self, op: Any, soc: Soc) -> NcnnLayer: ...
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.graph import Node
-from codl.kernels.base import Processor
 from codl.kernels.replayed import work
+from codl.kernels.variant import OnCpu
 from codl.ops.base import Activation, Weights
 from codl.ops.nd import Sizes
 from codl.soc import Soc
@@ -51,7 +51,7 @@ class OrtPlan:
 
 
 @dataclass(frozen=True)
-class CpuOrt:
+class CpuOrt(OnCpu):
     """One kind of op in ONNX Runtime; `describe` writes its nodes, `refuse` says why it cannot."""
 
     op_kind: str
@@ -59,7 +59,6 @@ class CpuOrt:
     refuse: Callable[[Any], str | None] = lambda op: None
 
     name: ClassVar[str] = "cpu_ort"
-    processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         return self.refuse(op)

@@ -59,7 +59,7 @@ VARIANTS: tuple[Variant, ...] = tuple(
     variant for package in PACKAGES for variant in package.VARIANTS
 )
 #: Those that somebody else has measured, of every kind of op: what a replayed SoC has.
-REPLAYED: tuple[Variant, ...] = tuple(
+REPLAYED: tuple[replayed.Replayed, ...] = tuple(
     variant
     for kind in OP_TYPES
     for variant in (
@@ -68,12 +68,12 @@ REPLAYED: tuple[Variant, ...] = tuple(
 )
 
 
-def takes_batch(variant: Variant) -> bool:
+def takes_batch(variant: Any) -> bool:
     """Whether a variant computes the images of a batch at once, and not one after the other.
 
     The CPU has several side by side; on the GPU it takes kernels that count images.
     """
-    return variant.processor == "cpu" or bool(getattr(variant, "takes_batch", False))
+    return variant.processor == "cpu" or bool(variant.takes_batch)
 
 
 def target(variant: Variant, op: Op) -> str:
@@ -109,13 +109,13 @@ def candidates(
     """The variants of a kind of op: the first of these lists that has any for an op has all."""
     if soc.is_replayed:
         own = [v for v in REPLAYED if v.op_kind == kind and v.processor == processor]
-        return [[v for v in own if every or getattr(v, "usual", True)]]
+        return [[v for v in own if every or v.usual]]
     known: list[Any] = [v for v in VARIANTS if v.op_kind == kind and v.processor == processor]
     if every:
         return [known]
     if processor == "cpu":
         return [
-            [v for v in known if getattr(v, "usual", True) and not isinstance(v, CpuOrt)],
+            [v for v in known if v.usual and not isinstance(v, CpuOrt)],
             known,
         ]
     meant = [v for v in known if soc.gpu.type in v.meant_for]

@@ -32,6 +32,7 @@ class Replayed:
     threads: int | None = None
     storage: ClassVar[Storage] = BLOCKED
     meant_for: ClassVar[frozenset[str]] = frozenset()
+    takes_batch: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -9,11 +9,27 @@ from codl.kernels.columns import ChoiceColumns, Columns, FeatureColumns, single
 from codl.soc import Soc
 
 
+class OnCpu:
+    """Base of CPU variants: takes any op of its kind."""
+
+    processor: ClassVar[Processor] = "cpu"
+
+    @property
+    def usual(self) -> bool:
+        """Whether it may be planned; one that is hardly ever the best runs only when asked for."""
+        return True
+
+    def refusal(self, op: Any, soc: Soc) -> str | None:
+        return None
+
+
 class OnGpu:
     """Base of GPU variants: takes any op of its kind, on any type of device, image by image."""
 
     processor: ClassVar[Processor] = "gpu"
+    #: The types of device that it is written for; on others it works, slowly.
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    #: Whether it computes all images of a batch in one launch.
     takes_batch: ClassVar[bool] = False
 
     def refusal(self, op: Any, soc: Soc) -> str | None:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Processor
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import ConcatColumns
-from codl.kernels.variant import ByColumns
+from codl.kernels.variant import ByColumns, OnCpu
 from codl.ops.concat import Concat
 from codl.soc import Soc
 
 
-class CpuCopy(ByColumns):
+class CpuCopy(OnCpu, ByColumns):
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "concat"
-    processor: ClassVar[Processor] = "cpu"
     op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns
-
-    def refusal(self, op: Concat, soc: Soc) -> str | None:
-        return None
 
     def plan(self, op: Concat, soc: Soc) -> NcnnLayer:
         return NcnnLayer("Concat", {0: 0}, after=op.activation, copies_input=True)

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from codl.kernels.base import Processor
 from codl.kernels.columns import (
     Column,
     ConvColumns,
@@ -37,7 +36,7 @@ from codl.kernels.ncnn import (
     fused_activation,
     left_over,
 )
-from codl.kernels.variant import ByColumns
+from codl.kernels.variant import ByColumns, OnCpu
 from codl.ops.conv2d import Conv2d
 from codl.soc import Soc
 
@@ -51,11 +50,10 @@ MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class _CpuConv(ByColumns):
+class _CpuConv(OnCpu, ByColumns):
     """What the algorithms share: the layer, and the bytes that any of them moves."""
 
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "cpu"
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
     algorithm: ClassVar[str]
     switched_off: ClassVar[int] = 0

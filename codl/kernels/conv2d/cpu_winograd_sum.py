@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import Processor
 from codl.kernels.columns import (
     Column,
     ConvColumns,
@@ -26,7 +25,7 @@ from codl.kernels.columns import (
 )
 from codl.kernels.conv2d.cpu import CpuWinograd
 from codl.kernels.ncnn import NcnnLayer, Shifts
-from codl.kernels.variant import ByColumns
+from codl.kernels.variant import ByColumns, OnCpu
 from codl.ops.base import Array, Pad, Weights
 from codl.ops.conv2d import Conv2d
 from codl.ops.region import Shape
@@ -39,12 +38,11 @@ WINOGRAD = CpuWinograd()
 
 
 @dataclass(frozen=True)
-class CpuWinogradSum(ByColumns):
+class CpuWinogradSum(OnCpu, ByColumns):
     """Square-ish windows from 4x4, of stride 1."""
 
     name: ClassVar[str] = "cpu_winograd_sum"
     op_kind: ClassVar[str] = "conv2d"
-    processor: ClassVar[Processor] = "cpu"
     op_columns: ClassVar[type[ConvColumns]] = ConvColumns
 
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:

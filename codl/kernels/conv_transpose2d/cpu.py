@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Processor
 from codl.kernels.ncnn import (
     NcnnLayer,
     Value,
@@ -12,16 +11,16 @@ from codl.kernels.ncnn import (
     left_over,
     round_up,
 )
+from codl.kernels.variant import OnCpu
 from codl.ops.conv_transpose2d import ConvTranspose2d
 from codl.soc import Soc
 
 
-class CpuDirect:
+class CpuDirect(OnCpu):
     """What the whole result is cut to must begin inside it."""
 
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "conv_transpose2d"
-    processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: ConvTranspose2d, soc: Soc) -> str | None:
         if min(op.crop) < 0:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Processor
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import EltwiseColumns
-from codl.kernels.variant import ByColumns
+from codl.kernels.variant import ByColumns, OnCpu
 from codl.ops.eltwise import Eltwise
 from codl.soc import Soc
 
@@ -16,12 +15,11 @@ from codl.soc import Soc
 CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}
 
 
-class CpuDirect(ByColumns):
+class CpuDirect(OnCpu, ByColumns):
     """Any two inputs: ncnn stretches axes of size 1 as the op does, whatever its packing."""
 
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "eltwise"
-    processor: ClassVar[Processor] = "cpu"
     op_columns: ClassVar[type[EltwiseColumns]] = EltwiseColumns
 
     def refusal(self, op: Eltwise, soc: Soc) -> str | None:

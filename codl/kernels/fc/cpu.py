@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Processor
 from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
-from codl.kernels.variant import ByColumns
+from codl.kernels.variant import ByColumns, OnCpu
 from codl.ops.fully_connected import FullyConnected
 from codl.soc import Soc
 
 
-class CpuGemv(ByColumns):
+class CpuGemv(OnCpu, ByColumns):
     name: ClassVar[str] = "cpu_gemv"
     op_kind: ClassVar[str] = "fc"
-    processor: ClassVar[Processor] = "cpu"
     op_columns: ClassVar[type[FcColumns]] = FcColumns
-
-    def refusal(self, op: FullyConnected, soc: Soc) -> str | None:
-        return None
 
     def plan(self, op: FullyConnected, soc: Soc) -> NcnnLayer:
         size = op.out_channels * op.in_features

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Processor
 from codl.kernels.columns import (
     FeatureColumns,
     PoolColumns,
@@ -13,15 +12,14 @@ from codl.kernels.columns import (
     rest,
 )
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.variant import ByColumns
+from codl.kernels.variant import ByColumns, OnCpu
 from codl.ops.pool2d import Pool2d
 from codl.soc import Soc
 
 
-class CpuDirect(ByColumns):
+class CpuDirect(OnCpu, ByColumns):
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "pooling"
-    processor: ClassVar[Processor] = "cpu"
     op_columns: ClassVar[type[PoolColumns]] = PoolColumns
 
     def refusal(self, op: Pool2d, soc: Soc) -> str | None:

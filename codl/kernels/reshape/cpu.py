@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Processor
 from codl.kernels.ncnn import NcnnLayer
+from codl.kernels.variant import OnCpu
 from codl.ops.reshape import Reshape
 from codl.soc import Soc
 
 
-class CpuCopy:
+class CpuCopy(OnCpu):
     """Every image to an image."""
 
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "reshape"
-    processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Reshape, soc: Soc) -> str | None:
         if op.input.n != op.output.n:

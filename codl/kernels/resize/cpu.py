@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import Processor
 from codl.kernels.ncnn import NcnnLayer, round_up
+from codl.kernels.variant import OnCpu
 from codl.ops.resize import AxisTable, Resize
 from codl.ops.window import Size2
 from codl.soc import Soc
@@ -17,12 +17,11 @@ CODES = {"nearest": 1, "linear": 2}
 COORDS = {"nearest": ("asymmetric",), "linear": ("half_pixel", "align_corners")}
 
 
-class CpuDirect:
+class CpuDirect(OnCpu):
     """What a part of rows needs of the input is often not what ncnn would read of it."""
 
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "resize"
-    processor: ClassVar[Processor] = "cpu"
 
     def refusal(self, op: Resize, soc: Soc) -> str | None:
         if op.mode not in CODES:
