@@ -25,7 +25,7 @@ from codl.predict.names import FOLDER
 from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 6
+VERSION = 7
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8
@@ -41,7 +41,7 @@ class StoredPredictor:
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
     features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. `rows` of
-    so many different `items` were fitted, of `tables` (with the start of their SHA-256); `held_out`
+    so many different `items` were fitted, of `tables` (with the start of their files' SHA-256); `held_out`
     is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs whose latencies
     are features too (`codl train --like`).
     """
@@ -76,7 +76,7 @@ class StoredPredictor:
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
             **({"known": [one.state() for one in self.known]} if self.known else {}),
-            "state": self.estimator.state(self.features),
+            **self.estimator.state(self.features),
         }
 
     @property
@@ -175,9 +175,9 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
         raise InvalidFileError(path, problem, where=f"targets, {target}, items", fix=fix)
     _check_examples(path, {**stored, "features": list(names)}, soc, known)
     try:
-        estimator = ESTIMATORS[predictor].from_state(own["state"], names)
+        estimator = ESTIMATORS[predictor].from_state(own, names)
     except ValueError as error:
-        where = f"targets, {target}, state"
+        where = f"targets, {target}"
         raise InvalidFileError(path, str(error), where=where, fix=fix) from error
     return StoredPredictor(**stored, features=names, estimator=estimator, known=known)
 
@@ -222,7 +222,6 @@ _TARGET_TYPES: _Types = {
     "features": str,
     "held_out": dict,
     "examples": dict,
-    "state": dict,
 }
 
 
