@@ -101,6 +101,7 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (change("predictor", "gbdt"), MismatchError, "predictor: is 'gbdt'.*'codl_linear'"),
     (rename, UnknownNameError, "Did you mean 'conv2d_cpu_gemm'"),
     (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
+    (of_gemm("features", "as fc"), InvalidFileError, "features: there is no such target"),
     (of_gemm("features", "rows"), MismatchError, "features: is rows, but .*padded_macs"),
     (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
     (of_gemm("examples", {"x": {}}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
@@ -112,14 +113,14 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (of_gemm("overhead_ms", -1), InvalidFileError, f"{GEMM}: overhead_ms must not be negative"),
     (of_gemm("floor_ms", "x"), InvalidFileError, f"{GEMM}: floor_ms .* got 'x'"),
     (
-        of_gemm("coefficients_ms", "much"),
+        of_gemm("costs_ms", "much"),
         InvalidFileError,
-        "coefficients_ms must have [0-9]+ numbers in a row, got 1",
+        "costs_ms must have [0-9]+ numbers in a row, got 1",
     ),
     (
-        of_gemm("coefficients_ms", 1.0),
+        of_gemm("costs_ms", 1.0),
         InvalidFileError,
-        "coefficients_ms must be a list of rows of numbers",
+        "costs_ms must be a list of rows of numbers",
     ),
 ]
 

@@ -31,6 +31,8 @@ UNIT = "ms"
 FEW_ITEMS = 8
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
+#: Stands before the target whose features a target has too.
+_AS = "as "
 #: Values that take no more than this stand in one line; those of a list or mapping together.
 WIDTH = 120
 
@@ -103,12 +105,25 @@ def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
         "codl": first.codl,
         "tables": {name: digest for one in stored for name, digest in one.tables.items()},
         "sources": sorted({source for one in stored for source in one.sources}),
-        "targets": {one.target: one.content for one in stored},
+        "targets": _contents(stored),
     }
     partial = path.with_suffix(".tmp")
     partial.write_text(_format(content) + "\n")
     partial.replace(path)
     return path
+
+
+def _contents(stored: Sequence[StoredPredictor]) -> dict[str, dict[str, Any]]:
+    """What the file holds of every target; features that an earlier one has are named by it."""
+    found: dict[str, dict[str, Any]] = {}
+    first: dict[str, str] = {}
+    for one in stored:
+        content = one.content
+        before = first.setdefault(content["features"], one.target)
+        if before != one.target:
+            content["features"] = f"{_AS}{before}"
+        found[one.target] = content
+    return found
 
 
 def _format(value: Any, indent: str = "") -> str:
@@ -160,7 +175,7 @@ def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
 def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) -> StoredPredictor:
     own, predictor = content["targets"][target], content["predictor"]
     fix = f"`codl train --soc {soc.name}` trains it again."
-    names = tuple(own["features"].split())
+    names = tuple(_features(path, content["targets"], target, fix).split())
     known = _known(path, target, own.get("known", []), fix)
     stored = {
         "predictor": predictor,
@@ -180,6 +195,18 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
         where = f"targets, {target}"
         raise InvalidFileError(path, str(error), where=where, fix=fix) from error
     return StoredPredictor(**stored, features=names, estimator=estimator, known=known)
+
+
+def _features(path: Path, targets: Mapping[str, Any], target: str, fix: str) -> str:
+    """The names of a target's features, which may stand with another target."""
+    text: str = targets[target]["features"]
+    if not text.startswith(_AS):
+        return text
+    other = targets.get(text.removeprefix(_AS))
+    if not isinstance(other, dict) or not isinstance(other.get("features"), str):
+        problem = f"there is no such target with features, got {text!r:.80}."
+        raise InvalidFileError(path, problem, where=f"targets, {target}, features", fix=fix)
+    return str(other["features"])
 
 
 def _known(path: Path, target: str, states: Any, fix: str) -> tuple[Known, ...]:

@@ -395,7 +395,7 @@ class Codl(LatencyEstimator):
         self.center_, self.spread_ = scaling
         if (self.spread_ <= 0).any():
             raise ValueError("scaling must have positive spreads.")
-        self.points_ = from_rows(state, "points", rows=width, columns=None).T
+        self.points_ = from_rows(state, "points", rows=width, columns=None).T.copy()
         read = read_members(state.get("members"), width, len(self.points_))
         self.members_ = tuple(member for member, _, _ in read)
         self.is_level_ = tuple(is_level for _, is_level, _ in read)
