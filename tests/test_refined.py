@@ -122,7 +122,7 @@ def test_a_mistaken_predictor_still_gives_a_plan_that_runs(gpu: float, first_soc
 def test_two_processors_must_be_worth_it(
     both_ms: float, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan on both that gains 1 % over one processor alone is not taken; one that gains 4 % is."""
+    """A plan on both that gains 1 % over one processor alone is not taken, one of 4 % is."""
     latency_ms = {"one": 10.0, "both": both_ms}
     network = row(2)
     plans = {name: replace(one_side(network, SOC), strategy=name) for name in latency_ms}

@@ -119,8 +119,9 @@ class Trials:
     def _is_best(self, new: Engine, effort: Effort, *, worth: float = 1.0) -> bool:
         """Compare an engine with the best one, and keep the faster of the two.
 
-        The best one must take less than `worth` of what the new one takes to stay. By the fifth of runs that is fastest: what other programs do to a plan on two processors and
-        to one on a single processor differs, and is neither's doing.
+        The best one must take less than `worth` of what the new one takes to stay. By the fifth of
+        runs that is fastest: what other programs do to a plan on two processors and to one on a
+        single processor differs, and is neither's doing.
         """
         if self._best is None:
             self._best = new
