@@ -43,9 +43,9 @@ class StoredPredictor:
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
     features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. `rows` of
-    so many different `items` were fitted, of `tables` (with the start of their files' SHA-256); `held_out`
-    is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs whose latencies
-    are features too (`codl train --like`).
+    so many different `items` were fitted, of `tables` (by name, with the start of their SHA-256);
+    `held_out` is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs
+    whose latencies are features too (`codl train --like`).
     """
 
     predictor: str

@@ -358,7 +358,8 @@ def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
 
 def _digests(own: Samples) -> dict[str, str]:
     """The tables that the samples are of, by the start of their SHA-256."""
-    return {path.stem.removeprefix("t_"): sha256(path.read_bytes()).hexdigest()[:8] for path in own.files}
+    files = {path.stem.removeprefix("t_"): path for path in own.files}
+    return {name: sha256(path.read_bytes()).hexdigest()[:8] for name, path in files.items()}
 
 
 def _rows(

@@ -23,7 +23,7 @@ from codl.predict.features import FeatureSet
 
 #: Significant digits of coefficients: more would only make files larger. Where none is negative,
 #: no sum is further off than its terms.
-DIGITS, DIGITS_OF_COSTS = 6, 3
+DIGITS, DIGITS_OF_COSTS = 6, 4
 
 
 class _Linear(LatencyEstimator):
