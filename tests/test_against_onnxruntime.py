@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_runs import operands, run_cpu, run_gpu, tolerance
 from onnx import helper
 from strategies import convolutions
-from test_kernels import operands, run_cpu, run_gpu, tolerance
 
 from codl.device.opencl import OpenClDevice
 from codl.graph import session_options

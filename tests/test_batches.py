@@ -14,10 +14,10 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_execute import make_plan
-from test_kernels import assert_close, operands, reference, run_gpu, variants_for_gpus
-from test_kernels import cut as cut_region
-from test_plan import SOC, Law
+from kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
+from kernel_runs import cut as cut_region
+from laws import SOC, Law
+from plans import make_plan
 
 from codl.dataset import Dataset, OpRow
 from codl.device.opencl import OpenClDevice

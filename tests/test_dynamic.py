@@ -9,7 +9,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_plan import SOC, Law
+from laws import SOC, Law
 
 from codl.errors import CodlError
 from codl.execute.program import build_program

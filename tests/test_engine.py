@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_execute import CUTS, branching, legal, make_plan
+from plans import CUTS, branching, legal, make_plan
 
 from codl.device.opencl import OpenClDevice
 from codl.errors import CodlError

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
+from laws import SOC, RateLaw
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from test_plan import SOC
 
 from codl.execute.program import build_program
 from codl.graph import import_onnx, simplify
 from codl.kernels import registry
-from codl.ops import Network, Shape, lower, parse
+from codl.ops import Network, lower, parse
 from codl.ops.chain import Half, cut
 from codl.ops.plan import load_plan
 from codl.plan import unmeasured
@@ -26,35 +26,11 @@ from codl.plan.switches import crossings
 from codl.strategies import STRATEGIES, Context, find
 
 
-class Law:
-    """1e8 operations and 1e7 bytes in a millisecond, twice as many on the GPU; some kinds only."""
-
-    name = "law"
-    kinds = ("conv2d", "pooling", "eltwise")
-    few: ClassVar[Mapping[str, frozenset[str]]] = {}
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        own = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS if v.op_kind in self.kinds]
-        ort = {f"{kind}_cpu_ort" for kind in self.kinds}
-        return tuple(name for name in (*own, *(f"{n}_max" for n in own)) if name not in ort)
-
-    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
-        assert target in self.targets, target
-        speed = 2.0 if "_gpu" in target else 1.0
-        return np.array([1e-3 + max(1e-8 * op.flops, 1e-7 * op.bytes) / speed for op in ops])
-
-    def sharing_ms(
-        self, direction: Any, shapes: Sequence[Shape]
-    ) -> Mapping[str, NDArray[np.float64]]:
-        return {"copy": np.array([0.01 + 1e-7 * shape.bytes for shape in shapes])}
-
-
 class Simulated(Context):
     """Strategies that ask the law."""
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, Law(), by_op)
+        return CostModel(self.soc, RateLaw(), by_op)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +67,7 @@ def test_every_strategy_plans_and_names_what_is_estimated(
 
 
 def test_rates_are_those_of_what_was_measured() -> None:
-    cpu, gpu = (rates_of(side, Law(), SOC) for side in ("cpu", "gpu"))  # type: ignore[arg-type]
+    cpu, gpu = (rates_of(side, RateLaw(), SOC) for side in ("cpu", "gpu"))  # type: ignore[arg-type]
     assert cpu is not None
     assert gpu is not None
     assert cpu.flops_per_ms == pytest.approx(1e8, rel=0.01)
@@ -112,17 +88,17 @@ def test_rates_are_those_of_what_was_measured() -> None:
 
 
 def test_what_has_a_predictor_keeps_it(network: Network) -> None:
-    cost = unmeasured.filled(CostModel(SOC, Law()), network)
+    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
     assert isinstance(cost.predictors, Estimated)
     assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
     conv = network.layers[0].op
     target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)
-    expected = Law().latency_ms(target, [conv])
+    expected = RateLaw().latency_ms(target, [conv])
     np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
     assert unmeasured.filled(cost, network) is cost
 
 
-class FewConvolutions(Law):
+class FewConvolutions(RateLaw):
     """Too few convolutions on the GPU were measured, and say that they are ten times faster."""
 
     def __init__(self, measured: str) -> None:
@@ -163,7 +139,7 @@ def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> N
     assert cost.half_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
 
 
-class WithPacking(Law):
+class WithPacking(RateLaw):
     """The law, with what packs and unpacks measured."""
 
     @property

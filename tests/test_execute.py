@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plans import CUTS, branching, legal, make_plan
 
 from codl.collect.work import operands
 from codl.device.cpu import ALIGNMENT, CpuLayer, CpuNet, Home
@@ -22,28 +23,12 @@ from codl.execute.timeline import sharing_ms
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
 from codl.models.builder import ModelBuilder
-from codl.ops import Array, Layer, Network, Region, Shape, lower, parse
-from codl.ops.plan import Chain, Plan
+from codl.ops import Array, Network, Region, Shape, lower, parse
+from codl.ops.plan import Plan
 from codl.soc import Soc
 from codl.strategies.evaluation import cosine, max_rel_err
 
 Case = tuple[Network, Array, dict[str, Array]]
-
-
-def branching() -> ModelBuilder:
-    """Every kind of op, a skip over several ops into a concat, and two outputs."""
-    b = ModelBuilder("branching")
-    x = b.input("image", (1, 3, 37, 29))
-    x = b.leaky_relu(b.batch_norm(b.conv(x, 32, 3, pad=1, bias=False)), 0.1)
-    skip = x = b.max_pool(x, 2, 2)
-    x = b.relu(b.conv(x, 48, 3, pad=1))
-    x = b.relu(b.conv(x, 48, 3, pad=1, groups=48))
-    x = b.relu(b.conv(b.concat([skip, x]), 64, 1, pad=0))
-    b.output(x)
-    x = b.max_pool(b.conv(x, 40, 5, pad=2, stride=2), 3, 2)
-    x = b.relu(b.fully_connected(b.flatten(x), 50))
-    b.output(b.fully_connected(x, 21))
-    return b
 
 
 @pytest.fixture(scope="module")
@@ -56,56 +41,6 @@ def case() -> Case:
     )
     names = list(network.outputs)
     return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
-
-
-def make_plan(network: Network, soc: Soc, cuts: Sequence[tuple[int, str, float]],
-              sharing: str = "gather") -> Plan:  # fmt: skip
-    """Chains of the given lengths, dimensions and ratios; default variants."""
-    layers = iter(network.layers)
-    chains = []
-    for length, dim, ratio in cuts:
-        taken = [layer for _, layer in zip(range(length), layers, strict=False)]
-        if taken:
-            variants = {layer.name: defaults(layer, soc) for layer in taken}
-            ops = tuple(layer.name for layer in taken)
-            chains.append(Chain(ops, dim, ratio, variants))  # type: ignore[arg-type]
-    for layer in layers:
-        chains.append(Chain((layer.name,), "H", 0.0, {layer.name: defaults(layer, soc)}))
-    return Plan(
-        network.name, network.digest, soc.name, "test", "none", sharing, None, tuple(chains)  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def defaults(layer: Layer, soc: Soc) -> dict[str, str]:
-    """Variants that do any part of the layer: those without conditions on its shape."""
-    plain = {"conv2d": "direct", "pooling": "direct", "fc": "gemv", "concat": "copy"}
-    names = {}
-    for processor in ("cpu", "gpu"):
-        found = [v.name for v in registry.variants(layer.op, processor, soc)]  # type: ignore[arg-type]
-        names[processor] = next((n for n in found if plain.get(layer.op.kind, "") in n), found[0])
-    return names
-
-
-def legal(network: Network, cuts: Sequence[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
-    """Ratios between 0 and 1 only where every op of a chain can be cut that way."""
-    layers, made = list(network.layers), []
-    for length, dim, ratio in cuts:
-        taken, layers = layers[:length], layers[length:]
-        if dim == "H":
-            able = all("H" in layer.op.dims for layer in taken)
-        else:
-            able = len(taken) == 1 and "OC" in taken[0].op.dims
-        made.append((length, dim, ratio if able else round(ratio)))
-    return made
-
-
-CUTS = st.lists(
-    st.tuples(
-        st.integers(1, 4), st.sampled_from(["H", "OC"]), st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])
-    ),
-    min_size=1,
-    max_size=10,
-)
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from kernel_runs import assert_close, cut, download, operands
+from laws import SOC, Law
 from numpy.typing import NDArray
-from test_execute import defaults, make_plan
+from plans import defaults, make_plan
 from test_failures import Failing, source
-from test_kernels import assert_close, cut, download, operands
-from test_plan import SOC, Law
 from test_storages import gpu_variant
 
 from codl.device.memory import GpuTensor

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from kernel_runs import Case, cut, download, variants_for_gpus
 from strategies import batched, ops
 
-from codl.device.cpu import CpuLayer, Home
-from codl.device.half import CpuHalf
-from codl.device.memory import GpuTensor, SharedBuffer
+from codl.device.memory import SharedBuffer
 from codl.device.opencl import OpenClDevice
 from codl.kernels import registry
-from codl.kernels.base import Storage, TensorArg, Variant
-from codl.ops import Array, Op, Region, Shape, Span, parse, split, to_text
+from codl.kernels.base import Storage
+from codl.ops import Op, Region, Shape, Span, parse, split
 from codl.soc import Soc
 
 FEW = settings(
@@ -34,88 +31,16 @@ STORAGES = [Storage(layout, element) for layout in ("blocked", "planar", "image"
             for element in ("float32", "float16")]  # fmt: skip
 
 
-def tolerance(variant: Variant) -> float:
-    if variant.name.endswith("_fp16"):
-        return 2e-2
-    return 1e-3 if "winograd" in variant.name else 1e-4
-
-
-def operands(op: Op, seed: int = 0) -> tuple[list[Array], dict[str, Array]]:
-    random = np.random.default_rng(seed)
-    inputs = [random.standard_normal(shape, np.float32) for shape in op.inputs]
-    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
-    return inputs, weights
-
-
-def reference(op: Op, inputs: Sequence[Array], weights: dict[str, Array]) -> NDArray[np.float64]:
-    return op.reference([x.astype(np.float64) for x in inputs], weights)
-
-
-def cut(array: Array, region: Region) -> Array:
-    return array[region.slices]
-
-
-def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            soc: Soc) -> Array:  # fmt: skip
-    """Compute a region of an op's output in place, among arrays of the whole tensors."""
-    names = [f"x{i}" for i in range(len(inputs))]
-    homes = {
-        name: Home(x, Region.whole(shape), op.needs(part, i))
-        for i, (name, x, shape) in enumerate(zip(names, inputs, op.inputs, strict=True))
-    }
-    reads = tuple((name, home.used) for name, home in homes.items())
-    own = op.restrict_weights(weights, part)
-    layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
-    out = Home.allocate(op.output, Region.whole(op.output)).of(part)
-    CpuHalf([layer], homes, {"y": out}, soc).run()
-    return out.view()
-
-
-def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            gpu: OpenClDevice, choice: Any = None) -> tuple[Array, Array]:  # fmt: skip
-    """The same on the GPU; returns the region, and the whole buffer around it."""
-    plan, arguments = variant.plan(op.restrict(part), gpu.soc, choice), {}
-    for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
-        argument = TensorArg("input", i)
-        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
-        gpu.upload(tensor, x)
-        arguments[argument] = (tensor, op.needs(part, i))
-    whole = Region.whole(op.output)
-    out = gpu.tensor(op.output, whole, plan.storage(TensorArg("output")))
-    canary = np.full(op.output, 7.0, np.float32)
-    gpu.upload(out, canary)
-    arguments[TensorArg("output")] = (out, part)
-    own = op.restrict_weights(weights, part)
-    gpu.run(gpu.bind(plan, arguments, weights=own))
-    around = download(gpu, out)
-    return cut(around, part), around
-
-
-def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
-    shared = SharedBuffer(gpu, tensor.shape, tensor.region)
-    gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))
-    gpu.wait(shared.map(write=False))
-    return shared.array.copy()
-
-
-def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
-    largest = max(float(np.abs(expected).max()), 1e-3)
-    error = float(np.abs(got - expected).max()) / largest
-    assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
-
-
 @given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
 @FEW
 def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first_soc: Soc) -> None:
     soc = first_soc
-    inputs, weights = operands(op)
-    expected = reference(op, inputs, weights)
+    case = Case.of(op)
     for part in split(op, dim if dim in op.dims else op.dims[0], ratio):
         if part.is_empty:
             continue
         for variant in registry.variants(op.restrict(part), "cpu", soc, every=True):
-            got = run_cpu(variant, op, part, inputs, weights, soc)
-            assert_close(variant, op.restrict(part), got, cut(expected, part))
+            case.on_cpu(variant, soc, part)
 
 
 @given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
@@ -123,18 +48,13 @@ def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first
 def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     op: Op, dim: Any, ratio: float, gpu: OpenClDevice
 ) -> None:
-    inputs, weights = operands(op)
-    expected = reference(op, inputs, weights)
-    block = gpu.soc.gpu.vector_width
+    case, block = Case.of(op), gpu.soc.gpu.vector_width
     # The GPU takes the first part of a split.
     _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
     if part.is_empty:
         return
     for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
-        got, around = run_gpu(variant, op, part, inputs, weights, gpu)
-        assert_close(variant, op.restrict(part), got, cut(expected, part))
-        for rest in Region.whole(op.output).minus(part):
-            assert (cut(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+        case.on_gpu(variant, gpu, part)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +71,11 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     ],
 )
 def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
-    op = parse(text)
-    inputs, weights = operands(op, seed=1)
-    expected = reference(op, inputs, weights)
-    part = Region.whole(op.output)
-    found = registry.variants(op, "gpu", gpu.soc, every=True)
+    case = Case.of(parse(text), seed=1)
+    found = registry.variants(case.op, "gpu", gpu.soc, every=True)
     assert found, "every op here has a variant on the GPU"
     for variant in found:
-        got, _ = run_gpu(variant, op, part, inputs, weights, gpu)
-        assert_close(variant, op, got, expected)
+        case.on_gpu(variant, gpu)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +94,12 @@ def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
 def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
     """Some choices of every variant: all of them would take minutes to compile."""
     op = parse(text)
-    inputs, weights = operands(op, seed=2)
-    expected, part = reference(op, inputs, weights), Region.whole(op.output)
+    case = Case.of(op, seed=2)
     for variant in registry.variants(op, "gpu", gpu.soc):
         choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
         for choice in choices[:: max(1, len(choices) // 2)]:
             assert variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
-            got, _ = run_gpu(variant, op, part, inputs, weights, gpu, choice)
-            assert_close(variant, op, got, expected)
+            case.on_gpu(variant, gpu, choice=choice)
 
 
 @given(op=ops(), ratio=RATIOS, data=st.data())
@@ -193,17 +107,13 @@ def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
 def test_variants_for_real_gpus_in_any_of_their_choices(
     op: Op, ratio: float, data: st.DataObject, as_gpu: OpenClDevice
 ) -> None:
-    inputs, weights = operands(op)
-    expected = reference(op, inputs, weights)
+    case = Case.of(op)
     _, part = split(op, data.draw(st.sampled_from(op.dims)), ratio, align=4)
     if part.is_empty:
         return
     for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
         choice = data.draw(st.sampled_from(variant.choices(op.restrict(part), as_gpu.soc)))
-        got, around = run_gpu(variant, op, part, inputs, weights, as_gpu, choice)
-        assert_close(variant, op.restrict(part), got, cut(expected, part))
-        for rest in Region.whole(op.output).minus(part):
-            assert (cut(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+        case.on_gpu(variant, as_gpu, part, choice)
 
 
 @pytest.mark.parametrize(
@@ -220,21 +130,14 @@ def test_variants_for_real_gpus_in_any_of_their_choices(
 )
 def test_every_choice_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
     op = parse(text)
-    inputs, weights = operands(op, seed=1)
-    expected, part = reference(op, inputs, weights), Region.whole(op.output)
+    case = Case.of(op, seed=1)
     for variant in variants_for_gpus(op, first_gpu.soc):
         features = []
         for choice in variant.choices(op, first_gpu.soc):
-            got, _ = run_gpu(variant, op, part, inputs, weights, first_gpu, choice)
-            assert_close(variant, op, got, expected)
+            case.on_gpu(variant, first_gpu, choice=choice)
             features.append(variant.features(op, first_gpu.soc, choice))
         assert features[0] == variant.features(op, first_gpu.soc)
         assert len({tuple(values) for values in features}) == 1
-
-
-def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
-    found: list[Any] = registry.variants(op, "gpu", soc, every=True)
-    return [variant for variant in found if variant.meant_for == {"gpu"}]
 
 
 @given(
@@ -319,14 +222,12 @@ def test_large_windows_are_sums_of_small_ones(text: str, first_soc: Soc) -> None
     """Whole and in parts, among layers that read the same input."""
     op = parse(text)
     variant = registry.find(op, "cpu_winograd")
-    inputs, weights = operands(op)
-    expected = reference(op, inputs, weights)
+    case = Case.of(op)
     for dim, ratio in (("H", 0.0), ("H", 0.4), ("OC", 0.5)):
         for part in split(op, dim, ratio):  # type: ignore[arg-type]
             own = op.restrict(part) if not part.is_empty else None
             if own is not None and variant.refusal(own, first_soc) is None:
-                got = run_cpu(variant, op, part, inputs, weights, first_soc)
-                assert_close(variant, own, got, cut(expected, part))
+                case.on_cpu(variant, first_soc, part)
 
 
 def test_a_refusal_gives_the_rule_and_the_value(first_soc: Soc) -> None:

@@ -8,7 +8,7 @@ from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
-from test_kernels import assert_close, cut, operands, reference, run_cpu
+from kernel_runs import assert_close, cut, operands, reference, run_cpu
 
 from codl.device.lanes import Lanes
 from codl.execute.exchange import WORTH_SHARING, copy_images

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_runs import assert_close, operands, reference, run_gpu
 from onnx import TensorProto, helper, numpy_helper
 from strategies import movements, resizes, transposed_convolutions
-from test_kernels import assert_close, operands, reference, run_gpu
 
 from codl.device.opencl import OpenClDevice
 from codl.execute.engine import Engine

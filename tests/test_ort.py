@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_runs import operands, reference
 from numpy.typing import NDArray
 from strategies import movements, ops
-from test_kernels import operands, reference
 from test_nd_math import norms, products, reductions, softmaxes
 
 from codl.collect.work import cpu_work

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from test_execute import branching
+from plans import branching
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.graph import import_onnx, session_options, simplify

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
+from laws import SOC, Law
 from numpy.typing import NDArray
 
 from codl.dataset import Dataset, OpRow
@@ -26,46 +27,9 @@ from codl.plan.clocks import after_stage, priced
 from codl.plan.cost import COLD_INSIDE, CostModel, moved
 from codl.plan.optimal import search as best_plan
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
-from codl.soc import CpuSide, GpuSide, Soc
+from codl.soc import Soc
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import SINGLES
-
-SOC = Soc(
-    "simulated",
-    "no device: latencies follow a law",
-    CpuSide("cpu", (0,), 16, 1 << 20),
-    GpuSide("none", "none", "gpu", "0", "gpu", (), 4, 256, 32, 4, 1 << 20, 1 << 15, True),
-)
-
-
-class Law:
-    """Milliseconds from FLOPs and bytes: `gpu` times faster there, `fixed` for each exchange."""
-
-    name = "law"
-
-    def __init__(self, *, gpu: float = 1.0, fixed: float = 0.01, per_mb: float = 0.1) -> None:
-        self.gpu, self.fixed, self.per_mb = gpu, fixed, per_mb
-        self.asked: list[str] = []
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        kinds = ("conv2d", "pooling", "fc", "concat")
-        mulayer = tuple(f"mulayer_{k}_{p}" for k in kinds for p in ("cpu", "gpu"))
-        variants = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS]
-        flavors = [f"{name}_{mode}" for name in variants for mode in ("max", "avg")]
-        return (*mulayer, *variants, *flavors)
-
-    few: ClassVar[Mapping[str, frozenset[str]]] = {}
-
-    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
-        self.asked.append(target)
-        speed = self.gpu if "_gpu" in target else 1.0
-        return np.array([1e-8 * op.flops / speed + 1e-3 for op in ops])
-
-    def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> dict[str, NDArray[np.float64]]:
-        free = direction in ("load", "store")
-        own = [1e-9 if free else self.fixed + self.per_mb * s.bytes / 1e6 for s in shapes]
-        return {"copy": np.array(own)}
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from laws import SOC, Law
 from test_engine import image, row
-from test_plan import SOC, Law
 
 from codl.collect.protocol import Latency
 from codl.errors import UnsupportedError

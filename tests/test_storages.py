@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import onnxruntime as ort
 import pytest
-from test_execute import branching, defaults
-from test_kernels import assert_close, operands, reference, run_gpu
+from kernel_runs import Case, operands, reference, run_gpu
+from plans import branching, defaults
 
 from codl import soc as socs
 from codl.collect.benchmarks import Bench, Prepared
@@ -94,15 +94,12 @@ def test_a_network_in_any_storage(storages: Sequence[Storage], soc: Soc) -> None
     ],
 )
 def test_every_choice_over_images(text: str, gpu: OpenClDevice) -> None:
-    op = parse(text)
-    inputs, weights = operands(op, seed=1)
-    expected, part = reference(op, inputs, weights), Region.whole(op.output)
-    for variant in registry.variants(op, "gpu", gpu.soc, every=True):
+    case = Case.of(parse(text), seed=1)
+    for variant in registry.variants(case.op, "gpu", gpu.soc, every=True):
         assert not isinstance(variant, type)
         if variant.storage == IMAGE:  # type: ignore[attr-defined]
-            for choice in variant.choices(op, gpu.soc):  # type: ignore[attr-defined]
-                got, _ = run_gpu(variant, op, part, inputs, weights, gpu, choice)
-                assert_close(variant, op, got, expected)
+            for choice in variant.choices(case.op, gpu.soc):  # type: ignore[attr-defined]
+                case.on_gpu(variant, gpu, choice=choice)
 
 
 def test_a_batch_of_images_is_stacked(gpu: OpenClDevice) -> None:

@@ -1,0 +1,79 @@
+"""Plans that nobody searched for, random ones among them, and a network to run by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from codl.kernels import registry
+from codl.models.builder import ModelBuilder
+from codl.ops import Layer, Network
+from codl.ops.plan import Chain, Plan
+from codl.soc import Soc
+
+
+def branching() -> ModelBuilder:
+    """Every kind of op, a skip over several ops into a concat, and two outputs."""
+    b = ModelBuilder("branching")
+    x = b.input("image", (1, 3, 37, 29))
+    x = b.leaky_relu(b.batch_norm(b.conv(x, 32, 3, pad=1, bias=False)), 0.1)
+    skip = x = b.max_pool(x, 2, 2)
+    x = b.relu(b.conv(x, 48, 3, pad=1))
+    x = b.relu(b.conv(x, 48, 3, pad=1, groups=48))
+    x = b.relu(b.conv(b.concat([skip, x]), 64, 1, pad=0))
+    b.output(x)
+    x = b.max_pool(b.conv(x, 40, 5, pad=2, stride=2), 3, 2)
+    x = b.relu(b.fully_connected(b.flatten(x), 50))
+    b.output(b.fully_connected(x, 21))
+    return b
+
+
+def make_plan(network: Network, soc: Soc, cuts: Sequence[tuple[int, str, float]],
+              sharing: str = "gather") -> Plan:  # fmt: skip
+    """Chains of the given lengths, dimensions and ratios; default variants."""
+    layers = iter(network.layers)
+    chains = []
+    for length, dim, ratio in cuts:
+        taken = [layer for _, layer in zip(range(length), layers, strict=False)]
+        if taken:
+            variants = {layer.name: defaults(layer, soc) for layer in taken}
+            ops = tuple(layer.name for layer in taken)
+            chains.append(Chain(ops, dim, ratio, variants))  # type: ignore[arg-type]
+    for layer in layers:
+        chains.append(Chain((layer.name,), "H", 0.0, {layer.name: defaults(layer, soc)}))
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", sharing, None, tuple(chains)  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def defaults(layer: Layer, soc: Soc) -> dict[str, str]:
+    """Variants that do any part of the layer: those without conditions on its shape."""
+    plain = {"conv2d": "direct", "pooling": "direct", "fc": "gemv", "concat": "copy"}
+    names = {}
+    for processor in ("cpu", "gpu"):
+        found = [v.name for v in registry.variants(layer.op, processor, soc)]  # type: ignore[arg-type]
+        names[processor] = next((n for n in found if plain.get(layer.op.kind, "") in n), found[0])
+    return names
+
+
+def legal(network: Network, cuts: Sequence[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
+    """Ratios between 0 and 1 only where every op of a chain can be cut that way."""
+    layers, made = list(network.layers), []
+    for length, dim, ratio in cuts:
+        taken, layers = layers[:length], layers[length:]
+        if dim == "H":
+            able = all("H" in layer.op.dims for layer in taken)
+        else:
+            able = len(taken) == 1 and "OC" in taken[0].op.dims
+        made.append((length, dim, ratio if able else round(ratio)))
+    return made
+
+
+CUTS = st.lists(
+    st.tuples(
+        st.integers(1, 4), st.sampled_from(["H", "OC"]), st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])
+    ),
+    min_size=1,
+    max_size=10,
+)
