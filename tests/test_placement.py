@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from laws import SOC, RateLaw
 from onnx import TensorProto, helper, numpy_helper
 
 from codl.cli.placement import placement_table
+from codl.cli.search import plan_table
 from codl.execute.timeline import Span
 from codl.graph import import_onnx
 from codl.ops import Network, network_of
@@ -108,3 +111,10 @@ def test_the_table_names_what_codl_has_no_operator_for(network: Network, plan: P
     assert summary.row_count == 4  # the cumulative sum, ncnn, ONNX Runtime, OpenCL
     assert placement_table(rows, "predicted", every=True).row_count == 5
     assert "cumsum" in list(summary.columns[0].cells)
+
+
+def test_a_plan_of_which_nothing_is_predicted_is_shown(network: Network, plan: Plan) -> None:
+    shown = plan_table(replace(plan, predicted_ms=43.21), search_ms=5.0)
+    assert "predicted 43.2 ms by law from measured latencies, found in 5 ms" in str(shown.caption)
+    assert plan.predicted_ms is None
+    assert "nothing is predicted, found in 5 ms" in str(plan_table(plan, search_ms=5.0).caption)

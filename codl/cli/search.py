@@ -104,7 +104,7 @@ def search_plan(
 
     def render() -> Group:
         where = placement_table(placed, "predicted", every=every)
-        return Group(_plan_table(plan, search_ms), where)
+        return Group(plan_table(plan, search_ms), where)
 
     emit("search", result, render, as_json=json)
 
@@ -139,7 +139,8 @@ def _show_bound(network: Network, context: Context, *, as_json: bool) -> None:
     emit("search", result, render, as_json=as_json)
 
 
-def _plan_table(plan: Plan, search_ms: float) -> Table:
+def plan_table(plan: Plan, search_ms: float) -> Table:
+    """Every chain of a plan, and what is predicted of the whole."""
     title = f"{plan.strategy} plan of {plan.model} on {plan.soc}"
     table = Table("ops", "dim", "GPU ratio", "CPU variants", "GPU variants", title=title)
     for chain in plan.chains:
@@ -150,10 +151,7 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
         table.add_row(
             f"{chain.label} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used
         )
-    table.caption = (
-        f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies, "
-        f"found in {search_ms:.0f} ms"
-    )
+    table.caption = f"{_prediction(plan)}, found in {search_ms:.0f} ms"
     if plan.method:
         table.caption += f" by {plan.method}"
     if plan.predicted_mj is not None:
@@ -163,3 +161,9 @@ def _plan_table(plan: Plan, search_ms: float) -> Table:
     if plan.estimated:
         table.caption += f"\nestimated, for want of predictors: {', '.join(plan.estimated)}"
     return table
+
+
+def _prediction(plan: Plan) -> str:
+    if plan.predicted_ms is None:
+        return "in default variants, of which nothing is predicted"
+    return f"predicted {plan.predicted_ms:.1f} ms by {plan.predictor} from {plan.source} latencies"
