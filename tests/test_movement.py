@@ -21,8 +21,8 @@ from codl.execute.engine import Engine
 from codl.graph import import_onnx, session_options, simplify
 from codl.kernels import registry
 from codl.ops import Array, Network, Op, Region, lower, parse, to_text
-from codl.ops.plan import Chain, Plan
 from codl.ops.resize import COORDS, ROUNDING
+from codl.plan.fixed import default_plan
 from codl.soc import Soc
 
 SOME = settings(
@@ -113,15 +113,6 @@ def network_of(proto: onnx.ModelProto) -> Network:
     return lower(simplify(import_onnx(proto, "test")))
 
 
-def on_the_gpu(network: Network, soc: Soc) -> Plan:
-    chains = tuple(
-        Chain((layer.name,), "H", 1.0,
-              {layer.name: {"gpu": registry.variants(layer.op, "gpu", soc)[0].name}})
-        for layer in network.layers
-    )  # fmt: skip
-    return Plan(network.name, network.digest, soc.name, "t", "none", "missing", None, chains)
-
-
 def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -> Network:
     """Run a model on the GPU alone and by ONNX Runtime."""
     network = network_of(proto)
@@ -137,7 +128,7 @@ def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -
     )
     names = [output.name for output in proto.graph.output]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
-    with Engine(network, on_the_gpu(network, soc), soc) as engine:
+    with Engine(network, default_plan(network, soc, "gpu", chained=False), soc) as engine:
         got = engine(feeds)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4)
