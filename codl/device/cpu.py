@@ -145,6 +145,10 @@ class CpuNet:
         self._packing.blob_allocator = pools.blobs
         self._parts: list[_Part] = []
         self._copied: set[Piece] = set()
+        self._build(layers, soc, pools)
+
+    def _build(self, layers: Sequence[CpuLayer], soc: Soc, pools: Pools) -> None:
+        """A net for every run of layers that want the same options, with what others need of it."""
         known = {piece: mats[0].w for piece, mats in self._inputs.items()}
         wanted = [piece for piece, _ in self._outputs]
         groups = _by_options(layers, soc)
