@@ -96,6 +96,10 @@ class ConstantArg:
     name: str
 
 
+#: An op's only input, and its output.
+ENDS = (TensorArg("input"), TensorArg("output"))
+
+
 @dataclass(frozen=True)
 class ScratchArg:
     """Scratch memory by its name in `KernelPlan.scratch`: `__global float *` or `image2d_t`."""
@@ -114,6 +118,8 @@ class ApartArg:
 
 
 Arg: TypeAlias = TensorArg | ConstantArg | ScratchArg | ApartArg | int | float
+#: What most kernels of ops with weights begin with.
+WEIGHTED: tuple[Arg, ...] = (*ENDS, ConstantArg("weight"), ConstantArg("bias"))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codl.kernels.base import Arg, Choice, Launch, TensorArg
+from codl.kernels.base import ENDS, Arg, Choice, Launch
 from codl.kernels.tiling import GROUP, ceil_div, round_up, strip
 from codl.ops.nd import Rows
 from codl.soc import Soc
@@ -70,14 +70,13 @@ def row_launch(
 
     From `TensorArg("input")` to `TensorArg("output")`; `more` are arguments of either, at the end.
     """
-    tensors = (TensorArg("input"), TensorArg("output"))
     if rows.inner == 1:
         grid = RowGrid.of(rows.outer, rows.size, choice, soc)
-        args = (*tensors, grid.strip, rows.outer, rows.size, *more)
+        args = (*ENDS, grid.strip, rows.outer, rows.size, *more)
         launch = Launch(f"{name}_rows", grid.global_size, args, grid.local_size)
         return launch, {"WIDE": 1, **grid.defines}
     size, local = column_grid(rows, choice["wide"], soc)
-    args = (*tensors, rows.size, rows.inner, *more)
+    args = (*ENDS, rows.size, rows.inner, *more)
     return Launch(f"{name}_columns", size, args, local), {"WIDE": choice["wide"]}
 
 

@@ -7,13 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import ChoiceColumns, Column, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
@@ -110,13 +104,12 @@ class GpuDepthwise(ForStorage, ByChoiceColumns):
             op.pad.left,
             op.dilation.h,
         )
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="conv2d_depthwise",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
-        ).of_images(op.output.n, tensors)
+            args=(*WEIGHTED, *sizes),
+        ).of_images(op.output.n, ENDS)
         return KernelPlan(
             source="conv2d/gpu_depthwise.cl",
             launches=(launch,),

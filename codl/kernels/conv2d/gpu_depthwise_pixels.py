@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import (
-    BLOCKED,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    Storage,
-    TensorArg,
-)
+from codl.kernels.base import BLOCKED, ENDS, WEIGHTED, Choice, KernelPlan, Launch, Storage
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up, waves
@@ -71,15 +63,13 @@ class GpuDepthwisePixels(OnGpu):
         row_tiles = ceil_div(op.output.w, pixels)
         tiles = row_tiles * op.output.h
         window = (op.stride.h, op.pad.top, op.pad.left, op.dilation.h)
-        tensors = (TensorArg("input"), TensorArg("output"))
-        constants = (ConstantArg("weight"), ConstantArg("bias"))
         sizes = (blocks, tiles, row_tiles, op.input.h, op.input.w, op.output.w, *window)
         launch = Launch(
             kernel="conv2d_depthwise_pixels",
             global_size=(round_up(tiles * blocks, GROUP),),
             local_size=(GROUP,),
-            args=(*tensors, *constants, *sizes),
-        ).of_images(op.output.n, tensors)
+            args=(*WEIGHTED, *sizes),
+        ).of_images(op.output.n, ENDS)
 
         def pack(weights: Weights) -> dict[str, Array]:
             return {

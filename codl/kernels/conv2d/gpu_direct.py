@@ -8,15 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import (
-    BLOCKED,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    Storage,
-    TensorArg,
-)
+from codl.kernels.base import BLOCKED, WEIGHTED, Choice, KernelPlan, Launch, Storage
 from codl.kernels.columns import (
     ChoiceColumns,
     Column,
@@ -161,12 +153,11 @@ class GpuDirect(ForStorage, ByChoiceColumns):
             op.pad.left,
             *op.dilation,
         )
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="conv2d_direct",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
         width = soc.gpu.vector_width
         return KernelPlan(

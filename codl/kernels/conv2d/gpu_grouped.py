@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.image import TEXEL, image_defines, image_refusal
@@ -79,12 +73,11 @@ class GpuGrouped(ForStorage, ByChoiceColumns):
             op.pad.left,
             *op.dilation,
         )
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel=f"conv2d_{kernel}",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
         return KernelPlan(
             source=f"conv2d/gpu_{kernel}.cl",

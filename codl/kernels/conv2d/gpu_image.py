@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias, refuse_groups
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, pack_filter, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
@@ -100,12 +94,11 @@ class GpuImage(ForStorage):
             op.pad.left,
             *op.dilation,
         )
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="conv2d_image",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
         as_image = bool(choice["filter_image"])
         return KernelPlan(

@@ -6,13 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.conv2d.gpu_depthwise import refuse_mixing
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, texels
@@ -75,12 +69,11 @@ class GpuImageDepthwise(ForStorage):
             op.pad.left,
             *op.dilation,
         )
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="conv2d_image_depthwise",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
         as_image = bool(choice["filter_image"])
         return KernelPlan(

@@ -7,13 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
@@ -94,12 +88,11 @@ class GpuNarrow(ForStorage, ByChoiceColumns):
             op.pad.left,
             *op.dilation,
         )
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="conv2d_narrow",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
         return KernelPlan(
             source="conv2d/gpu_narrow.cl",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from codl.kernels import columns
 from codl.kernels.base import (
+    WEIGHTED,
     Choice,
     ConstantArg,
     KernelPlan,
@@ -138,12 +139,11 @@ def _fused(op: Conv2d, t: Cut) -> Launch:
         op.pad.top,
         op.pad.left,
     )
-    buffers = (ConstantArg("weight"), ConstantArg("bias"), ScratchArg("tiles"))
     return Launch(
         kernel="conv2d_winograd",
         global_size=(t.parts, t.workers),
         local_size=(1, 1),
-        args=(TensorArg("input"), TensorArg("output"), *buffers, *sizes),
+        args=(*WEIGHTED, ScratchArg("tiles"), *sizes),
     )
 
 

@@ -8,11 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
+    WEIGHTED,
     Choice,
-    ConstantArg,
     KernelPlan,
     Launch,
-    TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
@@ -105,8 +104,7 @@ class GpuDirect(ForStorage):
             *op.crop,
             *op.dilation,
         )
-        constants = (ConstantArg("weight"), ConstantArg("bias"))
-        args = (TensorArg("input"), TensorArg("output"), *constants, *sizes)
+        args = (*WEIGHTED, *sizes)
         return KernelPlan(
             source="conv_transpose2d/gpu_direct.cl",
             launches=(Launch("conv_transpose2d_direct", global_size, args, local_size),),

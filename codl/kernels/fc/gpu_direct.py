@@ -10,15 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import (
-    ApartArg,
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelPlan, Launch
 from codl.kernels.columns import (
     ChoiceColumns,
     FcColumns,
@@ -94,15 +86,14 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         together, slices = group_shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         pixels = op.input.h * op.input.w
-        tensors = (TensorArg("input"), TensorArg("output"))
-        apart = tuple(ApartArg(tensor) for tensor in tensors)
+        apart = tuple(ApartArg(tensor) for tensor in ENDS)
         of_image = (op.input.c, pixels, _steps(op.input, width), blocks)
         sizes: tuple[Arg, ...] = (*of_image, op.input.n, *apart)
         launch = Launch(
             kernel="fc_direct",
             global_size=(round_up(ceil_div(blocks, outs), together), slices, image_groups),
             local_size=(together, slices, 1),
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
 
         def pack(weights: Weights) -> dict[str, Array]:

@@ -6,13 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
@@ -57,12 +51,11 @@ class GpuImage(ForStorage):
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         (together, slices), blocks = group_shape(soc), texels(op.out_channels)
         sizes = (op.input.w, op.input.h * op.input.w, texels(op.input.c), blocks)
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="fc_image",
             global_size=(round_up(blocks, together), slices),
             local_size=(together, slices),
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
 
         def pack(weights: Weights) -> dict[str, Array]:

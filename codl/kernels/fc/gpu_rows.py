@@ -11,14 +11,14 @@ import numpy as np
 
 from codl.kernels.base import (
     BLOCKED,
+    ENDS,
+    WEIGHTED,
     ApartArg,
     Arg,
     Choice,
-    ConstantArg,
     KernelPlan,
     Launch,
     Storage,
-    TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import groups_of_images
@@ -78,15 +78,14 @@ class GpuRows(OnGpu):
         width = soc.gpu.vector_width
         rows = round_up(op.out_channels, width)
         images, image_groups = groups_of_images(op, SUMS // outputs)
-        tensors = (TensorArg("input"), TensorArg("output"))
-        apart = tuple(ApartArg(tensor) for tensor in tensors)
+        apart = tuple(ApartArg(tensor) for tensor in ENDS)
         of_image = (op.input.h * op.input.w, _steps(op.input, soc), rows)
         sizes: tuple[Arg, ...] = (*of_image, op.input.n, *apart)
         launch = Launch(
             kernel="fc_rows",
             global_size=(ceil_div(rows, outputs) * items, image_groups),
             local_size=(items, 1),
-            args=(*tensors, ConstantArg("weight"), ConstantArg("bias"), *sizes),
+            args=(*WEIGHTED, *sizes),
         )
 
         def pack(weights: Weights) -> dict[str, Array]:

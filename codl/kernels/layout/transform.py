@@ -6,7 +6,7 @@ texels also become each other, where whole ones do.
 
 from __future__ import annotations
 
-from codl.kernels.base import Arg, KernelPlan, Launch, Storage, TensorArg
+from codl.kernels.base import ENDS, Arg, KernelPlan, Launch, Storage
 from codl.kernels.image import texels
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.ops.base import Activation
@@ -42,22 +42,22 @@ def transform(
     if (source.layout, target.layout) not in KERNELS:
         raise ValueError(f"no kernel copies {source} to {target}")
     kernel, file, half, planar_half = KERNELS[source.layout, target.layout]
-    sides, tensors = (source, target), (TensorArg("input"), TensorArg("output"))
+    sides = (source, target)
     halves = {"HALF": sides[half], "PLANAR_HALF": sides[planar_half]}
     if file == "transform":
         sizes, global_size, local_size = _by_blocks(kernel, part, soc, lead, ends)
     else:
         sizes, global_size, local_size = _by_texels(kernel, part, soc, lead)
-    launch = Launch(kernel, global_size, (*tensors, *sizes), local_size)
+    launch = Launch(kernel, global_size, (*ENDS, *sizes), local_size)
     in_buffers = file == "transform"
     return KernelPlan(
         source=f"layout/{file}.cl",
-        launches=(launch.of_images(part.n, tensors) if in_buffers else launch,),
+        launches=(launch.of_images(part.n, ENDS) if in_buffers else launch,),
         defines={
             **base_defines(Activation(), soc),
             **{name: 1 for name, side in halves.items() if side.element == "float16"},
         },
-        storages={TensorArg("input"): source, TensorArg("output"): target},
+        storages=dict(zip(ENDS, sides, strict=True)),
         whole_batch=in_buffers,
     )
 

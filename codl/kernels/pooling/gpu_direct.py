@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
 from codl.kernels.columns import (
     ChoiceColumns,
     Column,
@@ -119,14 +119,13 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         tiling = _Tiling.of(PoolColumns.of([op]), soc, choice or self.choices(op, soc)[0])
         pixels, length, tiles = (int(v[0]) for v in (tiling.pixels, tiling.strip, tiling.tiles))
         global_size, local_size = item_grid(int(tiling.strips[0]), int(tiling.blocks[0]), soc)
-        tensors = (TensorArg("input"), TensorArg("output"))
         sizes = _row_sizes if pixels else _window_sizes
         launch = Launch(
             kernel="pool2d_rows" if pixels else "pool2d_window",
             global_size=global_size,
             local_size=local_size,
-            args=(*tensors, *sizes(op, length, tiles)),
-        ).of_images(op.output.n, tensors)
+            args=(*ENDS, *sizes(op, length, tiles)),
+        ).of_images(op.output.n, ENDS)
         return KernelPlan(
             source="pooling/gpu_direct.cl",
             launches=(launch,),

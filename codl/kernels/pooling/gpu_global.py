@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import BLOCKED, Choice, KernelPlan, Launch, Storage, TensorArg
+from codl.kernels.base import BLOCKED, ENDS, Choice, KernelPlan, Launch, Storage
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import OnGpu
 from codl.ops.pool2d import Pool2d
@@ -52,13 +52,12 @@ class GpuGlobal(OnGpu):
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         items = (choice or self.choices(op, soc)[0])["items"]
-        tensors = (TensorArg("input"), TensorArg("output"))
         launch = Launch(
             kernel="pool2d_global",
             global_size=(soc.gpu.blocks(op.input.c) * items,),
             local_size=(items,),
-            args=(*tensors, op.input.h * op.input.w),
-        ).of_images(op.output.n, tensors)
+            args=(*ENDS, op.input.h * op.input.w),
+        ).of_images(op.output.n, ENDS)
         mode = {"MODE_MAX": 1} if op.mode == "max" else {}
         return KernelPlan(
             source="pooling/gpu_global.cl",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
@@ -64,7 +64,7 @@ class GpuImage(ForStorage):
                     kernel="pool2d_image",
                     global_size=global_size,
                     local_size=local_size,
-                    args=(TensorArg("input"), TensorArg("output"), *sizes),
+                    args=(*ENDS, *sizes),
                 ),
             ),
             defines={

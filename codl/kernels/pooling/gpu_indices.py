@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
+from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Launch, Storage
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
 from codl.ops.max_indices import MaxIndices
@@ -36,7 +36,6 @@ class GpuIndices(OnGpu):
     def plan(self, op: MaxIndices, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         length, pooling = _strip(op, soc), op.pooling
         global_size, local_size = item_grid(ceil_div(op.output.elements, length), 1, soc)
-        tensors = (TensorArg("input"), TensorArg("output"))
         sizes = (
             length,
             op.output.elements,
@@ -51,9 +50,9 @@ class GpuIndices(OnGpu):
         )
         return KernelPlan(
             source="pooling/gpu_indices.cl",
-            launches=(Launch("max_indices", global_size, (*tensors, *sizes), local_size),),
+            launches=(Launch("max_indices", global_size, (*ENDS, *sizes), local_size),),
             defines=base_defines(op.activation, soc),
-            storages=dict.fromkeys(tensors, PLANAR),
+            storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Storage, TensorArg
+from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Storage
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
@@ -39,11 +39,10 @@ class GpuDirect(OnGpu):
     def plan(self, op: Reduce, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
         launch, defines = row_launch("reduce", op.rows, choice, soc, 1.0 / op.rows.size)
-        tensors = (TensorArg("input"), TensorArg("output"))
         return KernelPlan(
             source="reduce/gpu_direct.cl",
             launches=(launch,),
             defines={**base_defines(op.activation, soc), **defines, "MODE": CODES[op.mode]},
-            storages=dict.fromkeys(tensors, PLANAR),
+            storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
+from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Launch, Storage
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
 from codl.ops.reshape import Reshape
@@ -35,13 +35,12 @@ class GpuCopy(OnGpu):
     def plan(self, op: Reshape, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         length, items = self._grid(op, soc)
         global_size, local_size = item_grid(items, 1, soc)
-        tensors = (TensorArg("input"), TensorArg("output"))
-        args = (*tensors, length, op.output.elements)
+        args = (*ENDS, length, op.output.elements)
         return KernelPlan(
             source="layout/transform.cl",
-            launches=(Launch("copy_planar", global_size, args, local_size).of_images(1, tensors),),
+            launches=(Launch("copy_planar", global_size, args, local_size).of_images(1, ENDS),),
             defines=base_defines(op.activation, soc),
-            storages=dict.fromkeys(tensors, PLANAR),
+            storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,
         )
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import (
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    TensorArg,
-)
+from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, Launch
 from codl.kernels.strided.gpu_copy import as_ints
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.kernels.variant import ForStorage
@@ -51,10 +44,9 @@ class GpuDirect(ForStorage):
         blocks, pixels = soc.gpu.blocks(op.input.c), op.size.h * op.size.w
         length = _strip(op, soc)
         global_size, local_size = item_grid(ceil_div(pixels, length), blocks, soc)
-        tensors = (TensorArg("input"), TensorArg("output"))
         tables: tuple[Arg, ...] = tuple(ConstantArg(name) for name in TABLES)
         sizes = (length, op.input.w, op.size.w, pixels)
-        args = (*tensors, *tables, float(op.outside), *sizes)
+        args = (*ENDS, *tables, float(op.outside), *sizes)
 
         def pack(weights: Weights) -> dict[str, Array]:
             rows, columns = op.rows, op.columns
@@ -71,7 +63,7 @@ class GpuDirect(ForStorage):
             launches=(Launch("resize_direct", global_size, args, local_size),),
             defines={**base_defines(op.activation, soc, self.storage), "TAPS": op.taps},
             pack=pack,
-            storages=dict.fromkeys(tensors, self.storage),
+            storages=dict.fromkeys(ENDS, self.storage),
         )
 
 

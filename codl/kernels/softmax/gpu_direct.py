@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Storage, TensorArg
+from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Storage
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
@@ -37,7 +37,6 @@ class GpuDirect(OnGpu):
     def plan(self, op: Softmax, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
         launch, defines = row_launch("softmax", op.rows, choice, soc)
-        tensors = (TensorArg("input"), TensorArg("output"))
         return KernelPlan(
             source="softmax/gpu_direct.cl",
             launches=(launch,),
@@ -46,6 +45,6 @@ class GpuDirect(OnGpu):
                 **defines,
                 **({"LOG": 1} if op.log else {}),
             },
-            storages=dict.fromkeys(tensors, PLANAR),
+            storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,
         )

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from codl.kernels.base import (
+    ENDS,
     PLANAR,
     Arg,
     Choice,
@@ -38,8 +39,6 @@ LONGEST_STRIP = 16384
 TILE, TILE_ITEMS = 16, 4
 #: Elements that such a device can address in one tensor.
 MOST_ELEMENTS = 2**31 - 1
-
-TENSORS = (TensorArg("input"), TensorArg("output"))
 
 
 class _GpuCopy(OnGpu):
@@ -92,7 +91,7 @@ class _GpuCopy(OnGpu):
             launches=(launch,),
             defines={**base_defines(op.activation, soc), "KIND": kind},
             pack=lambda weights: {name: as_ints(table) for name, table in tables.items()},
-            storages=dict.fromkeys(TENSORS, PLANAR),
+            storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,
         )
 
@@ -152,7 +151,7 @@ def row_launch(
     fill: float,
     soc: Soc,
     *,
-    source: TensorArg = TENSORS[0],
+    source: TensorArg = ENDS[0],
     names: tuple[str, str] = ("rows", "inner"),
     base: int = 0,
     pitch: int = 0,
@@ -167,7 +166,7 @@ def row_launch(
     inner = ConstantArg(names[1])
     sizes: tuple[Arg, ...] = (float(fill), each, pieces, length, rows.size)
     where: tuple[Arg, ...] = (rows.first, rows.step, rows.low, rows.high, base, pitch or rows.size)
-    args = (source, TENSORS[1], ConstantArg(names[0]), inner, *sizes, *where)
+    args = (source, ENDS[1], ConstantArg(names[0]), inner, *sizes, *where)
     return Launch("copy_rows", global_size, args, local_size)
 
 
@@ -191,5 +190,5 @@ def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> Launch:
     each, global_size, local_size = _tile_grid(tiles, soc)
     sizes = (*each, tiles.rows, tiles.columns, tiles.in_step, tiles.out_step)
     tables = (ConstantArg("inputs"), ConstantArg("outputs"))
-    args = (*TENSORS, *tables, float(fill), *sizes)
+    args = (*ENDS, *tables, float(fill), *sizes)
     return Launch("transpose_tiles", global_size, args, local_size)
