@@ -186,6 +186,7 @@ class Table(Generic[RowT]):
         return list(self._rows()) if self.path.exists() else []
 
     def append(self, *rows: RowT) -> None:
+        """Write rows behind those that are there, and wait until they are on disk."""
         new = not self.path.exists() or not self.path.stat().st_size
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", newline="") as file:

@@ -124,6 +124,7 @@ def run(cases: Iterable[Case], soc: Soc) -> Iterator[Outcome]:
 
 
 def run_case(case: Case, soc: Soc) -> Outcome:
+    """Run a case on the GPU side; whatever it raises is its outcome."""
     try:
         rep = CodlRep(case.test.model, soc, "gpu")
         ops = max(_check(rep, case.test, *data) for data in case.test.data_sets or ())

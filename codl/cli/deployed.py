@@ -113,6 +113,7 @@ def read_inputs(
 
 
 def read_npz(path: Path) -> dict[str, Array]:
+    """Arrays by name; raises `InvalidFileError` for another file."""
     try:
         with np.load(path, allow_pickle=False) as content:
             return {name: np.asarray(content[name], np.float32) for name in content.files}

@@ -202,6 +202,7 @@ def make_tasks(
 
 
 def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
+    """Every variant of a processor on its shares, 0 ... 1, of an op along each dimension."""
     tasks = []
     dims: tuple[Dim, ...] = op.dims or ("H",)
     for dim in dims:

@@ -155,6 +155,8 @@ def in_turns(works: Sequence[Callable[[int], None]]) -> Callable[[int], None]:
 
 
 def repeated(once: Callable[[], object]) -> Callable[[int], None]:
+    """`once`, as work that is done so many times over."""
+
     def work(repeats: int) -> None:
         for _ in range(repeats):
             once()

@@ -166,6 +166,7 @@ def physical_cores() -> tuple[int, ...]:
 
 
 def cpu_name() -> str:
+    """As the system calls it, else the architecture."""
     for line in _cpuinfo():
         if line.lower().startswith(("model name", "hardware")):
             return line.split(":", 1)[1].strip()
@@ -181,6 +182,7 @@ def simd_floats() -> int:
 
 
 def l2_cache_bytes() -> int:
+    """Of one core; 512 KiB where the system does not tell."""
     path = SYSTEM_CPU / "cpu0/cache/index2/size"
     if not path.exists():
         return 1 << 19

@@ -146,6 +146,7 @@ class Meter:
         return sum(whole or self.joules.values()) if self.joules else None
 
     def stop(self) -> None:
+        """End; `seconds` and `joules` are of the time since the start."""
         self.seconds = time.perf_counter() - self._begin
         self._done.set()
         if self._sampled:

@@ -201,6 +201,7 @@ def label(move: Transfer) -> str:
 def enqueue(
     kernels: Sequence[BoundKernel], gpu: OpenClDevice, timeline: Timeline | None, kind: str
 ) -> None:
+    """Enqueue kernels; with a timeline each gets a span of this kind."""
     if timeline is None:
         gpu.submit(kernels)
         return

@@ -50,6 +50,7 @@ class ModelBuilder:
         self._outputs: list[str] = []
 
     def input(self, name: str, shape: Sequence[int]) -> str:
+        """An input of the model."""
         self.shapes[name] = tuple(shape)
         self.inputs.append(name)
         return name

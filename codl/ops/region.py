@@ -110,6 +110,7 @@ class Region(NamedTuple):
         )
 
     def meet(self, other: Region) -> Region:
+        """What lies in both; empty where nothing does."""
         (n0, n1), (c0, c1), (y0, y1) = self
         (m0, m1), (d0, d1), (z0, z1) = other
         n0, c0, y0 = max(n0, m0), max(c0, d0), max(y0, z0)

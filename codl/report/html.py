@@ -30,6 +30,8 @@ from codl.report.results import (
 
 @dataclass(frozen=True)
 class Figure:
+    """A drawing, and the sentence that must be read with it."""
+
     svg: Markup
     caption: str
 

@@ -145,6 +145,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class EvalResult:
+    """What `codl eval` wrote."""
+
     origin: Origin
     soc: Soc
     rows: tuple[EvalRow, ...]
@@ -216,6 +218,8 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class CollectResult:
+    """What `codl collect` wrote: counts of rows, and seconds."""
+
     origin: Origin
     soc: Soc | None
     rows: int
@@ -227,6 +231,8 @@ class CollectResult:
 
 @dataclass(frozen=True)
 class RunResult:
+    """What `codl run` wrote: one plan, measured."""
+
     origin: Origin
     soc: Soc | None
     model: str

@@ -76,6 +76,7 @@ def _records(path: Path, reader: csv.DictReader[str], width: int) -> Iterator[Re
 
 
 def check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], fix: str) -> None:
+    """Raises `InvalidFileError` with the first of the `wanted` columns that is missing."""
     for column in wanted:
         if column not in columns:
             raise InvalidFileError(

@@ -180,6 +180,7 @@ def _window(
 
 
 def checked(op: Conv2d | Pool2d) -> Conv2d | Pool2d:
+    """The op; raises `CodlError` where it has no output."""
     if min(op.output) < 1:
         raise CodlError(f"the op {to_text(op)!r} has an empty output ({op.output}).")
     return op

@@ -28,6 +28,7 @@ class Problem:
 
     @classmethod
     def of(cls, op: MatMul) -> Problem:
+        """Batches that both operands have, or lack, alike are one axis."""
         rank = len(op.batch)
         left, right = (((1,) * rank + sizes[:-2])[-rank:] if rank else () for sizes in op.sizes)
         if max(right, default=1) == 1 and prod(left) == prod(op.batch) and not op.trans_a:
