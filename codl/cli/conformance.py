@@ -12,6 +12,7 @@ from rich.table import Table
 from codl import soc as socs
 from codl.cli.options import DeviceOption, JsonOption, OutputOption
 from codl.cli.output import emit, progress
+from codl.collect.progress import seconds_left
 from codl.device.detect import detect
 
 
@@ -46,7 +47,7 @@ def run_conformance(
         for outcome in conformance.run(cases, described):
             outcomes.append(outcome)
             spent, done = perf_counter() - start, len(outcomes)
-            update(done, len(cases), spent / done * (len(cases) - done))
+            update(done, len(cases), seconds_left(done, len(cases), spent))
     summary = conformance.Summary(tuple(outcomes))
     seconds = round(perf_counter() - start, 1)
     where = {"gpu": described.gpu.name, "driver": described.gpu.driver, "icd": described.gpu.icd}

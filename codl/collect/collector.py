@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from codl.collect import rounds as batches
 from codl.collect.anchors import Anchors, calibration
 from codl.collect.benchmarks import Bench, Prepared
+from codl.collect.progress import Progress, seconds_left
 from codl.collect.rounds import Rounds
 from codl.collect.tasks import OpTask, SharingTask, Task
 from codl.dataset import Dataset, Row
@@ -20,8 +21,6 @@ from codl.kernels import tuned
 from codl.provenance import now, provenance
 from codl.soc import Soc
 
-#: Called after every batch: tasks that are done, tasks in all, seconds left as far as can be told.
-Progress = Callable[[int, int, float], None]
 #: Why a collection ended: nothing is left, a limit was reached, or more would change nothing.
 Stopped = Literal["done", "budget", "samples", "settled"]
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.
@@ -88,10 +87,10 @@ def collect(
     bench = Bench(soc, run, rounds)
     state = _State(dataset, Anchors(bench, dataset, run))
     missing = [task for task in tasks if state.lacks(task)]
-    skipped, total = len(tasks) - len(missing), len(missing)
-    if samples is not None:
-        missing = missing[:samples]
-    stopped: Stopped = "done" if samples is None or total <= samples else "samples"
+    skipped, lacking = len(tasks) - len(missing), len(missing)
+    missing = missing[:samples]
+    total = len(missing)
+    stopped: Stopped = "done" if total == lacking else "samples"
     while missing:
         elapsed = time.monotonic() - start
         wanted = missing
@@ -105,9 +104,7 @@ def collect(
         missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
         if progress is not None:
             done, elapsed = total - len(missing), time.monotonic() - start
-            expected = elapsed / max(done, 1) * len(missing)
-            limit = expected if budget_s is None else max(budget_s - elapsed, 0.0)
-            progress(done, total, min(expected, limit))
+            progress(done, total, seconds_left(done, total, elapsed, budget_s))
     _finish(dataset, run)
     return Collected(
         rows=state.rows,

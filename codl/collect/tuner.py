@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from codl.collect.progress import Progress, seconds_left
 from codl.collect.protocol import Protocol, measure_together
 from codl.collect.tasks import OpTask, make_tasks
 from codl.collect.work import GpuWork, operands
@@ -48,9 +49,6 @@ SCREENING = Protocol(warm_up=1, min_samples=3, min_time_s=0.005, max_time_s=0.04
 FINAL = Protocol(
     warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, sample_s=0.002, spread=0.02
 )
-
-#: Called after every task: tasks that are done, tasks in all, seconds left as far as can be told.
-Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -178,9 +176,8 @@ def tune(
             tuned.save(soc, [outcome])
         else:
             failures.append(outcome)
-        elapsed = time.monotonic() - begin
-        expected = elapsed / (index + 1) * (len(missing) - index - 1)
-        progress(index + 1, len(missing), min(expected, (budget_s or np.inf) - elapsed))
+        done, elapsed = index + 1, time.monotonic() - begin
+        progress(done, len(missing), seconds_left(done, len(missing), elapsed, budget_s))
     return TuneRun(
         results=tuple(results),
         known=tuple(f for f in found if f is not None and f.complete),

@@ -36,7 +36,7 @@ class Stage:
     gpu: OpenClDevice
 
     def run(self, timeline: Timeline | None = None) -> None:
-        """Share what each side lacks and let both compute; the GPU may be at it still afterwards."""
+        """Share what each side lacks, and let both compute; the GPU may go on afterwards."""
         for move in self.to_cpu:
             move.begin(timeline)
         if self.to_cpu:
