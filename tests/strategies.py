@@ -50,17 +50,17 @@ ALL_ACTIVATIONS = st.sampled_from(
 )
 CHANNELS = st.sampled_from([1, 3, 4, 8, 16, 20, 32, 48])
 SIZES = st.integers(1, 14)
+#: Groups, and the input and output channels of each: one, a channel each, or some.
+GROUPS = st.one_of(
+    st.tuples(st.just(1), CHANNELS, CHANNELS),
+    st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
+    st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
+)
 
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> Conv2d:
-    groups, per_in, per_out = draw(
-        st.one_of(
-            st.tuples(st.just(1), CHANNELS, CHANNELS),
-            st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
-            st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
-        )
-    )
+    groups, per_in, per_out = draw(GROUPS)
     kernel = Size2(*draw(st.sampled_from([(1, 1), (3, 3), (3, 3), (5, 5), (2, 3), (1, 7)])))
     stride = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 2)])))
     dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 2)])))
@@ -82,13 +82,7 @@ def convolutions(draw: st.DrawFn) -> Conv2d:
 
 @st.composite
 def transposed_convolutions(draw: st.DrawFn) -> ConvTranspose2d:
-    groups, per_in, per_out = draw(
-        st.one_of(
-            st.tuples(st.just(1), CHANNELS, CHANNELS),
-            st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
-            st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
-        )
-    )
+    groups, per_in, per_out = draw(GROUPS)
     pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
     kernel, stride = Size2(*draw(pair)), Size2(*draw(pair))
     dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 3)])))
