@@ -20,7 +20,7 @@ from codl.collect.budget import (
     mixed,
     within,
 )
-from codl.collect.surroundings import surroundings_tasks
+from codl.collect.sampling import surroundings_tasks
 from codl.collect.tasks import DispatchTask, OpTask, SharingTask, Task, make_tasks
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS

@@ -20,7 +20,7 @@ from codl.cli.options import read_seconds, read_shares
 from codl.collect.collector import collect
 from codl.collect.protocol import Latency, Protocol, measure
 from codl.collect.rounds import Rounds
-from codl.collect.surroundings import surroundings_tasks
+from codl.collect.sampling import surroundings_tasks
 from codl.collect.tasks import (
     OpTask,
     load_ops,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from codl.collect.collector import collect
 from codl.collect.rounds import Rounds
-from codl.collect.surroundings import batch_tasks, surroundings_tasks
+from codl.collect.sampling import batch_tasks, surroundings_tasks
 from codl.collect.tasks import BatchTask, ColdTask, ContentionTask, DispatchTask
 from codl.dataset import Dataset
 from codl.errors import CodlError, MismatchError

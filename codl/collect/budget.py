@@ -9,8 +9,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from codl.collect.attention import attention_ops
+from codl.collect.sampling import surroundings_tasks
 from codl.collect.similar import similar_ops
-from codl.collect.surroundings import surroundings_tasks
 from codl.collect.tasks import SEED, OpTask, SharingTask, Task, make_tasks, op_tasks
 from codl.kernels.base import PROCESSORS
 from codl.ops import Op

@@ -8,24 +8,22 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from codl.collect.protocol import Latency
+from codl.collect.sampling import in_batch
 from codl.collect.tasks import (
     EVICTED_BYTES,
     BatchTask,
     ColdTask,
     ContentionTask,
     DispatchTask,
-    SurroundingsTask,
-    part_of,
 )
 from codl.collect.work import (
     GpuTurns,
@@ -40,20 +38,12 @@ from codl.dataset import BatchRow, ColdRow, ContentionRow
 from codl.device.opencl import OpenClDevice
 from codl.execute.timeline import Timeline
 from codl.kernels import registry, tuned
-from codl.kernels.base import PLANAR, PROCESSORS, Processor
-from codl.ops import Op, Pool2d, Region, Shape, Size2, to_text
+from codl.kernels.base import PLANAR, Processor
+from codl.ops import Op, Pool2d, Region, Shape, Size2
 from codl.soc import Soc
 
 Work: TypeAlias = Callable[[int], None]
 
-#: Kernels, or layers of one net, that are dispatched together.
-COUNTS = (1, 2, 4, 8, 16, 32)
-#: Ops whose cold latency is measured, and ops that are run beside others.
-COLD_OPS, PAIRED_OPS = 48, 24
-#: Ops that are measured in batches, of these kinds; and the most bytes that one may read and write.
-BATCH_OPS = 32
-BATCHED = ("conv2d", "pooling", "fc", "eltwise", "concat")
-MOST_BATCH_BYTES = 1 << 30
 #: One image and the batch take so many turns, of about so long each.
 BATCH_ROUNDS, BATCH_S = 5, 0.004
 ROUNDS, COLD_ROUNDS = 9, 7
@@ -68,102 +58,7 @@ WARM_S, SETTLE = 0.0005, 6
 MOST_GAIN = 0.9
 #: So many copies of an op take turns at most.
 MOST_COPIES = 8
-#: Weights that are worth a thought: more than first caches hold.
-LEAST_WEIGHTS = 1 << 20
-#: Ops that read more than this would take the time of many others.
-MOST_BYTES = 32 << 20
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
-
-
-def surroundings_tasks(
-    ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()
-) -> list[SurroundingsTask]:
-    """A sample of `ops`, from those that compute most for a byte to those that only move.
-
-    For so many images at once too, where `batches` are given.
-
-    Every second pair is the two halves of one op, as a split runs them; the others are halves of
-    two ops that ask for memory to a different degree.
-    """
-    ops = list(ops)
-    tasks: list[SurroundingsTask] = [*batch_tasks(ops, soc, batches)]
-    known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
-    for side in PROCESSORS:
-        tasks += [DispatchTask(side, count) for count in COUNTS]
-    for side in PROCESSORS:
-        able = [op for op in known if _default(op, side, soc)]
-        tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
-    halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
-    # Half of them by how much they compute for a byte; half those that go through most memory, and
-    # those that read most weights.
-    largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 4]
-    heaviest = sorted(halves, key=lambda pair: -_weights(pair[0]))[: PAIRED_OPS // 4]
-    chosen = list(dict.fromkeys([*_evenly(halves, PAIRED_OPS // 2), *largest, *heaviest]))
-    # Beside one of quite another place in the order, and each of those once.
-    away = len(chosen) // 2 + 1
-    mixed = [(cpu, chosen[(i + away) % len(chosen)][1]) for i, (cpu, _) in enumerate(chosen)]
-    for cpu, gpu in dict.fromkeys([*chosen, *mixed]):
-        names = _default(cpu, "cpu", soc), _default(gpu, "gpu", soc)
-        tasks.append(ContentionTask(cpu, names[0], gpu, names[1]))
-    return tasks
-
-
-def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[BatchTask]:
-    """A sample of `ops`, so many images of each at once on either processor.
-
-    Both share what one image cannot: the CPU has images side by side, the GPU all in one launch.
-    """
-    known = sorted({op for op in ops if _in_batch(op, 2)}, key=_intensity)
-    found = []
-    for side in PROCESSORS:
-        able = [op for op in known if _default(op, side, soc)]
-        for op in _evenly(able, BATCH_OPS):
-            for images in batches:
-                batch = _in_batch(op, images)
-                if batch is None or batch.bytes > MOST_BATCH_BYTES:
-                    continue
-                variant = next(iter(registry.variants(batch, side, soc)), None)
-                if variant is not None and registry.takes_batch(variant):
-                    found.append(BatchTask(side, op, images, variant.name))
-    return found
-
-
-def _in_batch(op: Op, images: int) -> Op | None:
-    """The op of so many images, of one that has one; None where its inputs are no images."""
-    if op.kind not in BATCHED or any(shape.n != 1 for shape in op.inputs):
-        return None
-    return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
-
-
-def _intensity(op: Op) -> tuple[float, str]:
-    return op.flops / op.bytes, to_text(op)
-
-
-def _weights(op: Op) -> float:
-    """Of all that an op reads and writes, the part that is weights; 0 where that is little."""
-    count = sum(prod(shape) for shape in op.weight_shapes.values())
-    return 4 * count / op.bytes if 4 * count >= LEAST_WEIGHTS else 0.0
-
-
-def _evenly(items: Sequence[Any], count: int) -> list[Any]:
-    if len(items) <= count:
-        return list(items)
-    return [items[i] for i in np.linspace(0, len(items) - 1, count).astype(int)]
-
-
-def _default(op: Op, processor: Processor, soc: Soc) -> str:
-    """The name of the default variant; empty where the processor has none."""
-    return next((v.name for v in registry.variants(op, processor, soc)), "")
-
-
-def _halves(op: Op, soc: Soc) -> tuple[Op | None, Op | None]:
-    """What each processor runs of an op that is split in the middle; None where that cannot be."""
-
-    def half(side: Processor) -> Op | None:
-        part = part_of(op, side, op.dims[0], 0.5, soc) if op.dims else None
-        return part if part and _default(part, side, soc) else None
-
-    return half("cpu"), half("gpu")
 
 
 class Surroundings:
@@ -185,7 +80,7 @@ class Surroundings:
         What a batch of tiny images takes longer than one is of the call, of which a network has one
         for all of its ops.
         """
-        both = [[op, _in_batch(op, task.images)] for op in (task.op, TINY)]
+        both = [[op, in_batch(op, task.images)] for op in (task.op, TINY)]
         works = [self._work(op, task.processor) for pair in both for op in pair if op]
         repeats = _repeats(works, BATCH_S)
         rounds = [
