@@ -81,8 +81,8 @@ class Strategy(Protocol):
     """
 
     name: ClassVar[str]
-    default_predictor: ClassVar[str]
-    runs_plans: ClassVar[bool]
+    default_predictor: ClassVar[str] = DEFAULT
+    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan: ...
 

@@ -13,14 +13,11 @@ from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.plan.alone import unless_alone
 from codl.plan.optimal import search
-from codl.predict.names import DEFAULT
-from codl.strategies.base import Context
+from codl.strategies.base import Context, Strategy
 
 
-class Codl:
+class Codl(Strategy):
     name: ClassVar[str] = "codl"
-    default_predictor: ClassVar[str] = DEFAULT
-    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         cost = context.cost(self.default_predictor)

@@ -10,14 +10,13 @@ from typing import ClassVar
 
 from codl.ops import Network
 from codl.ops.plan import Plan
-from codl.strategies.base import Context
+from codl.strategies.base import Context, Strategy
 from codl.strategies.codl_paper import CodlPaper
 
 
-class CodlBuffer:
+class CodlBuffer(Strategy):
     name: ClassVar[str] = "codl-buffer"
     default_predictor: ClassVar[str] = CodlPaper.default_predictor
-    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         plan = CodlPaper().plan(network, context.with_memory("buffer"))

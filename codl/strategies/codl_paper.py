@@ -11,13 +11,12 @@ from typing import ClassVar
 from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.plan.search import ChainSearch, greedy_chains
-from codl.strategies.base import Context
+from codl.strategies.base import Context, Strategy
 
 
-class CodlPaper:
+class CodlPaper(Strategy):
     name: ClassVar[str] = "codl-paper"
     default_predictor: ClassVar[str] = "codl_linear"
-    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         search = ChainSearch(network, context.cost(self.default_predictor), dims=("H", "OC"))

@@ -24,8 +24,7 @@ from codl.plan.cost import CostModel
 from codl.plan.fixed import one_processor
 from codl.plan.observed import observe
 from codl.plan.optimal import search
-from codl.predict.names import DEFAULT
-from codl.strategies.base import Context
+from codl.strategies.base import Context, Strategy
 from codl.strategies.inputs import random_inputs
 from codl.strategies.turns import Effort, interleave, timed
 
@@ -39,9 +38,8 @@ FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)
 WORTH = 0.97
 
 
-class CodlRefined:
+class CodlRefined(Strategy):
     name: ClassVar[str] = "codl-refined"
-    default_predictor: ClassVar[str] = DEFAULT
     runs_plans: ClassVar[bool] = True
 
     def plan(self, network: Network, context: Context) -> Plan:

@@ -7,14 +7,11 @@ from typing import ClassVar
 from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.plan.fixed import one_processor
-from codl.predict.names import DEFAULT
-from codl.strategies.base import Context
+from codl.strategies.base import Context, Strategy
 
 
-class Cpu:
+class Cpu(Strategy):
     name: ClassVar[str] = "cpu"
-    default_predictor: ClassVar[str] = DEFAULT
-    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         return one_processor(

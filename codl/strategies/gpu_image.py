@@ -10,14 +10,11 @@ from typing import ClassVar
 
 from codl.ops import Network
 from codl.ops.plan import Plan
-from codl.predict.names import DEFAULT
-from codl.strategies.base import Context, one_memory
+from codl.strategies.base import Context, Strategy, one_memory
 
 
-class GpuImage:
+class GpuImage(Strategy):
     name: ClassVar[str] = "gpu-image"
-    default_predictor: ClassVar[str] = DEFAULT
-    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         return one_memory(network, context, self.name, "image2d")

@@ -11,16 +11,15 @@ from typing import ClassVar
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
 from codl.plan.search import Candidate, ChainSearch
-from codl.strategies.base import Context
+from codl.strategies.base import Context, Strategy
 
 #: The GPU's shares that it chooses from.
 RATIOS = tuple(i / 10 for i in range(11))
 
 
-class MuLayer:
+class MuLayer(Strategy):
     name: ClassVar[str] = "mulayer"
     default_predictor: ClassVar[str] = "flops_linear"
-    runs_plans: ClassVar[bool] = False
 
     def plan(self, network: Network, context: Context) -> Plan:
         search = ChainSearch(network, context.cost(self.default_predictor, by_op=True))
