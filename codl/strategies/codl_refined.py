@@ -29,7 +29,7 @@ from codl.strategies.inputs import random_inputs
 from codl.strategies.turns import Effort, interleave, timed
 
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
-ROUNDS, PATIENCE = 5, 2
+ROUNDS, PATIENCE = 8, 2
 #: How long two plans are compared, and at the end the best one with one processor alone.
 DUEL = Effort(warm_up=2, min_rounds=9, min_seconds=2.0)
 FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)

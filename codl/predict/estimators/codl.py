@@ -46,6 +46,8 @@ LEAST_ROWS = 8
 DECIMALS = 1
 #: Significant digits of weights: large ones of either sign nearly cancel out.
 DIGITS_OF_WEIGHTS = 5
+#: Significant digits of centers and spreads: by the scaled columns it is seen which say the same.
+DIGITS_OF_SCALING = 6
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
 #: Columns of runs are scaled by no less, or a run of few rows would be far from all others.
@@ -278,7 +280,7 @@ class Codl(LatencyEstimator):
     def _scale(self, X: Vector) -> None:
         """Keep the columns that vary and say something of their own."""
         logs = _logs(X)
-        center, spread = rounded(logs.mean(0)), rounded(logs.std(0))
+        center, spread = (rounded(v, DIGITS_OF_SCALING) for v in (logs.mean(0), logs.std(0)))
         runs = X.shape[1] - len(self.run_columns_.shares)
         spread[runs:] = np.maximum(spread[runs:], LEAST_RUN_SPREAD)
         kept: list[int] = []
