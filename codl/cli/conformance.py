@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -14,6 +15,9 @@ from codl.cli.options import DeviceOption, JsonOption, OutputOption
 from codl.cli.output import emit, progress
 from codl.collect.progress import seconds_left
 from codl.device.detect import detect
+
+if TYPE_CHECKING:
+    from codl.backend.conformance import Summary
 
 
 def run_conformance(
@@ -52,23 +56,30 @@ def run_conformance(
     seconds = round(perf_counter() - start, 1)
     where = {"gpu": described.gpu.name, "driver": described.gpu.driver, "icd": described.gpu.icd}
     result = {**where, "seconds": seconds, **summary.to_json()}
+    emit(
+        "conformance",
+        result,
+        lambda: _table(summary, result, described.gpu.platform),
+        as_json=json,
+        output=output,
+    )
 
-    def render() -> Group:
-        title = f"ONNX {result['onnx']} node cases on {described.gpu.platform}"
-        table = Table("op", "passed", "failed", "refused", "why", title=title, title_justify="left")
-        for op in summary.ops:
-            counts = [summary.count(s, op) for s in ("passed", "failed", "refused")]
-            reasons = summary.reasons("failed", op) + summary.reasons("refused", op)
-            why = "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
-            table.add_row(op, *(str(n or "") for n in counts), why)
-        native = result["passed"] - summary.converted
-        lines = (
-            f"{result['passed']} of {result['cases']} cases passed, {result['failed']} failed, "
-            f"{result['refused']} refused, in {seconds:.0f} s.",
-            f"Of those that passed, {native} ran in their own type (float32) and "
-            f"{summary.converted} were converted at the borders (other floats, integers, bool); "
-            f"{summary.renamings} only rename a tensor and left the GPU nothing to do.",
-        )
-        return Group(table, *lines)
 
-    emit("conformance", result, render, as_json=json, output=output)
+def _table(summary: Summary, result: Mapping[str, Any], platform: str) -> Group:
+    """Counts by op, and what they come to."""
+    title = f"ONNX {result['onnx']} node cases on {platform}"
+    table = Table("op", "passed", "failed", "refused", "why", title=title, title_justify="left")
+    for op in summary.ops:
+        counts = [summary.count(s, op) for s in ("passed", "failed", "refused")]
+        reasons = summary.reasons("failed", op) + summary.reasons("refused", op)
+        why = "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
+        table.add_row(op, *(str(n or "") for n in counts), why)
+    native = result["passed"] - summary.converted
+    lines = (
+        f"{result['passed']} of {result['cases']} cases passed, {result['failed']} failed, "
+        f"{result['refused']} refused, in {result['seconds']:.0f} s.",
+        f"Of those that passed, {native} ran in their own type (float32) and "
+        f"{summary.converted} were converted at the borders (other floats, integers, bool); "
+        f"{summary.renamings} only rename a tensor and left the GPU nothing to do.",
+    )
+    return Group(table, *lines)

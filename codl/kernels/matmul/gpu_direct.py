@@ -16,10 +16,9 @@ from codl.kernels.base import (
     Launch,
     ScratchArg,
     Storage,
-    TensorArg,
     no_constants,
 )
-from codl.kernels.matmul.problem import Problem, refusal
+from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, strip, waves
 from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
@@ -118,42 +117,22 @@ class GpuDirect(OnGpu):
 
     def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
-        problem = tiling.problem
-        a, b, out = TensorArg("input"), TensorArg("input", 1), TensorArg("output")
         packs = tiling.packed and not op.matrix
-        constants = (ConstantArg("panels"), ConstantArg("bias"))
-        right = constants if op.matrix else (ScratchArg("panels") if packs else b,)
-        sizes = (
-            tiling.strip,
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.m if op.trans_a else problem.k,
-            tiling.panel if tiling.packed else problem.n,
-            *problem.inner,
-            *problem.steps(problem.m * problem.k, tiling.matrix),
-            float(op.alpha),
-        )
-        multiply = Launch(
-            kernel="matmul_direct",
-            global_size=(tiling.panels, tiling.strips, problem.batches),
-            local_size=(1, 1, 1),
-            args=(a, out, *right, *sizes),
-        )
-
-        def pack(weights: Weights) -> dict[str, Array]:
-            beyond = tiling.panels * tiling.panel - problem.n
-            return {
-                "panels": pack_panels(weights["weight"], tiling.panel, trans=op.trans_b),
-                "bias": np.pad(weights["bias"], (0, beyond)),
-            }
-
+        multiply = _multiply_launch(op, tiling)
         defined = {
             "TRANS_A": op.trans_a,
             "TRANS_B": op.trans_b and packs,
             "BIAS": bool(op.matrix),
             "DIRECT": not tiling.packed,
         }
+
+        def pack(weights: Weights) -> dict[str, Array]:
+            beyond = tiling.panels * tiling.panel - tiling.problem.n
+            return {
+                "panels": pack_panels(weights["weight"], tiling.panel, trans=op.trans_b),
+                "bias": np.pad(weights["bias"], (0, beyond)),
+            }
+
         return KernelPlan(
             source="matmul/gpu_direct.cl",
             launches=(_pack_launch(op, tiling, soc), multiply) if packs else (multiply,),
@@ -165,9 +144,33 @@ class GpuDirect(OnGpu):
             },
             pack=pack if op.matrix else no_constants,
             scratch={"panels": 4 * _matrices(op) * tiling.matrix} if packs else {},
-            storages=dict.fromkeys((a, out) if op.matrix else (a, b, out), PLANAR),
+            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
             whole_batch=True,
         )
+
+
+def _multiply_launch(op: MatMul, tiling: _Tiling) -> Launch:
+    """The product itself: b is a constant, a tensor in panels, or a tensor as it lies."""
+    problem = tiling.problem
+    constants = (ConstantArg("panels"), ConstantArg("bias"))
+    right = constants if op.matrix else (ScratchArg("panels") if tiling.packed else B,)
+    sizes = (
+        tiling.strip,
+        problem.m,
+        problem.n,
+        problem.k,
+        problem.m if op.trans_a else problem.k,
+        tiling.panel if tiling.packed else problem.n,
+        *problem.inner,
+        *problem.steps(problem.m * problem.k, tiling.matrix),
+        float(op.alpha),
+    )
+    return Launch(
+        kernel="matmul_direct",
+        global_size=(tiling.panels, tiling.strips, problem.batches),
+        local_size=(1, 1, 1),
+        args=(A, OUT, *right, *sizes),
+    )
 
 
 def _pack_launch(op: MatMul, tiling: _Tiling, soc: Soc) -> Launch:
@@ -177,7 +180,7 @@ def _pack_launch(op: MatMul, tiling: _Tiling, soc: Soc) -> Launch:
         kernel="matmul_pack",
         global_size=(ceil_div(k, soc.gpu.vector_width), tiling.panels, _matrices(op)),
         local_size=(1, 1, 1),
-        args=(TensorArg("input", 1), ScratchArg("panels"), n, k, k if op.trans_b else n),
+        args=(B, ScratchArg("panels"), n, k, k if op.trans_b else n),
     )
 
 

@@ -13,10 +13,9 @@ from codl.kernels.base import (
     KernelPlan,
     Launch,
     Storage,
-    TensorArg,
     no_constants,
 )
-from codl.kernels.matmul.problem import Problem, refusal
+from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import OnGpu
 from codl.ops.base import Array, Weights
@@ -71,14 +70,13 @@ class GpuTiled(OnGpu):
         choice = choice or self.choices(op, soc)[0]
         problem, tile = Problem.of(op), choice["tile"]
         m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
-        a, b, out = TensorArg("input"), TensorArg("input", 1), TensorArg("output")
-        right = (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (b,)
+        right = (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
         sizes = (m, n, k, *problem.inner, *problem.steps(m * k, k * n), float(op.alpha))
         launch = Launch(
             kernel="matmul_tiled",
             global_size=(ceil_div(n, tile) * side, ceil_div(m, tile) * side, problem.batches),
             local_size=(side, side, 1),
-            args=(a, out, *right, *sizes),
+            args=(A, OUT, *right, *sizes),
         )
         defined = {"TRANS_A": op.trans_a, "TRANS_B": op.trans_b, "BIAS": bool(op.matrix)}
         return KernelPlan(
@@ -91,7 +89,7 @@ class GpuTiled(OnGpu):
                 **{name: 1 for name, on in defined.items() if on},
             },
             pack=_as_it_is if op.matrix else no_constants,
-            storages=dict.fromkeys((a, out) if op.matrix else (a, b, out), PLANAR),
+            storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
             whole_batch=True,
         )
 

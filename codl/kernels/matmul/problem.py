@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codl.kernels.base import ENDS, TensorArg
 from codl.ops.matmul import MatMul
 
 #: Batch axes that remain at most where neighbours are merged; kernels take so many apart.
 MOST_AXES = 3
+#: The operands and the product.
+A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]
 
 
 @dataclass(frozen=True)
