@@ -21,7 +21,8 @@ from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import Network, Op, parse, to_text
 from codl.plan.around import Around
-from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.cost import CostModel
+from codl.plan.op_costs import LatencyPredictors
 from codl.predict.features import Item
 from codl.soc import Soc
 

@@ -13,9 +13,10 @@ from codl.errors import InvalidFileError, UnsupportedError
 from codl.ops import Network
 from codl.ops.plan import Plan
 from codl.plan import unmeasured
-from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.cost import CostModel
 from codl.plan.fixed import default_plan, one_processor
 from codl.plan.objective import LATENCY, Objective
+from codl.plan.op_costs import LatencyPredictors
 from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
 from codl.soc import Soc
