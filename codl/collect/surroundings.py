@@ -179,6 +179,16 @@ class Surroundings:
             return self._batch(task)
         return self._cold(task) if isinstance(task, ColdTask) else self._contention(task)
 
+    def compile(self, task: BatchTask | ColdTask | ContentionTask) -> None:
+        """Build and run once what a task has on the GPU."""
+        if isinstance(task, ContentionTask):
+            self._gpu_work(task.gpu)
+        elif task.processor == "gpu":
+            images = task.images if isinstance(task, BatchTask) else 1
+            for op in (task.op, TINY):
+                for own in filter(None, dict.fromkeys((op, _in_batch(op, images)))):
+                    self._gpu_work(own)
+
     def _batch(self, task: BatchTask) -> BatchRow:
         """One image, and the batch, in turns; each repeated.
 
