@@ -318,7 +318,7 @@ def test_every_op_has_a_default_variant_on_both_processors(first_soc: Soc) -> No
 def test_large_windows_are_sums_of_small_ones(text: str, first_soc: Soc) -> None:
     """Whole and in parts, among layers that read the same input."""
     op = parse(text)
-    variant = registry.find(op, "cpu_winograd_sum")
+    variant = registry.find(op, "cpu_winograd")
     inputs, weights = operands(op)
     expected = reference(op, inputs, weights)
     for dim, ratio in (("H", 0.0), ("H", 0.4), ("OC", 0.5)):

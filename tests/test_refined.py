@@ -12,11 +12,13 @@ import pytest
 from test_engine import image, row
 from test_plan import SOC, Law
 
+from codl.collect.protocol import Latency
 from codl.errors import UnsupportedError
 from codl.execute.engine import Engine
 from codl.execute.program import build_program
 from codl.execute.timeline import Span
 from codl.ops import Network, parse, to_text
+from codl.ops.plan import Plan
 from codl.plan.chosen import Cut, make_plan
 from codl.plan.corrections import Corrections, Sample
 from codl.plan.cost import CostModel
@@ -24,8 +26,9 @@ from codl.plan.fixed import one_side
 from codl.plan.objective import Objective
 from codl.plan.observed import observe
 from codl.soc import Soc
-from codl.strategies import find
+from codl.strategies import codl_refined, find
 from codl.strategies.base import Context
+from codl.strategies.turns import Effort
 
 CONV = "conv2d in=1x64x{h}x56 oc=64 kernel=3x3 pad=1"
 TARGET = "conv2d_gpu_direct"
@@ -113,6 +116,42 @@ def test_a_mistaken_predictor_still_gives_a_plan_that_runs(gpu: float, first_soc
     ):
         for name, expected in reference(inputs).items():
             np.testing.assert_allclose(engine(inputs)[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("both_ms", "taken"), [(9.9, "one"), (9.6, "both")])
+def test_two_processors_must_be_worth_it(
+    both_ms: float, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan on both that gains 1 % over one processor alone is not taken, one of 4 % is."""
+    latency_ms = {"one": 10.0, "both": both_ms}
+    network = row(2)
+    plans = {name: replace(one_side(network, SOC), strategy=name) for name in latency_ms}
+    plans["both"] = replace(plans["both"], chains=plans["both"].chains * 2)
+
+    class StandIn:
+        def __init__(self, network: Network, plan: Plan, soc: Soc) -> None:
+            self.plan = plan
+
+        def run(self) -> None: ...
+
+        feed = close = lambda self, *inputs: None
+
+    def known(runs: dict[str, Any], effort: Effort) -> dict[str, Latency]:
+        engines = {name: timed.args[0].__self__ for name, timed in runs.items()}
+        return {
+            name: Latency.of([1e-3 * latency_ms[engine.plan.strategy]] * 3)
+            for name, engine in engines.items()
+        }
+
+    monkeypatch.setattr(codl_refined, "Engine", StandIn)
+    monkeypatch.setattr(codl_refined, "interleave", known)
+    monkeypatch.setattr(codl_refined, "observe", lambda engine, cost: [])
+    notes: list[str] = []
+    with codl_refined.Trials(network, CostModel(SOC, Law()), notes.append) as trials:
+        trials.run(plans["one"])
+        assert trials.run(plans["both"])
+        assert trials.result(plans["one"]).strategy == taken
+    assert len(notes) == 2
 
 
 def test_what_it_cannot_compare_is_refused(first_soc: Soc) -> None:

@@ -91,16 +91,17 @@ def rename(content: dict[str, Any]) -> None:
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 6, got 1: another version of codl"),
+    (change("version", 1), InvalidFileError, "version: must be 7, got 1: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
     (change("tables", None), InvalidFileError, "tables: the key is missing"),
     (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
-    (of_gemm("state", None), InvalidFileError, f"targets, {GEMM}, state: the key is missing"),
+    (of_gemm("rows", None), InvalidFileError, f"targets, {GEMM}, rows: the key is missing"),
     (of_gemm("features", ["x"]), InvalidFileError, r"features: expected str, got \['x'\]"),
     (change("predictor", "nn"), UnknownNameError, "'nn'.*codl_linear"),
     (change("predictor", "gbdt"), MismatchError, "predictor: is 'gbdt'.*'codl_linear'"),
     (rename, UnknownNameError, "Did you mean 'conv2d_cpu_gemm'"),
     (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
+    (of_gemm("features", "as fc"), InvalidFileError, "features: there is no such target"),
     (of_gemm("features", "rows"), MismatchError, "features: is rows, but .*padded_macs"),
     (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
     (of_gemm("examples", {"x": {}}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
@@ -109,17 +110,17 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
         MismatchError,
         "was '01234567' in training and is .* now",
     ),
-    (of_gemm("state.overhead_ms", -1), InvalidFileError, "state: overhead_ms must not be negative"),
-    (of_gemm("state.floor_ms", "x"), InvalidFileError, "state: floor_ms .* got 'x'"),
+    (of_gemm("overhead_ms", -1), InvalidFileError, f"{GEMM}: overhead_ms must not be negative"),
+    (of_gemm("floor_ms", "x"), InvalidFileError, f"{GEMM}: floor_ms .* got 'x'"),
     (
-        of_gemm("state.coefficients_ms", "much"),
+        of_gemm("costs_ms", "much"),
         InvalidFileError,
-        "coefficients_ms must have [0-9]+ numbers in a row, got 1",
+        "costs_ms must have [0-9]+ numbers in a row, got 1",
     ),
     (
-        of_gemm("state.coefficients_ms", 1.0),
+        of_gemm("costs_ms", 1.0),
         InvalidFileError,
-        "coefficients_ms must be a list of rows of numbers",
+        "costs_ms must be a list of rows of numbers",
     ),
 ]
 
@@ -151,9 +152,9 @@ def test_changed_trees_and_cut_files_are_refused(
     path = tmp_path / SOC.name / "gbdt.json"
     path.parent.mkdir(parents=True)
     content = json.loads(old.read_text())
-    content["targets"][GEMM]["state"]["trees"][-1] += " 1"
+    content["targets"][GEMM]["trees"][-1] += " 1"
     path.write_text(json.dumps(content))
-    with pytest.raises(InvalidFileError, match="state: trees: every split must have two sides"):
+    with pytest.raises(InvalidFileError, match=f"{GEMM}: trees: every split must have two sides"):
         load(SOC, "gbdt", tmp_path)
     path.write_text(old.read_text()[:1000])
     with pytest.raises(InvalidFileError, match="not a readable JSON file"):
@@ -170,9 +171,9 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
 def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
     content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (6, "ms")
+    assert (content["version"], content["unit"]) == (7, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
-    assert len(content["tables"][f"t_{GEMM}.csv"]) == 8
+    assert len(content["tables"][GEMM]) == 8
     assert content["sources"] == ["simulated"]
     own = content["targets"][GEMM]
     assert own["rows"] > 100

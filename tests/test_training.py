@@ -234,7 +234,7 @@ def test_mulayer_learns_the_preferred_variant(tmp_path: Path) -> None:
             data.ops("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
     train(SOC, data, predictors=["flops_linear"], folder=tmp_path / "p")
     stored = load(SOC, "flops_linear", tmp_path / "p").stored["mulayer_conv2d_cpu"]
-    assert set(stored.tables) == {"t_conv2d_cpu_winograd.csv", "t_conv2d_cpu_gemm.csv"}
+    assert set(stored.tables) == {"conv2d_cpu_winograd", "conv2d_cpu_gemm"}
     assert stored.rows == 6 * 7
 
 

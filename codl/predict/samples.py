@@ -56,15 +56,15 @@ class Samples:
     failed: int
     files: tuple[Path, ...]
 
-    @property
+    @cached_property
     def items(self) -> list[Item]:
         return [sample.item for sample in self.samples]
 
-    @property
+    @cached_property
     def latency_ms(self) -> NDArray[np.float64]:
         return np.array([sample.latency_ms for sample in self.samples], np.float64)
 
-    @property
+    @cached_property
     def runs(self) -> list[str]:
         return [sample.run for sample in self.samples]
 

@@ -25,12 +25,14 @@ from codl.predict.names import FOLDER
 from codl.predict.transfer import Known
 from codl.soc import Soc
 
-VERSION = 6
+VERSION = 7
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8
 #: Significant digits of a feature that count: the same computation agrees but for rounding.
 DIGITS = 9
+#: Stands before the target whose features a target has too.
+_AS = "as "
 #: Values that take no more than this stand in one line; those of a list or mapping together.
 WIDTH = 120
 
@@ -41,9 +43,9 @@ class StoredPredictor:
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
     features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. `rows` of
-    so many different `items` were fitted, of `tables` (with the start of their SHA-256); `held_out`
-    is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs whose latencies
-    are features too (`codl train --like`).
+    so many different `items` were fitted, of `tables` (by name, with the start of their SHA-256);
+    `held_out` is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs
+    whose latencies are features too (`codl train --like`).
     """
 
     predictor: str
@@ -76,7 +78,7 @@ class StoredPredictor:
             "held_out": dict(self.held_out),
             "examples": dict(self.examples),
             **({"known": [one.state() for one in self.known]} if self.known else {}),
-            "state": self.estimator.state(self.features),
+            **self.estimator.state(self.features),
         }
 
     @property
@@ -103,12 +105,25 @@ def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
         "codl": first.codl,
         "tables": {name: digest for one in stored for name, digest in one.tables.items()},
         "sources": sorted({source for one in stored for source in one.sources}),
-        "targets": {one.target: one.content for one in stored},
+        "targets": _contents(stored),
     }
     partial = path.with_suffix(".tmp")
     partial.write_text(_format(content) + "\n")
     partial.replace(path)
     return path
+
+
+def _contents(stored: Sequence[StoredPredictor]) -> dict[str, dict[str, Any]]:
+    """What the file holds of every target; features that an earlier one has are named by it."""
+    found: dict[str, dict[str, Any]] = {}
+    first: dict[str, str] = {}
+    for one in stored:
+        content = one.content
+        before = first.setdefault(content["features"], one.target)
+        if before != one.target:
+            content["features"] = f"{_AS}{before}"
+        found[one.target] = content
+    return found
 
 
 def _format(value: Any, indent: str = "") -> str:
@@ -160,7 +175,7 @@ def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
 def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) -> StoredPredictor:
     own, predictor = content["targets"][target], content["predictor"]
     fix = f"`codl train --soc {soc.name}` trains it again."
-    names = tuple(own["features"].split())
+    names = tuple(_features(path, content["targets"], target, fix).split())
     known = _known(path, target, own.get("known", []), fix)
     stored = {
         "predictor": predictor,
@@ -175,11 +190,23 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
         raise InvalidFileError(path, problem, where=f"targets, {target}, items", fix=fix)
     _check_examples(path, {**stored, "features": list(names)}, soc, known)
     try:
-        estimator = ESTIMATORS[predictor].from_state(own["state"], names)
+        estimator = ESTIMATORS[predictor].from_state(own, names)
     except ValueError as error:
-        where = f"targets, {target}, state"
+        where = f"targets, {target}"
         raise InvalidFileError(path, str(error), where=where, fix=fix) from error
     return StoredPredictor(**stored, features=names, estimator=estimator, known=known)
+
+
+def _features(path: Path, targets: Mapping[str, Any], target: str, fix: str) -> str:
+    """The names of a target's features, which may stand with another target."""
+    text: str = targets[target]["features"]
+    if not text.startswith(_AS):
+        return text
+    other = targets.get(text.removeprefix(_AS))
+    if not isinstance(other, dict) or not isinstance(other.get("features"), str):
+        problem = f"there is no such target with features, got {text!r:.80}."
+        raise InvalidFileError(path, problem, where=f"targets, {target}, features", fix=fix)
+    return str(other["features"])
 
 
 def _known(path: Path, target: str, states: Any, fix: str) -> tuple[Known, ...]:
@@ -222,7 +249,6 @@ _TARGET_TYPES: _Types = {
     "features": str,
     "held_out": dict,
     "examples": dict,
-    "state": dict,
 }
 
 

@@ -21,6 +21,9 @@ from codl.kernels.columns import FeatureColumns
 from codl.kernels.tensor_columns import elements
 from codl.ops import Op, parse, to_text
 
+#: FLOPs a byte at which an op waits for memory as long as it computes, on processors of now.
+BALANCE = 10.0
+
 
 @dataclass(frozen=True)
 class Launches:
@@ -144,23 +147,29 @@ class Beside:
 
     @staticmethod
     def columns(items: Sequence[Beside]) -> FeatureColumns:
-        """Time alone, and the bytes that both ask for at once.
+        """Time alone, the part of it that waits for memory, and both times the other one's share.
 
-        Bytes wait in proportion to what the other one takes of the memory; an op that computes much
-        for each byte gives little and suffers little.
+        An op that computes much for each byte gives little and suffers little. Every column is
+        bounded by the time alone: no op beside another takes many times as long.
         """
         loads = items.loads if isinstance(items, Besides) else np.array([*map(_LOADS, items)]).T
-        own_bytes, own_flops, own_ms, other_bytes, other_flops, other_ms = loads
-        # Bytes a millisecond; 0 where nothing is done.
-        rate = np.divide(other_bytes, other_ms, out=np.zeros(len(items)), where=other_ms > 0)
+        own_bytes, own_flops, own_ms, other_bytes, other_flops, _ = loads
+        memory_ms = own_ms * _memory_share(own_bytes, own_flops)
+        other_share = _memory_share(other_bytes, other_flops)
         return {
             "alone_ms": own_ms,
-            "own_bytes": own_bytes,
-            "own_bytes_x_other_rate": own_bytes * rate,
-            "alone_ms_x_other_rate": own_ms * rate,
-            "own_bytes_per_flop": own_bytes / np.maximum(own_flops, 1.0),
-            "other_bytes_per_flop": other_bytes / np.maximum(other_flops, 1.0),
+            "memory_ms": memory_ms,
+            "alone_ms_x_other_share": own_ms * other_share,
+            "memory_ms_x_other_share": memory_ms * other_share,
         }
+
+
+def _memory_share(
+    moved_bytes: NDArray[np.float64], flops: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Of the time that a load takes, the share that it waits for memory: 1 where it only moves."""
+    own = BALANCE * moved_bytes
+    return np.divide(own, own + flops, out=np.zeros_like(own), where=own > 0)
 
 
 @dataclass(frozen=True)

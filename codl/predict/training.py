@@ -340,22 +340,26 @@ def _evaluated(step: _Step, seeds: int) -> dict[Split, HeldOut]:
 def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
     """Digests of the features of the median and the slowest sample on this SoC; of all of a few.
 
-    Of the median one alone for the papers' predictors, whose files are to be small.
+    For the papers' predictors, whose files are to be small, of one alone: of the middle half the
+    one with the shortest text.
     """
     own = step.own
     order = np.argsort(own.latency_ms, kind="stable")
     chosen = list(dict.fromkeys(own.items))
     if len(chosen) >= store.FEW_ITEMS:
         median = len(order) // 2
-        places = (median,) if step.estimator.is_of_wholes else (median, -1)
-        chosen = [own.items[int(order[at])] for at in places]
+        chosen = [own.items[at] for at in (order[median], order[-1])]
+        if step.estimator.is_of_wholes:
+            middle = [own.items[at] for at in order[median // 2 : median + median // 2]]
+            chosen = [min(middle, key=lambda item: len(features.write(item)))]
     part = features.table(step.estimator.feature_set, own.target, chosen, soc)
     return store.examples_of(chosen, part)
 
 
 def _digests(own: Samples) -> dict[str, str]:
     """The tables that the samples are of, by the start of their SHA-256."""
-    return {path.name: sha256(path.read_bytes()).hexdigest()[:8] for path in own.files}
+    files = {path.stem.removeprefix("t_"): path for path in own.files}
+    return {name: sha256(path.read_bytes()).hexdigest()[:8] for name, path in files.items()}
 
 
 def _rows(

@@ -29,6 +29,8 @@ from codl.soc import Soc
 #: The features that stay beside the known SoCs' latencies, as far as a variant has them. More of
 #: them fit noise: there are few samples.
 KEPT = ("padded_macs", "macs", "input_bytes", "output_bytes", "weight_bytes", "bytes")
+#: Significant digits of measured latencies.
+DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Known:
         texts: dict[str, list[float]] = {}
         for item, latency_ms in zip(own.items, typical.tolist(), strict=True):
             texts.setdefault(features.write(item), []).append(latency_ms)
-        medians = rounded([float(np.median(values)) for values in texts.values()])
+        medians = rounded([float(np.median(values)) for values in texts.values()], DIGITS)
         return cls(
             soc=soc,
             target=own.target,

@@ -28,10 +28,13 @@ from codl.strategies.inputs import random_inputs
 from codl.strategies.turns import Effort, interleave, timed
 
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
-ROUNDS, PATIENCE = 5, 2
+ROUNDS, PATIENCE = 8, 2
 #: How long two plans are compared, and at the end the best one with one processor alone.
 DUEL = Effort(warm_up=2, min_rounds=9, min_seconds=2.0)
 FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)
+#: Two processors must take less than this part of what one takes alone: other programs hit a plan
+#: on both more often, and a gain smaller than that is not worth a second processor.
+WORTH = 0.97
 
 
 class CodlRefined:
@@ -102,7 +105,7 @@ class Trials:
     def result(self, single: Plan) -> Plan:
         """The fastest, compared once more with one processor alone."""
         if self.best is not single:
-            self._is_best(self._engine(single), FINAL)
+            self._is_best(self._engine(single), FINAL, worth=WORTH)
         count = len(self._run)
         return replace(self.best, method=f"{self.best.method}, refined by {count} plans that ran")
 
@@ -113,11 +116,12 @@ class Trials:
             engine.run()
         return engine
 
-    def _is_best(self, new: Engine, effort: Effort) -> bool:
+    def _is_best(self, new: Engine, effort: Effort, *, worth: float = 1.0) -> bool:
         """Compare an engine with the best one, and keep the faster of the two.
 
-        By the fifth of runs that is fastest: what other programs do to a plan on two processors and
-        to one on a single processor differs, and is neither's doing.
+        The best one must take less than `worth` of what the new one takes to stay. By the fifth of
+        runs that is fastest: what other programs do to a plan on two processors and to one on a
+        single processor differs, and is neither's doing.
         """
         if self._best is None:
             self._best = new
@@ -129,7 +133,7 @@ class Trials:
             f"{self._network.name}: plan {len(self._run)}, {_summary(new.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms"
         )
-        faster = new_ms < best_ms
+        faster = worth * new_ms < best_ms
         loser, self._best = (self._best, new) if faster else (new, self._best)
         loser.close()
         return faster

@@ -6,7 +6,6 @@ from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
 from codl.kernels.conv2d import (
     cpu,
     cpu_ort,
-    cpu_winograd_sum,
     gpu_depthwise,
     gpu_depthwise_pixels,
     gpu_direct,
@@ -24,7 +23,6 @@ VARIANTS: tuple[Variant, ...] = (
     cpu.CpuWinograd(),
     cpu.CpuGemm(),
     cpu.CpuDirect(),
-    cpu_winograd_sum.VARIANT,
     *(cpu.CpuWinograd(tile=tile) for tile in cpu.TILES),
     *(cpu.CpuWinograd(packed=False, tile=tile) for tile in cpu.TILES),
     cpu.CpuGemm(packed=False),

@@ -27,6 +27,7 @@ from codl.kernels.columns import (
     round_up,
     single,
 )
+from codl.kernels.conv2d import window_sums
 from codl.kernels.conv2d.cpu_direct_columns import direct_columns
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.ncnn import (
@@ -267,7 +268,10 @@ EFFORTS = (0.5, 1.0, 1.4)
 
 @dataclass(frozen=True)
 class CpuWinograd(_CpuConv):
-    """F(2x2), F(4x4) or F(6x6) of 3x3 windows; without a `tile` ncnn picks by the shape."""
+    """F(2x2), F(4x4) or F(6x6) of 3x3 windows; without a `tile` ncnn picks by the shape.
+
+    Larger windows are sums of such (`window_sums`).
+    """
 
     algorithm: ClassVar[str] = "winograd"
 
@@ -291,14 +295,23 @@ class CpuWinograd(_CpuConv):
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if (reason := self._cannot(op)) is not None:
             return reason
-        if op.kernel != (3, 3) or op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1:
+        is_sum = window_sums.is_sum(op)
+        apart = op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1
+        if apart or not (op.kernel == (3, 3) or is_sum):
             return (
-                "Winograd needs kernel=3x3 stride=1 dilation=1 groups=1, got "
-                f"kernel={op.kernel} stride={op.stride} dilation={op.dilation} groups={op.groups}"
+                "Winograd needs a kernel of 3x3, or above it both ways, and stride=1 dilation=1 "
+                f"groups=1, got kernel={op.kernel} stride={op.stride} dilation={op.dilation} "
+                f"groups={op.groups}"
             )
-        if op.input.c <= SMALL and op.out_channels <= SMALL:
+        channels = window_sums.inner(op).input.c if is_sum else op.input.c
+        if channels <= SMALL and op.out_channels <= SMALL:
             return f"ncnn uses Winograd from more than {SMALL} input or output channels"
         return None
+
+    def plan(self, op: Conv2d, soc: Soc) -> NcnnLayer:
+        if not window_sums.is_sum(op):
+            return super().plan(op, soc)
+        return window_sums.summed(super().plan(window_sums.inner(op), soc), op)
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         """Transforms into points, a matrix product at each point, and transforms out of sums.
@@ -306,6 +319,7 @@ class CpuWinograd(_CpuConv):
         Points of all tiles are made first, and read again for every block of output channels.
         """
         lanes, cache = soc.cpu.simd_floats, soc.cpu.l2_cache_bytes
+        copies, ops = window_sums.copies(ops, soc), window_sums.inner_columns(ops)
         tile = usual_tile(ops) if self.tile is None else np.full_like(ops.ic, self.tile)
         points = (tile + 2) ** 2
         tiles = ceil_div(ops.oh, tile) * ceil_div(ops.ow, tile)
@@ -327,4 +341,5 @@ class CpuWinograd(_CpuConv):
             "output_far": by_level("output", output_bytes, cache)["output_far"],
             **by_level("weight", weight_bytes, cache),
             **by_level("moved", moved, cache),
+            **copies,
         }

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Vector = NDArray[np.float64]
 
-#: Significant digits that learned numbers keep.
-DIGITS = 6
+#: Significant digits that learned numbers keep; what is fitted after them knows them so.
+DIGITS = 4
 
 
 def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
@@ -31,30 +31,30 @@ def medians(values: Vector, groups: NDArray[np.intp]) -> Vector:
 
 def to_rows(values: Vector) -> list[str]:
     """A text for every row of a matrix (a vector is one row), its numbers separated by spaces."""
-    return [" ".join(_short(v) for v in row) for row in np.atleast_2d(values).tolist()]
+    return [" ".join(map(short, row)) for row in np.atleast_2d(values).tolist()]
 
 
-def _short(value: float) -> str:
-    """The shortest text that reads back as the same number."""
-    text = f"{value:.{DIGITS}g}"
+def short(value: float) -> str:
+    """The shortest text that reads back as the same number: without a 0 before the point."""
+    text = f"{value:.6g}"
     text = text if float(text) == value else repr(value)
     sign, text = ("-", text[1:]) if text.startswith("-") else ("", text)
-    return sign + short_exponent(text[1:] if text.startswith("0.") else text)
+    text = text[1:] if text.startswith("0.") else text
+    return sign + text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
-def short_exponent(text: str) -> str:
-    """A number's text with no more of an exponent than it needs."""
-    return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+def from_rows(state: Mapping[str, Any], key: str, *, rows: int, columns: int | None) -> Vector:
+    """The finite matrix of `state[key]`; raises `ValueError` with the key and what is wrong.
 
-
-def from_rows(state: Mapping[str, Any], key: str, *, rows: int | None, columns: int) -> Vector:
-    """The finite matrix of `state[key]`; raises `ValueError` with the key and what is wrong."""
+    Without `columns` there are as many as in the first row.
+    """
     texts = state.get(key)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{key} must be a list of rows of numbers, got {texts!r:.80}.")
-    if rows is not None and len(texts) != rows:
+    if len(texts) != rows:
         raise ValueError(f"{key} must have {rows} rows, got {len(texts)}.")
-    result = np.empty((len(texts), columns))
+    columns = len(texts[0].split()) if columns is None else columns
+    result = np.empty((rows, columns))
     for at, text in enumerate(texts):
         result[at] = _row(key, text.split(), columns)
     return result

@@ -49,6 +49,9 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     feature_set: ClassVar[FeatureSet]
     #: Whether it learns latencies of ops and of sharing as a whole, and nothing finer: the papers'.
     is_of_wholes: ClassVar[bool] = False
+    #: Whether it takes the terms of runs that the linear costs find: what can follow every row it
+    #: is fitted to cannot say which terms are better.
+    takes_terms: ClassVar[bool] = False
     floor_: float
     runs_: Mapping[str, RunTerm]
     n_features_in_: int
@@ -94,6 +97,22 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             floors, free = {}, np.ones(len(y), bool)
         X, y, shapes = X[free], y[free], shapes[free]
         labels = [label for label, is_free in zip(labels, free, strict=True) if is_free]
+        if self.takes_terms:
+            self.runs_ = self._costs(X, y)._fit_terms(X, y, shapes, labels, floors)
+            self._fit(X, run_terms.remove(self.runs_, y, labels), shapes)
+        else:
+            self._fit_terms(X, y, shapes, labels, floors)
+        self._forget_typical_runs()
+
+    def _fit_terms(
+        self,
+        X: Vector,
+        y: Vector,
+        shapes: Groups,
+        labels: Sequence[str],
+        floors: Mapping[str, float],
+    ) -> Mapping[str, RunTerm]:
+        """Try several ways to the terms of runs, and stay fitted with the best."""
         one = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
 
         def terms(predicted: Vector) -> dict[str, RunTerm]:
@@ -119,7 +138,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         look_at(terms(self._inner(X)))
         rough: Mapping[str, RunTerm] = one
         for _ in range(ROUGH_PASSES):
-            rough = terms(self._rough(X, run_terms.remove(rough, y, labels)))
+            rough = terms(self._costs(X, run_terms.remove(rough, y, labels)).typical(X))
         look_at(rough)
         if min(tried[1][0], tried[2][0]) < tried[0][0]:
             look_at(terms(self._inner(X)))
@@ -127,7 +146,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if least > (1 - TERMS_WORTH) * tried[0][0]:
             best = tried[0][1]
         self.__dict__.update(best)
-        self._forget_typical_runs()
+        return self.runs_
 
     def _forget_typical_runs(self) -> None:
         """Runs that do not differ need no terms."""
@@ -210,11 +229,12 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         raise NotImplementedError
 
-    def _rough(self, X: Vector, y: Vector) -> Vector:
-        """Predictions of the rows by what is simple enough to leave runs their differences."""
+    @staticmethod
+    def _costs(X: Vector, y: Vector) -> LatencyEstimator:
+        """What is fitted to the rows and simple enough to leave runs their differences."""
         from codl.predict.estimators.linear import CodlLinear
 
-        return CodlLinear.of(X, y).typical(X)
+        return CodlLinear.of(X, y)
 
     def _inner(self, X: Vector) -> Vector:
         """Predictions of the rows just fitted, better of each without it."""

@@ -42,6 +42,12 @@ SEARCHED = 140
 SEED = 0
 #: With fewer rows the base stands alone.
 LEAST_ROWS = 8
+#: Digits behind the point of the points, whose columns spread by 1.
+DECIMALS = 1
+#: Significant digits of weights: large ones of either sign nearly cancel out.
+DIGITS_OF_WEIGHTS = 5
+#: Significant digits of centers and spreads: by the scaled columns it is seen which say the same.
+DIGITS_OF_SCALING = 6
 #: Columns that correlate more than this say the same.
 SAME = 0.9999
 #: Columns of runs are scaled by no less, or a run of few rows would be far from all others.
@@ -149,8 +155,7 @@ class Codl(LatencyEstimator):
             self._fit_base_alone(X, logs)
             return
         items = Items.of(scaled)
-        rows = spread_points(scaled, self.points)
-        self.points_ = scaled[rows].round(2)
+        rows = self._choose_points(scaled)
         base = np.log(self.base_.typical(X))
         residual = np.append(np.zeros(scaled.shape[1]), np.median(logs - base))
         level, axes = ridge(scaled, logs), spread_axes(scaled)
@@ -165,6 +170,14 @@ class Codl(LatencyEstimator):
         if len(items.first) >= MANY_ITEMS:
             self.trees_ = self._grow(X, base, logs)
         self._choose(X, y, groups, candidates, rows)
+
+    def _choose_points(self, scaled: Vector) -> Groups:
+        """Points that spread as the items do; the rows that they are near."""
+        rows = spread_points(scaled, self.points)
+        points = scaled[rows].round(DECIMALS)
+        once = np.sort(np.unique(points, axis=0, return_index=True)[1])
+        self.points_ = points[once]
+        return rows[once]
 
     def _grow(self, X: Vector, base: Vector, logs: Vector) -> Trees:
         """Trees of what the base's logarithm lacks."""
@@ -190,7 +203,7 @@ class Codl(LatencyEstimator):
         kernel = self._kernel(items, turned, rest)
         points = along(self.points_, axes)
         projection = Projection(kernel, points, turned, rest, items.share)
-        weights = rounded(projection.weights)
+        weights = rounded(projection.weights, DIGITS_OF_WEIGHTS)
         member = Member(line, axes, kernel.lengths, kernel.amplitude, weights)
         return _Candidate(member, projection, is_level)
 
@@ -204,11 +217,9 @@ class Codl(LatencyEstimator):
         return Kernel(rounded(found.lengths, 4), float(rounded(found.amplitude, 4)), found.noise)
 
     def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
-        self.points_ = np.empty((0, len(self.columns_)))
-        self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
+        self._base_alone()
         off = float(np.median(logs - np.log(self.base_.typical(X)))) if len(logs) > 1 else 0.0
         self.limits_ = rounded([min(off, 0.0), max(off, 0.0)])
-        self.errors_ = Errors.unknown(2)
         self.inner_ = self.base_.typical(X)
 
     def _choose(
@@ -269,7 +280,7 @@ class Codl(LatencyEstimator):
     def _scale(self, X: Vector) -> None:
         """Keep the columns that vary and say something of their own."""
         logs = _logs(X)
-        center, spread = rounded(logs.mean(0)), rounded(logs.std(0))
+        center, spread = (rounded(v, DIGITS_OF_SCALING) for v in (logs.mean(0), logs.std(0)))
         runs = X.shape[1] - len(self.run_columns_.shares)
         spread[runs:] = np.maximum(spread[runs:], LEAST_RUN_SPREAD)
         kept: list[int] = []
@@ -326,13 +337,19 @@ class Codl(LatencyEstimator):
         return self.inner_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
-        names = self.run_columns_.beside_names(names)
-        return {
-            "run_columns": self.run_columns_.state(),
+        """What all have, and where there are members what these look at, and what they are."""
+        names, runs = self.run_columns_.beside_names(names), self.run_columns_.state()
+        found = {
+            **({"run_columns": runs} if runs else {}),
             "base": self.base_.state(names),
+            "limits": to_rows(self.limits_),
+        }
+        if not self.members_:
+            return found
+        return found | {
             "columns": [names[column] for column in self.columns_],
             "scaling": to_rows(np.vstack([self.center_, self.spread_])),
-            "points": to_rows(self.points_) if len(self.points_) else [],
+            "points": to_rows(self.points_.T),
             "members": [
                 {"share": share, "is_level": is_level, **member.state()}
                 for share, is_level, member in zip(
@@ -340,17 +357,32 @@ class Codl(LatencyEstimator):
                 )
             ],
             **({"trees": self.trees_.state()} if self.trees_ else {}),
-            "limits": to_rows(self.limits_),
             "errors": self.errors_.state(),
         }
 
     def _read(self, state: State, names: Sequence[str]) -> None:
-        self.run_columns_ = RunColumns.read(state.get("run_columns"))
+        self.run_columns_ = RunColumns.read(state.get("run_columns", {}))
         names = self.run_columns_.beside_names(names)
-        base, columns = state.get("base"), state.get("columns")
+        base = state.get("base")
         if not isinstance(base, Mapping):
             raise ValueError(f"base must be a mapping, got {base!r:.80}.")
         self.base_ = CodlLinear.from_state(base, names)
+        self.limits_ = vector(state, "limits", 2)
+        if self.limits_[0] > self.limits_[1]:
+            raise ValueError("limits must be in order.")
+        if "members" in state:
+            self._read_members(state, names)
+        else:
+            self._base_alone()
+
+    def _base_alone(self) -> None:
+        self.columns_, self.center_, self.spread_ = [], np.empty(0), np.empty(0)
+        self.points_ = np.empty((0, 0))
+        self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
+        self.errors_ = Errors.unknown(2)
+
+    def _read_members(self, state: State, names: Sequence[str]) -> None:
+        columns = state.get("columns")
         known = isinstance(columns, list) and all(column in names for column in columns)
         if not isinstance(columns, list) or not known:
             raise ValueError(f"columns must be some of the features, got {columns!r:.80}.")
@@ -365,7 +397,7 @@ class Codl(LatencyEstimator):
         self.center_, self.spread_ = scaling
         if (self.spread_ <= 0).any():
             raise ValueError("scaling must have positive spreads.")
-        self.points_ = from_rows(state, "points", rows=None, columns=width)
+        self.points_ = from_rows(state, "points", rows=width, columns=None).T.copy()
         read = read_members(state.get("members"), width, len(self.points_))
         self.members_ = tuple(member for member, _, _ in read)
         self.is_level_ = tuple(is_level for _, is_level, _ in read)
@@ -374,11 +406,8 @@ class Codl(LatencyEstimator):
         # Trees see every column, the base, the columns over the base, and over the first column.
         trees = "trees" in state
         self.trees_ = Trees.from_state(state["trees"], 3 * width + 1) if trees else None
-        if total > 1 + 1e-9 or (read and not trees and total < 1 - 1e-9):
+        if total > 1 + 1e-9 or (not trees and total < 1 - 1e-9):
             raise ValueError(f"members: shares must add up to 1, got {total:g}.")
-        self.limits_ = vector(state, "limits", 2)
-        if self.limits_[0] > self.limits_[1]:
-            raise ValueError("limits must be in order.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
 
 

@@ -23,6 +23,7 @@ class RandomForest(LatencyEstimator):
 
     name: ClassVar[str] = "random_forest"
     feature_set: ClassVar[FeatureSet] = "variant"
+    takes_terms: ClassVar[bool] = True
     trees_: Trees
 
     def __init__(self, *, trees: int = 16, leaves: int = 32) -> None:

@@ -162,7 +162,8 @@ def _search(X: Vector, t: Vector, variances: Vector, steps: int) -> Vector:
         factor, _ = dpotrf(total, lower=1)
         alpha = cho_solve((factor, True), t)
         lower, _ = dpotri(factor, lower=1)
-        inverse = np.tril(lower) + np.tril(lower, -1).T
+        inverse = lower + lower.T  # above the diagonal of `lower` is nothing
+        inverse[np.diag_indices_from(inverse)] *= 0.5
         value = 0.5 * t @ alpha + np.log(np.diag(factor)).sum()
         slack = inverse - np.outer(alpha, alpha)
         weight = slack * (5 / 3) * (1 + s) * decay

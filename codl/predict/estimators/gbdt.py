@@ -25,6 +25,7 @@ class Gbdt(LatencyEstimator):
 
     name: ClassVar[str] = "gbdt"
     feature_set: ClassVar[FeatureSet] = "variant"
+    takes_terms: ClassVar[bool] = True
     base_: CodlLinear
     trees_: Trees
 

@@ -35,7 +35,7 @@ class Errors:
 
     @classmethod
     def unknown(cls, signs: int) -> Errors:
-        return cls(np.eye(signs + 1)[0], rounded(UNKNOWN * norm.ppf(LEVELS), 5))
+        return cls(np.eye(signs + 1)[0], rounded(UNKNOWN * norm.ppf(LEVELS)))
 
     @classmethod
     def fit(cls, errors: Vector, signs: Vector, groups: NDArray[np.intp]) -> Errors:
@@ -49,7 +49,7 @@ class Errors:
         usual = float(np.mean(np.abs(errors))) + 1e-6
         scale, _ = nnls(columns, np.minimum(np.abs(errors), 6 * usual))
         scale[0] = max(scale[0], LEAST * usual)
-        scale = rounded(scale, 5)
+        scale = rounded(scale)
         scaled = errors / (columns @ scale)
         count = len(np.unique(groups))
         out = np.clip(0.5 + (LEVELS - 0.5) * (count + 1) / count, 0, 1)
@@ -59,7 +59,7 @@ class Errors:
         wider = 1 + 1 / np.sqrt(count)
         middle = quantiles[len(LEVELS) // 2]
         quantiles = middle + (quantiles - middle) * wider
-        return cls(scale, rounded(quantiles, 5))
+        return cls(scale, rounded(quantiles))
 
     def bounds(self, signs: Vector, coverage: float) -> tuple[Vector, Vector]:
         """Lowest and highest logarithm of measured over predicted, each shaped (items)."""

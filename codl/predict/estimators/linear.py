@@ -39,14 +39,14 @@ class _Linear(LatencyEstimator):
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
         """Coefficients in the order of the features."""
-        return {"overhead_ms": self.intercept_, "coefficients_ms": to_rows(self.coef_)[0]}
+        return {"overhead_ms": self.intercept_, "costs_ms": to_rows(self.coef_)[0]}
 
     def _read(self, state: State, names: Sequence[str]) -> None:
         self.intercept_ = number(state, "overhead_ms", non_negative=self.is_non_negative)
-        rows = {"coefficients_ms": [state.get("coefficients_ms")]}
-        self.coef_ = vector(rows, "coefficients_ms", len(names))
+        rows = {"costs_ms": [state.get("costs_ms")]}
+        self.coef_ = vector(rows, "costs_ms", len(names))
         if self.is_non_negative and (self.coef_ < 0).any():
-            raise ValueError(f"coefficients_ms must not be negative, got {self.coef_.min():g}.")
+            raise ValueError(f"costs_ms must not be negative, got {self.coef_.min():g}.")
 
 
 class FlopsLinear(_Linear):

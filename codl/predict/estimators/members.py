@@ -48,7 +48,7 @@ class Member:
     def state(self) -> dict[str, Any]:
         return {
             "line": to_rows(self.line),
-            "axes": [] if self.axes is None else to_rows(self.axes),
+            **({} if self.axes is None else {"axes": to_rows(self.axes)}),
             "lengths": to_rows(self.lengths),
             "amplitude": self.amplitude,
             "weights": to_rows(self.weights),
@@ -109,20 +109,13 @@ class Items:
 
 def read_members(state: Any, width: int, points: int) -> list[tuple[Member, bool, float]]:
     """Members, whether each is a level, and their shares."""
-    if not isinstance(state, list) or bool(state) != bool(points):
-        raise ValueError(
-            f"members must be a list, empty where there are no points; there are {points} points, "
-            f"got {state!r:.80}."
-        )
+    if not isinstance(state, list) or not state:
+        raise ValueError(f"members must be a list of some, got {state!r:.80}.")
     members = []
     for own in state:
         if not isinstance(own, Mapping):
             raise ValueError(f"members must be mappings, got {own!r:.80}.")
-        axes = (
-            from_rows(own, "axes", rows=width, columns=_directions(own))
-            if own.get("axes")
-            else None
-        )
+        axes = from_rows(own, "axes", rows=width, columns=None) if "axes" in own else None
         directions = width if axes is None else axes.shape[1]
         lengths, amplitude = vector(own, "lengths", directions), number(own, "amplitude")
         if (lengths <= 0).any() or amplitude <= 0:
@@ -133,12 +126,6 @@ def read_members(state: Any, width: int, points: int) -> list[tuple[Member, bool
         member = Member(line, axes, lengths, amplitude, weights)
         members.append((member, own["is_level"], number(own, "share", non_negative=True)))
     return members
-
-
-def _directions(member: Mapping[str, Any]) -> int:
-    """The directions of a member's axes, by the first row."""
-    rows = member["axes"]
-    return len(rows[0].split()) if isinstance(rows, list) and isinstance(rows[0], str) else 0
 
 
 def spread_axes(scaled: Vector) -> Vector:

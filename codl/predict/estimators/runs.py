@@ -9,7 +9,7 @@ where it shows, ops of very different size all take the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -186,11 +186,15 @@ def _columns(terms: Mapping[str, RunTerm], labels: Sequence[str]) -> tuple[Vecto
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
-_KEYS = ("overhead_ms", "factor", "floor_ms")
+_TYPICAL = asdict(RunTerm())
 
 
 def write(terms: Mapping[str, RunTerm]) -> dict[str, Any]:
-    return {label: {key: getattr(term, key) for key in _KEYS} for label, term in terms.items()}
+    """Of every run what differs from a typical one."""
+    return {
+        label: {key: value for key, value in asdict(term).items() if value != _TYPICAL[key]}
+        for label, term in terms.items()
+    }
 
 
 def read(state: Any) -> dict[str, RunTerm]:
@@ -201,11 +205,13 @@ def read(state: Any) -> dict[str, RunTerm]:
 
 
 def _term(label: str, term: Any) -> RunTerm:
-    if not isinstance(term, Mapping) or set(term) != set(_KEYS):
-        raise ValueError(f"runs, {label}: must have {', '.join(_KEYS)}, got {term!r:.80}.")
+    if not isinstance(term, Mapping) or not set(term) <= set(_TYPICAL):
+        known = ", ".join(_TYPICAL)
+        raise ValueError(f"runs, {label}: must have none but {known}, got {term!r:.80}.")
     for key, value in term.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise ValueError(f"runs, {label}: {key} must be a finite number, got {value!r}.")
-    if term["factor"] <= 0 or term["floor_ms"] < 0:
+    found = RunTerm(**{key: float(value) for key, value in term.items()})
+    if found.factor <= 0 or found.floor_ms < 0:
         raise ValueError(f"runs, {label}: factor must be positive and floor_ms not negative.")
-    return RunTerm(**{key: float(term[key]) for key in _KEYS})
+    return found

@@ -2,7 +2,7 @@
 
 A tree is a line of words, every split before its two sides: `3:40` asks whether feature 3 is at
 most 40, and where it is, the first side holds, else the second; a plain number is a leaf. So
-`3:40 0.1 0:2 0.2 0.3` has three leaves.
+`3:40 .1 0:2 .2 .3` has three leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.predict.estimators.arrays import Vector, short_exponent
+from codl.predict.estimators.arrays import Vector, short
 
 #: A split's feature and number, or -1 and a leaf's value.
 Node: TypeAlias = tuple[int, float]
@@ -251,10 +251,7 @@ def _grown(text: str) -> Arrays:
 
 
 def _word(feature: int, number: float) -> str:
-    text = f"{number:.6g}"
-    text = text if float(text) == number else repr(number)
-    text = short_exponent(text)
-    return text if feature == LEAF else f"{feature}:{text}"
+    return short(number) if feature == LEAF else f"{feature}:{short(number)}"
 
 
 def _read(text: str, features: int) -> tuple[Node, ...]:
