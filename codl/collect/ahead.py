@@ -1,10 +1,10 @@
 """Compiles the kernels of the tasks that come next, in processes of their own.
 
 Some drivers take a second to compile what runs for a millisecond, and PoCL compiles anew for every
-size of an op, the last step only when a kernel is first launched. Within a process one thread at a
-time may do that. So processes beside this one build and run what is to be measured next, once; what
+size of an op, the last step only when a kernel is first launched. Threads of one process wait for
+each other in it. So processes beside this one build and run once what is to be measured next; what
 they compile lies in the caches on disk, codl's and the driver's own, when this one asks for it.
-They only work when they are told to, and nothing is measured meanwhile.
+They work only when they are told to, and nothing is measured meanwhile.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class _Worker:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        mine.send(soc)
+        with suppress(OSError):  # as below
+            mine.send(soc)
         return cls(process, mine)
 
     def give(self, task: Task) -> None:

@@ -110,6 +110,7 @@ def collect(
                 expected = elapsed / max(done, 1) * len(missing)
                 limit = expected if budget_s is None else max(budget_s - elapsed, 0.0)
                 progress(done, total, min(expected, limit))
+        state.end()
     _finish(dataset, run)
     return Collected(
         rows=state.rows,
@@ -134,6 +135,8 @@ class _State:
     failed: int = 0
     batch: int = 0
     again: dict[Task, int] = field(default_factory=dict)
+    #: Rows of tasks that are to be measured again: better than none, where no time is left for it.
+    held: dict[Task, Row] = field(default_factory=dict)
     done: dict[str, set[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,11 +171,17 @@ class _State:
         for one in prepared:
             if _is_disturbed(anchors, [one]) and self.tries(one.task) < RETRIES:
                 self.again[one.task] = self.tries(one.task) + 1
+                self.held[one.task] = one.row()
             else:
+                self.held.pop(one.task, None)
                 found.append((one.task, one.row()))
         anchors.end(self.batch)
         self._write(found)
         _calibrate(self.dataset, anchors)
+
+    def end(self) -> None:
+        """Write what was to be measured again and was not."""
+        self._write(list(self.held.items()))
 
     def _write(self, found: Sequence[tuple[Task, Row]]) -> None:
         """Append every row to each of its tables that lacks it."""
