@@ -81,7 +81,7 @@ def test_what_workers_die_of_is_a_failed_row(
     monkeypatch.setattr(collector, "Ahead", dying)
     monkeypatch.setattr(anchors, "TOLERANCE", float("inf"))
     dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)
-    done = collect(first_soc, dataset, tasks, rounds=replace(QUICK, span_s=1.0))
+    done = collect(first_soc, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
     assert done.left == 0
     rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
     assert [row.status for row in rows.values()].count("failed") == 1

@@ -95,7 +95,8 @@ class Ahead:
         end = monotonic() + seconds
         while True:
             idle = [worker for worker in self._workers if worker.task is None]
-            while idle and left and monotonic() < end:
+            # What one of them died of is not left to this process.
+            while idle and left and (monotonic() < end or left[0] in self._deaths):
                 idle.pop().give(left.popleft())
             busy = {one.channel: one for one in self._workers if one.task is not None}
             if not busy:
