@@ -12,7 +12,7 @@ import pytest
 
 from codl import cache
 from codl.collect import ahead, anchors, collector
-from codl.collect.ahead import Ahead, needs_kernels, worker_count
+from codl.collect.ahead import MOST_ON_GPU, Ahead, needs_kernels, worker_count
 from codl.collect.anchors import Anchors
 from codl.collect.collector import collect
 from codl.collect.rounds import Rounds
@@ -90,6 +90,16 @@ def test_what_workers_die_of_is_a_failed_row(
     assert "2 processes died" in failed.reason
 
 
+def test_workers_that_cannot_begin_are_done_without(
+    first_soc: Soc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WORTH", 1)
+    with Ahead(first_soc, 2, [sys.executable, "-c", "raise SystemExit(1)"]) as workers:
+        workers.compile(kernel_tasks(first_soc), 60)
+        assert not workers.deadly
+        assert not workers.is_used
+
+
 def test_few_cores_are_left_alone(first_soc: Soc) -> None:
     def with_cores(cpu: int, gpu: int) -> Soc:
         cores = tuple(range(cpu + gpu))
@@ -98,6 +108,8 @@ def test_few_cores_are_left_alone(first_soc: Soc) -> None:
 
     assert worker_count(with_cores(1, 1)) == 0
     assert 1 <= worker_count(with_cores(3, 1)) <= 3
+    card = with_cores(16, 0)
+    assert worker_count(replace(card, gpu=replace(card.gpu, type="gpu"))) <= MOST_ON_GPU
     with Ahead(first_soc, 0) as workers:
         workers.compile(kernel_tasks(first_soc), 60)
         assert not workers.is_used

@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from time import monotonic
@@ -30,6 +30,8 @@ from codl.soc import Soc
 LEAST_CORES = 4
 #: Memory that a worker may need: its share of this machine's must be more.
 WORKER_BYTES = 2 << 30
+#: So many at most share a real GPU: each keeps some hundred megabytes of a card's memory.
+MOST_ON_GPU = 4
 #: Fewer tasks than this for each worker are compiled in the time that it takes to start.
 WORTH = 3
 #: So many tasks ahead are compiled at most: more than a batch has.
@@ -42,8 +44,11 @@ COMMAND = (sys.executable, "-m", "codl.collect.ahead")
 def worker_count(soc: Soc) -> int:
     """How many processes may compile: one a core of the SoC but for this process's, 0 on few."""
     cores = len(_cores(soc))
+    if cores < LEAST_CORES:
+        return 0
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(cores - 1, memory // WORKER_BYTES) if cores >= LEAST_CORES else 0
+    fits = min(cores - 1, memory // WORKER_BYTES)
+    return fits if soc.gpu.is_cpu else min(fits, MOST_ON_GPU)
 
 
 def needs_kernels(task: Task) -> bool:
@@ -105,14 +110,22 @@ class Ahead:
                 self._collect(busy[channel], left)  # type: ignore[index]
 
     def _collect(self, worker: _Worker, left: deque[Task]) -> None:
-        """Hear that a worker is done, or dead: then another one takes its place, and its task."""
+        """Hear that a worker is done, or dead: then another one takes its place, and its task.
+
+        For one that could not begin, as where a card has no room for so many, there is no other.
+        """
         task = worker.task
         assert task is not None
-        if worker.is_done():
-            self._done.add(task)
+        if worker.hears():
+            if worker.task is None:
+                self._done.add(task)
             return
         self._workers.remove(worker)
         code = worker.stop()
+        if not worker.has_begun:
+            self._count -= 1
+            left.appendleft(task)
+            return
         self._deaths[task] = self._deaths.get(task, 0) + 1
         if self._deaths[task] < DEATHS:
             left.appendleft(task)
@@ -128,7 +141,8 @@ class _Worker:
 
     process: subprocess.Popen[bytes]
     channel: Connection
-    task: Task | None = field(default=None)
+    task: Task | None = None
+    has_begun: bool = False
 
     @classmethod
     def start(cls, soc: Soc, command: Sequence[str]) -> _Worker:
@@ -150,13 +164,15 @@ class _Worker:
         with suppress(OSError):  # it died; waiting for its answer will tell
             self.channel.send(task)
 
-    def is_done(self) -> bool:
-        """Take its answer; False where it died instead."""
+    def hears(self) -> bool:
+        """Take its answer, that it has begun or done its task; False where it died instead."""
         try:
             self.channel.recv()
         except (EOFError, OSError):
             return False
-        self.task = None
+        if self.has_begun:
+            self.task = None
+        self.has_begun = True
         return True
 
     def stop(self) -> int:
@@ -179,6 +195,7 @@ def _work(channel: Connection) -> None:
     bench = Bench(soc, "")
     # Here no side keeps to its cores: nothing is measured, and drivers compile on any thread.
     threads.pin(threads.thread_ids(), _cores(soc))
+    channel.send(None)
     while True:
         try:
             task = channel.recv()
