@@ -23,7 +23,8 @@ from codl.ops.plan import Plan, load_plan
 from codl.plan.alone import WORTH, unless_alone
 from codl.plan.chosen import Cut, make_plan
 from codl.plan.clocks import after_stage, priced
-from codl.plan.cost import COLD_INSIDE, CostModel, moved
+from codl.plan.cost import CostModel, moved
+from codl.plan.inside import COLD_INSIDE
 from codl.plan.optimal import search as best_plan
 from codl.plan.search import ChainSearch, greedy_chains, single_ops
 from codl.soc import CpuSide, GpuSide, Soc

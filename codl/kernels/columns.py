@@ -146,9 +146,9 @@ class Columns:
     def __len__(self) -> int:
         return len(self.images)
 
-    def slice(self: C, start: int, stop: int) -> C:
+    def take(self: C, places: NDArray[np.intp] | slice) -> C:
         """The columns of some of the ops."""
-        return type(self)(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+        return type(self)(*(getattr(self, field.name)[..., places] for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -203,11 +203,49 @@ def elements(ops: Sequence[Op]) -> tuple[Column, Column, Column]:
 
 def amounts(ops: Sequence[Op]) -> tuple[Column, Column, Column, Column]:
     """The same, and FLOPs."""
-    of_op = list(map(type, ops))
-    found = np.empty((4, len(ops)))
-    for cls in set(of_op):
-        at = [i for i, one in enumerate(of_op) if one is cls]
-        own = OP_COLUMNS.get(cls, OtherColumns).of([ops[i] for i in at])
-        sizes = own.input_elements, own.weight_elements, own.output_elements, own.flops
-        found[:, at] = sizes
-    return found[0], found[1], found[2], found[3]
+    inputs, weights, output, flops = Sizes(ops).amounts
+    return inputs, weights, output, flops
+
+
+class Sized(list[Op]):
+    """Ops of one type, with their columns."""
+
+    def __init__(self, ops: Iterable[Op], columns: Columns) -> None:
+        super().__init__(ops)
+        self.columns = columns
+
+
+class Sizes:
+    """The sizes of ops of any kinds, read once however often some of the ops are asked about."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self._ops = ops
+        self._of_type: dict[type[Op], list[int]] = {}
+        for at, op in enumerate(ops):
+            self._of_type.setdefault(type(op), []).append(at)
+        self._place = np.empty(len(ops), np.intp)
+        self._columns: dict[type[Op], Columns] = {}
+        for cls, places in self._of_type.items():
+            self._place[places] = np.arange(len(places))
+            self._columns[cls] = OP_COLUMNS.get(cls, OtherColumns).of([ops[at] for at in places])
+
+    @property
+    def amounts(self) -> Column:
+        """Elements of inputs, weights and output, and FLOPs, shaped (4, ops)."""
+        found = np.empty((4, len(self._ops)))
+        for cls, places in self._of_type.items():
+            own = self._columns[cls]
+            sizes = own.input_elements, own.weight_elements, own.output_elements, own.flops
+            found[:, places] = sizes
+        return found
+
+    def some(self, places: Sequence[int]) -> Sized:
+        """Some of the ops, all of one type."""
+        ops = [self._ops[at] for at in places]
+        return Sized(ops, self._columns[type(ops[0])].take(self._place[places]))
+
+
+def columns_of(cls: type[Columns], ops: Sequence[Op]) -> Columns:
+    """The columns of ops: those that are known, or read of each."""
+    known = ops.columns if isinstance(ops, Sized) else None
+    return known if isinstance(known, cls) else cls.of(ops)

@@ -27,6 +27,7 @@ from codl.errors import CodlError, CodlWarning
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
+from codl.kernels.tensor_columns import columns_of
 from codl.ops.base import Op
 from codl.ops.region import Shape
 from codl.ops.spec import parse, to_text
@@ -203,7 +204,7 @@ def feature_columns(variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns
     For a variant that writes its features over columns (see `codl.kernels.columns`).
     """
     found: FeatureColumns
-    columns = variant.op_columns.of(ops)
+    columns = columns_of(variant.op_columns, ops)
     chosen = {} if variant.processor == "cpu" else _choices(variant, ops, soc)
     if not chosen:
         found = variant.feature_columns(columns, soc)

@@ -13,7 +13,7 @@ from codl.ops import Op
 from codl.predict.surroundings import Batch
 
 if TYPE_CHECKING:
-    from codl.plan.cost import LatencyPredictors
+    from codl.plan.op_costs import LatencyPredictors
 
 
 def together_ms(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +51,33 @@ def sizes(boxes: Boxes) -> NDArray[np.int64]:
     return boxes[..., 0::2] + boxes[..., 1::2]
 
 
+def added(held: Sequence[int], joined: Sequence[int], width: int) -> list[Shape]:
+    """The shapes of what is in a joined box and not in the one held, of tensors of a width.
+
+    As `Region.minus` has them: before and behind what is held in images, then channels, then rows.
+    """
+    whole = [first + last for first, last in zip(joined[0::2], joined[1::2], strict=True)]
+    if held[1] == NOTHING:
+        return [Shape._make((*whole, width))]
+    own = [first + last for first, last in zip(held[0::2], held[1::2], strict=True)]
+    extra = [more - mine for more, mine in zip(joined, held, strict=True)]
+    return [
+        Shape._make((*own[: end // 2], extra[end], *whole[end // 2 + 1 :], width))
+        for end in range(6)
+        if extra[end]
+    ]
+
+
 def weights_of(shape: Shape) -> NDArray[np.int64]:
     """What a box of a tensor is multiplied by for a number that no other box of it has."""
     radices = [size + 1 for size in shape[:3] for _ in (0, 1)]
     signs = (-1, 1) * 3
     return np.array([sign * prod(radices[at + 1 :]) for at, sign in enumerate(signs)], np.int64)
+
+
+def count_of(shape: Shape) -> int:
+    """More than the number of any box of a tensor, by `weights_of`."""
+    return prod((size + 1) ** 2 for size in shape[:3])
 
 
 class Numbering:
@@ -65,31 +88,35 @@ class Numbering:
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self._shapes = shapes
-        self._weights: dict[str, NDArray[np.int64]] = {}
-        self._known: dict[str, dict[int, int]] = {}
+        self._weights = {tensor: weights_of(shape) for tensor, shape in shapes.items()}
+        self._known: dict[str, dict[int, int]] = {tensor: {} for tensor in shapes}
         self.tensors: list[str] = [""]
         self.boxes: list[tuple[int, ...]] = [(NOTHING,) * 6]
 
     def of(self, tensor: str, boxes: Boxes) -> list[int]:
         """The numbers of a tensor's boxes (boxes, 6), none of nothing."""
-        if tensor not in self._known:
-            self._known[tensor] = {}
-            self._weights[tensor] = weights_of(self._shapes[tensor])
         known = self._known[tensor]
         keys = (boxes @ self._weights[tensor]).tolist()
         found = [known.get(key, NONE) for key in keys]
         if NONE in found:
             for at, key in enumerate(keys):
                 if key not in known:
-                    known[key] = len(self.boxes)
-                    self.tensors.append(tensor)
-                    self.boxes.append(tuple(boxes[at].tolist()))
+                    self._add(tensor, key, tuple(boxes[at].tolist()))
                 found[at] = known[key]
         return found
 
     def one(self, tensor: str, row: tuple[int, ...]) -> int:
         """The number of a tensor's box; of nothing `NONE`."""
-        return NONE if row[1] == NOTHING else self.of(tensor, np.array([row], np.int64))[0]
+        if row[1] == NOTHING:
+            return NONE
+        key = sum(map(mul, self._weights[tensor].tolist(), row))
+        return self._known[tensor].get(key) or self._add(tensor, key, row)
+
+    def _add(self, tensor: str, key: int, row: tuple[int, ...]) -> int:
+        self._known[tensor][key] = number = len(self.boxes)
+        self.tensors.append(tensor)
+        self.boxes.append(row)
+        return number
 
     def shape(self, number: int) -> Shape:
         """The shape of a numbered box, which must not be of nothing."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codl.execute.program import build_program, chain_outputs
+from codl.execute.program import Segment, build_program
 from codl.ops import Dim, Layer, Network
-from codl.ops.chain import cut
 from codl.ops.plan import Chain, Plan, Sharing
 from codl.plan import estimated, unmeasured
 from codl.plan.clocks import program_ms
@@ -34,6 +33,7 @@ def make_plan(
     method: str = "",
 ) -> Plan:
     """A plan of these chains, in the variants that are predicted fastest."""
+    # Chains are cut once, by the program; their variants then follow from the halves.
     plan = Plan(
         model=network.name,
         digest=network.digest,
@@ -42,20 +42,28 @@ def make_plan(
         predictor=cost.predictors.name,
         sharing=sharing,
         predicted_ms=None,
-        chains=tuple(_chain(network, cost, one) for one in cuts),
+        chains=tuple(_chain(one) for one in cuts),
         source=cost.soc.source,
         not_counted=unmeasured.not_counted(cost, network),
         estimated=estimated.estimated(cost, network),
         method=method,
     )
     program = build_program(network, plan, cost.soc)
-    return replace(plan, predicted_ms=program_ms(network, program, cost))
+    segments = tuple(_in_variants(segment, cost) for segment in program.segments)
+    return replace(
+        plan,
+        chains=tuple(segment.chain for segment in segments),
+        predicted_ms=program_ms(network, replace(program, segments=segments), cost),
+    )
 
 
-def _chain(network: Network, cost: CostModel, one: Cut) -> Chain:
-    outputs = chain_outputs(network, one.layers)
-    block = cost.soc.gpu.vector_width
-    halves = cut(one.layers, outputs, one.dim, one.gpu_ratio, block=block)
-    names = tuple(layer.name for layer in one.layers)
-    variants = few_changes(halves[0], cost.variants(*halves), cost.soc)
-    return Chain(names, one.dim, one.gpu_ratio, variants)
+def _chain(one: Cut) -> Chain:
+    """A chain before its variants are chosen."""
+    return Chain(tuple(layer.name for layer in one.layers), one.dim, one.gpu_ratio, {})
+
+
+def _in_variants(segment: Segment, cost: CostModel) -> Segment:
+    """A segment in the variants that are predicted fastest."""
+    halves = segment.cpu, segment.gpu
+    variants = few_changes(segment.cpu, cost.variants(*halves), cost.soc)
+    return replace(segment, chain=replace(segment.chain, variants=variants))

@@ -9,16 +9,22 @@ for what it needs of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from codl.dataset import Direction
 from codl.execute.program import Program, Segment
 from codl.ops import Network
 from codl.plan.cost import CostModel, Moved, moved
+from codl.predict.surroundings import Load
 
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
 START: Pair = (0.0, 0.0)
+_COLUMNS = attrgetter("bytes", "flops", "latency_ms")
 
 
 class Works(NamedTuple):
@@ -72,17 +78,27 @@ def after_stage(
     return cpu + works[0], gpu
 
 
-def both_ends(works: Pair, slowdowns: Pair) -> Pair:
+def both_ends(works: ArrayLike, slowdowns: ArrayLike) -> NDArray[np.float64]:
     """When each of two works ends that begin at once and slow each other down.
 
     `works` are the milliseconds of each alone, `slowdowns` how many times longer they take while
-    both are under way.
+    both are under way; both shaped (..., 2), and the ends. A work that never ends, of infinite
+    milliseconds, is no longer than that.
     """
-    if 0.0 in works:
-        return works
-    together = min(works[0] * slowdowns[0], works[1] * slowdowns[1])
-    ends = [together + works[i] - together / slowdowns[i] for i in (0, 1)]
-    return ends[0], ends[1]
+    works, slowdowns = np.asarray(works, np.float64), np.asarray(slowdowns, np.float64)
+    finite = np.where(np.isfinite(works), works, 0.0)
+    alone = (finite == 0).any(axis=-1, keepdims=True)
+    together = (finite * slowdowns).min(axis=-1, keepdims=True)
+    return np.where(alone, works, together + finite - together / slowdowns)
+
+
+def works_of_loads(cost: CostModel, loads: Sequence[tuple[Load, Load]]) -> list[Works]:
+    """What pairs of halves take, of which is known what each does alone."""
+    columns = np.array([[_COLUMNS(load) for load in pair] for pair in loads]).reshape(-1, 2, 3)
+    alone = columns[:, :, 2]
+    together = both_ends(alone, cost.slowdowns(columns))
+    pairs = zip(alone.tolist(), together.tolist(), strict=True)
+    return [Works((a, b), (c, d)) for (a, b), (c, d) in pairs]
 
 
 def works_of(network: Network, segments: Sequence[Segment], cost: CostModel) -> list[Works]:
@@ -90,11 +106,7 @@ def works_of(network: Network, segments: Sequence[Segment], cost: CostModel) -> 
     loads = [
         cost.loads(network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants) for s in segments
     ]
-    found = []
-    for (cpu, gpu), slower in zip(loads, cost.slowdowns(loads), strict=True):
-        alone = (cpu.latency_ms, gpu.latency_ms)
-        found.append(Works(alone, both_ends(alone, slower)))
-    return found
+    return works_of_loads(cost, loads)
 
 
 def program_ms(network: Network, program: Program, cost: CostModel) -> float:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +15,14 @@ from codl.errors import UnsupportedError
 from codl.execute.fusing import residual_adds, works
 from codl.execute.program import Transfer
 from codl.kernels import registry
-from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
-from codl.kernels.columns import beyond, gpu_cache_bytes
-from codl.kernels.tensor_columns import elements
-from codl.ops import Network, Op, Region, Shape, to_text
+from codl.kernels.base import Processor, Storage
+from codl.ops import Network, Region, Shape, to_text
 from codl.ops.chain import Half, Part
-from codl.plan.batches import together_ms
 from codl.plan.corrections import Corrections
+from codl.plan.op_costs import Choice, OpCosts
 from codl.plan.switches import crossings
-from codl.predict.features import Item, sharing_target
-from codl.predict.surroundings import Besides, Cold, Launches, Load
-from codl.soc import Soc
+from codl.predict.features import sharing_target
+from codl.predict.surroundings import Besides, Launches, Load
 
 #: The names of variants by layer and processor, as plans have them.
 Variants: TypeAlias = Mapping[str, Mapping[str, str]]
@@ -35,10 +30,6 @@ Variants: TypeAlias = Mapping[str, Mapping[str, str]]
 Moved: TypeAlias = tuple[Direction, Shape]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
-#: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
-#: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the
-#: tables (docs/predictors.md). On the CPU more than all: a net also takes memory for what it makes.
-COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
 #: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
 #: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/measurements.md).
 ADDED_INSIDE = 1 / 3
@@ -48,163 +39,18 @@ MOST_SLOWDOWN = 3.0
 PACKING = ("data_sharing_load", "data_sharing_store")
 #: Numbers of launches up to about this are predicted in one batch.
 MANY_LAUNCHES = 128
-_columns = attrgetter("bytes", "flops", "latency_ms")
-
-
-class LatencyPredictors(Protocol):
-    """What the planner asks of predictors; milliseconds."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def targets(self) -> tuple[str, ...]: ...
-
-    @property
-    def few(self) -> Mapping[str, frozenset[str]]:
-        """The items, as text, of `targets` of which too few were measured to tell of others."""
-        ...
-
-    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]: ...
-
-    def sharing_ms(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> Mapping[str, NDArray[np.float64]]:
-        """By the part of sharing; all of it a `copy` where parts are not known apart."""
-        ...
-
-
-class Choice(NamedTuple):
-    """The fastest variant of an op on a processor, and its latency in milliseconds.
-
-    `storage` is how its tensors lie; None on the CPU.
-    """
-
-    variant: str
-    latency_ms: float
-    storage: Storage | None = None
 
 
 @dataclass
-class CostModel:
-    """Predicted latencies on one SoC; every op is predicted once."""
+class CostModel(OpCosts):
+    """Predicted latencies of ops, of halves of chains, and of data sharing on one SoC."""
 
-    soc: Soc
-    predictors: LatencyPredictors
-    #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
-    by_op: bool = False
-    #: What plans that ran say about these predictions.
-    corrections: Corrections | None = None
-    #: Every variant with a predictor, by name.
-    _choices: dict[Processor, dict[Op, dict[str, Choice]]] = field(
-        default_factory=lambda: {processor: {} for processor in PROCESSORS}
-    )
     _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
     _dispatched: dict[Processor, NDArray[np.float64]] = field(default_factory=dict)
-    _candidates: dict[tuple[str, Processor], list[list[Variant]]] = field(default_factory=dict)
-
-    def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, Choice]]:
-        """Predict many ops in one batch for each kernel variant: their choices by name."""
-        known = self._choices[processor]
-        found = []
-        asked: dict[str, list[tuple[Op, Any, dict[str, Choice]]]] = {}
-        for op in ops:
-            own = known.get(op)
-            if own is None:
-                own = known[op] = {}
-                for name, variant in self._targets(op, processor):
-                    asked.setdefault(name, []).append((op, variant, own))
-            found.append(own)
-        for name, new in asked.items():
-            together = [registry.takes_batch(variant) for _, variant, _ in new]
-            latencies = self._latency_ms(name, [op for op, *_ in new], processor, together)
-            for (_, variant, own), latency in zip(new, latencies.tolist(), strict=True):
-                storage = variant.storage if processor == "gpu" else None
-                own[variant.name] = Choice(variant.name, latency, storage)
-        return found
-
-    def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
-        """The variants that accept an op, with the targets that predict them."""
-        kind = (op.kind, processor)
-        if kind not in self._candidates:
-            self._candidates[kind] = registry.candidates(op.kind, processor, self.soc)
-        of_kind = f"mulayer_{op.kind}_{processor}"
-        by_op = self.by_op and of_kind in self._known_targets
-        for variant in registry.accepting(op, self._candidates[kind], self.soc):
-            name = of_kind if by_op else registry.target(variant, op)
-            if name in self._known_targets:
-                yield name, variant
-            if by_op:
-                return
-
-    @cached_property
-    def _known_targets(self) -> frozenset[str]:
-        return frozenset(self.predictors.targets)
-
-    def fastest_ms(self, ops: Iterable[Op], processor: Processor) -> list[float]:
-        """Milliseconds of ops in their fastest variants; infinite where there is none."""
-        return [
-            min((choice.latency_ms for choice in own.values()), default=inf)
-            for own in self.prefetch(ops, processor)
-        ]
-
-    def _latency_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
-    ) -> NDArray[np.float64]:
-        """What ops take inside a network, with what measured plans have said about that."""
-        found = self._inside_ms(target, ops, processor, together)
-        return found if self.corrections is None else found * self.corrections.factors(target, ops)
-
-    def _inside_ms(
-        self, target: str, ops: Sequence[Op], processor: Processor, together: Sequence[bool]
-    ) -> NDArray[np.float64]:
-        """What ops take where others have run since their weights were read.
-
-        Of a batch only the first image finds the weights far away. `together` says of which ops
-        all images are computed at once.
-        """
-        images = np.array([op.images for op in ops], np.float64)
-        single = ops if (images == 1).all() else [op.one_image for op in ops]
-        warm_ms = self.predictors.latency_ms(target, single)
-        at_once = np.where(together, images, 1.0)
-        all_ms = together_ms(self.predictors, single, warm_ms, at_once, processor)
-        all_ms *= images / at_once
-        cold = f"cold_{processor}"
-        if cold not in self.predictors.targets:
-            return all_ms
-        items = [Cold(op, float(ms)) for op, ms in zip(single, warm_ms, strict=True)]
-        more_ms = np.maximum(self.predictors.latency_ms(cold, items) - warm_ms, 0.0)
-        more_ms *= self._far_share(single, processor)
-        return np.asarray(all_ms + COLD_INSIDE[processor] * more_ms, np.float64)
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
         return CostModel(self.soc, self.predictors, self.by_op, corrections)
-
-    def _far_share(self, ops: Sequence[Op], processor: Processor) -> NDArray[np.float64]:
-        """Of what ops read and write, the part that is in no cache of the processor's own.
-
-        That is weights, and tensors that do not fit there: small ones were written just before.
-        """
-        cache = self.soc.cpu.l2_cache_bytes if processor == "cpu" else gpu_cache_bytes(self.soc)
-        inputs, weights, outputs = elements(ops)
-        tensors = 4 * (inputs + outputs)
-        return np.asarray((4 * weights + beyond(tensors, cache)) / (4 * weights + tensors))
-
-    def choice(self, op: Op, processor: Processor) -> Choice | None:
-        """The fastest variant of `op`; None where the processor has none."""
-        found = self._options(op, processor)
-        return min(found, key=lambda choice: choice.latency_ms, default=None)
-
-    def _options(self, op: Op, processor: Processor, name: str = "") -> list[Choice]:
-        """The fastest variant for each storage; the one called `name` where that is known."""
-        (known,) = self.prefetch([op], processor)
-        if name in known:
-            return [known[name]]
-        fastest: dict[Storage | None, Choice] = {}
-        for choice in sorted(known.values(), key=lambda choice: choice.latency_ms):
-            fastest.setdefault(choice.storage, choice)
-        return list(fastest.values())
 
     def half_ms(self, half: Half, processor: Processor, variants: Variants | None = None) -> float:
         """A processor's half of a chain; infinite where it has no variant for a part.
@@ -309,10 +155,9 @@ class CostModel:
                 new.setdefault(direction, []).append(shape)
         for direction, shapes in new.items():
             by_part = self._sharing(direction, shapes)
-            for i, shape in enumerate(shapes):
-                self._parts[direction, shape] = {
-                    part: float(all_ms[i]) for part, all_ms in by_part.items()
-                }
+            rows = zip(*(all_ms.tolist() for all_ms in by_part.values()), strict=True)
+            for shape, row in zip(shapes, rows, strict=True):
+                self._parts[direction, shape] = dict(zip(by_part, row, strict=True))
 
     def _sharing(
         self, direction: Direction, shapes: Sequence[Shape]
@@ -389,18 +234,11 @@ class CostModel:
             latency_ms=self.half_ms(half, processor, variants),
         )
 
-    def slowdowns(self, pairs: Sequence[tuple[Load, Load]]) -> list[tuple[float, float]]:
+    def slowdowns(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
         """How many times longer each of two loads takes while the other is under way; at least 1.
 
-        Where contention was not measured, both are 1.
-        """
-        found = self.slowdowns_of(np.array([[_columns(x) for x in loads] for loads in pairs]))
-        return [(cpu, gpu) for cpu, gpu in found.tolist()]
-
-    def slowdowns_of(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same as columns, shaped (pairs, 2).
-
-        `loads` are bytes, FLOPs and milliseconds, shaped (pairs, 2, 3).
+        `loads` are bytes, FLOPs and milliseconds, shaped (pairs, 2, 3); what is found is shaped
+        (pairs, 2). Where contention was not measured, both are 1.
         """
         found = np.ones((len(loads), 2))
         sides = ("contention_cpu", "contention_gpu")

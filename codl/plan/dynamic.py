@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from codl.execute.program import WAYS, Residency, lacking
+from codl.execute.program import WAYS, Residency
 from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Region
 from codl.ops.plan import Sharing
@@ -274,6 +274,7 @@ class _Search:
             for holder, _ in network.outputs.values()
         }
         self._ways: dict[int, _Way] = {}
+        self._stretches: dict[tuple[int, int], tuple[dict[str, int], itemgetter[Any] | None]] = {}
         self._needed: dict[tuple[int, int, int], tuple[int, list[Move]]] = {}
         self._launches: dict[int, float] = {}
         self._moves: dict[Moved, Move] = {}
@@ -328,20 +329,29 @@ class _Search:
 
     def _way(self, segment: Segment) -> _Way:
         tensor_of, before = self._regions.tensors, self._places[segment.start]
-        needs = tuple((before[tensor_of[need]][side], side, need) for side, need in segment.reads)
-        # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
-        made: dict[str, list[int]] = {}
-        for side, number in segment.leaves:
-            made.setdefault(tensor_of[number], [NONE, NONE])[side] = number
-        first, after = 2 * len(before), self._live[segment.stop]
-        for name in after:
-            if name not in before:  # also one of no size, of which neither has anything
-                made.setdefault(name, [NONE, NONE])
-        new = {name: (first + 2 * at, first + 2 * at + 1) for at, name in enumerate(made)}
-        places = [place for name in after for place in new.get(name) or before[name]]
-        numbers = tuple(number for both in made.values() for number in both)
-        self._ways[id(segment)] = way = _Way(needs, numbers, _getter(places))
+        needs = tuple(
+            (before[tensor_of[need]][side], side, need) for side, need in segment.reads.tolist()
+        )
+        new, key = self._stretch(segment.start, segment.stop)
+        made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
+        for side, number in segment.leaves.tolist():
+            made[2 * new[tensor_of[number]] + side] = number
+        self._ways[id(segment)] = way = _Way(needs, tuple(made), key)
         return way
+
+    def _stretch(self, start: int, stop: int) -> tuple[dict[str, int], itemgetter[Any] | None]:
+        """What chains from one point to another make, numbered, and what takes the next key."""
+        if (start, stop) not in self._stretches:
+            before, after = self._places[start], self._live[stop]
+            made = [name for name in after if name not in before]
+            # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
+            first = 2 * len(before)
+            places = dict(before)
+            for at, name in enumerate(made):
+                places[name] = first + 2 * at, first + 2 * at + 1
+            getter = _getter([place for name in after for place in places[name]])
+            self._stretches[start, stop] = {name: at for at, name in enumerate(made)}, getter
+        return self._stretches[start, stop]
 
     def _need(self, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
         """What a processor holds after it needed a region, and the transfers that took.
@@ -354,15 +364,18 @@ class _Search:
         return self._needed[asked]
 
     def _lacking(self, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
+        """As `codl.execute.program.lacking` has it."""
         regions, tensor = self._regions, self._regions.tensors[need]
-        wanted = regions.boxes[need]
-        if mine != NONE and all(map(ge, regions.boxes[mine], wanted)):
+        held, wanted = regions.boxes[mine], regions.boxes[need]
+        if all(map(ge, held, wanted)):
             return mine, []
-        own = boxes.region(regions.boxes[mine]) if mine != NONE else None
         shape = self._network.shapes[tensor]
-        held, missing = lacking(shape, own, boxes.region(wanted), self._sharing)
-        moves = [self._move((WAYS[PROCESSORS[side]], piece.shape(shape))) for piece in missing]
-        return regions.one(tensor, boxes.box(held)), moves
+        if self._sharing == "gather":
+            wanted = boxes.box(Region.whole(shape))
+        joined = tuple(map(max, held, wanted))
+        way = WAYS[PROCESSORS[side]]
+        moves = [self._move((way, one)) for one in boxes.added(held, joined, shape.w)]
+        return regions.one(tensor, joined), moves
 
     def _move(self, what: Moved) -> Move:
         if what not in self._moves:
@@ -383,22 +396,3 @@ def _live(segments: Segments) -> list[tuple[str, ...]]:
         tuple(sorted(n for n, last in segments.last_reader.items() if made[n] <= at <= last))
         for at in range(len(segments.starting) + 1)
     ]
-
-
-def merged(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Neighbours that may as well be one chain: on the same processor, or of the same images."""
-    groups: list[list[Segment]] = []
-    for segment in segments:
-        alike = segment.gpu_ratio in (0.0, 1.0) or segment.dim == "N"
-        last = groups[-1][-1] if groups else None
-        if last and alike and _cut(last) == _cut(segment):
-            groups[-1].append(segment)
-        else:
-            groups.append([segment])
-    return groups
-
-
-def _cut(segment: Segment) -> tuple[str, float]:
-    """Where a chain is cut; on one processor its dimension means nothing."""
-    both = 0 < segment.gpu_ratio < 1
-    return (segment.dim if both else "", segment.gpu_ratio)

@@ -20,7 +20,8 @@ from codl.dataset import Direction
 from codl.kernels import registry
 from codl.kernels.base import PROCESSORS, Processor
 from codl.ops import Network, Op, Shape, parse, to_text
-from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.cost import CostModel
+from codl.plan.op_costs import LatencyPredictors
 from codl.predict.features import Item
 from codl.soc import Soc
 

@@ -15,7 +15,7 @@ from codl.ops.plan import Plan
 from codl.plan import unmeasured
 from codl.plan.chosen import Cut, make_plan
 from codl.plan.cost import CostModel
-from codl.plan.dynamic import every_way, fastest, merged
+from codl.plan.dynamic import every_way, fastest
 from codl.plan.objective import LATENCY, Objective
 from codl.plan.search import Candidate, ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.segments import Segment, Segments
@@ -25,6 +25,8 @@ from codl.plan.segments import Segment, Segments
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 #: More layers than this have too many plans to look at each.
 FEW = 5
+#: Latencies that differ by less than this part are equal, but for rounding.
+CLOSE = 1e-5
 #: Ways to split the images of the whole network that are compared in full.
 LIKELY = 3
 
@@ -49,11 +51,15 @@ def search(
         cost = unmeasured.filled(cost, network)
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
-        plans = [
-            make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
-            for cuts, how in METHODS[method](network, cost)
-        ]
-    return min(plans, key=lambda plan: plan.predicted_ms or 0.0)
+        best, best_ms = None, inf
+        for cuts, how, least_ms in METHODS[method](network, cost):
+            if best is not None and best_ms <= least_ms * (1 + CLOSE):
+                continue
+            plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+            if best is None or (plan.predicted_ms or 0.0) < best_ms:
+                best, best_ms = plan, plan.predicted_ms or 0.0
+    assert best is not None
+    return best
 
 
 @contextmanager
@@ -86,7 +92,7 @@ def _for_objective(
             f"(the model's own are {_weights(network)})."
         )
     how = f"dp for {objective.goal}, {'exact' if found.exact else 'widest labels only'}"
-    cuts = _joined(network, merged(found.segments))
+    cuts = _joined(network, _merged(found.segments))
     plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
     return replace(plan, predicted_mj=found.energy_mj)
 
@@ -96,25 +102,25 @@ def _weights(network: Network) -> int:
     return sum(int(w.nbytes) for layer in network.layers for w in layer.weights.values())
 
 
-#: Plans to choose from, each with what the plan says of how it was found.
-Ways: TypeAlias = Iterable[tuple[list[Cut], str]]
+#: Plans to choose from, each with what the plan says of how it was found, and milliseconds that it
+#: takes at least, as far as they are known before it is made.
+Ways: TypeAlias = Iterable[tuple[list[Cut], str, float]]
 
 
 def _serial(network: Network, cost: CostModel) -> Ways:
-    yield _cuts(single_ops(ChainSearch(network, cost, "missing"))), "serial"
+    yield _cuts(single_ops(ChainSearch(network, cost, "missing"))), "serial", 0.0
 
 
 def _greedy(network: Network, cost: CostModel) -> Ways:
-    yield _cuts(greedy_chains(ChainSearch(network, cost, "missing"))), "greedy"
+    yield _cuts(greedy_chains(ChainSearch(network, cost, "missing"))), "greedy", 0.0
     yield from _whole_images(network, cost)
 
 
 def _dp(network: Network, cost: CostModel) -> Ways:
     found = fastest(network, cost, Segments(network, cost))
     how = "dp, exact" if found.exact else "dp, widest labels only"
-    together, apart = merged(found.segments), [[segment] for segment in found.segments]
-    for groups in (together, apart) if len(together) < len(apart) else (apart,):
-        yield _joined(network, groups), how
+    yield _joined(network, _merged(found.segments)), how, 0.0
+    yield _joined(network, [[segment] for segment in found.segments]), how, found.latency_ms
     yield from _whole_images(network, cost)
 
 
@@ -131,7 +137,7 @@ def _whole_images(network: Network, cost: CostModel) -> Ways:
     chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
     for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
         if chain.latency_ms < inf:
-            yield _cuts([chain]), "whole images"
+            yield _cuts([chain]), "whole images", 0.0
 
 
 def _exhaustive(network: Network, cost: CostModel) -> Ways:
@@ -141,7 +147,7 @@ def _exhaustive(network: Network, cost: CostModel) -> Ways:
             f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
         )
     found = every_way(network, cost, Segments(network, cost, complete=True))
-    yield _joined(network, [[segment] for segment in found.segments]), "exhaustive"
+    yield _joined(network, [[segment] for segment in found.segments]), "exhaustive", 0.0
 
 
 METHODS: Mapping[str, Callable[[Network, CostModel], Ways]] = dict(
@@ -158,3 +164,22 @@ def _joined(network: Network, groups: Sequence[Sequence[Segment]]) -> list[Cut]:
         Cut(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
         for own in groups
     ]
+
+
+def _merged(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Neighbours that may as well be one chain: on the same processor, or of the same images."""
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        alike = segment.gpu_ratio in (0.0, 1.0) or segment.dim == "N"
+        last = groups[-1][-1] if groups else None
+        if last and alike and _cut(last) == _cut(segment):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return groups
+
+
+def _cut(segment: Segment) -> tuple[str, float]:
+    """Where a chain is cut; on one processor its dimension means nothing."""
+    both = 0 < segment.gpu_ratio < 1
+    return (segment.dim if both else "", segment.gpu_ratio)

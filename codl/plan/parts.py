@@ -7,6 +7,7 @@ sums over columns, instead of a walk over ops for each of thousands of chains.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +46,17 @@ class Parts:
         self.op_of = [numbers.setdefault(layer.op, len(numbers)) for layer in layers]
         self.ops = list(numbers)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
-        self._outputs = [op.output for op in self.ops]
-        self.steps = max(STEPS, *(shape.n for shape in self._outputs))
-        self._whole = [boxes.box(Region.whole(shape)) for shape in self._outputs]
+        outputs = [op.output for op in self.ops]
+        self.steps = max(STEPS, *(shape.n for shape in outputs))
+        self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
+        self._width = np.array([shape.w for shape in outputs])
         #: By op, whether a dimension cuts it, in the order of `DIMS`.
-        self._is_cut = [np.array([dim in op.dims for dim in DIMS]) for op in self.ops]
-        self._weights = [boxes.weights_of(shape) for shape in self._outputs]
-        self._known: list[dict[int, int]] = [{} for _ in self.ops]
+        self._is_cut = np.array([[dim in op.dims for dim in DIMS] for op in self.ops])
+        #: What an op's box is multiplied by, and what is added, for a number that no other has.
+        self._weights = np.array([boxes.weights_of(shape) for shape in outputs])
+        counts = [boxes.count_of(shape) for shape in outputs]
+        self._first_key = np.array([0, *accumulate(counts[:-1])], np.int64)
+        self._known: dict[int, int] = {}
         self._cuts: dict[tuple[int, Dim], list[int]] = {}
         self._shares: list[Boxes | None] = [None] * len(self.ops)
         self._made: list[Op] = []
@@ -88,40 +93,42 @@ class Parts:
         """Where the shares of a dimension and a step stand among an op's."""
         return DIMS.index(dim) * (self.steps + 1) + step
 
-    def of(self, op: int, wanted: Boxes, dims: Numbers) -> Numbers:
-        """The parts of an op, shaped (items, 2), of boxes (items, 2, 6).
+    def of(self, op: int | Numbers, wanted: Boxes, dims: Numbers) -> Numbers:
+        """The parts of an op, or one for each item, shaped (items, 2), of boxes (items, 2, 6).
 
         In chains that are cut at `dims` (items), as `codl.ops.chain.Part` has it: whoever reads a
         part of what cannot be cut there gets the whole.
         """
         there = boxes.is_something(wanted)
-        is_cut = self._is_cut[op][dims]
-        if not is_cut.all():
-            wanted = np.where((there & ~is_cut[:, None])[..., None], self._whole[op], wanted)
-        keys = np.where(there, wanted @ self._weights[op], -1)
-        flat, known = keys.ravel().tolist(), self._known[op]
+        is_whole = there & ~self._is_cut[op, dims][:, None]
+        wanted = np.where(is_whole[..., None], self._whole[op][..., None, :], wanted)
+        keys = (wanted * self._weights[op][..., None, :]).sum(axis=-1)
+        keys = np.where(there, keys + self._first_key[op][..., None], -1)
+        flat, known = keys.ravel().tolist(), self._known
         places = dict(zip(flat, range(len(flat)), strict=True))
         places.pop(-1, None)
         new = {key: at for key, at in places.items() if key not in known}
         if new:
-            first = self._make(op, wanted.reshape(-1, 6)[list(new.values())])
+            at = list(new.values())
+            ops = np.broadcast_to(np.asarray(op)[..., None], keys.shape).ravel()[at]
+            first = self._make(ops, wanted.reshape(-1, 6)[at])
             known.update(zip(new, range(first, first + len(new)), strict=True))
         found = np.array([known.get(key, NONE) for key in flat], np.int64)
         return found.reshape(keys.shape)
 
-    def _make(self, op: int, new: Boxes) -> int:
-        """The number of the first of new parts."""
-        own, inputs = self.ops[op], range(len(self.ops[op].inputs))
-        regions = [boxes.region(row) for row in new.tolist()]
-        self._made += [own.restrict(region) for region in regions]
+    def _make(self, ops: Numbers, new: Boxes) -> int:
+        """The number of the first of new parts, each of an op."""
         first, self._count = self._count, self._count + len(new)
         while self._count > len(self.boxes):
             self._make_room()
         added = slice(first, self._count)
         self.boxes[added] = new
-        self.elements[added] = boxes.sizes(new).prod(axis=1) * self._outputs[op].w
-        needs = [[boxes.box(own.needs(region, at)) for at in inputs] for region in regions]
-        self.needs[added, : len(inputs)] = needs
+        self.elements[added] = boxes.sizes(new).prod(axis=1) * self._width[ops]
+        for number, (op, row) in enumerate(zip(ops.tolist(), new.tolist(), strict=True), first):
+            own, region = self.ops[op], boxes.region(row)
+            self._made.append(own.restrict(region))
+            for at in range(len(own.inputs)):
+                self.needs[number, at] = boxes.box(own.needs(region, at))
         return first
 
     def _make_room(self) -> None:

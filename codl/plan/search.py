@@ -11,7 +11,7 @@ from codl.ops.chain import Half, cut
 from codl.ops.plan import Plan, Sharing
 from codl.plan import unmeasured
 from codl.plan.chosen import Cut, make_plan
-from codl.plan.clocks import START, after_stage, both_ends, priced
+from codl.plan.clocks import START, after_stage, priced, works_of_loads
 from codl.plan.cost import CostModel, moved, packed
 
 #: Ratios that a search tries; the ends are one processor alone.
@@ -73,14 +73,14 @@ class ChainSearch:
         transfers = [self._transfers(layers, outputs, own) for own in halves]
         self._prefetch_sharing(outputs, halves, transfers)
         loads = [cost.loads(self.network, outputs, own) for own in halves]
+        works = works_of_loads(cost, loads)
         found = []
-        for (dim, ratio), own, (before, after), load, slower in zip(
-            cuts, halves, transfers, loads, cost.slowdowns(loads), strict=True
+        for (dim, ratio), own, (before, after), work in zip(
+            cuts, halves, transfers, works, strict=True
         ):
             moves = priced(cost, moved(self.network, before))
             launches_ms = cost.launches_ms(cost.launches(own[1]) + len(moves))
-            works = both_ends((load[0].latency_ms, load[1].latency_ms), slower)
-            clocks = after_stage(START, moves, launches_ms, works)
+            clocks = after_stage(START, moves, launches_ms, work.together)
             clocks = after_stage(clocks, priced(cost, moved(self.network, after)))
             found.append(Candidate(tuple(layers), dim, ratio, own, max(clocks)))
         return found

@@ -36,8 +36,8 @@ LONGEST = 24
 LENGTHS = (1, 4)
 #: Chains that compute so many times longer than their ops at their best are left out.
 MOST_LOSS = 1.1
-#: Processors by number, 0 for the CPU and 1 for the GPU, each with the number of a region.
-Held: TypeAlias = Sequence[tuple[int, int]]
+#: Rows of a processor's number, 0 for the CPU and 1 for the GPU, and a region's.
+Held: TypeAlias = NDArray[np.int64]
 Vector = NDArray[np.float64]
 
 
@@ -111,15 +111,18 @@ class Segments:
     def _whole_ms(self) -> Vector:
         """Milliseconds of whole layers on either processor, shaped (2, layers); or infinite."""
         parts = self._parts
-        whole = np.array([self._cut_part(op, "H", [0])[0, 0] for op in range(len(parts.ops))])
+        whole = self._cut_parts({(op, "H"): [0] for op in range(len(parts.ops))})[:, 0]
         found = np.array([parts.latency_ms(whole, side) for side in (0, 1)])
         return found[:, parts.op_of]
 
-    def _cut_part(self, op: int, dim: Dim, steps: Sequence[int]) -> NDArray[np.int64]:
-        """The parts of an op that is cut after some steps, shaped (steps, 2)."""
-        cut = self._parts.cut(dim, np.array(steps))
-        dims = np.full(len(steps), DIMS.index(dim))
-        return self._parts.of(op, self._parts.shares(op)[cut], dims)
+    def _cut_parts(self, cuts: Mapping[tuple[int, Dim], Sequence[int]]) -> NDArray[np.int64]:
+        """The parts of ops that are cut after some steps, one behind the other, (cuts, 2)."""
+        parts, counts = self._parts, [len(steps) for steps in cuts.values()]
+        shares = [parts.shares(op)[parts.cut(dim, np.array(steps, np.int64))]
+                  for (op, dim), steps in cuts.items()]  # fmt: skip
+        ops, dims = np.array([(op, DIMS.index(dim)) for op, dim in cuts]).reshape(-1, 2).T
+        wanted = np.concatenate([np.empty((0, 2, 6), np.int64), *shares])
+        return parts.of(np.repeat(ops, counts), wanted, np.repeat(dims, counts))
 
     @cached_property
     def _alone(self) -> Mapping[Dim, Vector]:
@@ -134,8 +137,7 @@ class Segments:
             for dim, steps in self._steps[k].items():
                 if (op, dim) not in cuts:
                     cuts[op, dim] = self._looked_at(k, dim, steps)
-        numbers = [self._cut_part(op, dim, cut) for (op, dim), cut in cuts.items() if cut]
-        asked = np.concatenate([np.empty((0, 2), np.int64), *numbers])
+        asked = self._cut_parts(cuts)
         latencies = np.array([parts.latency_ms(asked[:, side], side) for side in (0, 1)])
         found = {dim: np.full((2, len(parts.ops), parts.steps + 1), inf) for dim in AXES}
         first = 0
@@ -229,30 +231,23 @@ class Segments:
     # Predictions.
 
     def _predict(self, drafts: Drafts) -> Iterator[Segment]:
-        sums = [self._sums(drafts, side) for side in (0, 1)]
+        amounts = self._parts.amounts()
+        sums = [self._sums(drafts, side, amounts) for side in (0, 1)]
         loads = np.array([[own["bytes"], own["flops"], own["ms"]] for own in sums]).T
         loads = loads.transpose(0, 2, 1)
         loads[:, 0] += self._packing(drafts)
-        slower = self.cost.slowdowns_of(loads).tolist()
-        kernels = sums[1]["launches"].astype(int).tolist()
-        weights = (sums[0]["weights"] + sums[1]["weights"]).tolist()
-        works = loads[:, :, 2].tolist()
-        reads, leaves = (_by_draft(held, len(works)) for held in (drafts.reads, drafts.leaves))
-        for at, (way, start) in enumerate(zip(drafts.way, drafts.start.tolist(), strict=True)):
-            cpu_ms, gpu_ms = works[at]
-            if cpu_ms < inf and gpu_ms < inf:
-                stop, dim, step, _ = drafts.ways[way]
-                yield Segment(
-                    start,
-                    stop,
-                    dim,
-                    step / self._parts.steps,
-                    reads[at],
-                    leaves[at],
-                    both_ends((cpu_ms, gpu_ms), slower[at]),
-                    kernels[at],
-                    weights[at],
-                )
+        works = both_ends(loads[:, :, 2], self.cost.slowdowns(loads))
+        able = np.flatnonzero(np.isfinite(works).all(axis=1))
+        kernels = sums[1]["launches"].astype(int)
+        weights = sums[0]["weights"] + sums[1]["weights"]
+        reads, leaves = (_by_draft(held, len(loads)) for held in (drafts.reads, drafts.leaves))
+        columns = (able, drafts.way[able], drafts.start[able], kernels[able], weights[able])
+        rows = zip(*(column.tolist() for column in (*columns, *works[able].T)), strict=True)
+        for at, way, start, count, weight, cpu_ms, gpu_ms in rows:
+            stop, dim, step, _ = drafts.ways[way]
+            ratio, work_ms = step / self._parts.steps, (cpu_ms, gpu_ms)
+            held = reads[at], leaves[at]
+            yield Segment(start, stop, dim, ratio, *held, work_ms, count, weight)
 
     def _packing(self, drafts: Drafts) -> Vector:
         """Bytes, FLOPs and milliseconds of what the CPU packs and unpacks, shaped (drafts, 3)."""
@@ -274,7 +269,7 @@ class Segments:
                 found[:, column] += np.bincount(draft[side == 0], values, len(found))
         return found
 
-    def _sums(self, drafts: Drafts, side: int) -> dict[str, Vector]:
+    def _sums(self, drafts: Drafts, side: int, of_parts: Mapping[str, Vector]) -> dict[str, Vector]:
         """What each draft's half does: sums over its parts, as one net or queue."""
         # The parts of all ways, one behind the other, and where each draft's begin and end there.
         of_way = drafts.parts[::-1, :, side].T
@@ -282,7 +277,7 @@ class Segments:
         behind = np.cumsum(of_way > NONE).reshape(of_way.shape)
         last = behind[drafts.way, len(self._layers) - 1 - drafts.start]
         first = np.concatenate([[0], behind[:, -1]])[drafts.way]
-        amounts = dict(self._parts.amounts(), ms=self._parts.latency_ms(rows, side))
+        amounts = dict(of_parts, ms=self._parts.latency_ms(rows, side))
         if PROCESSORS[side] == "gpu":
             amounts["ms"] -= self._saved_ms(drafts)[::-1].T[of_way > NONE]
         found: dict[str, Vector] = {}
@@ -314,10 +309,10 @@ class Segments:
         return found
 
 
-def _by_draft(held: NDArray[np.int64], count: int) -> list[list[tuple[int, int]]]:
+def _by_draft(held: NDArray[np.int64], count: int) -> list[Held]:
     """The processor and the region of rows that are ordered by draft, for each draft."""
     bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
-    rows = list(zip(*held[:, 1:].T.tolist(), strict=True))
+    rows = held[:, 1:]
     return [rows[first:last] for first, last in pairwise(bounds)]
 
 

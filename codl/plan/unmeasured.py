@@ -18,7 +18,8 @@ from codl.kernels import registry
 from codl.kernels.base import PROCESSORS
 from codl.ops import Network, Op, Shape
 from codl.plan import estimated
-from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.cost import CostModel
+from codl.plan.op_costs import LatencyPredictors
 from codl.predict.features import Item, sharing_target
 from codl.soc import Soc
 

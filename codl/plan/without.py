@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codl.dataset import Direction
 from codl.ops import Shape
-from codl.plan.cost import LatencyPredictors
+from codl.plan.op_costs import LatencyPredictors
 from codl.predict.features import Item
 
 

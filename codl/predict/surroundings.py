@@ -64,13 +64,39 @@ class Cold:
 
     @staticmethod
     def columns(items: Sequence[Cold]) -> FeatureColumns:
-        inputs, weights, output = elements([item.op for item in items])
+        found = items if isinstance(items, Colds) else Colds.of(items)
+        inputs, weights, output = found.elements
         return {
-            "warm_ms": np.array([item.warm_ms for item in items]),
+            "warm_ms": found.warm_ms,
             "weight_bytes": 4 * weights,
             "input_bytes": 4 * inputs,
             "output_bytes": 4 * output,
         }
+
+
+@dataclass(frozen=True)
+class Colds(Sequence[Cold]):
+    """Many of these as columns: ops, `warm_ms` (items), and `elements` (3, items).
+
+    Those are of inputs, weights and output.
+    """
+
+    ops: Sequence[Op]
+    warm_ms: NDArray[np.float64]
+    elements: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, items: Sequence[Cold]) -> Colds:
+        ops = [item.op for item in items]
+        return cls(ops, np.array([item.warm_ms for item in items]), np.array(elements(ops)))
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Colds(self.ops[at], self.warm_ms[at], self.elements[:, at])
+        return Cold(self.ops[at], float(self.warm_ms[at]))
 
 
 @dataclass(frozen=True)
@@ -194,6 +220,8 @@ class Besides(Sequence[Beside]):
 _LOAD = ("bytes", "flops", "latency_ms")
 _LOADS = attrgetter(*(f"{side}.{name}" for side in ("own", "other") for name in _LOAD))
 
+#: What holds many items of a kind as columns, where there is such.
+MANY: dict[type[Any], type[Any]] = {Cold: Colds, Beside: Besides}
 Surrounding: TypeAlias = Launches | Cold | Batch | Beside
 KINDS: dict[str, type[Launches] | type[Cold] | type[Batch] | type[Beside]] = {
     cls.kind: cls for cls in (Launches, Cold, Batch, Beside)

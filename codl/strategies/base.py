@@ -12,9 +12,10 @@ from codl.dataset import Dataset
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ops import Layer, Network
 from codl.ops.plan import Plan
-from codl.plan.cost import CostModel, LatencyPredictors
+from codl.plan.cost import CostModel
 from codl.plan.fixed import one_side
 from codl.plan.objective import LATENCY, Objective
+from codl.plan.op_costs import LatencyPredictors
 from codl.plan.search import ChainSearch
 from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER

@@ -1,4 +1,4 @@
-"""Which part of what ops take longer cold a network takes: `COLD_INSIDE` of codl/plan/cost.py.
+"""Which part of what ops take longer cold a network takes: `COLD_INSIDE` of codl/plan/inside.py.
 
     python scripts/bench/cold_share.py --soc host [--models alexnet,mobilenet_v1,resnet50_v2]
 
@@ -19,7 +19,7 @@ from codl.collect.rounds import level_s
 from codl.execute.engine import Engine
 from codl.execute.program import build_program
 from codl.kernels.base import PROCESSORS, Processor
-from codl.plan import cost as costs
+from codl.plan import inside
 from codl.plan.cost import CostModel
 from codl.predict.names import DEFAULT, FOLDER
 from codl.predict.predictors import load
@@ -45,7 +45,7 @@ def main() -> None:
     for (model, side), engine in engines.items():
         sums = []
         for share in (0.0, 1.0):
-            costs.COLD_INSIDE = dict.fromkeys(PROCESSORS, share)
+            inside.COLD_INSIDE = dict.fromkeys(PROCESSORS, share)
             sums.append(predicted_ms(engine, side, CostModel(soc, predictors)))
         warm, cold = sums
         share = (taken[model, side] - warm) / (cold - warm)

@@ -188,7 +188,7 @@ def default_choice(ops: ConvColumns, soc: Soc) -> ChoiceColumns:
     """The first of `choices` for every op."""
     parts = []
     for first in range(0, len(ops), AT_ONCE):
-        found, cost = _cuts(ops.slice(first, first + AT_ONCE), soc)
+        found, cost = _cuts(ops.take(slice(first, first + AT_ONCE)), soc)
         best = np.unravel_index(np.argmin(cost.reshape(-1, cost.shape[-1]), 0), cost.shape[:-1])
         at = (*best, np.arange(cost.shape[-1]))
         parts.append({name: np.broadcast_to(rows, cost.shape)[at] for name, rows in found.items()})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -119,7 +120,8 @@ class Trees:
     @cached_property
     def _table(self) -> tuple[NDArray[np.intp], Vector, NDArray[np.intp]]:
         """Features, numbers and the trees of all nodes, one tree behind the other."""
-        rows = np.array([node for tree in self.nodes for node in tree], np.float64)
+        numbers = chain.from_iterable(chain.from_iterable(self.nodes))
+        rows = np.fromiter(numbers, np.float64).reshape(-1, 2)
         tree = np.repeat(np.arange(len(self.nodes)), [len(tree) for tree in self.nodes])
         return rows[:, 0].astype(np.intp), rows[:, 1], tree
 
