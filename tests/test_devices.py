@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Barrier, Thread
 
 import pytest
 
 from codl import soc as socs
 from codl.device import detect, drivers, probe
+from codl.device.caches import last_cache_bytes
 from codl.device.drivers import Driver
 from codl.device.opencl import OpenClDevice
 from codl.device.probe import ProbedDevice, ProbeResult
-from codl.device.threads import CoreObserver, pinned
+from codl.device.threads import CoreObserver, available_cores, pinned, spread
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
 from codl.kernels.base import KernelPlan, Launch
 from codl.soc import Soc
@@ -132,6 +134,30 @@ def test_the_observer_sees_where_a_thread_works() -> None:
         sum(range(2_000_000))
         observer.sample()
     assert core in observer.cores
+
+
+def test_threads_have_a_core_each_where_there_are_as_many() -> None:
+    cores = available_cores()
+    barrier = Barrier(len(cores) + 1)
+    threads = [Thread(target=barrier.wait) for _ in cores]
+    for thread in threads:
+        thread.start()
+    ids = [thread.native_id or 0 for thread in threads]
+    spread(ids, cores)
+    each = [os.sched_getaffinity(thread) for thread in ids]
+    spread([*ids, os.getpid()], cores)
+    free = [os.sched_getaffinity(thread) for thread in ids]
+    barrier.wait()
+    assert sorted(map(tuple, each)) == [(core,) for core in cores]
+    assert free == [set(cores)] * len(cores)
+
+
+def test_the_largest_cache_is_found(tmp_path: Path) -> None:
+    assert last_cache_bytes(tmp_path) == 0
+    for index, size in enumerate(("48K", "2048K", "300M")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert last_cache_bytes(tmp_path) == 300 << 20
 
 
 def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> None:

@@ -110,17 +110,20 @@ class FewConvolutions(RateLaw):
 
 
 def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
-    measured, other = "conv2d in=1x8x8x8 oc=8 kernel=1x1", "conv2d in=1x8x8x8 oc=16 kernel=1x1"
+    measured, smaller, larger = (f"conv2d in=1x8x8x8 oc={oc} kernel=1x1" for oc in (16, 8, 64))
     predictors = FewConvolutions(measured)
     cost = unmeasured.filled(CostModel(SOC, predictors), network)
-    ops = [parse(measured), parse(other)]
+    ops = [parse(measured), parse(smaller), parse(larger)]
     own_ms = predictors.latency_ms(predictors.target, ops)
-    known_ms, estimated_ms = cost.predictors.latency_ms(predictors.target, ops)
+    known_ms, estimated_ms, scaled_ms = cost.predictors.latency_ms(predictors.target, ops)
     assert known_ms == own_ms[0]
     rates = rates_of("gpu", predictors, SOC)
     assert rates is not None
     assert estimated_ms == pytest.approx(rates.latency_ms(ops[1]))
     assert estimated_ms > own_ms[1]
+    # Four times the work of what was measured takes four times as long at most.
+    assert scaled_ms == pytest.approx(4 * own_ms[0])
+    assert own_ms[2] < scaled_ms < rates.latency_ms(ops[2])
 
 
 def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> None:

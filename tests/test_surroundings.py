@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codl.collect import surroundings
 from codl.collect.collector import collect
 from codl.collect.rounds import Rounds
 from codl.collect.sampling import batch_tasks, surroundings_tasks
@@ -59,6 +60,19 @@ def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: 
     )
     assert beside.own.bytes == pair.gpu.bytes
     assert beside.other.latency_ms == row.cpu_alone_ms
+
+
+def test_large_caches_are_emptied_too(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "last_cache_bytes", lambda: 40 << 20)
+    tasks = [task for task in surroundings_tasks(OPS[:1], first_soc) if isinstance(task, ColdTask)]
+    collect(first_soc, Dataset.of("test", tmp_path), tasks, rounds=QUICK)
+    rows = Dataset.of("test", tmp_path).table("cold").read()
+    assert {row.processor: row.evicted_bytes for row in rows} == {
+        "cpu": 80 << 20,
+        "gpu": (80 if first_soc.gpu.is_cpu else 64) << 20,
+    }
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ OPS = (
     "conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1",
     "fc in=1x1024x1x1 oc=512",
 )
-#: A batch was disturbed where a processor's anchors were slower than usual by more than this.
-TOLERANCE = 0.03
+#: A batch was disturbed where a processor's anchors were slower than usual by more than this, and
+#: by more than so many times what half of the batches are: some machines are never quiet.
+TOLERANCE, ORDINARY = 0.03, 2.0
 #: The usual level is this percentile of the levels of all batches: most may be disturbed.
 USUAL = 20
 
@@ -83,7 +84,12 @@ class Anchors:
         return median(found) if found else 0.0
 
     def is_disturbed(self, processor: Processor) -> bool:
-        return self.slowdown(processor) > TOLERANCE
+        return self.slowdown(processor) > max(TOLERANCE, ORDINARY * self.spread(processor))
+
+    def spread(self, processor: Processor) -> float:
+        """By how much of the usual level half of the batches so far were slower."""
+        own = [levels for (_, side), levels in self.levels.items() if side == processor]
+        return median([median(x) / np.percentile(x, USUAL) - 1 for x in own]) if own else 0.0
 
     def usual_ms(self, op: str, processor: str) -> float:
         return float(np.percentile(self.levels[op, processor], USUAL))

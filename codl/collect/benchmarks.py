@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -90,6 +91,25 @@ class Bench:
             return Prepared(task, blank, Timed(sample, self.rounds), fill)
         except Exception as error:  # a failed configuration is a result, not the end
             return _failed(blank, error)
+
+    def refused(self, task: Task, reason: str) -> Row:
+        """The failed row of a task that must not be tried."""
+        return _failed(_blank(task, self._run), DeviceError(reason))
+
+    def compile(self, task: Task) -> None:
+        """Build and run what a task has on the GPU, so that its kernels lie in the caches.
+
+        What goes wrong here goes wrong in `prepare` too, which reports it.
+        """
+        blank = _blank(task, "")
+        with suppress(Exception):
+            if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
+                sample, _ = self._exchange(task, blank)
+                sample(1)
+            elif isinstance(task, BatchTask | ColdTask | ContentionTask):
+                self._surroundings.compile(task)
+            elif isinstance(task, OpTask) and task.processor == "gpu":
+                self.work(task)
 
     def work(self, task: OpTask) -> Callable[[int], None]:
         """The op as it runs inside a chain.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from codl.collect import rounds as batches
+from codl.collect.ahead import Ahead, worker_count
 from codl.collect.anchors import Anchors, calibration
 from codl.collect.benchmarks import Bench, Prepared
 from codl.collect.progress import Progress, seconds_left
@@ -85,26 +86,28 @@ def collect(
     start, rounds = time.monotonic(), rounds or Rounds()
     run = _begin(soc, dataset, rounds, resume)
     bench = Bench(soc, run, rounds)
-    state = _State(dataset, Anchors(bench, dataset, run))
-    missing = [task for task in tasks if state.lacks(task)]
-    skipped, lacking = len(tasks) - len(missing), len(missing)
-    missing = missing[:samples]
-    total = len(missing)
-    stopped: Stopped = "done" if total == lacking else "samples"
-    while missing:
-        elapsed = time.monotonic() - start
-        wanted = missing
-        if chooser is not None:
-            wanted = sorted(chooser.choose(missing, elapsed), key=state.tries)
-        left = float("inf") if budget_s is None else budget_s - (time.monotonic() - start)
-        if not wanted or left < SHORTEST * rounds.span_s or left <= 0:
-            stopped = "budget" if wanted else "settled"
-            break
-        state.measure(bench, wanted, left)
-        missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
-        if progress is not None:
-            done, elapsed = total - len(missing), time.monotonic() - start
-            progress(done, total, seconds_left(done, total, elapsed, budget_s))
+    with Ahead(soc, worker_count(soc)) as ahead:
+        state = _State(dataset, Anchors(bench, dataset, run), ahead)
+        missing = [task for task in tasks if state.lacks(task)]
+        skipped, lacking = len(tasks) - len(missing), len(missing)
+        missing = missing[:samples]
+        total = len(missing)
+        stopped: Stopped = "done" if total == lacking else "samples"
+        while missing:
+            elapsed = time.monotonic() - start
+            wanted = missing
+            if chooser is not None:
+                wanted = sorted(chooser.choose(missing, elapsed), key=state.tries)
+            left = float("inf") if budget_s is None else budget_s - (time.monotonic() - start)
+            if not wanted or left < SHORTEST * rounds.span_s or left <= 0:
+                stopped = "budget" if wanted else "settled"
+                break
+            state.measure(bench, wanted, left)
+            missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
+            if progress is not None:
+                done, elapsed = total - len(missing), time.monotonic() - start
+                progress(done, total, seconds_left(done, total, elapsed, budget_s))
+        state.end()
     _finish(dataset, run)
     return Collected(
         rows=state.rows,
@@ -124,10 +127,13 @@ class _State:
 
     dataset: Dataset
     anchors: Anchors
+    ahead: Ahead
     rows: int = 0
     failed: int = 0
     batch: int = 0
     again: dict[Task, int] = field(default_factory=dict)
+    #: Rows of tasks that are to be measured again: better than none, where no time is left for it.
+    held: dict[Task, Row] = field(default_factory=dict)
     done: dict[str, set[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,8 +155,10 @@ class _State:
 
         Those of a disturbed processor are left for later, but not more than `RETRIES` times.
         """
-        seconds = min(left_s / 2, bench.rounds.span_s)  # half of it to build them
-        prepared, found = _prepare(bench, wanted, seconds)
+        # As much time each to compile, to build and to measure them.
+        seconds = min(left_s / (3 if self.ahead.is_used else 2), bench.rounds.span_s)
+        self.ahead.compile(wanted, seconds)
+        prepared, found = _prepare(bench, wanted, seconds, self.ahead.deadly)
         anchors = self.anchors
         anchors.begin()
         timed = [*anchors.timed, *(one.timed for one in prepared)]
@@ -160,11 +168,17 @@ class _State:
         for one in prepared:
             if _is_disturbed(anchors, [one]) and self.tries(one.task) < RETRIES:
                 self.again[one.task] = self.tries(one.task) + 1
+                self.held[one.task] = one.row()
             else:
+                self.held.pop(one.task, None)
                 found.append((one.task, one.row()))
         anchors.end(self.batch)
         self._write(found)
         _calibrate(self.dataset, anchors)
+
+    def end(self) -> None:
+        """Write what was to be measured again and was not."""
+        self._write(list(self.held.items()))
 
     def _write(self, found: Sequence[tuple[Task, Row]]) -> None:
         """Append every row to each of its tables that lacks it."""
@@ -191,11 +205,11 @@ def _is_disturbed(anchors: Anchors, prepared: Sequence[Prepared]) -> bool:
 
 
 def _prepare(
-    bench: Bench, wanted: Sequence[Task], seconds: float
+    bench: Bench, wanted: Sequence[Task], seconds: float, deadly: Mapping[Task, str]
 ) -> tuple[list[Prepared], list[tuple[Task, Row]]]:
     """Build tasks until there is enough for so many seconds, or for the memory.
 
-    Those that are ready, and the rows of those that failed or are done.
+    Those that are ready, and the rows of those that failed or are done; `deadly` ones fail.
     """
     prepared: list[Prepared] = []
     done: list[tuple[Task, Row]] = []
@@ -210,7 +224,7 @@ def _prepare(
         if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
             continue  # smaller ones may fit; it comes first in a later batch
         taken, large = taken + size, large + more
-        one = bench.prepare(task)
+        one = bench.refused(task, deadly[task]) if task in deadly else bench.prepare(task)
         if isinstance(one, Prepared):
             prepared.append(one)
             planned += one.timed.seconds

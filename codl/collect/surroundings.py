@@ -35,6 +35,7 @@ from codl.collect.work import (
     row_of_ops_net,
 )
 from codl.dataset import BatchRow, ColdRow, ContentionRow
+from codl.device.caches import last_cache_bytes
 from codl.device.opencl import OpenClDevice
 from codl.execute.timeline import Timeline
 from codl.kernels import registry, tuned
@@ -59,6 +60,8 @@ MOST_GAIN = 0.9
 #: So many copies of an op take turns at most.
 MOST_COPIES = 8
 TINY = Pool2d(inputs=(Shape(1, 16, 1, 1),), kernel=Size2(1, 1))
+#: Where the last cache is larger than others', so many times its bytes are evicted, at most these.
+CACHES, MOST_EVICTED_BYTES = 2, 1 << 30
 
 
 class Surroundings:
@@ -73,6 +76,16 @@ class Surroundings:
         if isinstance(task, BatchTask):
             return self._batch(task)
         return self._cold(task) if isinstance(task, ColdTask) else self._contention(task)
+
+    def compile(self, task: BatchTask | ColdTask | ContentionTask) -> None:
+        """Build and run once what a task has on the GPU."""
+        if isinstance(task, ContentionTask):
+            self._gpu_work(task.gpu)
+        elif task.processor == "gpu":
+            images = task.images if isinstance(task, BatchTask) else 1
+            for op in (task.op, TINY):
+                for own in filter(None, dict.fromkeys((op, in_batch(op, images)))):
+                    self._gpu_work(own)
 
     def _batch(self, task: BatchTask) -> BatchRow:
         """One image, and the batch, in turns; each repeated.
@@ -115,7 +128,7 @@ class Surroundings:
         What a tiny op takes longer then is of the call, and not of the caches.
         """
         works = [self._work(op, task.processor) for op in (task.op, TINY)]
-        evict = self._evict if task.processor == "gpu" else self._evict_cpu
+        evict = self._empty_gpu if task.processor == "gpu" else self._empty_cpu
         repeats = [max(1, round(WARM_S / _seconds(work, 1))) for work in works]
         rounds = []
         for _ in range(COLD_ROUNDS):
@@ -132,6 +145,7 @@ class Surroundings:
         warm_ms, spread = _quiet_ms(warm), Latency.of(cold.tolist())
         return replace(
             task.blank,
+            evicted_bytes=self._cold_bytes(task.processor),
             latency_ms=max(warm_ms + more_ms, MOST_GAIN * warm_ms),
             p20_ms=spread.p20,
             p80_ms=spread.p80,
@@ -226,19 +240,35 @@ class Surroundings:
     @cached_property
     def _evict(self) -> Work:
         """Streams `EVICTED_BYTES` through the GPU's caches."""
-        rows = EVICTED_BYTES // (2 * 4 * 16 * 64)
-        return self._gpu_work(Pool2d(inputs=(Shape(1, 16, rows, 64),), kernel=Size2(1, 1)))
+        return self._work(_stream(EVICTED_BYTES), "gpu")
 
     @cached_property
     def _evict_cpu(self) -> Work:
-        """Streams `EVICTED_BYTES` through the caches of the CPU's first core."""
-        data = np.zeros(EVICTED_BYTES // 4, np.float32)
+        """Streams as many through those of all of the CPU's cores: each has a part of an op."""
+        return self._work(_stream(EVICTED_BYTES), "cpu")
 
-        def stream(repeats: int) -> None:
-            for _ in range(repeats):
-                np.add(data, 1.0, out=data)
+    def _cold_bytes(self, processor: Processor) -> int:
+        """What goes through the caches of a processor before an op runs cold.
 
-        return stream
+        A server's last cache would keep an op's weights from one sample to the next, but not those
+        of a whole network.
+        """
+        if processor == "gpu" and not self.soc.gpu.is_cpu:
+            return EVICTED_BYTES
+        return min(max(EVICTED_BYTES, CACHES * last_cache_bytes()), MOST_EVICTED_BYTES)
+
+    @cached_property
+    def _empty_gpu(self) -> Work:
+        return self._work(_stream(self._cold_bytes("gpu")), "gpu")
+
+    @cached_property
+    def _empty_cpu(self) -> Work:
+        return self._work(_stream(self._cold_bytes("cpu")), "cpu")
+
+
+def _stream(count: int) -> Op:
+    """Reads half of so many bytes and writes the other half."""
+    return Pool2d(inputs=(Shape(1, 16, count // (2 * 4 * 16 * 64), 64),), kernel=Size2(1, 1))
 
 
 def _repeats(works: Sequence[Work], seconds: float) -> list[int]:

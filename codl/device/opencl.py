@@ -73,7 +73,7 @@ class OpenClDevice:
             self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         for text in filter(None, (self.mismatch, *hints.ignored(device, soc))):
             warnings.warn(text, CodlWarning, stacklevel=2)
-        threads.pin(self.worker_threads, soc.gpu.cores or threads.available_cores())
+        threads.spread(self.worker_threads, soc.gpu.cores or threads.available_cores())
 
     @property
     def sees_host_memory(self) -> bool:

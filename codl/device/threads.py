@@ -36,6 +36,19 @@ def pin(threads: Iterable[int], cores: Iterable[int]) -> None:
             continue
 
 
+def spread(threads: Iterable[int], cores: Iterable[int]) -> None:
+    """Pin threads to a core each where there are as many cores, otherwise all to all of them.
+
+    Two that are woken at once may else begin on one core, while another one is idle.
+    """
+    own, places = sorted(threads), sorted(cores)
+    if len(own) != len(places):
+        pin(own, places)
+        return
+    for thread, core in zip(own, places, strict=True):
+        pin([thread], [core])
+
+
 @contextmanager
 def pinned(cores: Iterable[int]) -> Iterator[set[int]]:
     """Pin the calling thread for a while; yields the ids of threads that already exist.

@@ -181,7 +181,8 @@ class CostModel(OpCosts):
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name."""
-        self.prefetch_sharing([(direction, shape)])
+        if (direction, shape) not in self._parts:
+            self.prefetch_sharing([(direction, shape)])
         return self._parts[direction, shape]
 
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:

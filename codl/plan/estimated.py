@@ -66,6 +66,32 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """The few ops that were measured of a target, and their latencies in milliseconds."""
+
+    measured: tuple[tuple[Op, float], ...]
+
+    @classmethod
+    def of(cls, target: str, predictors: LatencyPredictors) -> Examples:
+        ops = [parse(text) for text in sorted(predictors.few[target])]
+        found = predictors.latency_ms(target, ops).tolist()
+        return cls(tuple(zip(ops, found, strict=True)))
+
+    def most_ms(self, op: Op) -> float:
+        """What an op takes at most, by the nearest that does less; infinite where none does.
+
+        In one kernel so many times the work takes so many times as long, or less. Rates do not tell
+        that of a large GPU: its probes end before all of it is at work.
+        """
+        times = [
+            (max(op.flops / max(one.flops, 1), op.bytes / one.bytes), latency_ms)
+            for one, latency_ms in self.measured
+        ]
+        more, latency_ms = min((one for one in times if one[0] >= 1), default=(inf, 1.0))
+        return more * latency_ms
+
+
+@dataclass(frozen=True)
 class Estimated(Around):
     """Predictors that estimate targets that they lack, or know too little of, by rates."""
 
@@ -75,6 +101,12 @@ class Estimated(Around):
     @cached_property
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.predictors.targets, *sorted(self.rates))))
+
+    @cached_property
+    def _examples(self) -> dict[str, Examples]:
+        """What was measured of a target, where that was too little."""
+        few = self.predictors.few
+        return {name: Examples.of(name, self.predictors) for name in self.rates if name in few}
 
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
@@ -88,15 +120,17 @@ class Estimated(Around):
         if target not in self.predictors.targets:
             return found
         own_ms = self.predictors.latency_ms(target, items)
-        measured = self.predictors.few[target]
+        examples, measured = self._examples[target], self.predictors.few[target]
+        most_ms = np.array([examples.most_ms(op) for op in ops])
         is_known = np.array([to_text(op) in measured for op in ops])
-        return np.where(is_known, own_ms, np.maximum(found, own_ms))
+        return np.where(is_known, own_ms, np.maximum(np.minimum(found, most_ms), own_ms))
 
 
 def filled(cost: CostModel, network: Network) -> CostModel:
     """The cost model with estimates for ops that have no predictor on a processor.
 
-    One that has seen too few counts for those, and for others where it is slower than estimated.
+    One that has seen too few counts for those, and for others where it is slower than estimated;
+    the estimate is no more than what so much more work takes of those that it has seen.
     """
     if isinstance(cost.predictors, Estimated):
         return cost

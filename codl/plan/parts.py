@@ -102,7 +102,7 @@ class Parts:
         there = boxes.is_something(wanted)
         is_whole = there & ~self._is_cut[op, dims][:, None]
         wanted = np.where(is_whole[..., None], self._whole[op][..., None, :], wanted)
-        keys = (wanted * self._weights[op][..., None, :]).sum(axis=-1)
+        keys = (wanted @ self._weights[op][..., None])[..., 0]
         keys = np.where(there, keys + self._first_key[op][..., None], -1)
         flat, known = keys.ravel().tolist(), self._known
         places = dict(zip(flat, range(len(flat)), strict=True))

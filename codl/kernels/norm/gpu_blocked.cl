@@ -1,10 +1,13 @@
 // Normalization of every channel of an image by itself, in blocks of channels, in two steps: sums
-// over pieces of the pixels, then each piece with the sums of all.
+// over pieces of the pixels, then each piece with the sums of all. Where there are many pieces, their
+// sums are first added up to those of fewer.
 //
 // CENTER         defined where the mean is subtracted
 // AFFINE         defined where a scale and a bias follow, one pixel each
 // sums           of a block, two vectors for every piece: of what is above the first pixel, squared
 //                too. Sums from there lose no digits where a mean is large.
+//
+// parts          how many sums of a block are added up at last
 //
 // A CPU's piece is consecutive pixels; on a GPU neighbours take neighbouring pixels.
 
@@ -39,6 +42,21 @@ KERNEL void norm_sums(__global const ELEMENT *input, int input_offset, int input
     CAT(vstore, V)(squares, 1, out);
 }
 
+KERNEL void norm_fold(__global const float *sums, int pieces, __global float *folded, int parts)
+{
+    const int part = STRIP_ID, block = BLOCK_ID;
+    if (part >= parts) return;
+    __global const float *own = sums + (size_t)block * pieces * 2 * V;
+    VEC sum = (VEC)(0.0f), squares = sum;
+    for (int i = part; i < pieces; i += parts) {
+        sum += CAT(vload, V)(2 * i, own);
+        squares += CAT(vload, V)(2 * i + 1, own);
+    }
+    __global float *out = folded + (size_t)(block * parts + part) * 2 * V;
+    CAT(vstore, V)(sum, 0, out);
+    CAT(vstore, V)(squares, 1, out);
+}
+
 #ifdef AFFINE
 #define TENSORS                                                                                    \
     __global const ELEMENT *input, int input_offset, int input_stride,                             \
@@ -51,16 +69,16 @@ KERNEL void norm_sums(__global const ELEMENT *input, int input_offset, int input
         int output_offset, int output_stride
 #endif
 
-KERNEL void norm_channels(TENSORS, __global const float *sums, int pieces, int strip, int pixels,
-                          float per_element, float epsilon)
+KERNEL void norm_channels(TENSORS, __global const float *sums, int parts, int pieces, int strip,
+                          int pixels, float per_element, float epsilon)
 {
     const int piece = STRIP_ID, block = BLOCK_ID;
     if (piece >= pieces) return;
     __global const ELEMENT *in = BLOCK(input, input_offset, input_stride, block);
     __global ELEMENT *out = BLOCK(output, output_offset, output_stride, block);
-    __global const float *own = sums + (size_t)block * pieces * 2 * V;
+    __global const float *own = sums + (size_t)block * parts * 2 * V;
     VEC sum = (VEC)(0.0f), squares = sum;
-    for (int i = 0; i < pieces; i++) {
+    for (int i = 0; i < parts; i++) {
         sum += CAT(vload, V)(2 * i, own);
         squares += CAT(vload, V)(2 * i + 1, own);
     }

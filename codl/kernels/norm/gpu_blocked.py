@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, sqrt
 from typing import ClassVar, NamedTuple
 
 from codl.kernels.base import (
@@ -19,26 +20,36 @@ from codl.soc import Soc
 
 #: Pixels of a block that one work-item of a CPU takes at most: some microseconds.
 LONGEST_STRIP = 4096
-#: Pieces that a GPU cuts a block into at most: every work-item adds up the sums of all.
+#: Of more pieces a GPU first adds up some: in the end every work-item adds up the sums of all.
 MOST_PIECES = 256
-#: Pixels that a work-item of a GPU has at least, where there are so many.
-FEWEST_PIXELS = 16
-SUMS = ScratchArg("sums")
+#: Pixels that a work-item of a GPU has at least, where there are so many; and where there are more
+#: pieces than that.
+FEWEST_PIXELS, MANY_PIXELS = 16, 32
+SUMS, FOLDED = ScratchArg("sums"), ScratchArg("folded")
 
 
 class _Pieces(NamedTuple):
-    """So many pieces of a block, and the consecutive pixels of one on a CPU."""
+    """So many pieces of a block, and the consecutive pixels of one on a CPU.
+
+    What is left to add up at last are the sums of so many `parts`.
+    """
 
     number: int
     strip: int
+    parts: int
 
     @classmethod
     def of(cls, op: Norm, soc: Soc) -> _Pieces:
         pixels = op.output.h * op.output.w
         if soc.gpu.is_cpu:
             length = strip(pixels, soc.gpu.blocks(op.output.c), LONGEST_STRIP, soc)
-            return cls(ceil_div(pixels, length), length)
-        return cls(min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS)), 0)
+            number = ceil_div(pixels, length)
+            return cls(number, length, number)
+        if pixels <= MOST_PIECES * MANY_PIXELS:
+            number = min(MOST_PIECES, ceil_div(pixels, FEWEST_PIXELS))
+            return cls(number, 0, number)
+        number = ceil_div(pixels, MANY_PIXELS)
+        return cls(number, 0, ceil(sqrt(number)))
 
 
 class GpuBlocked(ForStorage):
@@ -62,7 +73,7 @@ class GpuBlocked(ForStorage):
         return {
             "output_blocks": vectors,
             "activations": vectors * (op.activation.kind != "none"),
-            "sums": float(items * pieces.number),
+            "sums": float(items * pieces.parts),
             "work_items": float(items),
             "waves": waves(items, soc),
             "output_bytes": size * vectors * soc.gpu.vector_width,
@@ -73,20 +84,26 @@ class GpuBlocked(ForStorage):
         grid = item_grid(pieces.number, blocks, soc)
         pixels, count, epsilon = op.output.h * op.output.w, len(op.shapes), float(op.epsilon)
         inputs = [TensorArg("input", index) for index in range(count)]
-        cut: tuple[Arg, ...] = (SUMS, pieces.number, pieces.strip, pixels)
+        cut: tuple[Arg, ...] = (pieces.number, pieces.strip, pixels)
         tensors = (*inputs, TensorArg("output"))
         defined = {"CENTER": op.center, "AFFINE": op.affine}
+        launches = [Launch("norm_sums", grid[0], (inputs[0], SUMS, *cut), grid[1])]
+        sum_bytes, summed = 4 * 2 * soc.gpu.vector_width * blocks, SUMS
+        scratch = {"sums": sum_bytes * pieces.number}
+        if pieces.parts < pieces.number:
+            size, group = item_grid(pieces.parts, blocks, soc)
+            fold: tuple[Arg, ...] = (SUMS, pieces.number, FOLDED, pieces.parts)
+            launches.append(Launch("norm_fold", size, fold, group))
+            scratch, summed = scratch | {"folded": sum_bytes * pieces.parts}, FOLDED
+        last = (*tensors, summed, pieces.parts, *cut, 1.0 / pixels, epsilon)
         return KernelPlan(
             source="norm/gpu_blocked.cl",
-            launches=(
-                Launch("norm_sums", grid[0], (inputs[0], *cut), grid[1]),
-                Launch("norm_channels", grid[0], (*tensors, *cut, 1.0 / pixels, epsilon), grid[1]),
-            ),
+            launches=(*launches, Launch("norm_channels", grid[0], last, grid[1])),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **{name: 1 for name, on in defined.items() if on},
             },
-            scratch={"sums": 4 * 2 * soc.gpu.vector_width * pieces.number * blocks},
+            scratch=scratch,
         ).stored_as(self.storage, count)
 
 
