@@ -116,12 +116,17 @@ def test_few_cores_are_left_alone(first_soc: Soc) -> None:
 
 
 def test_a_machine_that_is_never_quiet_is_not_always_disturbed() -> None:
-    """Levels of batches as on a virtual machine: half of them are a tenth above the fastest."""
-    levels = {"quiet": [1.0, 1.0, 1.01, 1.0, 1.01], "busy": [1.0, 1.2, 1.0, 1.1, 1.12]}
+    """Levels of batches as on a virtual machine, each a tenth or more from the one before."""
+    levels = {
+        "quiet": [1.0, 1.0, 1.01, 1.0, 1.01],
+        "busy": [1.0, 1.2, 1.0, 1.1, 1.0],
+        "slow for a while": [1.0, 1.2, 1.2, 1.2, 1.2],
+    }
     found = object.__new__(Anchors)
     found.levels = {("op", side): own for side, own in levels.items()}
-    assert found.spread("quiet") < 0.01  # type: ignore[arg-type]
-    assert found.spread("busy") == pytest.approx(0.1)  # type: ignore[arg-type]
+    assert found.spread("quiet") <= 0.01  # type: ignore[arg-type]
+    assert 0.09 < found.spread("busy") < 0.2  # type: ignore[arg-type]
+    assert found.spread("slow for a while") == 0  # type: ignore[arg-type]
     found.slowdown = lambda processor: 0.15  # type: ignore[method-assign, assignment]
     assert found.is_disturbed("quiet")  # type: ignore[arg-type]
     assert not found.is_disturbed("busy")  # type: ignore[arg-type]

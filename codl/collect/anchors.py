@@ -26,7 +26,7 @@ OPS = (
     "fc in=1x1024x1x1 oc=512",
 )
 #: A batch was disturbed where a processor's anchors were slower than usual by more than this, and
-#: by more than so many times what quiet batches differ by: some machines are never quiet.
+#: by more than so many times what one batch differs from the next: some machines are never quiet.
 TOLERANCE, ORDINARY = 0.03, 2.0
 #: The usual level is this percentile of the levels of all batches: most may be disturbed.
 USUAL = 20
@@ -87,13 +87,13 @@ class Anchors:
         return self.slowdown(processor) > max(TOLERANCE, ORDINARY * self.spread(processor))
 
     def spread(self, processor: Processor) -> float:
-        """By how much of its best batch's level a processor was usually slower so far.
+        """By which part of its level one batch usually differs from the next; 0 before the second.
 
-        Of the quietest fifth alone, so that what is slow for a while does not become ordinary.
+        So what is slow for a while, one batch after another, does not become ordinary.
         """
         own = [levels for (_, side), levels in self.levels.items() if side == processor]
-        usual = [np.percentile(x, USUAL, method="lower") / min(x) - 1 for x in own]
-        return float(median(usual)) if own else 0.0
+        steps = [float(np.median(np.abs(np.diff(np.log(x))))) for x in own if len(x) > 1]
+        return median(steps) if steps else 0.0
 
     def usual_ms(self, op: str, processor: str) -> float:
         return float(np.percentile(self.levels[op, processor], USUAL))
