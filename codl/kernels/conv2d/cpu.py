@@ -111,9 +111,6 @@ class _CpuConv(OnCpu, ByColumns):
             return f"ncnn dilates only packed channels safely, got dilation={op.dilation}"
         return None
 
-    def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class _Blocks:
@@ -290,23 +287,20 @@ class CpuWinograd(_CpuConv):
     def refusal(self, op: Conv2d, soc: Soc) -> str | None:
         if (reason := self._cannot(op)) is not None:
             return reason
-        is_sum = window_sums.is_sum(op)
         apart = op.stride != (1, 1) or op.dilation != (1, 1) or op.groups != 1
-        if apart or not (op.kernel == (3, 3) or is_sum):
+        if apart or not (op.kernel == (3, 3) or window_sums.is_sum(op)):
             return (
                 "Winograd needs a kernel of 3x3, or above it both ways, and stride=1 dilation=1 "
                 f"groups=1, got kernel={op.kernel} stride={op.stride} dilation={op.dilation} "
                 f"groups={op.groups}"
             )
-        channels = window_sums.inner(op).input.c if is_sum else op.input.c
-        if channels <= SMALL and op.out_channels <= SMALL:
+        if window_sums.inner(op).input.c <= SMALL and op.out_channels <= SMALL:
             return f"ncnn uses Winograd from more than {SMALL} input or output channels"
         return None
 
     def plan(self, op: Conv2d, soc: Soc) -> NcnnLayer:
-        if not window_sums.is_sum(op):
-            return super().plan(op, soc)
-        return window_sums.summed(super().plan(window_sums.inner(op), soc), op)
+        layer = super().plan(window_sums.inner(op), soc)
+        return window_sums.summed(layer, op) if window_sums.is_sum(op) else layer
 
     def feature_columns(self, ops: ConvColumns, soc: Soc) -> FeatureColumns:
         """Transforms into points, a matrix product at each point, and transforms out of sums.

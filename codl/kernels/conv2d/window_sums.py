@@ -39,7 +39,9 @@ def is_sum(op: Conv2d) -> bool:
 
 
 def inner(op: Conv2d) -> Conv2d:
-    """The 3x3 convolution of the shifted inputs, one above the other."""
+    """The 3x3 convolution of the shifted inputs, one above the other; a 3x3 one as it is."""
+    if not is_sum(op):
+        return op
     channels = op.input.c * _times(op.kernel.h) * _times(op.kernel.w)
     shape = Shape(op.input.n, channels, op.output.h + SIDE - 1, op.output.w + SIDE - 1)
     return replace(op, inputs=(shape,), kernel=Size2(SIDE, SIDE), pad=Pad(0, 0, 0, 0))
@@ -62,7 +64,7 @@ def summed(layer: NcnnLayer, op: Conv2d) -> NcnnLayer:
 
 
 def inner_columns(ops: ConvColumns) -> ConvColumns:
-    """`inner` of the ops with larger windows, and the others as they are."""
+    """`inner` of each op."""
     larger = np.minimum(ops.kh, ops.kw) > SIDE
     found = {
         "ic": ops.ic * _windows(ops),
