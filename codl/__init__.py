@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from codl.provenance import VERSION
 
 if TYPE_CHECKING:
-    from codl.execute.engine import Engine
+    from codl.runtime.engine import Engine
 
 __version__ = VERSION
 
@@ -34,10 +34,10 @@ def compile(
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
     """
-    from codl import soc as socs
-    from codl.execute.engine import Engine
-    from codl.ops import load_network
-    from codl.ops.plan import load_plan
+    from codl.frontend.convert import load_network
+    from codl.ir import soc as socs
+    from codl.ir.plan import load_plan
+    from codl.runtime.engine import Engine
     from codl.strategies import Context, find
 
     described, network = socs.load(soc), load_network(str(model), batch, shapes)
@@ -55,8 +55,8 @@ def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
     """
-    from codl import soc as socs
     from codl.bundle import load
+    from codl.ir import soc as socs
 
     return load(path, soc=None if soc is None else socs.load(soc))
 

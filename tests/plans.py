@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Layer, Network
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.models.builder import ModelBuilder
-from codl.ops import Layer, Network
-from codl.ops.plan import Chain, Plan
-from codl.soc import Soc
 
 
 def branching() -> ModelBuilder:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from codl.dataset import Dataset, OpRow, SharingRow, Status
-from codl.ops import Op, Shape, parse, split, to_text
+from codl.ir import Op, Shape, parse, split, to_text
+from codl.ir.soc import CpuSide, GpuSide, Soc
+from codl.measure.dataset import Dataset, OpRow, SharingRow, Status
 from codl.predict import features
-from codl.soc import CpuSide, GpuSide, Soc
 
 SOC = Soc(
     name="simulated",

@@ -14,14 +14,15 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from codl.backend.borders import checked_type, from_float32, to_float32
 from codl.backend.specialise import data_inputs, parameter_inputs, specialise
-from codl.device.detect import detect
 from codl.errors import CodlError, UnsupportedError
-from codl.execute.engine import Engine
-from codl.graph import import_onnx, simplify
-from codl.kernels.base import Processor
-from codl.ops import lower
-from codl.plan.fixed import default_plan
-from codl.soc import Soc
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
+from codl.plan.single_processor import default_plan
+from codl.runtime.detect import detect
+from codl.runtime.engine import Engine
 
 Value = NDArray[Any]
 
@@ -68,7 +69,7 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
         )
         if key not in self._engines:
             model = specialise(self._model, values)
-            network = lower(simplify(import_onnx(model, model.graph.name or "model")))
+            network = convert(simplify(import_onnx(model, model.graph.name or "model")))
             plan = default_plan(network, self._soc, self._side)
             self._engines[key] = Engine(network, plan, self._soc)
         return self._engines[key]

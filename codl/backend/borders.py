@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
-from codl.ops import Array
+from codl.ir import Array
 
 #: Integers that float32 tells apart.
 EXACT = 1 << 24

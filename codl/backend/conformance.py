@@ -18,10 +18,10 @@ from onnx.backend.test.case.test_case import TestCase
 
 from codl.backend.backend import CodlRep
 from codl.errors import UnsupportedError
-from codl.graph.passes import ALIASES, RESHAPES
-from codl.ops.lowerings import LOWERINGS
-from codl.ops.lowerings.elementwise import ACTIVATIONS
-from codl.soc import Soc
+from codl.frontend.converters import LOWERINGS
+from codl.frontend.converters.elementwise import ACTIVATIONS
+from codl.frontend.graph.passes import ALIASES, RESHAPES
+from codl.ir.soc import Soc
 
 Status = Literal["passed", "failed", "refused"]
 #: Nodes that ONNX Runtime folds away where only shapes and constants go in.

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from codl.ops.lowerings import PARAMETERS
+from codl.frontend.converters import PARAMETERS
 
 #: What reads of its input the shape alone, which is fixed anyway.
 SHAPE_ONLY = ("Shape", "Size")

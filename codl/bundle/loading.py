@@ -10,18 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from codl import soc as socs
 from codl.bundle import network as networks
 from codl.bundle import tensors
 from codl.bundle.archive import FIX, Archive
 from codl.bundle.supply import Stored
-from codl.device.opencl import OpenClDevice, open_device
-from codl.device.programs import Binary, Offer
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
-from codl.execute.engine import Engine
-from codl.ops import Network
-from codl.ops.plan import read_plan
-from codl.soc import Soc
+from codl.ir import Network
+from codl.ir import soc as socs
+from codl.ir.plan import read_plan
+from codl.ir.soc import Soc
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.program_cache import Binary, Offer
 
 #: What of a SoC a bundle does not depend on: where it runs, and what is said of it.
 FREE = {

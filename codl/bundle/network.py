@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from codl.ops import Array, Layer, Network, OnnxModel, Op, Shape, parse, to_text
+from codl.ir import Array, Layer, Network, OnnxModel, Op, Shape, parse, to_text
 
 
 def to_json(network: Network) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from codl.bundle.archive import to_json, write_archive
 from codl.bundle.cold_start import ColdStart, measure
 from codl.bundle.supply import Recorder
 from codl.bundle.tensors import Tensors
-from codl.device.opencl import open_device
-from codl.device.programs import Binary
 from codl.errors import CodlError
-from codl.execute.engine import Engine
-from codl.ops import Network
-from codl.ops.plan import Plan
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
-from codl.soc import Soc
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import open_device
+from codl.runtime.program_cache import Binary
 from codl.strategies.evaluation import max_rel_err
-from codl.strategies.inputs import random_inputs
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.

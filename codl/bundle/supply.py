@@ -7,16 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from codl.bundle.tensors import Tensors
-from codl.device.programs import options_of
 from codl.errors import MismatchError
-from codl.execute.fusing import Work
-from codl.execute.supply import Untouched, Way
+from codl.ir import Weights, to_text
+from codl.ir.soc import Soc
+from codl.ir.types import Constant, Processor
 from codl.kernels import registry
-from codl.kernels.base import Constant, KernelPlan, Processor
+from codl.kernels.base import KernelPlan
 from codl.kernels.source import source_digest
-from codl.ops import Weights, to_text
-from codl.ops.chain import Part
-from codl.soc import Soc
+from codl.lower.fusion import Work
+from codl.lower.partition import Part
+from codl.runtime.kernel_provider import Untouched, Way
+from codl.runtime.program_cache import options_of
 
 
 class Recorder:

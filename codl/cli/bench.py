@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from codl import soc as socs
 from codl.cli.options import (
     JsonOption,
     OutputOption,
@@ -19,9 +18,10 @@ from codl.cli.options import (
     read_ops,
 )
 from codl.cli.output import emit, progress
-from codl.collect.bench import BenchRow, bench
 from codl.errors import CodlError
-from codl.ops import Op, to_text
+from codl.ir import Op, to_text
+from codl.ir import soc as socs
+from codl.measure.compare_variants import BenchRow, bench
 
 ModelArgument = Annotated[
     str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")

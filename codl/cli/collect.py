@@ -10,8 +10,6 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from codl import dataset as datasets
-from codl import soc as socs
 from codl.cli.options import (
     BudgetOption,
     JsonOption,
@@ -23,16 +21,18 @@ from codl.cli.options import (
     read_shares,
 )
 from codl.cli.output import emit, progress
-from codl.collect.budget import MOST_SIMILAR, Scope, Tier, everything, within
-from codl.collect.collector import Collected, collect
-from codl.collect.tasks import FEW_SHARES, SHARES, Task, load_ops
-from codl.dataset import Dataset
 from codl.errors import CodlError
-from codl.models import MEASURED
-from codl.soc import Soc
+from codl.frontend.models import MEASURED
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.measure import dataset as datasets
+from codl.measure.collector import Collected, collect
+from codl.measure.dataset import Dataset
+from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
 
 if TYPE_CHECKING:
-    from codl.predict.settling import Settling
+    from codl.predict.active_learning import Settling
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 #: Why a collection ended.
@@ -155,7 +155,7 @@ def collect_data(
 
 def _chooser(soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Tier]) -> Settling:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
-    from codl.predict.settling import Settling
+    from codl.predict.active_learning import Settling
 
     return Settling(soc, target, budget_s, tiers)
 

@@ -10,11 +10,11 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from codl import soc as socs
 from codl.cli.options import DeviceOption, JsonOption, OutputOption
 from codl.cli.output import emit, progress
-from codl.collect.progress import seconds_left
-from codl.device.detect import detect
+from codl.ir import soc as socs
+from codl.measure.progress import seconds_left
+from codl.runtime.detect import detect
 
 if TYPE_CHECKING:
     from codl.backend.conformance import Summary

@@ -8,15 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from codl import dataset as datasets
-from codl.cli.options import (
-    DatasetsOption,
-    JsonOption,
-    OutputOption,
-    ToDatasetsOption,
-)
+from codl.cli.options import DatasetsOption, JsonOption, OutputOption, ToDatasetsOption
 from codl.cli.output import emit, note
-from codl.dataset import Dataset
+from codl.measure import dataset as datasets
+from codl.measure.dataset import Dataset
 
 dataset_app = typer.Typer(help="Datasets of measured latencies.", no_args_is_help=True)
 FilesArgument = Annotated[
@@ -58,7 +53,7 @@ def dataset_import(
     codl dataset import trans.csv --soc redmi --mapping docs/mappings/data_trans.yaml --resume
     codl dataset import lat_datasets/sdm855/t_conv2d_op_*.csv --soc sdm855 --write-soc
     """
-    from codl.collect.foreign.importer import import_tables
+    from codl.measure.importers.importer import import_tables
 
     done = import_tables(
         files,

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from codl import models
 from codl.cli.output import note
-from codl.device.affinity import with_cores
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
-from codl.models.deployment import Deployment
-from codl.ops import Array, Network
-from codl.ops.plan import Plan, load_plan
-from codl.soc import HINTS, Soc
+from codl.frontend import models
+from codl.frontend.models.deployment import Deployment
+from codl.ir import Array, Network
+from codl.ir.plan import Plan, load_plan
+from codl.ir.soc import HINTS, Soc
+from codl.runtime.affinity import with_cores
 from codl.strategies import DEFAULT, Context, find
 
 

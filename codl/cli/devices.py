@@ -11,7 +11,6 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.table import Table
 
-from codl import soc as socs
 from codl.cli.options import (
     DeviceOption,
     JsonOption,
@@ -21,13 +20,14 @@ from codl.cli.options import (
     check_serial,
 )
 from codl.cli.output import emit, note
-from codl.collect.power import measure_power
-from codl.device import threads
-from codl.device.detect import choose, cpu_name, describe, detect, observe_cores
-from codl.device.energy import Found, find_sensors
-from codl.device.probe import ProbeResult, probe_all
 from codl.errors import DeviceError
-from codl.soc import ELEMENTS, MEMORY_TYPES, Soc
+from codl.ir import soc as socs
+from codl.ir.soc import ELEMENTS, MEMORY_TYPES, Soc
+from codl.measure.power import measure_power
+from codl.runtime import threads
+from codl.runtime.detect import choose, cpu_name, describe, detect, observe_cores
+from codl.runtime.energy import Found, find_sensors
+from codl.runtime.probe import ProbeResult, probe_all
 
 soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
 

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from codl import dataset as datasets
-from codl import soc as socs
 from codl.cli.options import (
     BatchOption,
     DatasetsOption,
@@ -23,17 +21,19 @@ from codl.cli.options import (
     check_serial,
 )
 from codl.cli.output import emit, note
-from codl.device.energy import find_sensors
 from codl.errors import CodlError
-from codl.execute.timeline import Span
-from codl.models import choices
+from codl.frontend.models import choices
+from codl.ir import soc as socs
+from codl.measure import dataset as datasets
+from codl.measure.interleave import Effort, with_peers
 from codl.predict.names import FOLDER
+from codl.runtime.energy import find_sensors
+from codl.runtime.profiler import Span
 from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.strategies.evaluation import evaluate, to_json
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.process import check as check_peers
 from codl.strategies.peers.process import with_opencl_all
-from codl.strategies.turns import Effort, with_peers
 
 ModelsOption = Annotated[
     str, typer.Option("--models", help="Built-in models or .onnx files, separated by commas.")

@@ -12,8 +12,8 @@ from rich.table import Table
 from codl.cli.options import JsonOption
 from codl.cli.output import emit
 from codl.errors import UnknownNameError
-from codl.models import BUILT_IN, described
-from codl.models.summary import summary
+from codl.frontend.models import BUILT_IN, described
+from codl.frontend.models.summary import summary
 
 
 def list_models(

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from codl.collect.tasks import load_ops
 from codl.errors import CodlError, UnknownNameError
-from codl.models import BUILT_IN
-from codl.ops import Op, parse
+from codl.frontend.models import BUILT_IN
+from codl.ir import Op, parse
+from codl.ir.soc import HINTS
+from codl.measure.tasks import load_ops
 from codl.predict.names import NAMES
-from codl.soc import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
 
 MODELS = (

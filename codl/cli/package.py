@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from codl import soc as socs
 from codl.bundle.packaging import Packaged, package
 from codl.cli.deployed import adapted, deployment_of, plan_of
 from codl.cli.options import (
@@ -25,9 +24,11 @@ from codl.cli.options import (
     read_shapes,
 )
 from codl.cli.output import emit, note
-from codl.models import BUNDLE
-from codl.ops import Network, load_network
-from codl.ops.plan import Plan
+from codl.frontend.convert import load_network
+from codl.frontend.models import BUNDLE
+from codl.ir import Network
+from codl.ir import soc as socs
+from codl.ir.plan import Plan
 from codl.predict.names import FOLDER
 from codl.strategies import Context
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from codl.ir import OnnxModel
 from codl.kernels.ort import CpuOrt
-from codl.ops import OnnxModel
 from codl.plan.placement import Placed
 
 

@@ -12,8 +12,6 @@ import typer
 from rich.console import Group
 
 from codl import bundle
-from codl import dataset as datasets
-from codl import soc as socs
 from codl.bundle.archive import Archive
 from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_inputs
 from codl.cli.options import (
@@ -36,16 +34,18 @@ from codl.cli.options import (
 from codl.cli.output import emit, note
 from codl.cli.placement import placement_table
 from codl.errors import UnsupportedError
-from codl.execute.engine import Engine
-from codl.execute.timeline import sharing_ms
-from codl.models import BUNDLE
-from codl.ops import load_network
-from codl.plan.cost import CostModel
+from codl.frontend.convert import load_network
+from codl.frontend.models import BUNDLE
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.measure import dataset as datasets
+from codl.measure.inputs import random_inputs
+from codl.plan.cost_model import CostModel
 from codl.predict.names import FOLDER
-from codl.soc import Soc
+from codl.runtime.engine import Engine
+from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
-from codl.strategies.inputs import random_inputs
-from codl.strategies.running import Measured, measure
+from codl.strategies.run_report import Measured, measure
 
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[

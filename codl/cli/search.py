@@ -12,8 +12,6 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from codl import dataset as datasets
-from codl import soc as socs
 from codl.cli.deployed import adapted, deployment_of, strategy_of
 from codl.cli.options import (
     BatchOption,
@@ -31,11 +29,14 @@ from codl.cli.options import (
 from codl.cli.output import emit, note
 from codl.cli.placement import placement_table
 from codl.errors import InvalidFileError
-from codl.ops import Network, load_network
-from codl.ops.plan import Plan
+from codl.frontend.convert import load_network
+from codl.ir import Network
+from codl.ir import soc as socs
+from codl.ir.plan import Plan
+from codl.measure import dataset as datasets
 from codl.plan import placement
 from codl.plan.objective import GOALS, Objective
-from codl.plan.optimal import METHODS
+from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
 from codl.strategies import Context, Strategy, find, ideal
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from codl import dataset as datasets
-from codl import soc as socs
 from codl.cli.options import DatasetsOption, JsonOption, SocOption, ToPredictorsOption
 from codl.cli.output import emit, note
-from codl.dataset import Dataset
+from codl.ir import soc as socs
+from codl.measure import dataset as datasets
+from codl.measure.dataset import Dataset
 from codl.predict.names import FOLDER, NAMES
 
 PredictorsOption = Annotated[

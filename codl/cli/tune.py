@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from codl import cache
-from codl import soc as socs
 from codl.cli.options import (
     BudgetOption,
     JsonOption,
@@ -22,11 +21,12 @@ from codl.cli.options import (
     read_shares,
 )
 from codl.cli.output import emit, note, progress
-from codl.collect.tuner import TuneRun, TuneTask, tune, tune_tasks
 from codl.errors import CodlError, UnknownNameError
+from codl.frontend.models import MEASURED
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
 from codl.kernels.tuned import path_of
-from codl.models import MEASURED
-from codl.soc import Soc
+from codl.measure.tuner import TuneRun, TuneTask, tune, tune_tasks
 
 TunedSocOption = Annotated[
     str | None, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")

@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.base import ACTIVATIONS, Activation, Op
+from codl.ir.ops.base import ACTIVATIONS, Activation, Op
 
 CODES = {kind: code for code, kind in enumerate(ACTIVATIONS)}
 #: Functions that are no few comparisons and products, and about how long they take in exponentials.

@@ -31,46 +31,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ops.base import Weights
-from codl.soc import Soc
-
-Processor: TypeAlias = Literal["cpu", "gpu"]
-PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
-
-
-Layout: TypeAlias = Literal["blocked", "planar", "image"]
-Element: TypeAlias = Literal["float32", "float16"]
-Constant: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a tensor lies on the GPU, and the type that its elements are stored as."""
-
-    layout: Layout = "blocked"
-    element: Element = "float32"
-
-    @property
-    def element_bytes(self) -> int:
-        return 2 if self.element == "float16" else 4
-
-    @property
-    def suffix(self) -> str:
-        """What the names of variants for this storage end in; "" for the usual one."""
-        image = "_image" if self.layout == "image" else ""
-        return image + ("_fp16" if self.element == "float16" else "")
-
-    def __str__(self) -> str:
-        return f"{self.layout} {self.element}"
-
-
-BLOCKED = Storage()
-BLOCKED_HALF = Storage("blocked", "float16")
-PLANAR = Storage("planar")
-IMAGE = Storage("image")
-IMAGE_HALF = Storage("image", "float16")
+from codl.ir.ops.base import Weights
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Constant, ImageSize, Processor, Storage
 
 
 @dataclass(frozen=True)
@@ -120,24 +84,6 @@ class ApartArg:
 Arg: TypeAlias = TensorArg | ConstantArg | ScratchArg | ApartArg | int | float
 #: What most kernels of ops with weights begin with.
 WEIGHTED: tuple[Arg, ...] = (*ENDS, ConstantArg("weight"), ConstantArg("bias"))
-
-
-@dataclass(frozen=True)
-class ImageSize:
-    """An image of RGBA texels: its size in texels, and the type of their elements."""
-
-    width: int
-    height: int
-    element: Element = "float32"
-
-    @classmethod
-    def of(cls, values: Constant) -> ImageSize:
-        """The image that holds `values`, shaped (rows, columns, 4)."""
-        rows, columns, _ = values.shape
-        return cls(columns, rows, "float16" if values.dtype == np.float16 else "float32")
-
-    def __str__(self) -> str:
-        return f"an image of {self.width}x{self.height} {self.element} texels"
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ops.conv2d import Conv2d
-from codl.ops.fully_connected import FullyConnected
-from codl.ops.pool2d import Pool2d
-from codl.soc import Soc
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.soc import Soc
 
 #: What is read of ops; together, and without a call for each.
 _WINDOW = attrgetter("inputs", "kernel", "stride", "pad", "dilation")

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from codl.kernels.base import Storage
+from codl.ir.ops.base import Activation, Array
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
+from codl.ir.types import Storage
 from codl.kernels.tiling import base_defines, ceil_div, round_up
-from codl.ops.base import Activation, Array
-from codl.ops.region import Shape
-from codl.soc import Soc
 
 #: Channels of a texel.
 TEXEL = 4

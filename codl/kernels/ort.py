@@ -13,12 +13,12 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.graph import Node
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Activation, Weights
+from codl.ir.ops.nd import Sizes
+from codl.ir.soc import Soc
 from codl.kernels.replayed import work
 from codl.kernels.variant import OnCpu
-from codl.ops.base import Activation, Weights
-from codl.ops.nd import Sizes
-from codl.soc import Soc
 
 #: The version of ONNX's operators that plans are written in.
 OPSET = 20

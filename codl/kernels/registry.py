@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from codl.errors import UnknownNameError
+from codl.ir import OP_TYPES
+from codl.ir.ops.base import Op
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Layout, Processor, Storage
 from codl.kernels import (
     concat,
     conv2d,
@@ -24,18 +28,9 @@ from codl.kernels import (
     softmax,
     strided,
 )
-from codl.kernels.base import (
-    PLANAR,
-    Layout,
-    Processor,
-    Storage,
-    Variant,
-)
+from codl.kernels.base import Variant
 from codl.kernels.conv2d import replayed as replayed_conv2d
 from codl.kernels.ort import CpuOrt
-from codl.ops import OP_TYPES
-from codl.ops.base import Op
-from codl.soc import Soc
 
 #: In order of preference: the first that accepts an op is its default.
 PACKAGES = (

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from codl.errors import UnsupportedError
-from codl.kernels.base import BLOCKED, Choice, Processor, Storage
-from codl.ops.base import Op
-from codl.soc import Soc
+from codl.ir.ops.base import Op
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Processor, Storage
+from codl.kernels.base import Choice
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
 THREADS = (1, 2, 3, 4, 6, 8)

@@ -11,13 +11,13 @@ from operator import attrgetter, itemgetter
 
 import numpy as np
 
+from codl.ir.ops.base import Op
+from codl.ir.ops.concat import Concat
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
 from codl.kernels.columns import Column, Columns, ConvColumns, FcColumns, PoolColumns
-from codl.ops.base import Op
-from codl.ops.concat import Concat
-from codl.ops.conv2d import Conv2d
-from codl.ops.eltwise import Eltwise
-from codl.ops.fully_connected import FullyConnected
-from codl.ops.pool2d import Pool2d
 
 _INPUTS = attrgetter("inputs")
 _ELTWISE = attrgetter("inputs", "activation.kind")

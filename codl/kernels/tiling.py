@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from codl.ir.ops.base import Activation
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Storage
 from codl.kernels.activation import activation_defines
-from codl.kernels.base import BLOCKED, Storage
-from codl.ops.base import Activation
-from codl.soc import Soc
 
 #: Work-items of a work-group on a device that runs them in lockstep.
 GROUP = 64

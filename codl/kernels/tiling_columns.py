@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from codl.ir.soc import Soc
 from codl.kernels.columns import Column, ceil_div, round_up
 from codl.kernels.tiling import GROUP, ITEMS_PER_UNIT
-from codl.soc import Soc
 
 
 def waves(items: Column, soc: Soc) -> Column:

@@ -24,14 +24,14 @@ import numpy as np
 
 from codl import cache
 from codl.errors import CodlError, CodlWarning
+from codl.ir.op_text import parse, to_text
+from codl.ir.ops.base import Op
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
 from codl.kernels.tensor_columns import columns_of
-from codl.ops.base import Op
-from codl.ops.region import Shape
-from codl.ops.spec import parse, to_text
-from codl.soc import Soc
 
 FOLDER = "tuning"
 #: What of a SoC's GPU side does not matter to how fast a choice is.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from codl.kernels.base import BLOCKED, Choice, Processor, Storage
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Processor, Storage
+from codl.kernels.base import Choice
 from codl.kernels.columns import ChoiceColumns, Columns, FeatureColumns, single
-from codl.soc import Soc
 
 
 class OnCpu:

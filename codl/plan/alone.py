@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import PROCESSORS
-from codl.ops import Network
-from codl.ops.plan import Plan
-from codl.plan.cost import CostModel
-from codl.plan.fixed import does_all, one_processor
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.types import PROCESSORS
+from codl.plan.cost_model import CostModel
+from codl.plan.single_processor import does_all, one_processor
 
 #: A plan that moves work between processors must be predicted to take less than this part of what
 #: one of them takes alone. What one takes is predicted within 10 % for most networks, and plans of

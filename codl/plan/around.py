@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.dataset import Direction
-from codl.ops import Shape
+from codl.ir import Shape
+from codl.ir.types import Direction
 from codl.plan.op_costs import LatencyPredictors
 from codl.predict.features import Item
 

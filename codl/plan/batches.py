@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.kernels.base import Processor
-from codl.ops import Op
-from codl.predict.surroundings import Batch
+from codl.ir import Op
+from codl.ir.types import Processor
+from codl.predict.context_terms import Batch
 
 if TYPE_CHECKING:
     from codl.plan.op_costs import LatencyPredictors

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.kernels.base import Processor
+from codl.ir import Op
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
 from codl.kernels.columns import beyond, gpu_cache_bytes
 from codl.kernels.tensor_columns import Sizes
-from codl.ops import Op
 from codl.plan.batches import together_ms
-from codl.plan.corrections import Corrections
-from codl.predict.surroundings import Colds
-from codl.soc import Soc
+from codl.plan.profile_feedback import Corrections
+from codl.predict.context_terms import Colds
 
 if TYPE_CHECKING:
     from codl.plan.op_costs import LatencyPredictors

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.dataset import Direction
+from codl.ir import Op, Shape
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
-from codl.kernels.base import PROCESSORS, Processor, Storage, Variant
-from codl.ops import Op, Shape
-from codl.plan.corrections import Corrections
+from codl.kernels.base import Variant
 from codl.plan.inside import Asked, inside_ms
+from codl.plan.profile_feedback import Corrections
 from codl.predict.features import Item
-from codl.soc import Soc
 
 
 class LatencyPredictors(Protocol):

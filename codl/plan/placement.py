@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from codl.execute.program import Segment, build_program
-from codl.execute.timeline import Span, totals_ms
+from codl.ir import Network, OnnxModel, Op
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.kernels.base import Processor
 from codl.kernels.ort import CpuOrt
-from codl.ops import Network, OnnxModel, Op
-from codl.ops.chain import Half, Part
-from codl.ops.plan import Plan
-from codl.plan.cost import CostModel
-from codl.soc import Soc
+from codl.lower.partition import Half, Part
+from codl.lower.program import Segment, build_program
+from codl.plan.cost_model import CostModel
+from codl.runtime.profiler import Span, totals_ms
 
 
 @dataclass(frozen=True)

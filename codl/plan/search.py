@@ -1,196 +1,185 @@
-"""Finds dimension, ratio and chains: every op's best split, then the paper's Algorithm 1."""
+"""Search methods by name, and the plan that each finds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from typing import Literal, TypeAlias, get_args
 
-from codl.execute.program import Residency, Transfer, chain_outputs
-from codl.ops import Dim, Layer, Network, Region
-from codl.ops.chain import Half, cut
-from codl.ops.plan import Plan, Sharing
+from codl.errors import CodlError, UnknownNameError
+from codl.ir import Network
+from codl.ir.plan import Plan
 from codl.plan import unmeasured
-from codl.plan.chosen import Cut, make_plan
-from codl.plan.clocks import START, after_stage, priced, works_of_loads
-from codl.plan.cost import CostModel, moved, packed
+from codl.plan.beam_search import every_way, fastest
+from codl.plan.build_plan import Cut, make_plan
+from codl.plan.candidates import Segment, Segments
+from codl.plan.cost_model import CostModel
+from codl.plan.greedy import Candidate, ChainSearch, greedy_chains, image_ratios, single_ops
+from codl.plan.objective import LATENCY, Objective
 
-#: Ratios that a search tries; the ends are one processor alone.
-RATIOS = tuple(i / 20 for i in range(21))
+#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: dynamic
+#: programming. `exhaustive`: every chain at every ratio, in every order; for a few ops.
+Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
+#: More layers than this have too many plans to look at each.
+FEW = 5
+#: Latencies that differ by less than this part are equal, but for rounding.
+CLOSE = 1e-5
+#: Ways to split the images of the whole network that are compared in full.
+LIKELY = 3
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """Layers as one chain, cut at a dimension and a ratio, and the predicted latency of that."""
+def search(
+    network: Network,
+    cost: CostModel,
+    strategy: str,
+    *,
+    method: str = "dp",
+    objective: Objective = LATENCY,
+) -> Plan:
+    """The plan that a method finds best, predicted; transfers are of what is missing only.
 
-    layers: tuple[Layer, ...]
-    dim: Dim
-    gpu_ratio: float
-    halves: tuple[Half, Half]
-    latency_ms: float
-
-
-class ChainSearch:
-    """Evaluates chains of one network, each as if everything before and after it lay on the CPU.
-
-    That is how the paper counts: a chain pays for sharing its inputs and its outputs, whatever its
-    neighbours do.
+    `method` is one of `METHODS`. Raises `UnknownNameError` where it is not, and `CodlError` where
+    the network has too many layers for `exhaustive`, where a method knows no objective but latency,
+    or where no plan keeps within the memory limit.
     """
-
-    def __init__(
-        self,
-        network: Network,
-        cost: CostModel,
-        sharing: Sharing = "gather",
-        dims: Sequence[Dim] = ("H", "OC", "N"),
-    ) -> None:
-        self.network = network
-        self.cost = unmeasured.filled(cost, network)
-        self.sharing: Sharing = sharing
-        self.dims = dims
-        self._best: dict[tuple[str, ...], Candidate] = {}
-        self._prefetch()
-
-    def best(self, layers: Sequence[Layer]) -> Candidate:
-        """The fastest dimension and ratio of a chain, one processor alone included."""
-        key = tuple(layer.name for layer in layers)
-        if key not in self._best:
-            candidates = self._evaluate(layers, self._cuts(layers))
-            self._best[key] = min(candidates, key=lambda c: c.latency_ms)
-        return self._best[key]
-
-    def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Candidate:
-        """A chain at a given dimension and ratio."""
-        return self._evaluate(layers, [(dim, gpu_ratio)])[0]
-
-    def _evaluate(
-        self, layers: Sequence[Layer], cuts: Sequence[tuple[Dim, float]]
-    ) -> list[Candidate]:
-        outputs, cost = chain_outputs(self.network, layers), self.cost
-        block = cost.soc.gpu.vector_width
-        halves = [cut(layers, outputs, dim, ratio, block=block) for dim, ratio in cuts]
-        cost.prefetch((part.op for own, _ in halves for part in own.parts), "cpu")
-        cost.prefetch((part.op for _, own in halves for part in own.parts), "gpu")
-        transfers = [self._transfers(layers, outputs, own) for own in halves]
-        self._prefetch_sharing(outputs, halves, transfers)
-        loads = [cost.loads(self.network, outputs, own) for own in halves]
-        works = works_of_loads(cost, loads)
-        found = []
-        for (dim, ratio), own, (before, after), work in zip(
-            cuts, halves, transfers, works, strict=True
-        ):
-            moves = priced(cost, moved(self.network, before))
-            launches_ms = cost.launches_ms(cost.launches(own[1]) + len(moves))
-            clocks = after_stage(START, moves, launches_ms, work.together)
-            clocks = after_stage(clocks, priced(cost, moved(self.network, after)))
-            found.append(Candidate(tuple(layers), dim, ratio, own, max(clocks)))
-        return found
-
-    def _prefetch_sharing(
-        self,
-        outputs: Sequence[str],
-        halves: Sequence[tuple[Half, Half]],
-        transfers: Sequence[tuple[list[Transfer], list[Transfer]]],
-    ) -> None:
-        network, cost = self.network, self.cost
-        cost.prefetch_sharing(
-            way
-            for (cpu, _), (before, after) in zip(halves, transfers, strict=True)
-            for way in (
-                *moved(network, [*before, *after]),
-                *packed(network.shapes, cpu.inputs, cpu.left(outputs)),
-            )
-        )
-
-    def _transfers(
-        self, layers: Sequence[Layer], outputs: Sequence[str], halves: tuple[Half, Half]
-    ) -> tuple[list[Transfer], list[Transfer]]:
-        """What moves before a chain and after it, between it and tensors whole on the CPU."""
-        residency = self._residency_before(layers)
-        before = residency.require("cpu", halves[0].inputs)
-        before += residency.require("gpu", halves[1].inputs)
-        residency.produce("cpu", halves[0], outputs)
-        residency.produce("gpu", halves[1], outputs)
-        shapes = self.network.shapes
-        after = residency.require("cpu", {name: Region.whole(shapes[name]) for name in outputs})
-        return before, after
-
-    def computing_ms(self, candidate: Candidate) -> float:
-        """A candidate's slower half, data sharing left out."""
-        cpu, gpu = candidate.halves
-        return max(self.cost.half_ms(cpu, "cpu"), self.cost.half_ms(gpu, "gpu"))
-
-    def plan(self, strategy: str, candidates: Sequence[Candidate]) -> Plan:
-        """A plan of chosen chains, with the variants and the predicted latency of the whole."""
-        cuts = [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
-        return make_plan(self.network, self.cost, cuts, strategy=strategy, sharing=self.sharing)
-
-    def _residency_before(self, layers: Sequence[Layer]) -> Residency:
-        """Everything that the chain reads, whole on the CPU."""
-        residency = Residency(self.network, self.sharing)
-        shapes = self.network.shapes
-        for layer in layers:
-            for name in layer.inputs:
-                residency.held["cpu"].setdefault(name, Region.whole(shapes[name]))
-        for layer in layers:
-            residency.held["cpu"].pop(layer.output, None)
-        return residency
-
-    def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
-        """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels.
-
-        Whole images where none mixes them.
-        """
-        first, *later = layers
-        inner = RATIOS[1:-1]
-        rows = all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers)
-        alone = all(layer.op.acts_on_channels_alone for layer in later)
-        ratios: Mapping[Dim, Sequence[float]] = {
-            "H": inner if rows else (),
-            "OC": inner if "OC" in first.op.dims and alone else (),
-            "N": image_ratios(layers),
-        }
-        return [("H", 0.0), ("H", 1.0), *((dim, r) for dim in self.dims for r in ratios[dim])]
-
-    def _prefetch(self) -> None:
-        """Predict every part of every single op at once: most of what a search will ask."""
-        block = self.cost.soc.gpu.vector_width
-        parts: dict[str, list[Half]] = {"cpu": [], "gpu": []}
-        for layer in self.network.layers:
-            for dim, ratio in self._cuts([layer]):
-                cpu, gpu = cut([layer], [layer.output], dim, ratio, block=block)
-                parts["cpu"].append(cpu)
-                parts["gpu"].append(gpu)
-        self.cost.prefetch((p.op for half in parts["cpu"] for p in half.parts), "cpu")
-        self.cost.prefetch((p.op for half in parts["gpu"] for p in half.parts), "gpu")
-
-
-def image_ratios(layers: Sequence[Layer]) -> list[float]:
-    """The ratios at which a chain of these can be cut between images; none where it cannot."""
-    images = {layer.op.output.n for layer in layers}
-    if len(images) > 1 or not all("N" in layer.op.dims for layer in layers):
-        return []
-    (total,) = images
-    return [count / total for count in range(1, total)]
-
-
-def single_ops(search: ChainSearch) -> list[Candidate]:
-    """Every op as a chain of its own, at its best dimension and ratio."""
-    return [search.best([layer]) for layer in search.network.layers]
-
-
-def greedy_chains(search: ChainSearch) -> list[Candidate]:
-    """The paper's Algorithm 1: lengthen a chain as long as that is faster than to begin another.
-
-    Layers are walked in topological order, so that every chain is a convex set of the graph.
-    """
-    chains: list[Candidate] = []
-    current: list[Layer] = []
-    for layer in search.network.layers:
-        if current:
-            apart = search.best(current).latency_ms + search.best([layer]).latency_ms
-            if search.best([*current, layer]).latency_ms <= apart:
-                current.append(layer)
+    if method not in METHODS:
+        raise UnknownNameError("search method", method, METHODS)
+    with _no_collection():
+        cost = unmeasured.filled(cost, network)
+        if not objective.is_latency:
+            return _for_objective(network, cost, strategy, method, objective)
+        best, best_ms = None, inf
+        for cuts, how, least_ms in METHODS[method](network, cost):
+            if best is not None and best_ms <= least_ms * (1 + CLOSE):
                 continue
-            chains.append(search.best(current))
-        current = [layer]
-    return [*chains, search.best(current)]
+            plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+            if best is None or (plan.predicted_ms or 0.0) < best_ms:
+                best, best_ms = plan, plan.predicted_ms or 0.0
+    assert best is not None
+    return best
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A search makes a hundred thousand small objects and no cycles of them.
+
+    Python would look for such again and again, each time through all objects of the libraries too:
+    that took half of a search.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _for_objective(
+    network: Network, cost: CostModel, strategy: str, method: str, objective: Objective
+) -> Plan:
+    if method != "dp":
+        raise CodlError(
+            f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
+        )
+    found = fastest(network, cost, Segments(network, cost), objective=objective)
+    if not found.segments:
+        raise CodlError(
+            f"No plan of {network.name!r} keeps its weights within {objective.memory_limit} bytes "
+            f"(the model's own are {_weights(network)})."
+        )
+    how = f"dp for {objective.goal}, {'exact' if found.exact else 'widest labels only'}"
+    cuts = _joined(network, _merged(found.segments))
+    plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+    return replace(plan, predicted_mj=found.energy_mj)
+
+
+def _weights(network: Network) -> int:
+    """Bytes of all weights."""
+    return sum(int(w.nbytes) for layer in network.layers for w in layer.weights.values())
+
+
+#: Plans to choose from, each with what the plan says of how it was found, and milliseconds that it
+#: takes at least, as far as they are known before it is made.
+Ways: TypeAlias = Iterable[tuple[list[Cut], str, float]]
+
+
+def _serial(network: Network, cost: CostModel) -> Ways:
+    yield _cuts(single_ops(ChainSearch(network, cost, "missing"))), "serial", 0.0
+
+
+def _greedy(network: Network, cost: CostModel) -> Ways:
+    yield _cuts(greedy_chains(ChainSearch(network, cost, "missing"))), "greedy", 0.0
+    yield from _whole_images(network, cost)
+
+
+def _dp(network: Network, cost: CostModel) -> Ways:
+    found = fastest(network, cost, Segments(network, cost))
+    how = "dp, exact" if found.exact else "dp, widest labels only"
+    yield _joined(network, _merged(found.segments)), how, 0.0
+    yield _joined(network, [[segment] for segment in found.segments]), how, found.latency_ms
+    yield from _whole_images(network, cost)
+
+
+def _whole_images(network: Network, cost: CostModel) -> Ways:
+    """The whole network as one chain, with so many images on either processor, in the best ways.
+
+    Whole images share nothing on their way through a network, which no search that looks at one
+    chain after another, or at the best cuts of single ops, need find.
+    """
+    ratios = image_ratios(network.layers)
+    if not ratios:
+        return
+    search = ChainSearch(network, cost, "missing")
+    chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
+    for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
+        if chain.latency_ms < inf:
+            yield _cuts([chain]), "whole images", 0.0
+
+
+def _exhaustive(network: Network, cost: CostModel) -> Ways:
+    if len(network.layers) > FEW:
+        raise CodlError(
+            f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
+            f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
+        )
+    found = every_way(network, cost, Segments(network, cost, complete=True))
+    yield _joined(network, [[segment] for segment in found.segments]), "exhaustive", 0.0
+
+
+METHODS: Mapping[str, Callable[[Network, CostModel], Ways]] = dict(
+    zip(get_args(Method), (_serial, _greedy, _dp, _exhaustive), strict=True)
+)
+
+
+def _cuts(candidates: Sequence[Candidate]) -> list[Cut]:
+    return [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
+
+
+def _joined(network: Network, groups: Sequence[Sequence[Segment]]) -> list[Cut]:
+    return [
+        Cut(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
+        for own in groups
+    ]
+
+
+def _merged(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Neighbours that may as well be one chain: on the same processor, or of the same images."""
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        alike = segment.gpu_ratio in (0.0, 1.0) or segment.dim == "N"
+        last = groups[-1][-1] if groups else None
+        if last and alike and _cut(last) == _cut(segment):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return groups
+
+
+def _cut(segment: Segment) -> tuple[str, float]:
+    """Where a chain is cut; on one processor its dimension means nothing."""
+    both = 0 < segment.gpu_ratio < 1
+    return (segment.dim if both else "", segment.gpu_ratio)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from codl.ir import Shape
 from codl.kernels.ort import CpuOrt
-from codl.ops import Shape
-from codl.ops.chain import Part
+from codl.lower.partition import Part
 
 #: A tensor that goes from one engine to the other, as the data sharing that it is like.
 Crossing = tuple[Literal["load", "store"], Shape]

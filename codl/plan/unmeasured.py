@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.dataset import Direction
+from codl.ir import Network, Op, Shape
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Direction
 from codl.kernels import registry
-from codl.kernels.base import PROCESSORS
-from codl.ops import Network, Op, Shape
-from codl.plan import estimated
+from codl.plan import roofline as estimated
 from codl.plan.around import Around
-from codl.plan.cost import CostModel
+from codl.plan.cost_model import CostModel
 from codl.predict.features import Item, sharing_target
-from codl.soc import Soc
 
 #: Other libraries' latencies on the CPU go from tensor to tensor, so these are part of them.
 INCLUDED: tuple[Direction, ...] = ("load", "store")

@@ -16,20 +16,22 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.dataset import Direction
 from codl.errors import CodlError, MismatchError, UnknownNameError
-from codl.kernels import registry, tuned
-from codl.kernels.activation import exponentials
-from codl.kernels.base import (
+from codl.ir import Op, Shape, parse, to_text
+from codl.ir.soc import Soc
+from codl.ir.types import (
     BLOCKED,
     BLOCKED_HALF,
     IMAGE,
     IMAGE_HALF,
     PROCESSORS,
+    Direction,
     Processor,
     Storage,
-    Variant,
 )
+from codl.kernels import registry, tuned
+from codl.kernels.activation import exponentials
+from codl.kernels.base import Variant
 from codl.kernels.columns import (
     ConvColumns,
     FcColumns,
@@ -38,10 +40,9 @@ from codl.kernels.columns import (
     WindowColumns,
 )
 from codl.kernels.tensor_columns import OP_COLUMNS, OtherColumns
-from codl.ops import Op, Shape, parse, to_text
-from codl.predict import sharing, surroundings
-from codl.predict.surroundings import Surrounding
-from codl.soc import Soc
+from codl.predict import context_terms as surroundings
+from codl.predict import transfer_features as sharing
+from codl.predict.context_terms import Surrounding
 
 #: `flops`: what muLayer looks at. `variant`: what a kernel variant extracts analytically.
 FeatureSet: TypeAlias = Literal["flops", "variant"]

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from codl.collect.tasks import SHARES, part_of
-from codl.kernels.base import Processor
-from codl.ops import Activation, Op
-from codl.soc import Soc
+from codl.ir import Activation, Op
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
+from codl.measure.tasks import SHARES, part_of
 
 #: A part of an op without its activation, on a processor.
 Key: TypeAlias = tuple[Processor, Op]

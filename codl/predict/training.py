@@ -17,19 +17,33 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from codl.dataset import Dataset
 from codl.errors import CodlError, MismatchError, UnknownNameError
+from codl.ir.soc import Soc
 from codl.kernels import tuned
-from codl.predict import features, held_out, samples, store, transfer
+from codl.measure.dataset import Dataset
+from codl.predict import (
+    cross_validation as held_out,
+)
+from codl.predict import (
+    domain_adaptation as transfer,
+)
+from codl.predict import (
+    features,
+)
+from codl.predict import (
+    serialization as store,
+)
+from codl.predict import (
+    training_set as samples,
+)
+from codl.predict.cross_validation import HeldOut, Rows
+from codl.predict.domain_adaptation import Known
 from codl.predict.estimators import ESTIMATORS, LatencyEstimator, trees
 from codl.predict.features import FeatureTable
-from codl.predict.held_out import HeldOut, Rows
 from codl.predict.names import DEFAULT, FOLDER
-from codl.predict.samples import Samples
+from codl.predict.serialization import StoredPredictor
 from codl.predict.splits import row_folds, shape_folds
-from codl.predict.store import StoredPredictor
-from codl.predict.transfer import Known
-from codl.soc import Soc
+from codl.predict.training_set import Samples
 
 #: Rows in the batch whose prediction is timed, about a planner's.
 TIMED_ROWS = 1000

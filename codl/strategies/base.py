@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from codl import dataset
-from codl.dataset import Dataset
 from codl.errors import InvalidFileError, UnsupportedError
-from codl.ops import Network
-from codl.ops.plan import Plan
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.measure import dataset
+from codl.measure.dataset import Dataset
 from codl.plan import unmeasured
-from codl.plan.cost import CostModel
-from codl.plan.fixed import default_plan, one_processor
+from codl.plan.cost_model import CostModel
 from codl.plan.objective import LATENCY, Objective
 from codl.plan.op_costs import LatencyPredictors
+from codl.plan.single_processor import default_plan, one_processor
 from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
-from codl.soc import Soc
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Context:
     """What a strategy may use: the SoC, its predictors, and what was measured on it.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
-    searches, one of `codl.plan.optimal.METHODS`, and `objective` what for. Without `winograd`,
+    searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
     kernel variants that use it are as if nobody had measured them.
     """
 
@@ -47,7 +47,7 @@ class Context:
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""
-        from codl.predict.predictors import load
+        from codl.predict.model_set import load
 
         key = (self.soc, self.predictors_folder, self.predictor or default)
         if key not in self._loaded:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ops import Network
-from codl.ops.plan import Plan
+from codl.ir import Network
+from codl.ir.plan import Plan
 from codl.plan.alone import unless_alone
-from codl.plan.optimal import search
+from codl.plan.search import search
 from codl.strategies.base import Context, Strategy
 
 

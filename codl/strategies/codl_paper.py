@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ops import Network
-from codl.ops.plan import Plan
-from codl.plan.search import ChainSearch, greedy_chains
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.plan.greedy import ChainSearch, greedy_chains
 from codl.strategies.base import Context, Strategy
 
 

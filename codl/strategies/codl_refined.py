@@ -14,19 +14,19 @@ from dataclasses import replace
 from typing import ClassVar
 
 from codl.errors import UnsupportedError
-from codl.execute.engine import Engine
-from codl.kernels.base import PROCESSORS
-from codl.ops import Network
-from codl.ops.plan import Plan
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.types import PROCESSORS
+from codl.measure.inputs import random_inputs
+from codl.measure.interleave import Effort, interleave, timed
 from codl.plan import unmeasured
-from codl.plan.corrections import Corrections, Sample
-from codl.plan.cost import CostModel
-from codl.plan.fixed import one_processor
-from codl.plan.observed import observe
-from codl.plan.optimal import search
+from codl.plan.cost_model import CostModel
+from codl.plan.profile_feedback import Corrections, Sample
+from codl.plan.profile_observation import observe
+from codl.plan.search import search
+from codl.plan.single_processor import one_processor
+from codl.runtime.engine import Engine
 from codl.strategies.base import Context, Strategy
-from codl.strategies.inputs import random_inputs
-from codl.strategies.turns import Effort, interleave, timed
 
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
 ROUNDS, PATIENCE = 8, 2

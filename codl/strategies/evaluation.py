@@ -12,25 +12,28 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from codl import graph, models
-from codl.collect.protocol import Latency
-from codl.device.energy import energy_mj, find_sensors
 from codl.errors import CodlError, DeviceError
-from codl.execute.engine import Engine
-from codl.execute.gpu_half import Fallback
-from codl.execute.program import build_program
-from codl.execute.timeline import Span
-from codl.ops import Network, network_of
-from codl.ops.plan import Plan
-from codl.plan.clocks import program_ms
-from codl.plan.cost import CostModel
+from codl.frontend import models
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.shapes import fix_batch
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.lower.program import build_program
+from codl.measure.inputs import random_inputs
+from codl.measure.interleave import Effort, Timed, interleave, timed
+from codl.measure.protocol import Latency
+from codl.plan.cost_model import CostModel
+from codl.plan.pipeline_model import program_ms
+from codl.runtime.energy import energy_mj, find_sensors
+from codl.runtime.engine import Engine
+from codl.runtime.gpu_binding import Fallback
+from codl.runtime.profiler import Span
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
-from codl.strategies.inputs import random_inputs
 from codl.strategies.machine import Machine
 from codl.strategies.peers.process import PeerProcess
 from codl.strategies.peers.started import started
-from codl.strategies.turns import Effort, Timed, interleave, timed
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
@@ -94,16 +97,16 @@ class Reference:
 def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
     """Import a model, for so many images at a time, and run it in ONNX Runtime on seeded inputs."""
     source = models.load(model, batch)
-    imported = graph.import_onnx(source.proto, source.name)
+    imported = import_onnx(source.proto, source.name)
     network = network_of(imported)
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
-    options = graph.session_options()
+    options = session_options()
     session = ort.InferenceSession(
         source.proto.SerializeToString(), options, ["CPUExecutionProvider"]
     )
     names = list(network.outputs)
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
-    return network, Reference(graph.fix_batch(source.proto), inputs, outputs)
+    return network, Reference(fix_batch(source.proto), inputs, outputs)
 
 
 def evaluate(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ops import Network
-from codl.ops.plan import Plan
-from codl.plan.fixed import one_processor
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.plan.single_processor import one_processor
 from codl.strategies.base import Context, Strategy
 
 

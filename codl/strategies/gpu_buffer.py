@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ops import Network
-from codl.ops.plan import Plan
+from codl.ir import Network
+from codl.ir.plan import Plan
 from codl.strategies.base import Context, Strategy, one_memory
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from codl.collect.tasks import SHARES
-from codl.dataset import Dataset
 from codl.errors import CodlError
+from codl.ir import Dim, Network, Op, to_text
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.kernels.base import Processor
-from codl.ops import Dim, Network, Op, to_text
-from codl.soc import Soc
+from codl.measure.dataset import Dataset
+from codl.measure.tasks import SHARES
 
 #: Latency by (op, dimension, share), fastest variant of one processor.
 Measured = Mapping[tuple[str, str, float], float]

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from codl.collect import anchors
-from codl.collect.benchmarks import Bench, Prepared
-from codl.collect.rounds import WHOLE
-from codl.dataset import Dataset
-from codl.soc import Soc
+from codl.ir.soc import Soc
+from codl.measure import drift as anchors
+from codl.measure.dataset import Dataset
+from codl.measure.runner import Bench, Prepared
+from codl.measure.timing import WHOLE
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ops import Layer, Network
-from codl.ops.plan import Plan
-from codl.plan.search import Candidate, ChainSearch
+from codl.ir import Layer, Network
+from codl.ir.plan import Plan
+from codl.plan.greedy import Candidate, ChainSearch
 from codl.strategies.base import Context, Strategy
 
 #: The GPU's shares that it chooses from.

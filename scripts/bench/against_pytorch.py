@@ -22,17 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from codl.collect.protocol import Latency
-from codl.device.bound import BoundKernel
-from codl.device.detect import detect
-from codl.device.loader import cl_module
-from codl.device.opencl import OpenClDevice, open_device
-from codl.execute.engine import Engine
+from codl.frontend.convert import load_network
+from codl.ir import Conv2d, Network, Region, to_text
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
 from codl.kernels import registry, tuned
 from codl.kernels.base import Launch, TensorArg
-from codl.ops import Conv2d, Network, Region, load_network, to_text
-from codl.ops.plan import Chain, Plan
-from codl.soc import Soc
+from codl.measure.protocol import Latency
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_import import cl_module
+from codl.runtime.detect import detect
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import OpenClDevice, open_device
 
 TORCHVISION = {"vgg16": "vgg16", "resnet50": "resnet50", "mobilenet_v2": "mobilenet_v2"}
 TURNS, RUNS, WARM_UP, LARGEST, REPEATS = 4, 30, 10, 10, 50

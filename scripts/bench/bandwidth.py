@@ -16,13 +16,14 @@ from typing import Any
 
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
-from codl.device.bound import BoundKernel
-from codl.device.opencl import OpenClDevice, open_device
+from codl.ir import Op, Region, Shape, parse, to_text
+from codl.ir.types import BLOCKED, PLANAR, Storage
 from codl.kernels import registry
-from codl.kernels.base import BLOCKED, PLANAR, Launch, Storage, TensorArg
+from codl.kernels.base import Launch, TensorArg
 from codl.kernels.tiling import ceil_div
-from codl.ops import Op, Region, Shape, parse, to_text
 from codl.provenance import provenance
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.opencl import OpenClDevice, open_device
 
 #: Every variant of these ops is a case.
 OPS = (

@@ -20,19 +20,20 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from codl import soc as socs
-from codl.collect.tasks import OpTask, SharingTask, Task
-from codl.dataset import Dataset, OpRow, Row, SharingRow
 from codl.errors import CodlError
+from codl.ir import Op, Shape, parse
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.ops import Op, Shape, parse
-from codl.predict import features, samples
+from codl.measure.dataset import Dataset, OpRow, Row, SharingRow
+from codl.measure.tasks import OpTask, SharingTask, Task
+from codl.predict import features
+from codl.predict import training_set as samples
+from codl.predict.active_learning import ESTIMATOR, Settling
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.regret import Part, plain, regret
-from codl.predict.samples import Samples
-from codl.predict.settling import ESTIMATOR, Settling
 from codl.predict.splits import linked
-from codl.soc import Soc
+from codl.predict.training_set import Samples
 
 HELD_OUT = 0.25
 SHARES = (0.15, 0.25, 0.35, 0.5, 0.75, 1.0)

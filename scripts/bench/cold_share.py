@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from time import perf_counter
 
 import codl
-from codl import soc as socs
-from codl.collect.rounds import level_s
-from codl.execute.engine import Engine
-from codl.execute.program import build_program
-from codl.kernels.base import PROCESSORS, Processor
+from codl.ir import soc as socs
+from codl.ir.types import PROCESSORS, Processor
+from codl.lower.program import build_program
+from codl.measure.inputs import random_inputs
+from codl.measure.timing import level_s
 from codl.plan import inside
-from codl.plan.cost import CostModel
+from codl.plan.cost_model import CostModel
+from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
-from codl.predict.predictors import load
-from codl.strategies.inputs import random_inputs
+from codl.runtime.engine import Engine
 
 MODELS, ROUNDS = "alexnet,mobilenet_v1,resnet50_v2", 14
 

@@ -23,16 +23,17 @@ from typing import Any
 import numpy as np
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
-from codl.collect.work import repeated
-from codl.device.bound import BoundKernel
-from codl.device.cpu import CpuLayer, CpuNet, Home
-from codl.device.memory import GpuTensor
-from codl.device.opencl import OpenClDevice, open_device
+from codl.ir import Op, Region, Shape, Weights, parse, to_text
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR
 from codl.kernels import registry
-from codl.kernels.base import PLANAR, TensorArg
-from codl.ops import Op, Region, Shape, Weights, parse, to_text
+from codl.kernels.base import TensorArg
+from codl.measure.op_runner import repeated
 from codl.provenance import provenance
-from codl.soc import Soc
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.memory import GpuTensor
+from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.runtime.opencl import OpenClDevice, open_device
 
 OPS = Path(__file__).with_name("convolutions.txt")
 

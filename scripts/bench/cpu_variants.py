@@ -13,12 +13,12 @@ from time import perf_counter, thread_time
 
 import numpy as np
 
-from codl.collect.tasks import read_csv
-from codl.collect.work import one_op_net
-from codl.device.detect import detect
+from codl.ir import Op, to_text
+from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.ops import Op, to_text
-from codl.soc import Soc
+from codl.measure.op_runner import one_op_net
+from codl.measure.tasks import read_csv
+from codl.runtime.detect import detect
 
 OPS = Path(__file__).with_suffix(".csv")
 QUANTILE = 0.25

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from codl import dataset as datasets
-from codl import soc as socs
-from codl.dataset import Dataset, OpRow
-from codl.kernels.base import PROCESSORS
-from codl.ops import parse
-from codl.plan.estimated import rates_of
+from codl.ir import parse
+from codl.ir import soc as socs
+from codl.ir.types import PROCESSORS
+from codl.measure import dataset as datasets
+from codl.measure.dataset import Dataset, OpRow
+from codl.plan.roofline import rates_of
 from codl.predict.features import is_mulayer
+from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
-from codl.predict.predictors import load
 
 
 def main() -> None:

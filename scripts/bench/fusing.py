@@ -19,14 +19,14 @@ from time import perf_counter
 import numpy as np
 from networks import device_clock, in_turns, one_core_each
 
-from codl.device.detect import detect
-from codl.execute.engine import Engine
-from codl.execute.timeline import Span
-from codl.ops import load_network
-from codl.plan.fixed import default_plan
+from codl.frontend.convert import load_network
+from codl.ir.soc import Soc
+from codl.measure.inputs import random_inputs
+from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
-from codl.soc import Soc
-from codl.strategies.inputs import random_inputs
+from codl.runtime.detect import detect
+from codl.runtime.engine import Engine
+from codl.runtime.profiler import Span
 
 MODELS = ("resnet50", "mobilenet_v2")
 #: Profiles of either engine, in turns; each is the middle one of its runs.

@@ -19,19 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from codl import soc as socs
-from codl.collect.tasks import load_ops
-from codl.dataset import FOLDER, Dataset
-from codl.models import BUILT_IN
-from codl.ops import Activation, Op
-from codl.predict import features, samples
+from codl.frontend.models import BUILT_IN
+from codl.ir import Activation, Op
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.measure.dataset import FOLDER, Dataset
+from codl.measure.tasks import load_ops
+from codl.predict import features
+from codl.predict import training_set as samples
+from codl.predict.cross_validation import Rows
 from codl.predict.estimators import ESTIMATORS
-from codl.predict.held_out import Rows
 from codl.predict.names import DEFAULT
-from codl.predict.samples import Samples
 from codl.predict.splits import shape_folds
 from codl.predict.training import SEEDS
-from codl.soc import Soc
+from codl.predict.training_set import Samples
 
 Values = NDArray[np.float64]
 

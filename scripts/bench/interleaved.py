@@ -9,10 +9,10 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.device import threads
-from codl.device.detect import detect
-from codl.device.opencl import OpenClDevice
-from codl.soc import Soc
+from codl.ir.soc import Soc
+from codl.runtime import threads
+from codl.runtime.detect import detect
+from codl.runtime.opencl import OpenClDevice
 
 #: A sample repeats its work until it lasts so long: less than a time slice of the system.
 SAMPLE_S = 0.002

@@ -17,14 +17,15 @@ from time import perf_counter
 
 import numpy as np
 
-from codl import soc as socs
-from codl.device import threads
-from codl.device.cpu import CpuNet, Home
-from codl.execute.program import build_program
-from codl.execute.stage import build_cpu_half
-from codl.ops import Network, Region, load_network
-from codl.plan.fixed import default_plan
-from codl.soc import Soc
+from codl.frontend.convert import load_network
+from codl.ir import Network, Region
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.lower.program import build_program
+from codl.plan.single_processor import default_plan
+from codl.runtime import threads
+from codl.runtime.ncnn_net import CpuNet, Home
+from codl.runtime.stage import build_cpu_half
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 

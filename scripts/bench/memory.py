@@ -18,15 +18,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from codl import dataset as datasets
-from codl import soc as socs
-from codl.device.opencl import open_device
-from codl.execute.engine import Engine
-from codl.ops import load_network
+from codl.frontend.convert import load_network
+from codl.ir import soc as socs
+from codl.measure import dataset as datasets
+from codl.measure.inputs import random_inputs
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import open_device
 from codl.strategies import Context, find
-from codl.strategies.inputs import random_inputs
 
 RUNS = 3
 SINGLES = ("cpu", "gpu")

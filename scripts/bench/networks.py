@@ -24,20 +24,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.collect import rounds
-from codl.collect.benchmarks import Bench, Prepared
-from codl.collect.rounds import Rounds
-from codl.collect.tasks import OpTask
-from codl.device.detect import detect
-from codl.device.opencl import open_device
-from codl.execute.engine import Engine
+from codl.frontend.convert import load_network
+from codl.ir import Network, Op
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.kernels.base import Processor
-from codl.ops import Network, Op, load_network
-from codl.plan.fixed import default_plan
+from codl.measure import timing as rounds
+from codl.measure.inputs import random_inputs
+from codl.measure.runner import Bench, Prepared
+from codl.measure.tasks import OpTask
+from codl.measure.timing import Rounds
+from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
-from codl.soc import Soc
-from codl.strategies.inputs import random_inputs
+from codl.runtime.detect import detect
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import open_device
 
 Clock: TypeAlias = Callable[[], float]
 

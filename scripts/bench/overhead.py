@@ -14,12 +14,12 @@ from time import perf_counter
 
 import numpy as np
 
-from codl import soc as socs
-from codl.collect.surroundings import TINY
-from codl.execute.engine import Engine
-from codl.kernels.base import PROCESSORS
-from codl.ops import Layer, Network, Shape
-from codl.plan.fixed import default_plan
+from codl.ir import Layer, Network, Shape
+from codl.ir import soc as socs
+from codl.ir.types import PROCESSORS
+from codl.measure.surroundings import TINY
+from codl.plan.single_processor import default_plan
+from codl.runtime.engine import Engine
 
 ROUNDS, WARM_UP = 400, 50
 

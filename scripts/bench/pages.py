@@ -13,12 +13,12 @@ from time import perf_counter
 
 import numpy as np
 
-from codl import soc as socs
-from codl.collect.rounds import level_s
-from codl.collect.work import cpu_work
-from codl.device import threads
+from codl.ir import parse
+from codl.ir import soc as socs
 from codl.kernels import registry
-from codl.ops import parse
+from codl.measure.op_runner import cpu_work
+from codl.measure.timing import level_s
+from codl.runtime import threads
 
 OPS = (
     ("conv2d in=1x64x112x112 oc=64 kernel=3x3 pad=1", "cpu_winograd"),

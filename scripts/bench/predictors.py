@@ -33,14 +33,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl import soc as socs
-from codl.collect.foreign.importer import import_tables
-from codl.dataset import Dataset
-from codl.predict import features, samples, transfer
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.measure.dataset import Dataset
+from codl.measure.importers.importer import import_tables
+from codl.predict import domain_adaptation as transfer
+from codl.predict import features
+from codl.predict import training_set as samples
+from codl.predict.domain_adaptation import Known
 from codl.predict.estimators import ESTIMATORS
-from codl.predict.samples import Samples
-from codl.predict.transfer import Known
-from codl.soc import Soc
+from codl.predict.training_set import Samples
 
 PHONES = ("lenovo_k5", "redmi", "vivo_z3", "oneplus5t", "huawei_mate_20")
 #: Its GPU's repeated measurements agree within 10 % in 72 % of rows only: told apart.

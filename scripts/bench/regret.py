@@ -19,17 +19,17 @@ from time import perf_counter
 
 import numpy as np
 
-from codl import soc as socs
-from codl.collect.tasks import load_ops
-from codl.execute.engine import Engine
-from codl.ops import Dim, Layer, Network, Op, to_text
-from codl.ops.plan import Plan
-from codl.plan.cost import CostModel
-from codl.plan.search import ChainSearch
+from codl.ir import Dim, Layer, Network, Op, to_text
+from codl.ir import soc as socs
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.measure.tasks import load_ops
+from codl.plan.cost_model import CostModel
+from codl.plan.greedy import ChainSearch
+from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
-from codl.predict.predictors import load
 from codl.provenance import provenance
-from codl.soc import Soc
+from codl.runtime.engine import Engine
 
 MODELS = "mobilenet_v2,resnet50,vgg16,yolov2"
 SEED = 11

@@ -17,10 +17,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from codl import soc as socs
-from codl.models import MEASURED
-from codl.ops import load_network
-from codl.plan.optimal import METHODS, search
+from codl.frontend.convert import load_network
+from codl.frontend.models import MEASURED
+from codl.ir import soc as socs
+from codl.plan.search import METHODS, search
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.strategies import Context

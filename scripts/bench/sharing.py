@@ -16,20 +16,21 @@ from typing import TypeAlias
 import numpy as np
 
 import codl
-from codl import soc as socs
-from codl.collect import rounds
-from codl.collect.benchmarks import Bench, Prepared
-from codl.collect.tasks import SharingTask
-from codl.dataset import Direction, SharingRow
-from codl.device.memory import seen_array
-from codl.device.opencl import OpenClDevice, open_device
-from codl.execute.exchange import enqueue
-from codl.execute.program import build_program
-from codl.execute.timeline import Timeline
+from codl.ir import Region, Shape
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.ir.types import Direction
 from codl.kernels import registry
-from codl.ops import Region, Shape
-from codl.soc import Soc
-from codl.strategies.inputs import random_inputs
+from codl.lower.program import build_program
+from codl.measure import timing as rounds
+from codl.measure.dataset import SharingRow
+from codl.measure.inputs import random_inputs
+from codl.measure.runner import Bench, Prepared
+from codl.measure.tasks import SharingTask
+from codl.runtime.memory import seen_array
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.profiler import Timeline
+from codl.runtime.transfer import enqueue
 
 MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
 #: Of the profiles: other programs only ever add time.

@@ -18,16 +18,16 @@ from dataclasses import asdict
 from pathlib import Path
 from time import sleep
 
-from codl import dataset as datasets
-from codl import soc as socs
 from codl.cli.output import note
-from codl.models import MEASURED
+from codl.frontend.models import MEASURED
+from codl.ir import soc as socs
+from codl.measure import dataset as datasets
+from codl.measure.interleave import Effort
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.strategies import find
 from codl.strategies.base import Context
 from codl.strategies.evaluation import Result, evaluate
-from codl.strategies.turns import Effort
 
 STRATEGIES = "cpu,gpu,mulayer,codl-paper"
 WITHIN = 0.10

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.ir.ops.concat import Concat
+from codl.ir.soc import Soc
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import ConcatColumns
 from codl.kernels.variant import ByColumns, OnCpu
-from codl.ops.concat import Concat
-from codl.soc import Soc
 
 
 class CpuCopy(OnCpu, ByColumns):

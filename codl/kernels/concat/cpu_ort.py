@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from codl.ir.ops.concat import Concat
+from codl.ir.ops.concat_gather import ConcatNd
 from codl.kernels.ort import CpuOrt, OrtPlan, nd_plan, node
-from codl.ops.concat import Concat
-from codl.ops.joining import ConcatNd
 
 
 def _names(count: int) -> list[str]:

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.concat import Concat
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.tensor_columns import ConcatColumns
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.concat import Concat
-from codl.soc import Soc
 
 #: Pixels of one work-item of a CPU at most: about 5 us.
 LONGEST_STRIP = 2048

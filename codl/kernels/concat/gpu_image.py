@@ -6,6 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.concat import Concat
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.columns import ChoiceColumns, FeatureColumns
@@ -13,8 +15,6 @@ from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tensor_columns import ConcatColumns
 from codl.kernels.tiling import ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.concat import Concat
-from codl.soc import Soc
 
 #: Pixels of one work-item of a CPU, where images are emulated, at most.
 LONGEST_STRIP = 1024

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Storage, TensorArg
+from codl.ir.ops.concat_gather import ConcatNd
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
 from codl.kernels.strided.order import RUN, Rows
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.joining import ConcatNd
-from codl.soc import Soc
 
 
 class GpuRows(OnGpu):

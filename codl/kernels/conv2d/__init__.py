@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
+from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
+from codl.kernels.base import Variant
 from codl.kernels.conv2d import (
     cpu,
     cpu_ort,

@@ -13,6 +13,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels.columns import (
     Column,
     ConvColumns,
@@ -38,8 +40,6 @@ from codl.kernels.ncnn import (
     left_over,
 )
 from codl.kernels.variant import ByColumns, OnCpu
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Up to this many channels on both sides ncnn keeps to its direct kernels, whatever is asked.
 SMALL = 16

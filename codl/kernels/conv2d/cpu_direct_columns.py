@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.soc import Soc
 from codl.kernels.columns import (
     FIRST_LEVEL,
     Column,
@@ -24,7 +25,6 @@ from codl.kernels.columns import (
     halvings,
     rest,
 )
-from codl.soc import Soc
 
 #: A step of less than a whole vector beside one of a whole: loads are what it waits for, and two
 #: narrow ones take less than a wide one.

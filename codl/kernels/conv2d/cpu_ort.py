@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from codl.ir.ops.conv2d import Conv2d
 from codl.kernels.ort import CpuOrt, OrtPlan, node
-from codl.ops.conv2d import Conv2d
 
 
 def _plan(op: Conv2d) -> OrtPlan:

@@ -6,6 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import ChoiceColumns, Column, ConvColumns, FeatureColumns
@@ -13,9 +16,6 @@ from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.tiling_columns import row_tile
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.base import Array
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Input columns x taps that are unrolled at most; a longer window gets a narrower tile.
 MOST_UNROLLED = 240

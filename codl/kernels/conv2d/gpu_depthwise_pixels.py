@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import BLOCKED, ENDS, WEIGHTED, Choice, KernelPlan, Launch, Storage
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Storage
+from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.base import Array, Weights
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Work-items that a compute unit should get before an item takes more than one pixel.
 ITEMS_PER_UNIT = 1024

@@ -7,8 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Storage
 from codl.kernels import columns, tiling_columns
-from codl.kernels.base import BLOCKED, WEIGHTED, Choice, KernelPlan, Launch, Storage
+from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import (
     ChoiceColumns,
     Column,
@@ -20,9 +24,6 @@ from codl.kernels.columns import (
 from codl.kernels.image import TEXEL
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.base import Array
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5

@@ -9,8 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import GpuSide, Soc
+from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import (
-    BLOCKED,
     ApartArg,
     Arg,
     Choice,
@@ -18,15 +21,11 @@ from codl.kernels.base import (
     KernelPlan,
     Launch,
     ScratchArg,
-    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import OnGpu
-from codl.ops.base import Array, Weights
-from codl.ops.conv2d import Conv2d
-from codl.soc import GpuSide, Soc
 
 #: Cuts worth trying but for their splits: the register tile of a work-item, pixels x channels, how
 #: many work-items a team has in each direction, the depth of a step and the number of teams. Of 180

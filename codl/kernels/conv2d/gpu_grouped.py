@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
@@ -11,8 +13,6 @@ from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 
 class GpuGrouped(ForStorage, ByChoiceColumns):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias, refuse_groups
-from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, pack_filter, texels
+from codl.kernels.image import (
+    TEXEL,
+    fits,
+    image_defines,
+    image_refusal,
+    pack_filter,
+    texels,
+)
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Texels that one work-item of a CPU, where images are emulated, reads at most: about 20 us.
 LONGEST_STRIP = 4096

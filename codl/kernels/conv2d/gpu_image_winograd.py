@@ -7,23 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import (
-    Choice,
-    ConstantArg,
-    ImageSize,
-    KernelPlan,
-    Launch,
-    ScratchArg,
-    TensorArg,
-)
+from codl.ir.ops.base import Array
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
+from codl.ir.types import ImageSize
+from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, ScratchArg, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.conv2d.gpu_winograd import filter_transform
-from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, pack_filter, texels
+from codl.kernels.image import (
+    TEXEL,
+    fits,
+    image_defines,
+    image_refusal,
+    pack_filter,
+    texels,
+)
 from codl.kernels.tiling import ceil_div, item_grid, waves
 from codl.kernels.variant import ForStorage
-from codl.ops.base import Array
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: The filter transforms: rows are interpolation points, see `to_points` in the source.
 TRANSFORMS = {

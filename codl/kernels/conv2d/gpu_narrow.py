@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.base import Array
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Sums that fit in registers, by vector width: output pixels times output channels of a tile.
 SUMS = {16: 24, 8: 12, 4: 12}

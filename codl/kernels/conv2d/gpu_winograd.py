@@ -7,6 +7,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.ops.base import Array
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels import columns
 from codl.kernels.base import (
     WEIGHTED,
@@ -23,9 +26,6 @@ from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.conv2d.winograd_cuts import SIDES, Cut, Tiling
 from codl.kernels.tiling import base_defines, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.base import Array
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)

@@ -7,15 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import GpuSide, Soc
+from codl.ir.types import BLOCKED, Storage
 from codl.kernels.base import (
-    BLOCKED,
     ApartArg,
     Choice,
     ConstantArg,
     KernelPlan,
     Launch,
     ScratchArg,
-    Storage,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
@@ -23,9 +25,6 @@ from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, Cut, Product, cuts, refus
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import OnGpu
-from codl.ops.base import Array, Weights
-from codl.ops.conv2d import Conv2d
-from codl.soc import GpuSide, Soc
 
 TRANSFORMS = {
     2: np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]], np.float64) / 2,

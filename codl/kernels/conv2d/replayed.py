@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
 from codl.kernels.base import Choice
 from codl.kernels.replayed import Replayed, every
-from codl.ops.conv2d import Conv2d
-from codl.soc import Soc
 
 #: Channels that phones' libraries keep together, on the CPU's vectors and in the GPU's texels.
 BLOCK = 4

@@ -14,6 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from codl.ir.ops.base import Array, Pad, Weights
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.window import Size2
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
 from codl.kernels.columns import (
     Column,
     ConvColumns,
@@ -23,11 +28,6 @@ from codl.kernels.columns import (
     packed_vectors,
 )
 from codl.kernels.ncnn import NcnnLayer, Shifts
-from codl.ops.base import Array, Pad, Weights
-from codl.ops.conv2d import Conv2d
-from codl.ops.region import Shape
-from codl.ops.window import Size2
-from codl.soc import Soc
 
 #: The window of those that are added up.
 SIDE = 3

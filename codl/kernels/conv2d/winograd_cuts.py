@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codl.ir.soc import Soc
 from codl.kernels import columns
 from codl.kernels.base import Choice
 from codl.kernels.columns import ChoiceColumns, Column, ConvColumns
-from codl.soc import Soc
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}

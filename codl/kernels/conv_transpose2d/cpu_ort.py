@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from codl.ir.ops.base import Weights
+from codl.ir.ops.conv_transpose2d import ConvTranspose2d
 from codl.kernels.ort import CpuOrt, OrtPlan, Values, ints, node
-from codl.ops.base import Weights
-from codl.ops.conv_transpose2d import ConvTranspose2d
 
 
 def _plan(op: ConvTranspose2d) -> OrtPlan:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.soc import Soc
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.variant import ByColumns, OnCpu
-from codl.ops.eltwise import Eltwise
-from codl.soc import Soc
 
 #: ncnn's codes of BinaryOp.
 CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.kernels.ort import CpuOrt, OrtPlan, Values, node, number
-from codl.ops.eltwise import UNARY, Eltwise
 
 #: ONNX's nodes by mode, with the attributes that take `alpha` and `beta`.
 _NODES: Mapping[str, tuple[str, ...]] = {

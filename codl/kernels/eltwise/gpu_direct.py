@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.ir.ops.eltwise import MODES, UNARY, Eltwise
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.activation import float_literal
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
@@ -11,9 +14,6 @@ from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.eltwise import MODES, UNARY, Eltwise
-from codl.ops.region import Shape
-from codl.soc import Soc
 
 #: Pixels of one work-item of a CPU at most: about 5 us.
 LONGEST_STRIP = 2048

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.columns import ChoiceColumns, FeatureColumns
@@ -12,8 +14,6 @@ from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.tiling import ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.eltwise import Eltwise
-from codl.soc import Soc
 
 #: Pixels of one work-item of a CPU, where images are emulated, at most.
 LONGEST_STRIP = 1024

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.soc import Soc
 from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
 from codl.kernels.variant import ByColumns, OnCpu
-from codl.ops.fully_connected import FullyConnected
-from codl.soc import Soc
 
 
 class CpuGemv(OnCpu, ByColumns):

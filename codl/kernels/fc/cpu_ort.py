@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from codl.ir.ops.fully_connected import FullyConnected
 from codl.kernels.ort import CpuOrt, OrtPlan, node
-from codl.ops.fully_connected import FullyConnected
 
 
 def _plan(op: FullyConnected) -> OrtPlan:

@@ -9,6 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelPlan, Launch
 from codl.kernels.columns import (
@@ -21,10 +25,6 @@ from codl.kernels.columns import (
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.base import Array, Weights
-from codl.ops.fully_connected import FullyConnected
-from codl.ops.region import Shape
-from codl.soc import Soc
 
 #: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}

@@ -6,16 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import round_up, waves
 from codl.kernels.variant import ForStorage
-from codl.ops.base import Array, Weights
-from codl.ops.fully_connected import FullyConnected
-from codl.ops.region import Shape
-from codl.soc import Soc
 
 
 class GpuImage(ForStorage):

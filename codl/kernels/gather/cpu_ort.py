@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from codl.ir.ops.concat_gather import Gather
 from codl.kernels.ort import TYPES, CpuOrt, OrtPlan, nd_plan, node
-from codl.ops.joining import Gather
 
 
 def _plan(op: Gather) -> OrtPlan:

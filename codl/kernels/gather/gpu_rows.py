@@ -5,11 +5,12 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
+from codl.ir.ops.concat_gather import Gather
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.joining import Gather
-from codl.soc import Soc
 
 #: Slices of fewer elements are gathered element by element.
 SHORTEST_ROW = 16

@@ -6,12 +6,13 @@ texels also become each other, where whole ones do.
 
 from __future__ import annotations
 
-from codl.kernels.base import ENDS, Arg, KernelPlan, Launch, Storage
+from codl.ir.ops.base import Activation
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
+from codl.ir.types import Storage
+from codl.kernels.base import ENDS, Arg, KernelPlan, Launch
 from codl.kernels.image import texels
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
-from codl.ops.base import Activation
-from codl.ops.region import Shape
-from codl.soc import Soc
 
 #: V x V chunks of one work-item of a CPU at most.
 LONGEST_STRIP = 64

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from codl.graph import Node
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Weights
+from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.nd import Sizes
 from codl.kernels.ort import CpuOrt, OrtPlan, Values, node, number
-from codl.ops.base import Weights
-from codl.ops.matmul import MatMul
-from codl.ops.nd import Sizes
 
 
 def _plan(op: MatMul) -> OrtPlan:

@@ -8,22 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import (
-    PLANAR,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    ScratchArg,
-    Storage,
-    no_constants,
-)
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.matmul import MatMul
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, ScratchArg, no_constants
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, strip, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.base import Array, Weights
-from codl.ops.matmul import MatMul
-from codl.soc import Soc
 
 #: Share of the second-level cache that a strip's rows may take; panels and output share the rest.
 CACHE_SHARE = 0.4

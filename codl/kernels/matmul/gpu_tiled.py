@@ -6,21 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import (
-    PLANAR,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    Storage,
-    no_constants,
-)
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.matmul import MatMul
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, no_constants
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.base import Array, Weights
-from codl.ops.matmul import MatMul
-from codl.soc import Soc
 
 #: Rows and columns of the output that a work-item has.
 PER_ITEM = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codl.ir.ops.matmul import MatMul
 from codl.kernels.base import ENDS, TensorArg
-from codl.ops.matmul import MatMul
 
 #: Batch axes that remain at most where neighbours are merged; kernels take so many apart.
 MOST_AXES = 3

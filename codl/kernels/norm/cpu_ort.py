@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from codl.graph import Node
+from codl.ir.onnx_node import Node
+from codl.ir.ops.norm import Norm
 from codl.kernels.ort import CpuOrt, OrtPlan, Values, ints, node, number
-from codl.ops.norm import Norm
 
 
 def _plan(op: Norm) -> OrtPlan:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import PLANAR, Choice, KernelPlan, Launch, Storage, TensorArg
+from codl.ir.ops.norm import Channels, Norm
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
 from codl.kernels.norm.gpu_blocked import is_by_channel
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.norm import Channels, Norm
-from codl.soc import Soc
 
 
 class GpuDirect(OnGpu):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from codl.errors import UnsupportedError
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels.ort import CpuOrt, OrtPlan
-from codl.ops.onnx_model import OnnxModel
 
 
 def _plan(op: OnnxModel) -> OrtPlan:

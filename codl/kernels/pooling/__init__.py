@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import BLOCKED_HALF, IMAGE, IMAGE_HALF, Variant
-from codl.kernels.pooling import cpu, cpu_ort, gpu_direct, gpu_global, gpu_image, gpu_indices
+from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
+from codl.kernels.base import Variant
+from codl.kernels.pooling import (
+    cpu,
+    cpu_ort,
+    gpu_direct,
+    gpu_global,
+    gpu_image,
+    gpu_indices,
+)
 
 VARIANTS: tuple[Variant, ...] = (
     cpu.CpuDirect(),

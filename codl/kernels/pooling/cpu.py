@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.columns import (
-    FeatureColumns,
-    PoolColumns,
-    by_level,
-    packed_vectors,
-    rest,
-)
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.soc import Soc
+from codl.kernels.columns import FeatureColumns, PoolColumns, by_level, packed_vectors, rest
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import ByColumns, OnCpu
-from codl.ops.pool2d import Pool2d
-from codl.soc import Soc
 
 
 class CpuDirect(OnCpu, ByColumns):

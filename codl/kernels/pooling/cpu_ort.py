@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from codl.graph import Node
+from codl.ir.onnx_node import Node
+from codl.ir.ops.max_indices import MaxIndices
+from codl.ir.ops.pool2d import Pool2d
 from codl.kernels.ort import TYPES, CpuOrt, OrtPlan, node
-from codl.ops.max_indices import MaxIndices
-from codl.ops.pool2d import Pool2d
 
 
 def _window(op: Any) -> dict[str, Any]:

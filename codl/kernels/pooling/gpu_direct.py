@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.soc import Soc
 from codl.kernels import columns, tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
 from codl.kernels.columns import (
@@ -19,8 +21,6 @@ from codl.kernels.columns import (
 )
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
-from codl.ops.pool2d import Pool2d
-from codl.soc import Soc
 
 #: Input columns that are collected at once at most, by vector width: as many as registers hold.
 MOST_COLUMNS = {16: 24, 8: 12, 4: 16}

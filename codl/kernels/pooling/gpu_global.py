@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import BLOCKED, ENDS, Choice, KernelPlan, Launch, Storage
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Storage
+from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import OnGpu
-from codl.ops.pool2d import Pool2d
-from codl.soc import Soc
 
 #: Work-items of a work-group, the default first.
 ITEMS = (64, 32, 128)

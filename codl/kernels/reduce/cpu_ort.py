@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from codl.ir.ops.reduce import Reduce
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
-from codl.ops.reduce import Reduce
 
 _NODES: Mapping[str, str] = {
     "sum": "ReduceSum",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Storage
+from codl.ir.ops.reduce import REDUCTIONS, Reduce
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.reduce import REDUCTIONS, Reduce
-from codl.soc import Soc
 
 CODES = {mode: code for code, mode in enumerate(REDUCTIONS)}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from codl.ir.ops.reshape import Reshape
 from codl.kernels.ort import CpuOrt, OrtPlan, ints, node
-from codl.ops.reshape import Reshape
 
 
 def _plan(op: Reshape) -> OrtPlan:

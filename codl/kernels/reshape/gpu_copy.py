@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Launch, Storage
+from codl.ir.ops.reshape import Reshape
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.reshape import Reshape
-from codl.soc import Soc
 
 #: Chunks of V elements of one work-item of a CPU at most.
 LONGEST_STRIP = 1024

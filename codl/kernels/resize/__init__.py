@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import BLOCKED_HALF, Variant
+from codl.ir.types import BLOCKED_HALF
+from codl.kernels.base import Variant
 from codl.kernels.resize import cpu, cpu_ort, gpu_direct
 
 VARIANTS: tuple[Variant, ...] = (

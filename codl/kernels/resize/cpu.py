@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir.ops.resize import AxisTable, Resize
+from codl.ir.ops.window import Size2
+from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer, round_up
 from codl.kernels.variant import OnCpu
-from codl.ops.resize import AxisTable, Resize
-from codl.ops.window import Size2
-from codl.soc import Soc
 
 #: ncnn's codes of Interp, and the coordinates that it has.
 CODES = {"nearest": 1, "linear": 2}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from codl.ir.ops.resize import Resize
 from codl.kernels.ort import CpuOrt, OrtPlan, Values, node, number
-from codl.ops.resize import Resize
 
 
 def _plan(op: Resize) -> OrtPlan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from codl.ir.ops.softmax import Softmax
 from codl.kernels.ort import CpuOrt, OrtPlan, node
-from codl.ops.softmax import Softmax
 
 
 def _plan(op: Softmax) -> OrtPlan:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.kernels.base import ENDS, PLANAR, Choice, KernelPlan, Storage
+from codl.ir.ops.softmax import Softmax
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import ENDS, Choice, KernelPlan
 from codl.kernels.rows import row_choices, row_launch
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.softmax import Softmax
-from codl.soc import Soc
 
 
 class GpuDirect(OnGpu):

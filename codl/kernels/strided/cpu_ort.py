@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from codl.graph import Node
+from codl.ir.onnx_node import Node
+from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 from codl.kernels.ort import CpuOrt, OrtPlan, Values, ints, nd_plan, node, number
-from codl.ops.movement import PadNd, Slice, Tile, Transpose, Windows
 
 #: An end of a slice that is beyond any first element.
 BEFORE_ALL = -(1 << 31)

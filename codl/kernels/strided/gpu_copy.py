@@ -7,30 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.kernels.base import (
-    ENDS,
-    PLANAR,
-    Arg,
-    Choice,
-    ConstantArg,
-    KernelPlan,
-    Launch,
-    Storage,
-    TensorArg,
-)
-from codl.kernels.strided.order import (
-    RUN,
-    Rows,
-    Tiles,
-    as_rows,
-    as_tiles,
-    collapse,
-)
+from codl.ir.ops.base import Array
+from codl.ir.ops.movement import Movement, Offsets
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, Launch, TensorArg
+from codl.kernels.strided.order import RUN, Rows, Tiles, as_rows, as_tiles, collapse
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
-from codl.ops.base import Array
-from codl.ops.movement import Movement, Offsets
-from codl.soc import Soc
 
 #: Elements of a piece of a row, and about as many of a work-item, on a CPU at most: a few us.
 LONGEST_PIECE = 4096

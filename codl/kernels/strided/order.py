@@ -1,6 +1,6 @@
 """In which order a copy goes: one table for every output axis becomes rows, or tiled matrices.
 
-Tables are those of `codl.ops.movement`: entries are added up, a negative one means nowhere.
+Tables are those of `codl.ir.ops.movement`: entries are added up, a negative one means nowhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from codl.ops.movement import Offsets
+from codl.ir.ops.movement import Offsets
 
 #: Consecutive elements from which a row is copied as vectors, without a table.
 SHORTEST_RUN = 16

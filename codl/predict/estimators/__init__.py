@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codl.predict.estimators.base import LatencyEstimator
-from codl.predict.estimators.codl import Codl
 from codl.predict.estimators.forest import RandomForest
 from codl.predict.estimators.gbdt import Gbdt
+from codl.predict.estimators.gp_ensemble import Codl
 from codl.predict.estimators.linear import CodlLinear, FlopsLinear
 
 #: Every predictor by name; a new one is added here and passes the common test.

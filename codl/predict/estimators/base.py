@@ -16,9 +16,9 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from codl.errors import CodlError
-from codl.predict.estimators import runs as run_terms
-from codl.predict.estimators.arrays import rounded
-from codl.predict.estimators.runs import RunTerm
+from codl.predict.estimators import run_effects as run_terms
+from codl.predict.estimators.json_arrays import rounded
+from codl.predict.estimators.run_effects import RunTerm
 from codl.predict.features import FeatureSet
 
 Vector = NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn import config_context
 
-from codl.predict.estimators.arrays import rounded
 from codl.predict.estimators.base import Groups, LatencyEstimator, State, Vector
+from codl.predict.estimators.json_arrays import rounded
 from codl.predict.estimators.trees import LEAF, Arrays, Trees
 from codl.predict.features import FeatureSet
 

@@ -7,7 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from codl.predict.estimators.base import RESOLUTION_MS, Groups, LatencyEstimator, State, Vector
+from codl.predict.estimators.base import (
+    RESOLUTION_MS,
+    Groups,
+    LatencyEstimator,
+    State,
+    Vector,
+)
 from codl.predict.estimators.linear import CodlLinear
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet

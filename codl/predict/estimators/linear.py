@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import nnls
 from sklearn.linear_model import LinearRegression
 
-from codl.predict.estimators.arrays import rounded, to_rows, vector
 from codl.predict.estimators.base import (
     RESOLUTION_MS,
     Groups,
@@ -19,6 +18,7 @@ from codl.predict.estimators.base import (
     floor_of,
     number,
 )
+from codl.predict.estimators.json_arrays import rounded, to_rows, vector
 from codl.predict.features import FeatureSet
 
 #: Significant digits of coefficients: more would only make files larger. Where none is negative,

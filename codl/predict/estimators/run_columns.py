@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from codl.predict.estimators.arrays import Vector, rounded
+from codl.predict.estimators.json_arrays import Vector, rounded
 
 #: More runs than this are told apart by their terms alone: each column needs shapes of its own.
 MOST = 16

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.predict.estimators.arrays import Vector, short
+from codl.predict.estimators.json_arrays import Vector, short
 
 #: A split's feature and number, or -1 and a leaf's value.
 Node: TypeAlias = tuple[int, float]

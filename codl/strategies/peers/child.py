@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from codl.device import threads
+from codl.runtime import threads
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.base import Job, Peer
 

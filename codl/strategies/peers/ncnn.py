@@ -17,15 +17,17 @@ import ncnn
 import numpy as np
 import onnx
 
-from codl import graph
-from codl import soc as socs
-from codl.device.cpu import CpuLayer, CpuNet, Home
 from codl.errors import DeviceError, UnsupportedError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Layer, Network, Region
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.ncnn import CpuVariant
 from codl.kernels.ort import CpuOrt
-from codl.ops import Layer, Network, Region, lower
-from codl.soc import Soc
+from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
 from codl.strategies.peers.base import Job, Tensors
 
 CONVERTER = "pnnx"
@@ -76,7 +78,7 @@ class _Translated:
     """All layers of a network as codl's net of ncnn, each in the default variant."""
 
     def __init__(self, job: Job, soc: Soc) -> None:
-        network = lower(graph.simplify(graph.import_onnx(onnx.load(job.model), job.model.stem)))
+        network = convert(simplify(import_onnx(onnx.load(job.model), job.model.stem)))
         shapes = network.shapes
         names = [*network.inputs, *network.constants]
         holders = {holder for holder, _ in network.outputs.values()}

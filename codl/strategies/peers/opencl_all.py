@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from codl import soc as socs
-from codl.device.opencl import open_device
-from codl.execute.engine import Engine
-from codl.ops import load_network
-from codl.ops.plan import load_plan
+from codl.frontend.convert import load_network
+from codl.ir import soc as socs
+from codl.ir.plan import load_plan
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import open_device
 from codl.strategies.peers.base import Job, Tensors
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from codl.device import threads
 from codl.errors import CodlError, DeviceError, UnknownNameError
-from codl.soc import Soc
+from codl.ir.soc import Soc
+from codl.runtime import threads
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.base import Job, Tensors
 from codl.strategies.peers.opencl_all import OpenClAll

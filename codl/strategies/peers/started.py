@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import onnx
 
 from codl.errors import CodlError
-from codl.ops import Network
-from codl.soc import Soc
+from codl.ir import Network
+from codl.ir.soc import Soc
 from codl.strategies.base import Context
 from codl.strategies.gpu import Gpu
 from codl.strategies.peers.base import Job, Tensors

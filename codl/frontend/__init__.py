@@ -1,0 +1,1 @@
+"""ONNX and YAML in: models, graph passes, and conversion to a network of operators."""

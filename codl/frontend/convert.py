@@ -1,0 +1,154 @@
+"""From graph nodes to operators, with activations fused and reshapes made explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from codl.errors import UnsupportedError
+from codl.frontend import models
+from codl.frontend.converters import LOWERINGS
+from codl.frontend.converters.base import Lowering, Step, unsupported
+from codl.frontend.converters.elementwise import ACTIVATIONS, activation_alone
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.subgraph import ENCLOSED, enclosed
+from codl.frontend.unsupported import enclose
+from codl.ir.network import Layer, Network
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Array
+from codl.ir.ops.reshape import Reshape
+from codl.ir.region import Shape, as_nchw
+
+
+def load_network(
+    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Network:
+    """A model by built-in name or `.onnx` path, for so many images at a time, to be planned.
+
+    `shapes` are those of inputs whose sizes the model leaves open.
+    """
+    source = models.load(model, batch)
+    return network_of(import_onnx(source.proto, source.name, shapes))
+
+
+def network_of(graph: Graph) -> Network:
+    """The network of any model: what codl has no operator for becomes layers of kind `onnx`.
+
+    Its inputs and outputs are of the types that the model declares. Raises `UnsupportedError` where
+    a tensor outside those layers has no size that is known.
+    """
+    network = convert(simplify(enclose(graph)))
+    types = {
+        name: helper.tensor_dtype_to_np_dtype(graph.types.get(name, TensorProto.FLOAT)).name
+        for name in (*graph.inputs, *graph.outputs)
+    }
+    return replace(network, types={k: v for k, v in types.items() if v != "float32"})
+
+
+def convert(graph: Graph) -> Network:
+    """Make a network of a graph; raises `UnsupportedError` with the node that has no operator."""
+    builder = _Builder(graph)
+    for node in graph.nodes:
+        if not (node.type in ACTIVATIONS and builder.fuse(node)):
+            builder.add(node)
+    return builder.network()
+
+
+class _Builder:
+    """Collects layers, and which tensors became others."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._layers: dict[str, Layer] = {}
+        self._inputs = {name: as_nchw(graph.shapes[name]) for name in graph.inputs}
+        self._constants: dict[str, Array] = {}
+        self._shapes = dict(self._inputs)
+        #: Outputs of fused activations, by name, and the layer output that holds them.
+        self._fused: dict[str, str] = {}
+
+    def fuse(self, node: Node) -> bool:
+        """Let the op before an activation compute it, where nobody else reads that op's output."""
+        graph, before = self._graph, node.inputs[0]
+        producer = self._layers.get(self._fused.get(before, before))
+        shared = len(graph.consumers(before)) > 1 or before in graph.outputs
+        if producer is None or shared or producer.op.activation.kind != "none":
+            return False
+        if not producer.op.fuses_activations:
+            return False
+        op = producer.op.with_activation(ACTIVATIONS[node.type](graph, node))
+        self._layers[producer.output] = replace(producer, op=op)
+        self._fused[node.outputs[0]] = producer.output
+        return True
+
+    def add(self, node: Node) -> None:
+        """Add the layers that a node becomes."""
+        for tensor in (*node.inputs, *node.outputs):
+            self._check_known(tensor)
+        steps = _lowering(node)(self._graph, node)
+        made = {step.output for step in steps}
+        for name in node.outputs:
+            if name not in made and self._graph.is_read(name):
+                raise unsupported(node, f"codl does not compute its output {name!r}.")
+        for index, step in enumerate(steps):
+            name = node.name if index == len(steps) - 1 else f"{node.name}.{index}"
+            self._keep_constants(step)
+            inputs = tuple(
+                self._shaped(self._fused.get(tensor, tensor), shape)
+                for tensor, shape in zip(step.inputs, step.op.inputs, strict=True)
+            )
+            self._append(Layer(name, step.op, inputs, step.output, step.weights))
+
+    def _check_known(self, tensor: str) -> None:
+        if tensor in self._graph.unknown:
+            raise UnsupportedError(self._graph.unknown[tensor])
+
+    def _append(self, layer: Layer) -> None:
+        self._layers[layer.output] = layer
+        self._shapes[layer.output] = layer.op.output
+
+    def _keep_constants(self, step: Step) -> None:
+        for tensor, shape in zip(step.inputs, step.op.inputs, strict=True):
+            if tensor in step.constants:
+                self._constants[tensor] = step.constants[tensor].reshape(shape)
+            elif tensor in self._graph.constants and tensor not in self._constants:
+                value = np.asarray(self._graph.constants[tensor], np.float32)
+                self._constants[tensor] = np.ascontiguousarray(value).reshape(shape)
+        self._shapes |= {name: Shape(*value.shape) for name, value in self._constants.items()}
+
+    def _shaped(self, tensor: str, shape: Shape) -> str:
+        """The tensor under the shape that an op takes; a reshape where it has another."""
+        if self._shapes[tensor] == shape:
+            return tensor
+        name = f"{tensor}.{shape}"
+        if name not in self._layers:
+            op = Reshape(shapes=(tuple(self._shapes[tensor]),), to=tuple(shape))
+            self._append(Layer(name, op, (tensor,), name, {}))
+        return name
+
+    def network(self) -> Network:
+        graph = self._graph
+        outputs = {}
+        for name in graph.outputs:
+            self._check_known(name)
+            held = graph.aliases.get(name, name)
+            if held in graph.constants:
+                self._constants[held] = graph.constant(held).reshape(as_nchw(graph.shapes[held]))
+            outputs[name] = (self._fused.get(held, held), graph.shapes[name])
+        layers = tuple(self._layers.values())
+        return Network(graph.name, layers, self._inputs, outputs, self._constants)
+
+
+def _lowering(node: Node) -> Lowering:
+    if node.type in ACTIVATIONS:
+        return activation_alone
+    if node.type == ENCLOSED:
+        return enclosed
+    if node.type not in LOWERINGS:
+        known: Sequence[str] = sorted([*LOWERINGS, *ACTIVATIONS])
+        raise unsupported(node, f"codl has no operator for it (known: {', '.join(known)}).")
+    return LOWERINGS[node.type]

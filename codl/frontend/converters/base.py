@@ -1,0 +1,75 @@
+"""What lowerings have in common: a node in, steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import UnsupportedError
+from codl.frontend.graph.graph import Graph
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Array, Op, Weights
+from codl.ir.region import Shape, as_nchw
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op that a node becomes; `inputs` and `output` are tensors by name.
+
+    `constants` are inputs that the lowering made itself; constants of the graph need not be named.
+    """
+
+    op: Op
+    inputs: tuple[str, ...]
+    output: str
+    weights: Weights = field(default_factory=dict)
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+
+Lowering: TypeAlias = Callable[[Graph, Node], Sequence[Step]]
+
+
+def input_shape(graph: Graph, node: Node) -> Shape:
+    """The first input's, as nchw."""
+    return as_nchw(graph.shapes[node.inputs[0]])
+
+
+def has_input(node: Node, index: int) -> bool:
+    """Whether an optional input is given."""
+    return len(node.inputs) > index and bool(node.inputs[index])
+
+
+def constant_input(graph: Graph, node: Node, index: int, default: Any = None) -> NDArray[Any]:
+    """A parameter that ONNX takes as an input and codl only as a constant, in its own type."""
+    if not has_input(node, index):
+        return np.asarray(default)
+    name = node.inputs[index]
+    if name not in graph.constants:
+        raise unsupported(node, f"the input {name!r} must be a constant.")
+    return np.asarray(graph.constants[name])
+
+
+def attribute(node: Node, name: str, default: Any) -> Any:
+    """An attribute of a node; strings are decoded."""
+    value = node.attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def number(value: Any) -> float:
+    """A float attribute without the digits that float32 does not have."""
+    return float(f"{float(value):.7g}")
+
+
+def parameter_ints(graph: Graph, node: Node, name: str, index: int) -> tuple[int, ...] | None:
+    """Integers that are an input of newer opsets and an attribute of older ones; None for none."""
+    given = constant_input(graph, node, index) if has_input(node, index) else None
+    values = attribute(node, name, None) if given is None else given
+    return None if values is None else tuple(int(v) for v in np.asarray(values).reshape(-1))
+
+
+def unsupported(node: Node, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"The node {node.name!r} ({node.type}): {reason}")

@@ -1,0 +1,203 @@
+"""What moves elements: transposes, slices, pads, concatenation, gathering and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from codl.frontend.converters.base import (
+    Lowering,
+    Step,
+    attribute,
+    constant_input,
+    has_input,
+    unsupported,
+)
+from codl.frontend.graph.graph import Graph
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Op
+from codl.ir.ops.concat import Concat
+from codl.ir.ops.concat_gather import ConcatNd, Gather
+from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ir.ops.nd import Sizes
+from codl.ir.ops.reshape import Reshape
+from codl.ir.region import as_nchw
+
+
+def ints(values: Any) -> Sizes:
+    """A tuple of Python's integers."""
+    return tuple(int(value) for value in np.asarray(values).reshape(-1))
+
+
+def _sizes(graph: Graph, node: Node, index: int = 0) -> Sizes:
+    return tuple(graph.shapes[node.inputs[index]])
+
+
+def _step(node: Node, op: Op, output: int = 0) -> Step:
+    """A step that takes the node's first input."""
+    return Step(op, node.inputs[:1], node.outputs[output])
+
+
+def parameter(graph: Graph, node: Node, name: str, index: int, default: Any = None) -> Any:
+    """What newer opsets take as an input and older ones as an attribute."""
+    if has_input(node, index):
+        return constant_input(graph, node, index)
+    return attribute(node, name, default)
+
+
+def _reshape(graph: Graph, node: Node) -> list[Step]:
+    to = tuple(graph.shapes[node.outputs[0]])
+    return [_step(node, Reshape(shapes=(_sizes(graph, node),), to=to))]
+
+
+def _transpose(graph: Graph, node: Node) -> list[Step]:
+    """`axes` comes from a reshape before the node that a pass has merged with it."""
+    shape = _sizes(graph, node)
+    axes = ints(attribute(node, "axes", shape))
+    perm = ints(attribute(node, "perm", tuple(reversed(range(len(axes))))))
+    return [_permuted(node, shape, axes, perm, tuple(graph.shapes[node.outputs[0]]))]
+
+
+def _permuted(node: Node, shape: Sizes, axes: Sizes, perm: Sizes, to: Sizes) -> Step:
+    plain = to == tuple(axes[axis] for axis in perm)
+    given = () if axes == shape else axes
+    op = Transpose(shapes=(shape,), perm=perm, axes=given, to=() if plain else to)
+    return _step(node, op)
+
+
+def _depth_to_space(graph: Graph, node: Node) -> list[Step]:
+    n, c, h, w = _sizes(graph, node)
+    r = int(node.attributes["blocksize"])
+    to = (n, c // (r * r), h * r, w * r)
+    if attribute(node, "mode", "DCR") == "DCR":
+        axes, perm = (n, r, r, to[1], h, w), (0, 3, 4, 1, 5, 2)
+    else:
+        axes, perm = (n, to[1], r, r, h, w), (0, 1, 4, 2, 5, 3)
+    return [_permuted(node, (n, c, h, w), axes, perm, to)]
+
+
+def _space_to_depth(graph: Graph, node: Node) -> list[Step]:
+    n, c, h, w = _sizes(graph, node)
+    r = int(node.attributes["blocksize"])
+    axes = (n, c, h // r, r, w // r, r)
+    to = (n, c * r * r, h // r, w // r)
+    perm = (0, 3, 5, 1, 2, 4) if attribute(node, "mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return [_permuted(node, (n, c, h, w), axes, perm, to)]
+
+
+def _slice(graph: Graph, node: Node) -> list[Step]:
+    """Bounds as Python has them; one beyond an end means that end."""
+    shape = _sizes(graph, node)
+    first = ints(parameter(graph, node, "starts", 1))
+    last = ints(parameter(graph, node, "ends", 2))
+    axes = ints(parameter(graph, node, "axes", 3, range(len(first))))
+    each = ints(parameter(graph, node, "steps", 4, [1] * len(first)))
+    starts, steps, to = [0] * len(shape), [1] * len(shape), list(shape)
+    for axis, start, stop, step in zip(axes, first, last, each, strict=True):
+        taken = range(*slice(start, stop, step).indices(shape[axis]))
+        starts[axis], steps[axis], to[axis] = taken.start, step, len(taken)
+    op = Slice(shapes=(shape,), starts=tuple(starts), steps=tuple(steps), to=tuple(to))
+    return [_step(node, op)]
+
+
+def _split(graph: Graph, node: Node) -> list[Step]:
+    """One slice for every output that is named."""
+    shape = _sizes(graph, node)
+    axis = int(attribute(node, "axis", 0)) % len(shape)
+    steps, start = [], 0
+    for index, output in enumerate(node.outputs):
+        if not output:
+            raise unsupported(node, "every output must have a name.")
+        to = tuple(graph.shapes[output])
+        starts = tuple(start if i == axis else 0 for i in range(len(shape)))
+        op = Slice(shapes=(shape,), starts=starts, steps=(1,) * len(shape), to=to)
+        steps.append(_step(node, op, index))
+        start += to[axis]
+    return steps
+
+
+def _pad(graph: Graph, node: Node) -> list[Step]:
+    """Pads of some axes or of all; `paddings` is what opset 1 calls them."""
+    shape = _sizes(graph, node)
+    pads = ints(parameter(graph, node, "pads", 1, node.attributes.get("paddings")))
+    value = float(np.asarray(parameter(graph, node, "value", 2, 0.0)).reshape(-1)[0])
+    axes = ints(constant_input(graph, node, 3, range(len(shape))))
+    before, after = [0] * len(shape), [0] * len(shape)
+    for position, axis in enumerate(axes):
+        before[axis], after[axis] = pads[position], pads[position + len(axes)]
+    mode = attribute(node, "mode", "constant")
+    op = PadNd(
+        shapes=(shape,), before=tuple(before), after=tuple(after), mode=mode,
+        value=value if mode == "constant" else 0.0,
+    )  # fmt: skip
+    return [_step(node, op)]
+
+
+def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[Step]:
+    """The input under `shape`, so many times along every axis."""
+    return [_step(node, Tile(shapes=(shape,), repeats=repeats))]
+
+
+def _tile(graph: Graph, node: Node) -> list[Step]:
+    """Opset 1 repeats one axis, given as an input, as later ones repeat all."""
+    shape, repeats = _sizes(graph, node), ints(constant_input(graph, node, 1))
+    if has_input(node, 2):
+        axis = ints(constant_input(graph, node, 2))[0] % len(shape)
+        repeats = tuple(repeats[0] if i == axis else 1 for i in range(len(shape)))
+    return _stretched(node, shape, repeats)
+
+
+def _expand(graph: Graph, node: Node) -> list[Step]:
+    shape, to = _sizes(graph, node), tuple(graph.shapes[node.outputs[0]])
+    shape = (1,) * (len(to) - len(shape)) + shape
+    return _stretched(node, shape, tuple(n // size for n, size in zip(to, shape, strict=True)))
+
+
+def _concat(graph: Graph, node: Node) -> list[Step]:
+    """Along the channels of images in blocks of channels; otherwise as rows."""
+    shapes = tuple(_sizes(graph, node, index) for index in range(len(node.inputs)))
+    axis = int(attribute(node, "axis", 1)) % len(shapes[0])
+    if len(shapes[0]) == 4 and axis == 1:
+        op: Op = Concat(inputs=tuple(as_nchw(shape) for shape in shapes))
+    else:
+        op = ConcatNd(shapes=shapes, axis=axis)
+    return [Step(op, node.inputs, node.outputs[0])]
+
+
+def _gather(graph: Graph, node: Node) -> list[Step]:
+    data, indices = _sizes(graph, node), _sizes(graph, node, 1)
+    axis = int(attribute(node, "axis", 0)) % len(data)
+    op = Gather(shapes=(data, indices), axis=axis)
+    return [Step(op, node.inputs[:2], node.outputs[0])]
+
+
+LOWERINGS: Mapping[str, Lowering] = {
+    "Concat": _concat,
+    "DepthToSpace": _depth_to_space,
+    "Expand": _expand,
+    "Flatten": _reshape,
+    "Gather": _gather,
+    "Identity": _reshape,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
+    "Split": _split,
+    "Squeeze": _reshape,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unsqueeze": _reshape,
+}
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {
+    "Expand": (1,),
+    "Pad": (1, 2, 3),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1, 2),
+    "Unsqueeze": (1,),
+}

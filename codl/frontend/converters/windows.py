@@ -1,0 +1,302 @@
+"""Convolution, transposed convolution and pooling of any number of spatial axes.
+
+One axis is the rows of a tensor of one column. Of three axes, the first is pooled alone and then
+the other two; a convolution gets the taps along the first as channels of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from codl.frontend.converters.base import (
+    Lowering,
+    Step,
+    attribute,
+    has_input,
+    input_shape,
+    unsupported,
+)
+from codl.frontend.graph.graph import Graph
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Array, Pad
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.max_indices import MaxIndices
+from codl.ir.ops.movement import PadNd, Transpose, Windows
+from codl.ir.ops.nd import Sizes
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.window import Size2
+from codl.ir.region import Shape, as_nchw
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window, with one entry for every spatial axis.
+
+    `after` is more than the padding that the node `declared` where sizes are rounded up.
+    """
+
+    sizes: Sizes
+    to: Sizes
+    kernel: Sizes
+    stride: Sizes
+    dilation: Sizes
+    before: Sizes
+    after: Sizes
+    declared: Sizes
+
+    @classmethod
+    def of(cls, graph: Graph, node: Node, kernel: Sizes) -> Window:
+        sizes = tuple(graph.shapes[node.inputs[0]][2:])
+        to = tuple(graph.shapes[node.outputs[0]][2:])
+        rank = len(sizes)
+        if not 1 <= rank <= 3:
+            raise unsupported(node, f"1 to 3 spatial axes are known, got {rank}.")
+        stride = _ints(node, "strides", (1,) * rank)
+        dilation = _ints(node, "dilations", (1,) * rank)
+        pads = _ints(node, "pads", (0,) * (2 * rank))
+        before, after = pads[:rank], pads[rank:]
+        auto = attribute(node, "auto_pad", "NOTSET")
+        if auto.startswith("SAME"):
+            before, after = _same(sizes, kernel, stride, dilation, lower=auto == "SAME_LOWER")
+        elif auto == "VALID":
+            before = after = (0,) * rank
+        window = cls(sizes, to, kernel, stride, dilation, before, after, after)
+        return window._rounded_up() if attribute(node, "ceil_mode", 0) else window
+
+    def _rounded_up(self) -> Window:
+        """With as much padding behind as the output's sizes need."""
+        axes = zip(self.to, self.stride, self.extent, self.sizes, self.before, strict=True)
+        after = tuple(max((to - 1) * s + e - n - b, 0) for to, s, e, n, b in axes)
+        return replace(self, after=after)
+
+    @property
+    def extent(self) -> Sizes:
+        pairs = zip(self.kernel, self.dilation, strict=True)
+        return tuple((kernel - 1) * dilation + 1 for kernel, dilation in pairs)
+
+    def over(self, *axes: int) -> dict[str, Any]:
+        """Fields of a two-dimensional op over one axis, or two."""
+
+        def pair(values: Sizes, missing: int) -> tuple[int, int]:
+            first, second = (*(values[axis] for axis in axes), missing)[:2]
+            return first, second
+
+        (top, left), (bottom, right) = pair(self.before, 0), pair(self.after, 0)
+        return {
+            "kernel": Size2(*pair(self.kernel, 1)),
+            "stride": Size2(*pair(self.stride, 1)),
+            "dilation": Size2(*pair(self.dilation, 1)),
+            "pad": Pad(top, left, bottom, right),
+        }
+
+    def counted(self, axis: int) -> Array:
+        """Taps of every window along an axis that lie in the input or its declared padding."""
+        starts = np.arange(self.to[axis]) * self.stride[axis] - self.before[axis]
+        taps = starts[:, None] + np.arange(self.kernel[axis]) * self.dilation[axis]
+        inside = taps < self.sizes[axis] + self.declared[axis]
+        return np.asarray(inside.sum(1), np.float32)
+
+
+def _ints(node: Node, name: str, default: Sizes) -> Sizes:
+    return tuple(int(value) for value in attribute(node, name, None) or default)
+
+
+def _same(
+    sizes: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes, *, lower: bool
+) -> tuple[Sizes, Sizes]:
+    """Padding that makes an output of a stride's share of the input's size."""
+    totals = [
+        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        for n, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
+    ]
+    small = tuple(total // 2 for total in totals)
+    large = tuple(total - total // 2 for total in totals)
+    return (large, small) if lower else (small, large)
+
+
+def _conv(graph: Graph, node: Node) -> list[Step]:
+    weight = graph.constant(node.inputs[1])
+    oc = weight.shape[0]
+    bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(oc, np.float32)
+    window = Window.of(graph, node, tuple(weight.shape[2:]))
+    groups = int(attribute(node, "group", 1))
+    if weight.ndim == 5:
+        return _conv3d(graph, node, window, {"weight": weight, "bias": bias}, groups)
+    shape = input_shape(graph, node)
+    op = Conv2d(
+        inputs=(shape,), out_channels=oc, groups=groups, **window.over(*range(weight.ndim - 2))
+    )
+    weights = {"weight": weight.reshape(*weight.shape[:2], *op.kernel), "bias": bias}
+    return [Step(op, node.inputs[:1], node.outputs[0], weights)]
+
+
+def _conv3d(
+    graph: Graph, node: Node, window: Window, weights: dict[str, Array], groups: int
+) -> list[Step]:
+    """Taps along the depth become channels, slices of the depth images of a batch."""
+    n, c, depth, h, w = graph.shapes[node.inputs[0]]
+    oc, source, steps = weights["weight"].shape[0], node.inputs[0], []
+    if window.before[0] or window.after[0]:
+        pads = [(0, 0, side[0], 0, 0) for side in (window.before, window.after)]
+        padded = PadNd(shapes=((n, c, depth, h, w),), before=pads[0], after=pads[1])
+        steps.append(Step(padded, (source,), f"{node.outputs[0]}.padded"))
+        source, depth = steps[-1].output, padded.out_sizes[2]
+    taps = Windows(
+        shapes=((n, c, depth, h * w),),
+        count=window.to[0],
+        kernel=window.kernel[0],
+        stride=window.stride[0],
+        dilation=window.dilation[0],
+    )
+    steps.append(Step(taps, (source,), f"{node.outputs[0]}.taps"))
+    images = n * window.to[0]
+    conv = Conv2d(
+        inputs=(Shape(images, c * window.kernel[0], h, w),),
+        out_channels=oc,
+        groups=groups,
+        **window.over(1, 2),
+    )
+    weight = weights["weight"].reshape(oc, -1, *window.kernel[1:])
+    own = {"weight": weight, "bias": weights["bias"]}
+    steps.append(Step(conv, (steps[-1].output,), f"{node.outputs[0]}.images", own))
+    area = prod(window.to[1:])
+    back = Transpose(
+        shapes=(tuple(conv.output),),
+        perm=(0, 2, 1, 3),
+        axes=(n, window.to[0], oc, area),
+        to=tuple(graph.shapes[node.outputs[0]]),
+    )
+    return [*steps, Step(back, (steps[-1].output,), node.outputs[0])]
+
+
+def _conv_transpose(graph: Graph, node: Node) -> list[Step]:
+    """ONNX's weights have the input channels first."""
+    weight = graph.constant(node.inputs[1])
+    rank, shape = weight.ndim - 2, input_shape(graph, node)
+    if rank > 2:
+        raise unsupported(node, f"1 or 2 spatial axes are known, got {rank}.")
+    groups, kernel = int(attribute(node, "group", 1)), tuple(weight.shape[2:])
+    oc = weight.shape[1] * groups
+    bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(oc, np.float32)
+    grouped = weight.reshape(groups, shape.c // groups, -1, *kernel).swapaxes(1, 2)
+    size = as_nchw(tuple(graph.shapes[node.outputs[0]]))
+    op = ConvTranspose2d(
+        inputs=(shape,),
+        out_channels=oc,
+        groups=groups,
+        size=Size2(size.h, size.w),
+        kernel=Size2(*(*kernel, 1)[:2]),
+        stride=Size2(*(*_ints(node, "strides", (1,) * rank), 1)[:2]),
+        dilation=Size2(*(*_ints(node, "dilations", (1,) * rank), 1)[:2]),
+        crop=Size2(*(*_crop(graph, node, kernel), 0)[:2]),
+    )
+    own = np.ascontiguousarray(grouped).reshape(oc, shape.c // groups, *op.kernel)
+    return [Step(op, node.inputs[:1], node.outputs[0], {"weight": own, "bias": bias})]
+
+
+def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
+    """What of the whole result lies before the output.
+
+    An output whose size is given lies in the middle; with SAME_LOWER what is left over is cut off
+    in front, otherwise behind.
+    """
+    rank = len(kernel)
+    stride, dilation = _ints(node, "strides", (1,) * rank), _ints(node, "dilations", (1,) * rank)
+    more = _ints(node, "output_padding", (0,) * rank)
+    auto = attribute(node, "auto_pad", "NOTSET")
+    if auto in ("NOTSET", "VALID") and not attribute(node, "output_shape", None):
+        return _ints(node, "pads", (0,) * (2 * rank))[:rank] if auto == "NOTSET" else (0,) * rank
+    sizes, to = graph.shapes[node.inputs[0]][2:], graph.shapes[node.outputs[0]][2:]
+    axes = zip(sizes, to, kernel, stride, dilation, more, strict=True)
+    totals = [s * (n - 1) + m + (k - 1) * d + 1 - out for n, out, k, s, d, m in axes]
+    if auto == "SAME_UPPER":
+        return tuple(total // 2 for total in totals)
+    return tuple(total - total // 2 for total in totals)
+
+
+def _pool(mode: Literal["max", "avg"]) -> Lowering:
+    def lowering(graph: Graph, node: Node) -> list[Step]:
+        window = Window.of(graph, node, _ints(node, "kernel_shape", ()))
+        count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
+        rank = len(window.sizes)
+        passes = [(0,), (1, 2)] if rank == 3 else [tuple(range(rank))]
+        steps: list[Step] = []
+        n, c = graph.shapes[node.inputs[0]][:2]
+        source = node.inputs[0]
+        for axes in passes:
+            done, left = prod(window.to[: axes[0]]), prod(window.sizes[axes[-1] + 1 :])
+            height, width = (*(window.sizes[axis] for axis in axes), left)[:2]
+            shape = Shape(n, c * done, height, width)
+            op = Pool2d(inputs=(shape,), mode=mode, count_pad=count_pad, **window.over(*axes))
+            output = node.outputs[0] if axes == passes[-1] else f"{node.outputs[0]}.{axes[0]}"
+            again = _recounted(window, axes, op) if count_pad else None
+            if again is None:
+                steps.append(Step(op, (source,), output))
+            else:
+                steps += _scaled(op, source, output, again)
+            source = output
+        if len(node.outputs) > 1 and node.outputs[1]:
+            steps.append(_indices(graph, node, window))
+        return steps
+
+    return lowering
+
+
+def _indices(graph: Graph, node: Node, window: Window) -> Step:
+    """Where the maxima are, as an op of its own."""
+    rank = len(window.sizes)
+    if rank > 2:
+        raise unsupported(node, "indices are known of 1 or 2 spatial axes, got 3.")
+    op = MaxIndices(
+        shapes=(tuple(graph.shapes[node.inputs[0]]),),
+        by_columns=bool(attribute(node, "storage_order", 0)),
+        **window.over(*range(rank)),
+    )
+    return Step(op, node.inputs[:1], node.outputs[1])
+
+
+def _recounted(window: Window, axes: tuple[int, ...], op: Pool2d) -> Array | None:
+    """What averages must be multiplied by for windows that reach beyond the declared padding."""
+    shares = [window.kernel[axis] / window.counted(axis) for axis in axes]
+    whole = np.multiply.outer(*shares) if len(shares) == 2 else shares[0][:, None]
+    factors = np.broadcast_to(whole, (op.output.h, op.output.w)).astype(np.float32)
+    return None if (factors == 1).all() else factors[None, None]
+
+
+def _scaled(op: Pool2d, source: str, output: str, factors: Array) -> list[Step]:
+    names = (f"{output}.whole", f"{output}.factors")
+    scale = Eltwise(inputs=(op.output, Shape(*factors.shape)), mode="mul")
+    return [
+        Step(op, (source,), names[0]),
+        Step(scale, names, output, constants={names[1]: factors}),
+    ]
+
+
+def _global_pool(mode: Literal["max", "avg"]) -> Lowering:
+    def lowering(graph: Graph, node: Node) -> list[Step]:
+        sizes = tuple(graph.shapes[node.inputs[0]])
+        flat = (*sizes[:2], 1, prod(sizes[2:]))
+        shape = as_nchw(sizes if len(sizes) <= 4 else flat)
+        op = Pool2d(inputs=(shape,), mode=mode, kernel=Size2(shape.h, shape.w))
+        return [Step(op, node.inputs[:1], node.outputs[0])]
+
+    return lowering
+
+
+LOWERINGS: Mapping[str, Lowering] = {
+    "AveragePool": _pool("avg"),
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "GlobalAveragePool": _global_pool("avg"),
+    "GlobalMaxPool": _global_pool("max"),
+    "MaxPool": _pool("max"),
+}
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {"Conv": (1, 2), "ConvTranspose": (1, 2)}

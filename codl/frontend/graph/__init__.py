@@ -1,0 +1,1 @@
+"""The ONNX graph: import, shape inference, rewrites and constant folding."""

@@ -1,0 +1,202 @@
+"""Scales and shifts by constants become part of the products with constants beside them.
+
+ONNX Runtime folds them into convolutions. What it leaves are those of matrices: a bias behind a
+product of tokens, a batch norm behind a linear layer or in front of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.passes import RESHAPES, is_only_read_by, rename
+from codl.ir.onnx_node import Node
+
+Vector = NDArray[np.float64]
+
+PRODUCTS = ("Gemm", "MatMul")
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A node that computes `scale * x + shift`, both of the sizes of constants beside x."""
+
+    x: str
+    scale: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    def along_last(self, size: int) -> tuple[Vector, Vector] | None:
+        """Scale and shift for each element of the last axis; None where others matter."""
+        parts = []
+        for value in (self.scale, self.shift):
+            if value.size not in (1, size) or (value.size > 1 and value.shape[-1] != size):
+                return None
+            parts.append(np.broadcast_to(value.reshape(-1), (size,)))
+        return parts[0], parts[1]
+
+
+Into: TypeAlias = Callable[[Graph, Node, Affine], "Graph | None"]
+
+
+def fold_affines(graph: Graph) -> Graph:
+    """Fold such nodes into the product before them, or into all products behind them."""
+    names = [node.name for node in graph.nodes]
+    for name in names:
+        graph = _fold(graph, name, _into_before)
+    for name in reversed(names):
+        graph = _fold(graph, name, _into_after)
+    for name in reversed(names):
+        graph = _fold(graph, name, _into_factor)
+    return graph
+
+
+def _fold(graph: Graph, name: str, into: Into) -> Graph:
+    """Without a node by its name, where that is there and can be folded."""
+    node = next((node for node in graph.nodes if node.name == name), None)
+    affine = _affine(graph, node) if node else None
+    return (into(graph, node, affine) if node and affine else None) or graph
+
+
+def _affine(graph: Graph, node: Node) -> Affine | None:
+    if node.type == "BatchNormalization":
+        return _batch_norm(graph, node)
+    if node.type not in ("Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+        return None
+    if any(tensor not in graph.shapes for tensor in (*node.inputs, *node.outputs)):
+        return None
+    first, second = (name in graph.constants for name in node.inputs)
+    if first == second:
+        return None
+    x, name = node.inputs[::-1] if first else node.inputs
+    if graph.constants[name].dtype.kind != "f":
+        return None
+    value = graph.constants[name].astype(np.float64)
+    if value.ndim > len(graph.shapes[x]) or not np.isfinite(value).all():
+        return None
+    one, zero = np.ones(()), np.zeros(())
+    if node.type == "Add":
+        return Affine(x, one, value)
+    if node.type == "Sub":
+        return Affine(x, -one, value) if first else Affine(x, one, -value)
+    if node.type == "Mul":
+        return Affine(x, value, zero)
+    return None if first or not value.all() else Affine(x, 1 / value, zero)
+
+
+def _batch_norm(graph: Graph, node: Node) -> Affine | None:
+    """Of rows alone: there the channels are the last axis."""
+    known = all(name in graph.constants for name in node.inputs[1:5])
+    rows = len(graph.shapes.get(node.inputs[0], ())) == 2
+    if not known or not rows or node.attributes.get("training_mode", 0):
+        return None
+    scale, bias, mean, variance = (graph.constants[n].astype(np.float64) for n in node.inputs[1:5])
+    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+    return Affine(node.inputs[0], factor, bias - mean * factor)
+
+
+def _into_before(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+    """Reshapes that keep the last axis may lie between."""
+    reader, tensor = node, affine.x
+    while True:
+        before = next((n for n in graph.nodes if tensor in n.outputs), None)
+        if before is None or not is_only_read_by(graph, tensor, reader):
+            return None
+        if before.type not in RESHAPES:
+            break
+        last = [graph.shapes.get(name, ())[-1:] for name in (before.inputs[0], tensor)]
+        if not last[0] or last[0] != last[1]:
+            return None
+        reader, tensor = before, before.inputs[0]
+    product = _product(graph, before)
+    parts = affine.along_last(graph.shapes[tensor][-1]) if product else None
+    if product is None or parts is None:
+        return None
+    matrix, bias = product
+    scale, shift = parts
+    folded = _with(graph, before, matrix * scale, bias * scale + shift)
+    return rename(folded, {node.outputs[0]: affine.x})
+
+
+def _into_after(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+    """Every reader must be a product of the rows."""
+    output = node.outputs[0]
+    readers = graph.consumers(output)
+    if output in graph.outputs or not readers or any(r.inputs[0] != output for r in readers):
+        return None
+    sizes = graph.shapes.get(output)
+    parts = affine.along_last(sizes[-1]) if sizes else None
+    products = [_product(graph, reader) for reader in readers]
+    if parts is None:
+        return None
+    scale, shift = parts
+    for reader, product in zip(readers, products, strict=True):
+        if product is None:
+            return None
+        matrix, bias = product
+        graph = _with(graph, reader, scale[:, None] * matrix, bias + shift @ matrix)
+    return rename(graph, {output: affine.x})
+
+
+def _into_factor(graph: Graph, node: Node, affine: Affine) -> Graph | None:
+    """One number that scales a product of two tensors, or an operand of one, becomes its factor."""
+    output = node.outputs[0]
+    if affine.scale.size != 1 or affine.shift.any():
+        return None
+    products = [n for n in graph.nodes if affine.x in n.outputs]
+    products = [n for n in products if is_only_read_by(graph, affine.x, node)]
+    products += [n for n in graph.consumers(output) if is_only_read_by(graph, output, n)]
+    for product in products:
+        if product.type == "MatMul" and not any(n in graph.constants for n in product.inputs):
+            alpha = product.attributes.get("alpha", 1.0) * float(affine.scale.item())
+            made = replace(product, attributes={"alpha": alpha}, proto=None)
+            nodes = tuple(made if n is product else n for n in graph.nodes)
+            return rename(replace(graph, nodes=nodes), {output: affine.x})
+    return None
+
+
+def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """The constant matrix, shaped (k, n), and the bias for each column, of a product of rows."""
+    if node.type not in PRODUCTS or node.inputs[1] not in graph.constants:
+        return None
+    matrix = graph.constants[node.inputs[1]].astype(np.float64)
+    sizes = [graph.shapes.get(name, ()) for name in (node.inputs[0], node.outputs[0])]
+    if matrix.ndim != 2 or min(map(len, sizes)) < 2:
+        return None
+    bias: NDArray[np.float64] = np.zeros(())
+    beta = 1.0
+    if node.type == "Gemm":
+        if node.attributes.get("transA", 0):
+            return None
+        matrix = matrix.T if node.attributes.get("transB", 0) else matrix
+        matrix = node.attributes.get("alpha", 1.0) * matrix
+        beta = node.attributes.get("beta", 1.0)
+    if len(node.inputs) > 2 and node.inputs[2]:
+        added = graph.constants.get(node.inputs[2])
+        if added is None or added.size not in (1, matrix.shape[1]):
+            return None
+        bias = beta * added.astype(np.float64).reshape(-1)
+    return matrix, np.broadcast_to(bias, matrix.shape[1:])
+
+
+def _with(
+    graph: Graph, node: Node, matrix: NDArray[np.float64], bias: NDArray[np.float64]
+) -> Graph:
+    """The same product with another matrix and bias; a MatMul may have a bias here."""
+    names = (f"{node.outputs[0]}.matrix", f"{node.outputs[0]}.bias")
+    values: Mapping[str, NDArray[np.float32]] = {
+        names[0]: np.ascontiguousarray(matrix, np.float32),
+        names[1]: np.ascontiguousarray(bias, np.float32),
+    }
+    made = replace(node, inputs=(node.inputs[0], *names), attributes={}, proto=None)
+    shapes = {name: value.shape for name, value in values.items()}
+    return replace(
+        graph,
+        nodes=tuple(made if n is node else n for n in graph.nodes),
+        constants={**graph.constants, **values},
+        shapes={**graph.shapes, **shapes},
+    )

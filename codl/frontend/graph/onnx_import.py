@@ -1,0 +1,161 @@
+"""ONNX in: ONNX Runtime folds constants and batch norms, shapes are inferred, a `Graph` out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from codl.errors import UnsupportedError
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
+from codl.ir.onnx_node import Node
+
+ROUNDS = 3
+#: A model of a newer opset than this one is also tried under older opsets, down to this one.
+OLDEST_TRIED = 26
+
+
+def import_onnx(
+    proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Graph:
+    """Optimise and read an ONNX model.
+
+    `shapes` fixes the sizes of some inputs; a batch that is left open becomes 1. A valid model that
+    ONNX Runtime cannot load, for an op or opset that it lacks, is read as it is. Raises
+    `UnsupportedError` for a model that is not valid, and for any other open size of an input.
+    """
+    model = onnx.shape_inference.infer_shapes(_optimise(fix_shapes(proto, shapes or {})))
+    graph = model.graph
+    constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
+    constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
+    infos = [*graph.input, *graph.value_info, *graph.output]
+    unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
+    known = {info.name: sizes_of(info) for info in infos if info.name not in unknown}
+    known |= {key: tuple(value.shape) for key, value in constants.items()}
+    types = {info.name: info.type.tensor_type.elem_type for info in infos}
+    types |= {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in constants.items()}
+    kept = [node for node in graph.node if node.op_type != "Constant"]
+    nodes = tuple(_nodes(kept))
+    inputs = tuple(info.name for info in graph.input if info.name not in constants)
+    for each in inputs:
+        if each in unknown:
+            raise UnsupportedError(unknown[each])
+    outputs = tuple(info.name for info in graph.output)
+    opset = max((item.version for item in model.opset_import if not item.domain), default=1)
+    domains = {item.domain: item.version for item in model.opset_import if item.domain}
+    return Graph(
+        name,
+        nodes,
+        inputs,
+        outputs,
+        known,
+        constants,
+        opset=opset,
+        types=types,
+        domains=domains,
+        unknown=unknown,
+    )
+
+
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """Of so many threads, one a core for 0; only errors are logged."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return options
+
+
+def _optimise(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Fold constants and batch norms; what ONNX Runtime does not know stays as it is."""
+    problem: Exception | None = None
+    for model in _generations(proto):
+        try:
+            return _fold(model)
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            problem = problem or error
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        raise UnsupportedError(f"ONNX Runtime cannot load the model: {problem}") from problem
+    return proto
+
+
+def _generations(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """The model, and the same under some older opsets: ONNX Runtime lags behind ONNX."""
+    yield proto
+    version = next((item.version for item in proto.opset_import if not item.domain), 0)
+    for older in range(version - 1, OLDEST_TRIED - 1, -1):
+        try:
+            model = onnx.version_converter.convert_version(proto, older)
+        except RuntimeError:  # a node needs what the older opset does not have
+            return
+        model.ir_version = helper.find_min_ir_version_for(model.opset_import)
+        yield model
+
+
+def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The basic level stays inside standard ONNX.
+
+    ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
+    """
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="codl-") as folder:
+            path = Path(folder) / "optimised.onnx"
+            options.optimized_model_filepath = str(path)
+            ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            model = onnx.load(path)
+        fixed = {item.name for item in model.graph.initializer}
+        if not any(node.input and fixed.issuperset(node.input) for node in model.graph.node):
+            break
+    return model
+
+
+def _value(node: onnx.NodeProto) -> NDArray[Any]:
+    """What a Constant node holds."""
+    (attribute,) = node.attribute
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return np.asarray(numpy_helper.to_array(value))
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        raise UnsupportedError(f"The Constant {node.output[0]!r} has a {attribute.name}.")
+    return np.asarray(value, np.float32 if "float" in attribute.name else np.int64)
+
+
+def _unknown(info: onnx.ValueInfoProto) -> str:
+    """Why a tensor's sizes are not known, or of no use; empty where they are."""
+    if not info.type.tensor_type.HasField("shape"):
+        return f"The shape of the tensor {info.name!r} is not known before a run."
+    dims = info.type.tensor_type.shape.dim
+    if all(dim.dim_value > 0 for dim in dims):
+        return ""
+    given = text_of(info)
+    if all(dim.HasField("dim_value") for dim in dims):
+        return f"The tensor {info.name!r} is empty ({given}); codl has no empty tensors."
+    return f"The tensor {info.name!r} has the shape {given}; every size must be fixed."
+
+
+def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
+    """Nodes with names of their own, also where the model gives none, or one twice."""
+    taken: set[str] = set()
+    for index, proto in enumerate(protos):
+        node = _node(proto, index)
+        unique = node if node.name not in taken else replace(node, name=f"{node.name}_{index}")
+        taken.add(unique.name)
+        yield unique
+
+
+def _node(node: onnx.NodeProto, index: int) -> Node:
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    name = node.name or f"{node.op_type}_{index}"
+    return Node(name, node.op_type, tuple(node.input), tuple(node.output), attributes, node)

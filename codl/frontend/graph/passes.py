@@ -1,0 +1,122 @@
+"""Rewrites of the graph that leave its outputs as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from onnx import TensorProto
+
+from codl.frontend.graph.graph import Graph
+from codl.ir.onnx_node import Node
+
+#: Nodes that hand their first input on: Dropout at inference, Cast to a float (all is float32).
+ALIASES = ("Identity", "Dropout", "Cast")
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+#: Nodes that only rename the axes of a contiguous tensor.
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+#: What accepts a flattened input as it is.
+FLAT_CONSUMERS = ("Gemm", "MatMul")
+
+
+def drop_aliases(graph: Graph) -> Graph:
+    gone = {n.outputs[0]: n.inputs[0] for n in graph.nodes if is_alias(graph, n)}
+    return rename(graph, gone)
+
+
+def is_alias(graph: Graph, node: Node) -> bool:
+    """Whether a node's output is its first input, and no other output is wanted."""
+    if node.type == "Cast":
+        return node.attributes["to"] in FLOATS
+    if node.type == "Dropout" and len(node.inputs) > 2:
+        training = graph.constants.get(node.inputs[2], np.ones(1))
+        if training.any():
+            return False
+    return node.type in ALIASES and not any(graph.is_read(name) for name in node.outputs[1:])
+
+
+def drop_reshapes(graph: Graph) -> Graph:
+    """Drop reshapes to one row (of each image) in front of fully connected layers, and of outputs.
+
+    Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
+    is put back by whoever hands the output out, from the shape that the graph declares for it.
+    """
+    gone = {}
+    for node in graph.nodes:
+        readers = graph.consumers(node.outputs[0])
+        flat = all(_reads_one_row(graph, reader, node) for reader in readers)
+        if node.type in RESHAPES and flat:
+            gone[node.outputs[0]] = node.inputs[0]
+    return rename(graph, gone)
+
+
+def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
+    """Whether a node multiplies what a reshape makes, one row of each image, with a constant."""
+    tensor, before = reshape.outputs[0], graph.shapes.get(reshape.inputs[0], ())
+    sizes = graph.shapes.get(tensor, ())
+    images = graph.rows_of_images(sizes, sizes[-1]) if sizes else 0
+    return (
+        reader.type in FLAT_CONSUMERS
+        and reader.inputs[1] in graph.constants
+        and tensor not in reader.inputs[1:]
+        and not reader.attributes.get("transA", 0)
+        and len(sizes) > 1
+        and (images == 1 or (images > 1 and before[0] == images))
+    )
+
+
+def merge_reshapes(graph: Graph) -> Graph:
+    """Let transposes do the reshapes beside them: channel shuffles, attention heads and the like.
+
+    Such a transpose sees its input under the sizes of its attribute `axes`, and its output may have
+    any sizes.
+    """
+    for node in [node for node in graph.nodes if node.type == "Transpose"]:
+        after = _only_reader(graph, node.outputs[0])
+        if after is not None and after.type in RESHAPES:
+            merged = replace(node, outputs=after.outputs)
+            graph = _replace(graph, {node.name: None, after.name: merged})
+            node = merged
+        before = next((n for n in graph.nodes if n.outputs[0] == node.inputs[0]), None)
+        if before is None or before.type not in RESHAPES or before.inputs[0] in graph.constants:
+            continue
+        known = before.outputs[0] in graph.shapes
+        if known and _only_reader(graph, before.outputs[0]) is node:
+            seen = {**node.attributes, "axes": graph.shapes[before.outputs[0]]}
+            merged = replace(node, inputs=before.inputs[:1], attributes=seen)
+            graph = _replace(graph, {before.name: None, node.name: merged})
+    return graph
+
+
+def _only_reader(graph: Graph, tensor: str) -> Node | None:
+    """The one node that reads a tensor which is no output of the graph."""
+    readers = graph.consumers(tensor)
+    return readers[0] if len(readers) == 1 and tensor not in graph.outputs else None
+
+
+def is_only_read_by(graph: Graph, tensor: str, node: Node) -> bool:
+    """Whether nobody but a node reads a tensor, and it once."""
+    reads = [reader for reader in graph.nodes for name in reader.inputs if name == tensor]
+    return len(reads) == 1 and reads[0] is node and tensor not in graph.outputs
+
+
+def _replace(graph: Graph, changes: Mapping[str, Node | None]) -> Graph:
+    """Other nodes in the place of some, by name, or none."""
+    nodes = (changes.get(node.name, node) for node in graph.nodes)
+    return replace(graph, nodes=tuple(node for node in nodes if node is not None))
+
+
+def rename(graph: Graph, gone: Mapping[str, str]) -> Graph:
+    """Remove the nodes that make the keys of `gone`; readers get the values instead."""
+
+    def source(tensor: str) -> str:
+        while tensor in gone:
+            tensor = gone[tensor]
+        return tensor
+
+    kept = [n for n in graph.nodes if n.outputs[0] not in gone]
+    nodes = tuple(replace(n, inputs=tuple(source(i) for i in n.inputs)) for n in kept)
+    # What another pass removed may stand for what is removed now.
+    earlier = {name: source(held) for name, held in graph.aliases.items()}
+    return replace(graph, nodes=nodes, aliases=earlier | {name: source(name) for name in gone})

@@ -1,0 +1,15 @@
+"""All passes, in an order in which each finds what the others leave."""
+
+from __future__ import annotations
+
+from codl.frontend.graph.folding import fold_affines
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.group_norms import fuse_group_norms
+from codl.frontend.graph.passes import drop_aliases, drop_reshapes, merge_reshapes
+from codl.frontend.graph.patterns import fuse_activations
+
+
+def simplify(graph: Graph) -> Graph:
+    """Drop what computes nothing, and copies that a transpose can do with; fuse and fold."""
+    fused = fuse_group_norms(fuse_activations(drop_aliases(graph)))
+    return merge_reshapes(drop_reshapes(fold_affines(fused)))

@@ -1,0 +1,149 @@
+"""Models: a built-in name, or the path of an ONNX or YAML file in, an ONNX model out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.frontend.models import (
+    alexnet,
+    bert,
+    custom,
+    deployment,
+    fast_style_transfer,
+    matmul,
+    mobilenet_v1,
+    mobilenet_v2,
+    op_chain,
+    posenet,
+    resnet50,
+    resnet50_v2,
+    retinaface,
+    vgg16,
+    yolov2,
+)
+from codl.frontend.models.batch import set_batch
+from codl.frontend.models.builder import ModelBuilder
+from codl.frontend.models.deployment import Deployment, load_onnx
+from codl.frontend.models.reading import Section, read_yaml
+
+#: What model files in YAML end in.
+YAML = (".yaml", ".yml")
+#: What bundles end in, which are no models any more.
+BUNDLE = ".codl"
+
+#: What describes each built-in model, layer by layer. The first five are the paper's.
+BUILT_IN: Mapping[str, Callable[[ModelBuilder], None]] = {
+    "retinaface": retinaface.describe,
+    "yolov2": yolov2.describe,
+    "vgg16": vgg16.describe,
+    "posenet": posenet.describe,
+    "fast_style_transfer": fast_style_transfer.describe,
+    "alexnet": alexnet.describe,
+    "mobilenet_v1": mobilenet_v1.describe,
+    "mobilenet_v2": mobilenet_v2.describe,
+    "resnet50": resnet50.describe,
+    "resnet50_v2": resnet50_v2.describe,
+    "bert": bert.describe,
+    "matmul": matmul.describe,
+    "op_chain": op_chain.describe,
+}
+#: Those whose ops are measured and tuned where none are named: the paper's, and two whose
+#: convolutions the paper's have few of.
+MEASURED = (*list(BUILT_IN)[:5], "mobilenet_v2", "resnet50")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """An ONNX model and the name that plans and reports give it."""
+
+    name: str
+    proto: onnx.ModelProto
+
+
+def described(name: str, *, weights: bool = True) -> ModelBuilder:
+    """The builder of a built-in model; see `ModelBuilder` for one without weights."""
+    builder = ModelBuilder(name, weights=weights)
+    BUILT_IN[name](builder)
+    return builder
+
+
+def load(model: str | Path, batch: int | None = None) -> ModelSource:
+    """Load a built-in model by name, or by path an `.onnx` file, a model in YAML, or a model of a
+    deployment file (`deploy.yaml#name` where it has several); for so many images at a time.
+
+    Raises `UnknownNameError` where it is none of these, `InvalidFileError` where the file is wrong.
+    """
+    source = _load(model)
+    if batch is not None:
+        set_batch(source.proto, batch)
+    return source
+
+
+def _load(model: str | Path) -> ModelSource:
+    name = str(model)
+    if name in BUILT_IN:
+        return ModelSource(name, described(name).build())
+    file, _, part = name.partition("#")
+    if Path(file).suffix in YAML:
+        return _from_yaml(_existing(file), part)
+    if Path(name).suffix == BUNDLE:
+        raise UnsupportedError(
+            f"{name} is a bundle, a model that is planned and compiled: `codl run {name}` and "
+            "`codl.load` take it; everything else wants the model that it was made from."
+        )
+    path = _existing(name)
+    return ModelSource(path.stem, load_onnx(path))
+
+
+def choices(model: str) -> tuple[str, ...]:
+    """What `load` loads one by one: every model of a deployment file, else the model itself."""
+    if Path(model).suffix in YAML:
+        top = read_yaml(_existing(model))
+        if deployment.is_deployment(top):
+            return tuple(f"{model}#{name}" for name in deployment.read(top))
+    return (model,)
+
+
+def deployment_of(model: str) -> Deployment | None:
+    """How a deployment file wants a model run; None for what is no part of one."""
+    file, _, part = model.partition("#")
+    if model in BUILT_IN or Path(file).suffix not in YAML:
+        return None
+    top = read_yaml(_existing(file))
+    return _chosen(top, part) if deployment.is_deployment(top) else None
+
+
+def _existing(file: str) -> Path:
+    path = Path(file)
+    if not path.is_file():
+        fix = "An ONNX or YAML file is given by its path."
+        raise UnknownNameError("model", file, BUILT_IN, fix=fix)
+    return path
+
+
+def _from_yaml(path: Path, part: str) -> ModelSource:
+    top = read_yaml(path)
+    if not deployment.is_deployment(top):
+        if part:
+            raise InvalidFileError(path, f"has no models, of which {part!r} could be one.")
+        proto = custom.build(top)
+        return ModelSource(proto.graph.name, proto)
+    chosen = _chosen(top, part)
+    return ModelSource(chosen.name, chosen.load())
+
+
+def _chosen(top: Section, part: str) -> Deployment:
+    found, path = deployment.read(top), top.path
+    if not part and len(found) > 1:
+        raise InvalidFileError(
+            path,
+            f"has the models {', '.join(found)}: name one, such as {path}#{next(iter(found))}.",
+        )
+    if part and part not in found:
+        raise UnknownNameError(f"model of {path}", part, found)
+    return found[part] if part else next(iter(found.values()))

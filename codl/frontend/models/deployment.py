@@ -1,0 +1,280 @@
+"""Deployment files: which models run, on what, and how; with MACE's keys where they mean the same.
+
+A file names one or more models. Each is an ONNX file, checked against a checksum, or a part of one
+between tensors that the file names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import onnx
+
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.frontend.models.reading import Section, flag, one_of, sequence, sizes, text
+from codl.frontend.models.tensors import Place, cut_out, fix_inputs
+
+#: How each of MACE's other platforms becomes ONNX.
+CONVERTERS = {
+    "tensorflow": (
+        "pip install tf2onnx && python -m tf2onnx.convert --graphdef {model} --output {onnx} "
+        "--inputs {inputs} --outputs {outputs} (or --saved-model FOLDER, --tflite FILE)"
+    ),
+    "caffe": (
+        "pip install caffe2onnx && python -m caffe2onnx.convert --prototxt {model} "
+        "--caffemodel {weights} --onnx {onnx}"
+    ),
+}
+PLATFORMS = ("onnx", *CONVERTERS)
+#: Where a model runs, and the strategy that plans it. MACE's own `cpu+gpu` leaves the choice open.
+RUNTIMES = {"cpu": "cpu", "gpu": "gpu", "cpu_gpu": "", "cpu+gpu": ""}
+#: What the GPU's tensors are stored as. Everything is computed in float32.
+DATA_TYPES = {"fp16_fp32": "float16", "fp32_fp32": "float32"}
+#: Whether Winograd is used; MACE's 2 and 4 are tile sizes, which are chosen by measurement here.
+WINOGRAD = (0, 1, 2, 4)
+#: Keys of MACE's that have no effect here: they are about how its programs are built.
+WITHOUT_EFFECT = (
+    "backend",
+    "build_type",
+    "embed_model_data",
+    "input_ranges",
+    "library_name",
+    "linkshared",
+    "model_data_format",
+    "model_graph_format",
+    "nnlib_graph_mode",
+    "obfuscate",
+    "target_abis",
+    "target_socs",
+)
+TOP_KEYS = ("models", *WITHOUT_EFFECT)
+MODEL_KEYS = (
+    "platform",
+    "model_file_path",
+    "model_sha256_checksum",
+    "weight_file_path",
+    "weight_sha256_checksum",
+    "subgraphs",
+    "runtime",
+    "data_type",
+    "limit_opencl_kernel_time",
+    "winograd",
+    "input_files",
+    *WITHOUT_EFFECT,
+)
+SUBGRAPH_KEYS = (
+    "input_tensors",
+    "input_shapes",
+    "output_tensors",
+    "output_shapes",
+    "input_files",
+    "input_ranges",
+)
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One model of a deployment file.
+
+    `inputs` and `outputs` are the tensors between which it runs, empty for all of the model's own.
+    `strategy` plans it, "" for the usual one; `element` is None where the SoC's own holds.
+    `input_files` are what it is run on, by input. `ignored` are keys that have no effect.
+    """
+
+    file: Path
+    name: str
+    path: Path
+    checksum: str | None
+    inputs: Shapes
+    outputs: Shapes
+    strategy: str
+    element: str | None
+    limit_kernel_time: bool
+    winograd: bool
+    input_files: Mapping[str, Path]
+    ignored: tuple[str, ...]
+
+    def load(self) -> onnx.ModelProto:
+        """The model, checked; raises `InvalidFileError` where it is not what the file says."""
+        if self.checksum is not None:
+            check_sum(self.path, self.checksum)
+        proto = load_onnx(self.path)
+        if self.inputs or self.outputs:
+            place = Place(self.file, f"models.{self.name}.subgraphs[0]")
+            proto = cut_out(proto, tuple(self.inputs), tuple(self.outputs), place)
+            fix_inputs(proto, self.inputs, self.outputs, place)
+        return proto
+
+
+def load_onnx(path: Path) -> onnx.ModelProto:
+    """An ONNX file; raises `InvalidFileError` where it is none."""
+    try:
+        proto = onnx.load(path)
+    except Exception as error:  # protobuf raises many unrelated types
+        reason = str(error).strip().splitlines() or ["it cannot be parsed."]
+        raise InvalidFileError(path, f"not an ONNX model: {reason[0]}") from error
+    if not proto.graph.node:
+        raise InvalidFileError(path, "not an ONNX model: its graph has no nodes.")
+    return proto
+
+
+def check_sum(path: Path, expected: str) -> None:
+    """Raise `InvalidFileError` unless the file has that SHA-256."""
+    with path.open("rb") as file:
+        found = sha256()
+        while block := file.read(1 << 20):
+            found.update(block)
+    if found.hexdigest() != expected.lower():
+        raise InvalidFileError(
+            path,
+            f"its SHA-256 is {found.hexdigest()}, the deployment file says {expected.lower()}.",
+            fix="Get the right file, or correct model_sha256_checksum.",
+        )
+
+
+def is_deployment(top: Section) -> bool:
+    return "models" in top.content
+
+
+def read(top: Section) -> dict[str, Deployment]:
+    """Every model of a deployment file by name; raises `InvalidFileError` with line and key."""
+    top.check_keys(TOP_KEYS)
+    models = top.section("models")
+    if not models.content:
+        models.refuse("expected at least one model.")
+    ignored = tuple(key for key in top.content if key in WITHOUT_EFFECT)
+    return {name: _model(models.section(name), name, ignored) for name in models.content}
+
+
+def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
+    section.check_keys(MODEL_KEYS)
+    platform = section.take("platform", one_of(*PLATFORMS))
+    path = _path(section, "model_file_path")
+    subgraph = _subgraph(section)
+    inputs, outputs = (_tensors(subgraph, side) for side in ("input", "output"))
+    if platform != "onnx":
+        _refuse_platform(section, platform, path, inputs, outputs)
+    if not path.is_file():
+        section.refuse(f"there is no file {str(path)!r}.", "model_file_path")
+    runtime = section.take("runtime", one_of(*RUNTIMES), "cpu_gpu")
+    element = section.take("data_type", one_of(*DATA_TYPES), None)
+    own = tuple(key for key in section.content if key in WITHOUT_EFFECT)
+    return Deployment(
+        file=section.path,
+        name=name,
+        path=path,
+        checksum=section.take("model_sha256_checksum", _checksum, None),
+        inputs=inputs,
+        outputs=outputs,
+        strategy=RUNTIMES[runtime],
+        element=None if element is None else DATA_TYPES[element],
+        limit_kernel_time=section.take("limit_opencl_kernel_time", flag, False),
+        winograd=bool(section.take("winograd", one_of(*WINOGRAD, True, False), 1)),
+        input_files=_input_files(section, subgraph, inputs),
+        ignored=(*ignored, *own),
+    )
+
+
+def _subgraph(section: Section) -> Section | None:
+    if "subgraphs" not in section.content:
+        return None
+    found = list(section.sections("subgraphs"))
+    if len(found) > 1:
+        section.refuse(
+            f"a model has one subgraph, got {len(found)}; give each of the others a model of its "
+            "own with the same model_file_path.",
+            "subgraphs",
+        )
+    found[0].check_keys(SUBGRAPH_KEYS)
+    return found[0]
+
+
+def _tensors(subgraph: Section | None, side: str) -> Shapes:
+    """Shapes by tensor; of the same order and number in the file."""
+    if subgraph is None:
+        return {}
+    names = subgraph.take(f"{side}_tensors", _names)
+    shapes = subgraph.take(f"{side}_shapes", sequence(sizes))
+    if len(names) != len(shapes):
+        subgraph.refuse(
+            f"expected a shape for each of the {len(names)} {side}_tensors, got {len(shapes)}.",
+            f"{side}_shapes",
+        )
+    if len(set(names)) != len(names):
+        subgraph.refuse(f"a tensor is there twice: {', '.join(names)}.", f"{side}_tensors")
+    return dict(zip(names, shapes, strict=True))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """A list of names, or one name."""
+    return (text(value),) if isinstance(value, str) else sequence(text)(value)
+
+
+def _input_files(section: Section, subgraph: Section | None, inputs: Shapes) -> Mapping[str, Path]:
+    """One `.npz` file for all inputs (named ""), a file for each in order, or files by name."""
+    holders = [s for s in (section, subgraph) if s is not None and "input_files" in s.content]
+    if not holders:
+        return {}
+    if len(holders) > 1:
+        section.refuse("input_files is given here and in the subgraph: once is enough.")
+    holder = holders[0]
+    given = holder.take("input_files", lambda value: value)
+    if isinstance(given, Mapping):
+        by_name = {name: text(value) for name, value in given.items()}
+        for name in by_name:
+            if inputs and name not in inputs:
+                reason = str(UnknownNameError("input tensor", name, inputs))
+                holder.refuse(reason, "input_files")
+        return {name: holder.path.parent / value for name, value in by_name.items()}
+    files = holder.take("input_files", _names)
+    paths = [holder.path.parent / file for file in files]
+    if len(paths) == 1 and paths[0].suffix == ".npz":
+        return {"": paths[0]}
+    if len(paths) != len(inputs):
+        holder.refuse(
+            f"expected one .npz file, or a file for each of the {len(inputs)} input_tensors, got "
+            f"{len(paths)}.",
+            "input_files",
+        )
+    return dict(zip(inputs, paths, strict=True))
+
+
+def _path(section: Section, key: str) -> Path:
+    """A path beside the deployment file, or an absolute one."""
+    given = section.take(key, text)
+    if "://" in given:
+        section.refuse(f"codl downloads nothing: fetch {given} and give its path.", key)
+    return section.path.parent / given
+
+
+def _checksum(value: Any) -> str:
+    if (
+        isinstance(value, str)
+        and len(value) == 64
+        and set(value.lower()) <= set("0123456789abcdef")
+    ):
+        return value
+    raise ValueError("expected a SHA-256 of 64 hexadecimal digits (in quotes)")
+
+
+def _refuse_platform(
+    section: Section, platform: str, path: Path, inputs: Shapes, outputs: Shapes
+) -> NoReturn:
+    weights = section.take("weight_file_path", text, f"{path.with_suffix('.caffemodel')}")
+    command = CONVERTERS[platform].format(
+        model=path,
+        onnx=path.with_suffix(".onnx"),
+        weights=weights,
+        inputs=",".join(f"{name}:0" for name in inputs) or "NAMES",
+        outputs=",".join(f"{name}:0" for name in outputs) or "NAMES",
+    )
+    raise UnsupportedError(
+        f"{section.path}, {section.name}: platform {platform} is not read, only onnx. Convert the "
+        f"model: {command}. Then set platform: onnx and model_file_path, and list the input_shapes "
+        "as nchw, if the model has become that."
+    )

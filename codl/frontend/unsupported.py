@@ -1,0 +1,206 @@
+"""Parts of a graph that codl has no operators for become nodes of their own, each a whole model.
+
+Such a part is a convex group of nodes: it can run once all its inputs are there. Between it and
+the rest of the network pass float32 tensors of known sizes only, so that they may lie on either
+processor. Tensors of integers and booleans, and those whose sizes depend on data, stay inside: the
+group grows until they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from codl.errors import UnsupportedError
+from codl.frontend.converters import LOWERINGS
+from codl.frontend.converters.elementwise import ACTIVATIONS, activation_alone
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.passes import FLOATS, is_alias
+from codl.frontend.subgraph import enclosing_node
+from codl.ir.onnx_node import Node
+
+#: Constants of more elements are not looked at to see whether a node can be lowered.
+LARGE = 1 << 16
+#: Inputs that may be integers which the caller gives, by the node's type: they are held as floats.
+INDICES: Mapping[str, int] = {"Gather": 1}
+
+
+def enclose(graph: Graph) -> Graph:
+    """The graph with every group of nodes that codl cannot lower as one node."""
+    parts = _Parts(graph)
+    foreign = {node.name for node in graph.nodes if not _is_known(graph, node)}
+    if not foreign and not parts.inner:
+        return graph
+    parts.add(foreign)
+    for tensor in parts.inner:
+        parts.join(tensor)
+    parts.merge_neighbours()
+    return parts.graph_of_groups()
+
+
+def _is_known(graph: Graph, node: Node) -> bool:
+    """Whether a node has a lowering, and floats to compute with."""
+    for index, name in enumerate(node.inputs):
+        given = name in graph.inputs and INDICES.get(node.type) == index
+        given |= name in graph.inputs and node.type == "Cast"
+        if name and name not in graph.constants and not given and not _may_cross(graph, name):
+            return False
+    if any(name and not _may_cross(graph, name) for name in node.outputs):
+        return False
+    if is_alias(graph, node):
+        return True
+    lowering = activation_alone if node.type in ACTIVATIONS else LOWERINGS.get(node.type)
+    if lowering is None or (node.proto is not None and node.proto.domain not in ("", "ai.onnx")):
+        return False
+    try:
+        made = {step.output for step in lowering(_light(graph, node), node)}
+    except (UnsupportedError, KeyError):
+        return False
+    return made.issuperset(name for name in node.outputs if graph.is_read(name))
+
+
+def _light(graph: Graph, node: Node) -> Graph:
+    """The graph with small constants in the place of a node's large ones: only sizes matter."""
+    large = {
+        name: np.broadcast_to(np.zeros((), graph.constants[name].dtype), graph.shapes[name])
+        for name in node.inputs
+        if name in graph.constants and graph.constants[name].size > LARGE
+    }
+    constants: Mapping[str, NDArray[np.generic]] = {**graph.constants, **large}
+    return replace(graph, constants=constants) if large else graph
+
+
+def _may_cross(graph: Graph, tensor: str) -> bool:
+    """Whether a tensor may pass between a group and the rest."""
+    known = tensor in graph.shapes and tensor not in graph.unknown
+    return known and graph.types.get(tensor, TensorProto.FLOAT) in FLOATS
+
+
+@dataclass
+class _Parts:
+    """The groups of a graph's nodes: a number for every node that is in one."""
+
+    graph: Graph
+    group: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        return {name: node for node in self.graph.nodes for name in node.outputs if name}
+
+    @cached_property
+    def readers(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            for name in node.reads:
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def inner(self) -> list[str]:
+        """Tensors that a node makes and that must stay inside a group."""
+        return [name for name in self.producer if not _may_cross(self.graph, name)]
+
+    def add(self, names: Iterable[str]) -> None:
+        """Give nodes groups of their own."""
+        for name in names:
+            self.group.setdefault(name, len(self.group))
+
+    def join(self, tensor: str) -> None:
+        """Put whoever makes and reads a tensor in one group, with all that lies between them."""
+        nodes = [self.producer[tensor], *self.readers.get(tensor, [])]
+        self.add(node.name for node in nodes)
+        for node in nodes[1:]:
+            self._unite(node, nodes[0])
+        self._fill(self.group[nodes[0].name])
+
+    def merge_neighbours(self) -> None:
+        """Unite groups that hand tensors to each other, where nothing outside lies between."""
+        for node in self.graph.nodes:
+            for name in node.reads:
+                before = self.producer.get(name)
+                if before is None or not {node.name, before.name} <= self.group.keys():
+                    continue
+                mine, theirs = self.group[node.name], self.group[before.name]
+                both = {n for n, own in self.group.items() if own in (mine, theirs)}
+                if mine != theirs and self._between(both) <= both:
+                    self._unite(node, before)
+
+    def _unite(self, one: Node, other: Node) -> None:
+        mine, theirs = self.group[one.name], self.group[other.name]
+        self.group |= {name: theirs for name, own in self.group.items() if own == mine}
+
+    def _fill(self, number: int) -> None:
+        """Take nodes in, and their groups, until no path leaves a group and comes back."""
+        while True:
+            own = {name for name, group in self.group.items() if group == number}
+            missing = self._between(own) - own
+            if not missing:
+                return
+            self.add(missing)
+            taken = {self.group[name] for name in missing}
+            self.group |= {n: number for n, group in self.group.items() if group in taken}
+
+    def _between(self, names: set[str]) -> set[str]:
+        """Nodes on paths from some to some; groups that a path enters are passed as a whole."""
+        after = self._reached(names, self._next)
+        before = self._reached(names, self._previous)
+        return (after & before) | names
+
+    def _reached(self, names: set[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+        members: dict[int, list[str]] = {}
+        for name, number in self.group.items():
+            members.setdefault(number, []).append(name)
+        seen: set[str] = set()
+        left = [near for name in names for near in step(name)]
+        while left:
+            name = left.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            own = members.get(self.group[name], []) if name in self.group else []
+            left += [near for one in (name, *own) for near in step(one)]
+            left += own
+        return seen
+
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.graph.nodes}
+
+    def _next(self, name: str) -> Iterator[str]:
+        for tensor in self._by_name[name].outputs:
+            yield from (reader.name for reader in self.readers.get(tensor, []))
+
+    def _previous(self, name: str) -> Iterator[str]:
+        for tensor in self._by_name[name].reads:
+            if tensor in self.producer:
+                yield self.producer[tensor].name
+
+    def graph_of_groups(self) -> Graph:
+        """The graph with a node for every group, in a topological order."""
+        members: dict[int, list[Node]] = {}
+        for node in self.graph.nodes:
+            if node.name in self.group:
+                members.setdefault(self.group[node.name], []).append(node)
+        made = {number: enclosing_node(self.graph, nodes) for number, nodes in members.items()}
+        left = [node for node in self.graph.nodes if node.name not in self.group]
+        left += made.values()
+        types = {**self.graph.types}
+        types |= {name: TensorProto.FLOAT for node in made.values() for name in node.outputs}
+        return replace(self.graph, nodes=tuple(_sorted(self.graph, left)), types=types)
+
+
+def _sorted(graph: Graph, nodes: list[Node]) -> Iterator[Node]:
+    """Nodes in topological order, otherwise as they come in the graph."""
+    order = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
+    left = sorted(nodes, key=lambda node: max(order[name] for name in node.outputs if name))
+    missing = {name for node in left for name in node.outputs}
+    while left:
+        node = next(node for node in left if missing.isdisjoint(node.reads))
+        left.remove(node)
+        missing.difference_update(node.outputs)
+        yield node

@@ -1,0 +1,67 @@
+"""A network: a model whose nodes have become operators, with weights, in topological order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+
+from codl.ir.op_text import to_text
+from codl.ir.ops.base import Array, Op, Weights
+from codl.ir.region import Shape
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operator in its place: the tensors it reads and writes, and its weights."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+    output: str
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in topological order.
+
+    `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
+    shape that the model declares for it. `constants` are tensors that layers read like any other
+    and that never change, shaped nchw. All tensors are float32; `types` are
+    those (NumPy's names) as which callers see the inputs and outputs that the model has otherwise.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
+        return {**self.inputs, **fixed, **{x.output: x.op.output for x in self.layers}}
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the structure (not the weights), as plans and datasets refer to it."""
+        lines = [
+            f"{layer.name} {to_text(layer.op)} {','.join(layer.inputs)} {layer.output}"
+            for layer in self.layers
+        ]
+        lines += [f"{name} {holder}" for name, (holder, _) in self.outputs.items()]
+        return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def readers(self, tensor: str) -> list[Layer]:
+        return self._readers.get(tensor, [])
+
+    @cached_property
+    def _readers(self) -> Mapping[str, list[Layer]]:
+        found: dict[str, list[Layer]] = {}
+        for layer in self.layers:
+            for name in dict.fromkeys(layer.inputs):
+                found.setdefault(name, []).append(layer)
+        return found

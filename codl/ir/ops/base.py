@@ -1,0 +1,214 @@
+"""What every operator declares: shapes, work, and which inputs a part of the output needs.
+
+Everything else follows from that declaration: the halo of a split (padding of the paper's Eq. 1),
+what may be chained, what must be shared at a chain's ends, and the features of the predictors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import erf, lcm, pi, sqrt
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir.region import Region, Shape, Span
+
+Array: TypeAlias = NDArray[np.float32]
+Weights: TypeAlias = Mapping[str, Array]
+Dim: TypeAlias = Literal["H", "OC", "N"]
+SomeOp = TypeVar("SomeOp", bound="Op")
+
+#: What of a region every dimension cuts.
+AXES: Mapping[Dim, str] = {"H": "rows", "OC": "channels", "N": "images"}
+
+
+class Pad(NamedTuple):
+    """Explicit padding, in elements; either half of a split has it on its outer sides only."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+#: Activations by name, with the parameters (`alpha`, `beta`) that each takes, in float64.
+ACTIVATIONS: Mapping[str, tuple[int, Callable[..., NDArray[np.float64]]]] = {
+    "none": (0, lambda x: x),
+    "relu": (0, lambda x: np.maximum(x, 0)),
+    "leaky_relu": (1, lambda x, alpha: np.where(x < 0, alpha * x, x)),
+    "clip": (2, np.clip),
+    "sigmoid": (0, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": (0, np.tanh),
+    "hard_sigmoid": (2, lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1)),
+    "hard_swish": (0, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "gelu": (0, lambda x: 0.5 * x * (1 + np.vectorize(erf, [float])(x / sqrt(2)))),
+    "gelu_tanh": (0, lambda x: 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))),
+    "silu": (0, lambda x: x / (1 + np.exp(-x))),
+    "elu": (1, lambda x, alpha: np.where(x < 0, alpha * np.expm1(x), x)),
+    "erf": (0, lambda x: np.vectorize(erf, [float])(x)),
+}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function applied to every element of an operator's output, one of `ACTIVATIONS`."""
+
+    kind: str = "none"
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (self.alpha, self.beta)[: ACTIVATIONS[self.kind][0]]
+
+    def reference(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return ACTIVATIONS[self.kind][1](x, *self.parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One operator: a node's type, shapes and attributes, without its weights.
+
+    Frozen and hashable, so that equal operators are measured and predicted once. A subclass sets
+    `kind` and implements the abstract properties; a half of a split op is again an `Op`.
+    """
+
+    inputs: tuple[Shape, ...]
+    activation: Activation = Activation()
+
+    kind: ClassVar[str] = ""
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Dimensions on which the output may be split; the first is preferred on ties."""
+        images: tuple[Dim, ...] = ("N",) if self.keeps_images and self.output.n > 1 else ()
+        return (*self.inner_dims, *images)
+
+    @property
+    def inner_dims(self) -> tuple[Dim, ...]:
+        """Those of `dims` that cut through images."""
+        raise NotImplementedError
+
+    @property
+    def keeps_images(self) -> bool:
+        """True where image i of the output depends on image i alone of every input.
+
+        An input of one image may be read for every one.
+        """
+        return True
+
+    @property
+    def images(self) -> int:
+        """How many images are computed one after another, by the kernels of one image."""
+        return self.output.n
+
+    @property
+    def one_image(self) -> Op:
+        """What is computed for each of `images`."""
+        if self.images == 1:
+            return self
+        return self.restrict(Region.whole(self.output)._replace(images=Span(0, 1)))
+
+    @property
+    def acts_on_channels_alone(self) -> bool:
+        """True where output channel i depends on input channel i alone: an OC chain may go on."""
+        return False
+
+    @property
+    def input(self) -> Shape:
+        return self.inputs[0]
+
+    @property
+    def output(self) -> Shape:
+        raise NotImplementedError
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, a multiply-add counted as two."""
+        raise NotImplementedError
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every weight; empty for an op without any."""
+        return {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all inputs, weights and the output as float32, each counted once."""
+        weights = sum(4 * int(np.prod(shape)) for shape in self.weight_shapes.values())
+        return sum(shape.bytes for shape in self.inputs) + weights + self.output.bytes
+
+    @property
+    def flavor(self) -> str:
+        """What tells ops of one kind apart in latency, such as a pooling's mode; "" for most."""
+        return ""
+
+    @property
+    def fuses_activations(self) -> bool:
+        """Whether an activation behind the op can become a part of it."""
+        return True
+
+    @property
+    def channel_step(self) -> int:
+        """A cut through the output channels must lie on a multiple of this."""
+        return 1
+
+    def needs(self, part: Region, index: int = 0) -> Region:
+        """The region of input `index` from which the region `part` of the output is computed."""
+        raise NotImplementedError
+
+    def _with(self: SomeOp, **fields: Any) -> SomeOp:
+        """As `dataclasses.replace`, in a fifth of the time: a search makes thousands of parts.
+
+        For ops that check nothing and keep nothing but their fields.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **fields)
+        return made
+
+    def restrict(self, part: Region) -> Op:
+        """The ordinary op that computes the region `part` of the output from what it needs."""
+        raise NotImplementedError
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+        """The weights of `restrict(part)`, as views: all have an output channel as first axis."""
+        rows = slice(*part.channels)
+        return {name: value[rows] for name, value in weights.items()}
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        """The output in float64, written for clarity: what every kernel is tested against."""
+        raise NotImplementedError
+
+    def with_activation(self, activation: Activation) -> Op:
+        return replace(self, activation=activation)
+
+
+def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:
+    """Cut an op's output into the CPU's and the GPU's region (the GPU takes the first part).
+
+    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows and images are
+    cut anywhere. A ratio of 0 or 1 leaves one side empty; any other neither, where the size allows.
+    """
+    (place,) = cuts(op, dim, [gpu_ratio], align=align)
+    whole, axis = Region.whole(op.output), AXES[dim]
+    size = getattr(whole, axis).size
+    first, rest = (whole._replace(**{axis: span}) for span in (Span(0, place), Span(place, size)))
+    return rest, first
+
+
+def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> list[int]:
+    """Where `split` cuts an op's output at such ratios: how many rows, say, are the GPU's."""
+    size = getattr(Region.whole(op.output), AXES[dim]).size
+    step = lcm(align, op.channel_step) if dim == "OC" else 1
+    found = []
+    for ratio in gpu_ratios:
+        place = size if ratio == 1 else min(round(ratio * size / step) * step, size)
+        if 0 < ratio < 1 and place in (0, size) and size > step:
+            place = step if place == 0 else (size - 1) // step * step
+        found.append(place)
+    return found

@@ -1,0 +1,94 @@
+"""Products of matrices, one for every index of broadcast batch axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir.ops.base import Weights
+from codl.ir.ops.nd import NdOp, Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatMul(NdOp):
+    """`alpha * a @ b`, each of at least two axes, the last two being a matrix.
+
+    `shapes` are a and b or, with a constant b, a alone; then `matrix` is the sizes of b (two axes),
+    which with a bias for each column are weights. `trans_a` and `trans_b`: a matrix is stored with
+    its rows as columns.
+    """
+
+    matrix: Sizes = ()
+    trans_a: bool = False
+    trans_b: bool = False
+    alpha: float = 1.0
+
+    kind: ClassVar[str] = "matmul"
+
+    @property
+    def flavor(self) -> str:
+        return "constant" if self.matrix else ""
+
+    @property
+    def sizes(self) -> tuple[Sizes, Sizes]:
+        """Of a and b."""
+        return self.shapes[0], self.matrix or self.shapes[1]
+
+    @property
+    def m(self) -> int:
+        return self.shapes[0][-1 if self.trans_a else -2]
+
+    @property
+    def k(self) -> int:
+        return self.shapes[0][-2 if self.trans_a else -1]
+
+    @property
+    def n(self) -> int:
+        return self.sizes[1][-2 if self.trans_b else -1]
+
+    @property
+    def batch(self) -> Sizes:
+        """The sizes of the output's batch axes."""
+        a, b = self.sizes
+        return np.broadcast_shapes(a[:-2], b[:-2])
+
+    @property
+    def out_sizes(self) -> Sizes:
+        return (*self.batch, self.m, self.n)
+
+    @property
+    def keeps_images(self) -> bool:
+        return len(self.out_sizes) > 2 or not self.trans_a
+
+    def has_images(self, index: int) -> bool:
+        """Rows of the left matrix are images where there is one matrix only."""
+        if len(self.out_sizes) == 2:
+            return self.keeps_images and index == 0
+        sizes = self.shapes[index]
+        return len(sizes) == len(self.out_sizes) and sizes[0] == self.output.n
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.k * prod(self.out_sizes)
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": self.matrix, "bias": (self.n,)} if self.matrix else {}
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        a = inputs[0].reshape(self.shapes[0])
+        b = weights["weight"].astype(np.float64) if self.matrix else inputs[1]
+        b = b.reshape(self.sizes[1])
+        a = a.swapaxes(-1, -2) if self.trans_a else a
+        b = b.swapaxes(-1, -2) if self.trans_b else b
+        value = self.alpha * (a @ b)
+        if self.matrix:
+            value = value + weights["bias"]
+        return self.activation.reference(value.reshape(self.output))

@@ -1,0 +1,234 @@
+"""Ops that only move elements: every output element is one input element, or a constant.
+
+All are separable: along each axis of the output, an index of the input depends on that axis alone.
+So each op is one table an axis (`offsets`), and one kernel does them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir.ops.base import Weights
+from codl.ir.ops.nd import NdOp, Sizes
+
+#: For every index along one output axis: input elements to go from the first, or -1 for none.
+Offsets = NDArray[np.int64]
+
+PadMode = Literal["constant", "edge", "reflect", "wrap"]
+
+
+class Movement(NdOp):
+    """What such ops share: a subclass gives `offsets` and, for the reference, `moved`."""
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        """One table for every axis of the output as it is written, which may be split further.
+
+        Output element (i, j, ...) is input element `offsets[0][i] + offsets[1][j] + ...`; where
+        one of them is negative it is `fill`.
+        """
+        raise NotImplementedError
+
+    @property
+    def fill(self) -> float:
+        """The value of elements that come from nowhere."""
+        return 0.0
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The output of an input shaped as in the model."""
+        raise NotImplementedError
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        result = self.moved(inputs[0].reshape(self.shapes[0]))
+        return self.activation.reference(result.reshape(self.output))
+
+
+def axis_offsets(sizes: Sizes) -> list[Offsets]:
+    """The tables of a dense tensor in its own order."""
+    return [np.arange(size) * prod(sizes[axis + 1 :]) for axis, size in enumerate(sizes)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transpose(Movement):
+    """Output axis i is input axis `perm[i]`.
+
+    `axes`: the sizes under which the input is seen, where these are not its own; `to`: the sizes
+    under which the output is left. So depth-to-space and channel shuffle are one transpose each.
+    """
+
+    perm: Sizes
+    axes: Sizes = ()
+    to: Sizes = ()
+
+    kind: ClassVar[str] = "transpose"
+
+    @property
+    def seen(self) -> Sizes:
+        return self.axes or self.shapes[0]
+
+    @property
+    def out_sizes(self) -> Sizes:
+        return self.to or tuple(self.seen[axis] for axis in self.perm)
+
+    @property
+    def keeps_images(self) -> bool:
+        first = {sizes[:1] for sizes in (self.shapes[0], self.seen, self.out_sizes)}
+        return self.perm[:1] == (0,) and len(first) == 1 and len(self.out_sizes) > 1
+
+    def for_images(self, count: int) -> dict[str, Any]:
+        axes, to = ((count, *sizes[1:]) if sizes else () for sizes in (self.axes, self.to))
+        return {**super().for_images(count), "axes": axes, "to": to}
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        tables = axis_offsets(self.seen)
+        return tuple(tables[axis] for axis in self.perm)
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.transpose(x.reshape(self.seen), self.perm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice(Movement):
+    """Along every axis `to` elements, the first at `starts`, each `steps` (any sign) further."""
+
+    starts: Sizes
+    steps: Sizes
+    to: Sizes
+
+    kind: ClassVar[str] = "slice"
+
+    @property
+    def out_sizes(self) -> Sizes:
+        return self.to
+
+    @property
+    def keeps_images(self) -> bool:
+        return (self.starts[:1], self.steps[:1], self.to[:1]) == ((0,), (1,), self.shapes[0][:1])
+
+    def for_images(self, count: int) -> dict[str, Any]:
+        return {**super().for_images(count), "to": (count, *self.to[1:])}
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        given = zip(axis_offsets(self.shapes[0]), self.starts, self.steps, self.to, strict=True)
+        return tuple(table[start + step * np.arange(n)] for table, start, step, n in given)
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        given = zip(self.starts, self.steps, self.to, strict=True)
+        for axis, (start, step, count) in enumerate(given):
+            x = np.take(x, [start + step * i for i in range(count)], axis)
+        return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile(Movement):
+    """The input so many times along every axis; stretching an axis of size 1 is the same."""
+
+    repeats: Sizes
+
+    kind: ClassVar[str] = "tile"
+
+    @property
+    def out_sizes(self) -> Sizes:
+        return tuple(n * r for n, r in zip(self.shapes[0], self.repeats, strict=True))
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        # An axis of the input and its repetitions are two axes of the output.
+        pairs = zip(axis_offsets(self.shapes[0]), self.repeats, strict=True)
+        tables = [(np.zeros(repeat, np.int64), table) for table, repeat in pairs]
+        return tuple(table for pair in tables for table in pair)
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.tile(x, self.repeats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadNd(Movement):
+    """`before` and `after` are elements added along every axis; negative ones are cut off."""
+
+    before: Sizes
+    after: Sizes
+    mode: PadMode = "constant"
+    value: float = 0.0
+
+    kind: ClassVar[str] = "pad"
+
+    @property
+    def flavor(self) -> str:
+        return self.mode
+
+    @property
+    def fill(self) -> float:
+        return self.value
+
+    @property
+    def out_sizes(self) -> Sizes:
+        sides = zip(self.shapes[0], self.before, self.after, strict=True)
+        return tuple(size + before + after for size, before, after in sides)
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        tables = []
+        sides = zip(axis_offsets(self.shapes[0]), self.before, self.after, strict=True)
+        for table, before, after in sides:
+            kept = table[max(-before, 0) : table.size - max(-after, 0)]
+            wide = (max(before, 0), max(after, 0))
+            given: dict[str, Any] = {"constant_values": -1} if self.mode == "constant" else {}
+            tables.append(np.pad(kept, wide, self.mode, **given))
+        return tuple(tables)
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        sides = list(zip(self.before, self.after, strict=True))
+        kept = x[tuple(slice(max(-b, 0), n - max(-a, 0))
+                       for n, (b, a) in zip(x.shape, sides, strict=True))]  # fmt: skip
+        given: dict[str, Any] = {"constant_values": self.value} if self.mode == "constant" else {}
+        wide = [(max(before, 0), max(after, 0)) for before, after in sides]
+        return np.pad(kept, wide, self.mode, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows(Movement):
+    """All windows along the third of four axes, as (image, window, channel, tap, inner).
+
+    There are `count` of them; windows and taps are seen as images and channels by whoever reads.
+    """
+
+    count: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+
+    kind: ClassVar[str] = "windows"
+
+    @property
+    def out_sizes(self) -> Sizes:
+        n, c, _, inner = self.shapes[0]
+        return (n * self.count, c * self.kernel, inner, 1)
+
+    @property
+    def offsets(self) -> tuple[Offsets, ...]:
+        images, channels, rows, inner = axis_offsets(self.shapes[0])
+        first = np.arange(self.count) * self.stride
+        taps = np.arange(self.kernel) * self.dilation
+        return (images, rows[first], channels, rows[taps], inner)
+
+    def moved(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        taps = [
+            x[:, :, w * self.stride : w * self.stride + (self.kernel - 1) * self.dilation + 1]
+            for w in range(self.count)
+        ]
+        return np.stack([tap[:, :, :: self.dilation] for tap in taps], 1)

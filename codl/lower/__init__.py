@@ -1,0 +1,1 @@
+"""From a plan to an executable: partition, fusion, layout, memory and transfers; pure."""

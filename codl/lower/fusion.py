@@ -1,0 +1,100 @@
+"""What of the GPU's half runs in one kernel: a convolution, and the residual add behind it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codl.ir import Layer, Region
+from codl.ir.ops.base import Activation
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.lower.partition import Half, Part
+
+
+@dataclass(frozen=True)
+class Work:
+    """A part of a layer, and the residual add that its kernels compute too, where there is one."""
+
+    part: Part
+    add: Part | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.part,) if self.add is None else (self.part, self.add)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(part.layer.name for part in self.parts)
+
+    @property
+    def label(self) -> str:
+        return " + ".join(self.names)
+
+    @property
+    def result(self) -> Part:
+        """The part whose output is stored."""
+        return self.parts[-1]
+
+    @property
+    def reads(self) -> tuple[tuple[str, Region], ...]:
+        """The tensors read, with the region of each; the residual is the last."""
+        pairs = [
+            pair for part in self.parts for pair in zip(part.layer.inputs, part.needs, strict=True)
+        ]
+        inside = self.part.layer.output
+        return tuple(pair for pair in pairs if pair[0] != inside)
+
+
+def residual_adds(layers: Sequence[Layer], outputs: Collection[str]) -> dict[str, Layer]:
+    """The residual add that each convolution among layers could compute, by the convolution's name.
+
+    `outputs` are the tensors that are read by others than these layers.
+    """
+    places = {layer.output: place for place, layer in enumerate(layers)}
+    reads = Counter(name for layer in layers for name in layer.inputs)
+    found = {}
+    for add in filter(_adds_alike, layers):
+        # Of the two that are added the one that is computed later has the other at hand.
+        later = max(add.inputs, key=lambda name: places.get(name, -1))
+        if later in places and later not in outputs and reads[later] == 1:
+            own = layers[places[later]]
+            # A kernel can add to what it computes before an activation, not behind one.
+            if (own.op.kind, own.op.activation) == ("conv2d", Activation()):
+                found[own.name] = add
+    return found
+
+
+def _adds_alike(layer: Layer) -> bool:
+    """Whether a layer is the sum of two tensors of its own shape."""
+    op = layer.op
+    return isinstance(op, Eltwise) and op.mode == "add" and set(op.inputs) == {op.output}
+
+
+def works(
+    half: Half, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
+) -> list[Work]:
+    """The half in order, each residual add with its convolution where that is to compute it.
+
+    So an add may come before its turn: what it reads is there by then, and what it makes is read
+    later. `outputs` are the tensors that are read outside the half; `variants` those planned, by
+    layer.
+    """
+    parts = {part.layer.name: part for part in half.parts}
+    adds: dict[str, Part] = {}
+    for name, layer in residual_adds([part.layer for part in half.parts], outputs).items():
+        own, add = parts[name], parts[layer.name]
+        found = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
+        if own.region == add.region and pays(found[0], found[1], soc):
+            adds[name] = add
+    fused = {add.layer.name for add in adds.values()}
+    return [Work(part, adds.get(name)) for name, part in parts.items() if name not in fused]
+
+
+def pays(convolution: Any, add: Any, soc: Soc) -> bool:
+    """Whether two variants may become one kernel on a SoC, and that is the faster way."""
+    slow_on: frozenset[str] = getattr(convolution, "adds_slowly_on", frozenset())
+    return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on

@@ -1,0 +1,1 @@
+"""Measuring: what to measure, timing, drift, the collector, datasets and their importers."""

@@ -1,0 +1,123 @@
+"""Ops that attention is made of, at a spread of sizes: measured first, whatever the models are.
+
+The models that a collection measures by default have no attention. A network with some is planned
+all the same, and what nobody has measured of it could only be estimated (`codl.plan.roofline`). A
+few dozen rows of each kernel variant take some tens of seconds, and such networks are planned by
+them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from codl.ir import Op, parse
+
+SEED = 17
+#: Maps of tokens, channels for each head, and heads.
+SIDES = (4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+HEAD, HEADS = (8, 64), (2, 3, 4, 6, 8, 12)
+#: No tensor of a block has more elements, and its tokens meet in no more pairs for all heads.
+MOST_ELEMENTS, MOST_PAIRS = 1 << 20, 1 << 19
+MODES = ("mean", "sum", "l2")
+#: Functions behind its products and copies; most have none.
+FUNCTIONS = ("", "", "", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_swish", "relu")
+
+
+@dataclass(frozen=True)
+class Block:
+    """`side` x `side` tokens of `heads` heads, each of `head` channels, widened `wider` times."""
+
+    side: int
+    heads: int
+    head: int
+    wider: int
+
+    @property
+    def tokens(self) -> int:
+        return self.side**2
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.head
+
+    @property
+    def is_small(self) -> bool:
+        widest = self.tokens * self.channels * max(self.wider, 3)
+        return widest <= MOST_ELEMENTS and self.heads * self.tokens**2 <= MOST_PAIRS
+
+
+def attention_ops(blocks: int) -> list[Op]:
+    """The distinct ops of so many blocks; those of fewer blocks come first."""
+    dice = random.Random(SEED)
+    found: dict[Op, None] = {}
+    for number in range(blocks):
+        found.update(dict.fromkeys(_ops(_block(dice), number, dice)))
+    return list(found)
+
+
+def _block(dice: random.Random) -> Block:
+    while True:
+        head = round(HEAD[0] * (HEAD[1] / HEAD[0]) ** dice.random() / 4) * 4
+        block = Block(dice.choice(SIDES), dice.choice(HEADS), head, dice.choice((1, 2, 3, 4)))
+        if block.is_small:
+            return block
+
+
+def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
+    def function() -> str:
+        name = dice.choice(FUNCTIONS)
+        return f" act={name}" if name else ""
+
+    s, n, c, h, d = block.side, block.tokens, block.channels, block.heads, block.head
+    m = c * block.wider
+    yield parse(f"norm in=1x{s}x{s}x{c},1x1x1x{c},1x1x1x{c} axis=3")
+    yield parse(f"norm in=1x{n}x{c},1x1x{c},1x1x{c} axis=2")
+    yield parse(f"matmul in={n}x{c} matrix={c}x{m}{function()}")
+    yield parse(f"matmul in=1x{n}x{m} matrix={m}x{c}")
+    yield parse(f"matmul in=1x{h}x{n}x{d},1x{h}x{d}x{n} alpha={d**-0.5:.6g}")
+    yield parse(f"softmax in=1x{h}x{n}x{n} axes=3")
+    yield parse(f"matmul in=1x{h}x{n}x{n},1x{h}x{n}x{d}")
+    yield parse(f"eltwise in=1x{h}x{n}x{n},1x{h}x{n}x{n}")
+    yield parse(f"eltwise in=1x{n}x{c}x1,1x{n}x{c}x1 mode={dice.choice(('add', 'mul', 'div'))}")
+    yield parse(f"eltwise in=1x{c}x{s}x{s} mode=identity{function()}")
+    yield parse(f"conv2d in=1x{c}x{s}x{s} oc={c} kernel=1x1{function()}")
+    yield _transpose(block, dice)
+    yield _transpose(block, dice)
+    yield parse(f"reshape in={n}x{m} to=1x{s}x{s}x{m}{function()}")
+    yield parse(f"reshape in=1x{n}x{c} to=1x{n}x{h}x{d}")
+    which = dice.randrange(3)
+    yield parse(
+        f"slice in=1x{n}x3x{h}x{d} starts=0x0x{which}x0x0 steps=1x1x1x1x1 to=1x{n}x1x{h}x{d}"
+    )
+    for more, axis in enumerate((1, 2)):
+        mode = MODES[(number + more) % len(MODES)]
+        yield parse(f"reduce in=1x{n}x{c} mode={mode} axes={axis} keepdims=1")
+    repeated = (f"1x{h}x{d}x1 repeats=1x1x1x{n}", f"1x1x{c} repeats=1x{n}x1")[number % 2]
+    yield parse(f"tile in={repeated}")
+    yield _rare(block, dice)
+
+
+def _transpose(block: Block, dice: random.Random) -> Op:
+    s, n, c, h, d = block.side, block.tokens, block.channels, block.heads, block.head
+    ways = (
+        f"1x{s}x{s}x{c} perm=0x3x1x2",
+        f"1x{c}x{s}x{s} perm=0x2x3x1",
+        f"1x{n}x{h}x{d} perm=0x2x1x3",
+        f"1x{h}x{n}x{d} perm=0x2x1x3",
+        f"1x{n}x{h}x{d} perm=0x2x3x1",
+        f"1x{n}x{c} perm=0x2x1",
+        f"1x{n}x3x{h}x{d} perm=2x0x3x1x4",
+    )
+    return parse(f"transpose in={dice.choice(ways)}")
+
+
+def _rare(block: Block, dice: random.Random) -> Op:
+    """What a block has at most one of."""
+    s, n, c = block.side, block.tokens, block.channels
+    ways = (
+        f"concat in=1x{c}x{s}x{s},1x{c}x{s}x{s}",
+        f"slice in=1x{n}x{c} starts=0x0x0 steps=1x1x1 to=1x{n}x{max(1, c // 2)}",
+    )
+    return parse(dice.choice(ways))

@@ -1,0 +1,80 @@
+"""Measures every kernel variant of both processors for an op, in turns: what `codl bench` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codl.ir import Op
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
+from codl.kernels import registry, tuned
+from codl.kernels.base import Choice, Variant
+from codl.measure.op_runner import GpuWork, cpu_work, filler
+from codl.measure.protocol import Latency, Protocol, measure_together
+from codl.runtime import threads
+from codl.runtime.opencl import open_device
+
+ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One variant on one op; `choice` is the tuned one, None where the variant's first holds."""
+
+    variant: str
+    processor: Processor
+    latency: Latency
+    gflops: float
+    choice: Choice | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A variant that was not measured: it refuses the op, or the device failed on it."""
+
+    variant: str
+    processor: Processor
+    reason: str
+
+
+def bench(
+    op: Op, soc: Soc, *, every: bool = False, protocol: Protocol | None = None
+) -> tuple[list[BenchRow], list[Refused]]:
+    """Measure an op; `every` includes variants that are not for this SoC."""
+    gpu = open_device(soc)
+    threads.pin([0], soc.cpu.cores)
+    works: list[tuple[Any, Callable[[int], None]]] = []
+    refused: list[Refused] = []
+    for variant in (v for v in registry.VARIANTS if v.op_kind == op.kind):
+        reason = _refusal(variant, op, soc, every)
+        try:
+            if reason is None:
+                works.append((variant, _work(variant, op, soc, gpu)))
+        except Exception as error:  # a variant that fails is a row, not the end
+            reason = str(error)
+        if reason is not None:
+            refused.append(Refused(variant.name, variant.processor, reason))
+    samples = measure_together([work for _, work in works], protocol)
+    rows = [_row(v, op, soc, own) for (v, _), own in zip(works, samples, strict=True)]
+    return sorted(rows, key=lambda row: row.latency.median), refused
+
+
+def _refusal(variant: Variant, op: Op, soc: Soc, every: bool) -> str | None:
+    reason = variant.refusal(op, soc)
+    able = registry.variants(op, variant.processor, soc, every=every)
+    return ELSEWHERE if reason is None and variant not in able else reason
+
+
+def _work(variant: Any, op: Op, soc: Soc, gpu: Any) -> Callable[[int], None]:
+    if variant.processor == "cpu":
+        return cpu_work(op, variant, soc)
+    return GpuWork(gpu, op, tuned.plan(variant, op, soc), filler(op))
+
+
+def _row(variant: Any, op: Op, soc: Soc, samples: Sequence[float]) -> BenchRow:
+    latency = Latency.of(list(samples))
+    choice = tuned.choice(variant, op, soc) if variant.processor == "gpu" else None
+    gflops = op.flops / latency.median / 1e6
+    return BenchRow(variant.name, variant.processor, latency, gflops, choice)

@@ -1,0 +1,343 @@
+"""Datasets: what was measured, as CSV files that a person can open, and a manifest.
+
+`lat_datasets/<soc>/t_<op>_<variant>.csv` holds one row a measurement, failed ones included. A row
+carries the text of the whole op (the group by which rows are held out), of the part that ran, and
+where the number comes from. Features are never stored: they are computed from the part's text by
+the kernel variant itself, so training and planning cannot differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
+
+from codl.errors import InvalidFileError
+
+FOLDER = Path("lat_datasets")
+Status = Literal["ok", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What every row of every file carries; latencies in milliseconds.
+
+    `latency_ms` is the level without disturbance, the mean of the fastest few of all `runs`
+    samples, which `p20_ms` and `p80_ms` are percentiles of.
+    `source` is measured, replayed or simulated; `run` names the measurement run in the manifest.
+    A failed measurement has a `status` and a `reason`, and no number is to be read from it.
+    """
+
+    latency_ms: float = 0.0
+    p20_ms: float = 0.0
+    p80_ms: float = 0.0
+    runs: int = 0
+    status: Status = "ok"
+    reason: str = ""
+    source: str = "measured"
+    run: str = ""
+
+    key_fields: ClassVar[tuple[str, ...]] = ()
+    #: Columns that older files lack: their defaults hold there.
+    later_fields: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies the measurement, to resume without repeating it."""
+        return tuple(getattr(self, name) for name in self.key_fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRow(Row):
+    """One kernel variant on a part of an op.
+
+    `op` and `part` are operator texts; `part` is what ran: `share` (0 ... 1) of the output of `op`
+    along `dim`. A share of 1 is the whole op, written with `dim` H.
+    """
+
+    op: str
+    dim: str
+    share: float
+    part: str
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "dim", "share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingRow(Row):
+    """Making a region of a tensor visible to the other processor, its parts apart.
+
+    `direction` is to_gpu, to_cpu, load (packing what the CPU's net reads), store (unpacking what it
+    computed to where others can read it), or relayout (on the GPU, from its usual layout to
+    another);
+    `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
+    `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
+    for a queue that has nothing else to do. `latency_ms` is of the whole. Where both processors
+    work on the same memory, there is nothing to copy or map, and those are 0.
+    """
+
+    direction: str
+    shape: str
+    layout: str = "blocked float32"
+    transform_ms: float = 0.0
+    map_ms: float = 0.0
+    sync_ms: float = 0.0
+    unmap_ms: float = 0.0
+    copy_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("direction", "shape", "layout")
+    later_fields: ClassVar[tuple[str, ...]] = ("layout",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorRow(Row):
+    """An op that every batch of a collection measures again: how fast the machine was just then.
+
+    Nothing is trained on these. `batch` counts from 1 in each run.
+    """
+
+    op: str
+    processor: str
+    batch: int
+
+    key_fields: ClassVar[tuple[str, ...]] = ("run", "batch", "op", "processor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchRow(Row):
+    """What `count` tiny kernels (or layers of one CPU net) take from enqueueing to their end."""
+
+    processor: str
+    count: int
+
+    key_fields: ClassVar[tuple[str, ...]] = ("processor", "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdRow(Row):
+    """A whole op run once after `evicted_bytes` of other data went through the caches.
+
+    `variant` is what ran, `warm_ms` its latency when it is repeated; what dispatching takes in the
+    same state is left out of both.
+    """
+
+    op: str
+    variant: str
+    processor: str
+    evicted_bytes: int
+    warm_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRow(Row):
+    """`images` at once of an op that has one image; `single_ms` is what one takes."""
+
+    op: str
+    variant: str
+    processor: str
+    images: int
+    single_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant", "images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionRow(Row):
+    """Two ops, one on each processor, at the same time: each alone, and each beside the other.
+
+    The times together are of one run of each, had the other one worked all the while.
+    `latency_ms` is the larger of the two.
+    """
+
+    cpu_op: str
+    cpu_variant: str
+    gpu_op: str
+    gpu_variant: str
+    cpu_alone_ms: float = 0.0
+    gpu_alone_ms: float = 0.0
+    cpu_together_ms: float = 0.0
+    gpu_together_ms: float = 0.0
+
+    key_fields: ClassVar[tuple[str, ...]] = ("cpu_op", "cpu_variant", "gpu_op", "gpu_variant")
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+class Table(Generic[RowT]):
+    """One CSV file of rows, appended to row by row; a row is on disk when `append` returns."""
+
+    def __init__(self, path: Path, row_type: type[RowT]) -> None:
+        self.path = path
+        self.row_type = row_type
+        self.columns = _columns(row_type)
+
+    def read(self) -> list[RowT]:
+        """All rows; raises `InvalidFileError` with the line, the column and the value."""
+        return list(self._rows()) if self.path.exists() else []
+
+    def append(self, *rows: RowT) -> None:
+        """Write rows behind those that are there, and wait until they are on disk."""
+        new = not self.path.exists() or not self.path.stat().st_size
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def extend(self, rows: Iterable[RowT]) -> None:
+        """Append many rows at once: all of them, or none where that fails."""
+        partial = self.path.with_suffix(".tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        old = self.path.read_text() if self.path.exists() else ""
+        with partial.open("w", newline="") as file:
+            file.write(old)
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if not old:
+                writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
+
+    def repair(self) -> bool:
+        """Drop a last line that a killed process left unfinished, add columns that came later.
+
+        True if there was anything to do.
+        """
+        if not self.path.exists():
+            return False
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        older = whole and whole.split(b"\n", 1)[0].decode().strip().split(",") != self.columns
+        if whole and len(whole) == len(content) and not older:
+            return False
+        if not whole:  # killed before the first line was there
+            self.path.unlink()
+            return True
+        partial = self.path.with_suffix(".tmp")
+        partial.write_bytes(whole)
+        if older:
+            rows = Table(partial, self.row_type).read()
+            partial.unlink()
+            for row in rows:
+                Table(partial, self.row_type).append(row)
+        partial.replace(self.path)
+        return True
+
+    def _rows(self) -> Iterator[RowT]:
+        types = get_type_hints(self.row_type)
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            found, later = reader.fieldnames or [], self.row_type.later_fields
+            if found not in (self.columns, [c for c in self.columns if c not in later]):
+                raise InvalidFileError(
+                    self.path,
+                    f"the columns are {reader.fieldnames}, expected {self.columns}.",
+                    where="line 1",
+                )
+            for record in reader:
+                where = f"line {reader.line_num}"
+                if None in record or None in record.values():
+                    raise InvalidFileError(self.path, f"expected {len(found)} values.", where=where)
+                yield self._parse(record, types, where)
+
+    def _parse(self, record: dict[str, str], types: dict[str, Any], where: str) -> RowT:
+        values: dict[str, Any] = {}
+        for name, text in record.items():
+            kind = types[name] if types[name] in (int, float) else str
+            try:
+                values[name] = kind(text)
+            except ValueError as error:
+                problem = f"{name} must be of type {kind.__name__}, got {text!r}."
+                raise InvalidFileError(self.path, problem, where=where) from error
+        if values["status"] not in ("ok", "failed"):
+            problem = f"status must be ok or failed, got {values['status']!r}."
+            raise InvalidFileError(self.path, problem, where=where)
+        if values["status"] == "ok" and not 0 < values["latency_ms"] < float("inf"):
+            problem = f"latency_ms must be positive, got {record['latency_ms']!r}."
+            raise InvalidFileError(self.path, problem, where=where)
+        return self.row_type(**values)
+
+
+def _columns(row_type: type[Row]) -> list[str]:
+    """What identifies a row first, then its numbers."""
+    names = [field.name for field in fields(row_type)]
+    common = {field.name for field in fields(Row)}
+    return [name for name in names if name not in common] + [n for n in names if n in common]
+
+
+#: What the rows of a table are, where they are not those of a kernel variant.
+ROW_TYPES: dict[str, type[Row]] = {
+    "data_sharing": SharingRow,
+    "dispatch": DispatchRow,
+    "cold": ColdRow,
+    "contention": ContentionRow,
+    "batch": BatchRow,
+}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The files of one SoC under `lat_datasets/`."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, soc: str, root: Path = FOLDER) -> Dataset:
+        return cls(root / soc)
+
+    def ops(self, name: str) -> Table[OpRow]:
+        """The table of one kernel variant, such as `conv2d_cpu_gemm`."""
+        return Table(self.folder / f"t_{name}.csv", OpRow)
+
+    def sharing(self) -> Table[SharingRow]:
+        return Table(self.folder / "t_data_sharing.csv", SharingRow)
+
+    def anchors(self) -> Table[AnchorRow]:
+        """How fast the machine was; no table of `tables`, which are those to train on."""
+        return Table(self.folder / "anchors.csv", AnchorRow)
+
+    def table(self, name: str) -> Table[Any]:
+        """The table of a name, with or without a file, of the rows that such a table has."""
+        return Table(self.folder / f"t_{name}.csv", ROW_TYPES.get(name, OpRow))
+
+    def tables(self) -> dict[str, Table[Any]]:
+        """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
+        names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
+        return {name: self.table(name) for name in names}
+
+    def calibration(self) -> dict[str, dict[str, float]]:
+        """How much slower each processor was than in the first run, by run; from the manifest."""
+        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.folder / "manifest.json"
+
+    def manifest(self) -> dict[str, Any]:
+        """What the runs were; raises `InvalidFileError` where there is none."""
+        if not self.manifest_path.exists():
+            fix = f"`codl collect --soc {self.folder.name} --serial local` measures one."
+            raise InvalidFileError(self.folder, "there is no dataset here.", fix=fix)
+        try:
+            content = json.loads(self.manifest_path.read_text())
+        except json.JSONDecodeError as error:
+            raise InvalidFileError(self.manifest_path, f"not JSON: {error}") from error
+        return dict(content)
+
+    def write_manifest(self, content: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.manifest_path.with_suffix(".tmp")
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.replace(self.manifest_path)

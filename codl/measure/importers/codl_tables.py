@@ -1,0 +1,274 @@
+"""The tables that the original CoDL writes: `lat_datasets/<soc>/t_<name>_<date>.csv`.
+
+Known from its public collecting scripts: which columns each table has, that latencies are in
+milliseconds, that IH and IW are those of the padded input of the part that ran (so its ops have no
+padding of their own), and that GPU tables of convolutions count whole blocks. PDIM is 1 for the
+height and 4 for output channels, PRATIO the GPU's share. Tables that hold only terms of a sum, or
+muLayer's features, are refused: no op can be made of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from codl.errors import CodlError, InvalidFileError
+from codl.ir import Conv2d, FullyConnected, Op, Pool2d, Shape, Size2, to_text
+from codl.ir.types import Processor
+from codl.measure.dataset import SharingRow
+from codl.measure.importers.cells import Record, check_columns, read_table
+from codl.measure.importers.rows import (
+    DATA_SHARING,
+    Found,
+    blank,
+    checked,
+    op_row,
+    table_of,
+)
+
+UNIT = "ms"
+#: Output columns that one work-item of the original's GPU kernels computes, by kernel size.
+WIDTH_BLOCK = {1: 4, 3: 5}
+CHANNELS_BLOCK = 4
+#: PDIM by value; the parts of other dimensions are no parts of ours.
+DIMS = {1: "H", 4: "OC"}
+SHARING = ("T_DT_IN", "T_MAP_IN", "T_SYNC", "T_UNMAP_IN", "T_MAP_OUT", "T_UNMAP_OUT", "T_DT_OUT")
+
+
+@dataclass(frozen=True)
+class Original:
+    """How to read one of the tables: whose latencies, the sum of which columns, of which op."""
+
+    processor: Processor
+    latency: tuple[str, ...]
+    columns: tuple[str, ...]
+    make: Callable[[Record], Op]
+
+
+def _conv(record: Record) -> Op:
+    size = record.size
+    return checked(
+        Conv2d(
+            inputs=(Shape(1, size("IC"), size("IH"), size("IW")),),
+            out_channels=size("OC"),
+            kernel=Size2(size("KH"), size("KW")),
+            stride=Size2(size("SH"), size("SW")),
+        )
+    )
+
+
+def _conv_of_blocks(record: Record) -> Op:
+    """A convolution that fills its blocks: what those of the table cost the GPU."""
+    size = record.size
+    kernel, stride, rows = size("KS"), size("S"), size("OH")
+    width = size("OWB") * WIDTH_BLOCK.get(kernel, 4)
+    h, w = ((out - 1) * stride + kernel for out in (rows, width))
+    return Conv2d(
+        inputs=(Shape(1, CHANNELS_BLOCK * size("ICB"), h, w),),
+        out_channels=CHANNELS_BLOCK * size("OCB"),
+        kernel=Size2(kernel, kernel),
+        stride=Size2(stride, stride),
+    )
+
+
+def _conv_of_gemm(record: Record) -> Op:
+    """Only 1x1 convolutions are matrix products there: M output channels, N pixels."""
+    shape = Shape(1, record.size("K"), 1, record.size("N"))
+    return Conv2d(inputs=(shape,), out_channels=record.size("M"), kernel=Size2(1, 1))
+
+
+def _pooling(mode: str) -> Callable[[Record], Op]:
+    def make(record: Record) -> Op:
+        size = record.size
+        return checked(
+            Pool2d(
+                inputs=(Shape(1, size("IC"), size("IH"), size("IW")),),
+                kernel=Size2(size("KH"), size("KW")),
+                stride=Size2(size("SH"), size("SW")),
+                mode="avg" if mode == "avg" else "max",
+            )
+        )
+
+    return make
+
+
+def _fc(record: Record) -> Op:
+    shape = Shape(1, record.size("IC"), record.size("IH"), record.size("IW"))
+    return FullyConnected(inputs=(shape,), out_channels=record.size("OC"))
+
+
+def _fc_of_gemv(record: Record) -> Op:
+    shape = Shape(1, record.size("K"), 1, 1)
+    return FullyConnected(inputs=(shape,), out_channels=record.size("M"))
+
+
+_CONV = ("IH", "IW", "IC", "OC", "KH", "KW", "SH", "SW")
+_FC = ("IH", "IW", "IC", "OC")
+TABLES: dict[str, Original] = {
+    "conv2d_op_cpu": Original("cpu", ("T_OP",), _CONV, _conv),
+    "conv2d_op_gpu": Original("gpu", ("T_OP",), _CONV, _conv),
+    "op_cpu_direct": Original("cpu", ("T_OP",), _CONV, _conv),
+    "op_cpu_gemm": Original("cpu", ("T_OP",), _CONV, _conv),
+    "op_cpu_winograd": Original("cpu", ("T_OP",), _CONV, _conv),
+    "op_gpu_direct": Original("gpu", ("T_OP",), _CONV, _conv),
+    "conv2d_cpu_direct": Original("cpu", ("COMP",), _CONV, _conv),
+    "conv2d_cpu_gemm": Original(
+        "cpu", ("PACK_LB", "PACK_RB", "COMP"), ("M", "K", "N"), _conv_of_gemm
+    ),
+    "conv2d_gpu_direct": Original(
+        "gpu", ("COMP",), ("OH", "OWB", "ICB", "OCB", "KS", "S"), _conv_of_blocks
+    ),
+    "pooling_cpu_direct_avg": Original("cpu", ("COST",), _CONV, _pooling("avg")),
+    "pooling_cpu_direct_max": Original("cpu", ("COST",), _CONV, _pooling("max")),
+    "pooling_gpu_direct_avg": Original("gpu", ("COST",), _CONV, _pooling("avg")),
+    "pooling_gpu_direct_max": Original("gpu", ("COST",), _CONV, _pooling("max")),
+    "fc_op_cpu": Original("cpu", ("T_OP",), _FC, _fc),
+    "fc_op_gpu": Original("gpu", ("T_OP",), _FC, _fc),
+    "fc_cpu_gemv": Original("cpu", ("COMP",), ("M", "K"), _fc_of_gemv),
+    "fc_gpu_direct": Original("gpu", ("COMP",), _FC, _fc),
+}
+
+
+def read_original(path: Path, found: Found, *, run: str, layout: str) -> None:
+    """Add the rows of one table; raises `InvalidFileError` with the line and what is wrong."""
+    name = name_of(path)
+    if name == DATA_SHARING:
+        _read_sharing(path, found, run, layout)
+        return
+    if name not in TABLES:
+        known = ", ".join(f"t_{n}" for n in (*TABLES, DATA_SHARING))
+        raise InvalidFileError(
+            path,
+            f"not a table that ops can be made of; those of the original CoDL are {known}.",
+            fix="Any other table needs a mapping: --mapping M.yaml.",
+        )
+    table, parts = TABLES[name], []
+    columns, records = read_table(path)
+    check_columns(path, columns, [*table.latency, *table.columns], "")
+    for record in records:
+        try:
+            latency = _sum(record, table.latency)
+            parts.append(_part(record, table, columns, latency, run))
+        except CodlError as error:
+            raise InvalidFileError(path, str(error), where=f"line {record.line}") from error
+    for part in parts:
+        whole = next((p.op for p in parts if p.is_whole and part.may_be_of(p)), part.op)
+        row = op_row(part.op, part.latency_ms, part.run)
+        row = replace(row, op=to_text(whole), dim=part.dim, share=part.share)
+        found.add(table_of(part.op, f"{table.processor}_replayed"), row)
+
+
+def name_of(path: Path) -> str:
+    """`t_conv2d_op_cpu_20220110.csv` is `conv2d_op_cpu`; "" for what has no such name."""
+    return re.sub(r"[\d_-]*$", "", path.stem[2:]) if path.stem.startswith("t_") else ""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one line measured: a processor's share of a convolution along a dimension."""
+
+    op: Op
+    dim: str
+    share: float
+    network: str
+    latency_ms: float | None
+    run: str
+
+    @property
+    def is_whole(self) -> bool:
+        return self.share == 1
+
+    def may_be_of(self, whole: _Part) -> bool:
+        """Whether `whole` cut at this share gives this part, up to rounding."""
+        ours, theirs = self.op, whole.op
+        if self.network != whole.network or type(ours) is not type(theirs):
+            return False
+        if isinstance(ours, Conv2d | Pool2d) and isinstance(theirs, Conv2d | Pool2d):
+            same = (ours.kernel, ours.stride) == (theirs.kernel, theirs.stride)
+            if not same or ours.input.c != theirs.input.c:
+                return False
+        (_, c, h, w), (_, all_c, all_h, all_w) = ours.output, theirs.output
+        if w != all_w:
+            return False
+        cut, full, kept = (h, all_h, c == all_c) if self.dim == "H" else (c, all_c, h == all_h)
+        return kept and abs(cut - self.share * full) <= CHANNELS_BLOCK
+
+
+def _part(
+    record: Record, table: Original, columns: Sequence[str], latency: float | None, run: str
+) -> _Part:
+    network = record.text("CNN") if "CNN" in columns else ""
+    dim, share = "H", 1.0
+    if "PDIM" in columns and "PRATIO" in columns:
+        value, text = record.size("PDIM"), record.text("PRATIO")
+        if value not in DIMS:
+            raise CodlError(f"PDIM must be 1 (height) or 4 (output channels), got {value}.")
+        dim = DIMS[value]
+        try:
+            ratio = float(text)
+        except ValueError:
+            ratio = -1.0
+        if not 0 <= ratio <= 1:
+            raise CodlError(f"PRATIO must be 0 ... 1, got {text!r}.")
+        share = round(ratio if table.processor == "gpu" else 1 - ratio, 6)
+    if not share:
+        raise CodlError(f"PRATIO {record.text('PRATIO')} leaves the {table.processor} nothing.")
+    op = table.make(record)
+    if share == 1 or dim not in op.dims:
+        dim = (op.dims or ("H",))[0]
+    label = f"{run}/{network}" if network else run
+    return _Part(op, dim, share, network, latency, label)
+
+
+def _sum(record: Record, columns: Sequence[str]) -> float | None:
+    """The sum of some latencies; a term may be 0, and None where one of them failed."""
+    total = 0.0
+    for column in columns:
+        value = record.latency_ms(column, UNIT)
+        if value is None and len(columns) > 1 and _is_zero(record.text(column)):
+            value = 0.0
+        if value is None:
+            return None
+        total += value
+    return total or None
+
+
+def _is_zero(text: str) -> bool:
+    try:
+        return float(text) == 0
+    except ValueError:
+        return False
+
+
+def _read_sharing(path: Path, found: Found, run: str, layout: str) -> None:
+    columns, records = read_table(path)
+    check_columns(path, columns, [*SHARING, "IH", "IW", "IC", "OH", "OW", "OC"], "")
+    for record in records:
+        try:
+            for row in _sharing(record, run, layout):
+                found.add(DATA_SHARING, row)
+        except CodlError as error:
+            raise InvalidFileError(path, str(error), where=f"line {record.line}") from error
+
+
+def _sharing(record: Record, run: str, layout: str) -> Iterator[SharingRow]:
+    """The input becomes visible to the CPU, and its output to the GPU."""
+    for direction, side, names in (
+        ("to_cpu", "I", ("T_DT_IN", "T_MAP_IN", "T_SYNC", "T_UNMAP_IN")),
+        ("to_gpu", "O", ("T_DT_OUT", "T_MAP_OUT", "", "T_UNMAP_OUT")),
+    ):
+        sizes = (record.size(f"{side}{axis}") for axis in ("C", "H", "W"))
+        terms = [(record.latency_ms(name, UNIT) or 0.0) if name else 0.0 for name in names]
+        transform, mapping, sync, unmap = terms
+        yield SharingRow(
+            direction=direction,
+            shape=str(Shape(1, *sizes)),
+            layout=layout,
+            transform_ms=transform,
+            map_ms=mapping,
+            sync_ms=sync,
+            unmap_ms=unmap,
+            **blank(sum(terms) or None, run),
+        )

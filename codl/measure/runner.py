@@ -1,0 +1,327 @@
+"""Turns a task into a row: builds what it measures, and makes a row of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from codl.errors import DeviceError
+from codl.ir import Pool2d, Region, Shape, Size2, to_text
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels import registry, tuned
+from codl.measure.dataset import OpRow, Row, RowT, SharingRow
+from codl.measure.op_runner import GpuWork, cpu_work, filler
+from codl.measure.surroundings import Surroundings
+from codl.measure.tasks import (
+    BatchTask,
+    ColdTask,
+    ContentionTask,
+    DispatchTask,
+    OpTask,
+    SharingTask,
+    SurroundingsTask,
+    Task,
+)
+from codl.measure.timing import WHOLE, Rounds, Seconds, Timed, level_s
+from codl.runtime import threads
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.memory import SharedBuffer, seen_array
+from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.runtime.opencl import open_device
+from codl.runtime.profiler import Timeline
+from codl.runtime.transfer import enqueue
+
+#: All samples of something in seconds, by part.
+Found = Mapping[str, Sequence[float]]
+#: Waiting for a queue that is idle.
+SYNC = "sync"
+#: What comes before an exchange inside a network: other tensors go through the caches, and then a
+#: processor writes what is shared.
+AWAY, FRESH = "away", "fresh"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task that is built and warm: `timed` takes samples, `fill` makes a row of them."""
+
+    task: Task
+    blank: Row
+    timed: Timed
+    fill: Callable[[Found], Row]
+
+    def row(self) -> Row:
+        """The row of the samples so far; what they do not allow becomes a failed one."""
+        try:
+            return self.fill(self.timed.found)
+        except DeviceError as error:
+            return _failed(self.blank, error)
+
+
+class Bench:
+    """Builds tasks on the two processors of a SoC, in this process."""
+
+    def __init__(self, soc: Soc, run: str, rounds: Rounds | None = None) -> None:
+        self.soc = soc
+        self.rounds = rounds or Rounds()
+        self._run = run
+        self._gpu = open_device(soc)
+        threads.pin([0], soc.cpu.cores)
+        self._surroundings = Surroundings(soc, self._gpu)
+
+    def prepare(self, task: Task) -> Prepared | Row:
+        """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
+        blank = _blank(task, self._run)
+        try:
+            if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
+                sample, fill = self._exchange(task, blank)
+            elif isinstance(task, BatchTask | ColdTask | ContentionTask):
+                return replace(self._surroundings.row(task), run=self._run)
+            elif isinstance(task, DispatchTask):
+                work = self._surroundings.dispatch(task)
+                sample, fill = _timed(work), lambda found: _filled(blank, found[WHOLE])
+            else:
+                assert isinstance(task, OpTask)
+                sample, fill = _timed(self.work(task)), lambda found: _filled(blank, found[WHOLE])
+            return Prepared(task, blank, Timed(sample, self.rounds), fill)
+        except Exception as error:  # a failed configuration is a result, not the end
+            return _failed(blank, error)
+
+    def refused(self, task: Task, reason: str) -> Row:
+        """The failed row of a task that must not be tried."""
+        return _failed(_blank(task, self._run), DeviceError(reason))
+
+    def compile(self, task: Task) -> None:
+        """Build and run what a task has on the GPU, so that its kernels lie in the caches.
+
+        What goes wrong here goes wrong in `prepare` too, which reports it.
+        """
+        blank = _blank(task, "")
+        with suppress(Exception):
+            if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
+                sample, _ = self._exchange(task, blank)
+                sample(1)
+            elif isinstance(task, BatchTask | ColdTask | ContentionTask):
+                self._surroundings.compile(task)
+            elif isinstance(task, OpTask) and task.processor == "gpu":
+                self.work(task)
+
+    def work(self, task: OpTask) -> Callable[[int], None]:
+        """The op as it runs inside a chain.
+
+        A net of its own whose tensors stay packed (see `load` and `store`), or its kernels in their
+        tuned choice, enqueued back to back.
+        """
+        variant: Any = registry.find(task.part, task.variant)
+        if task.processor == "cpu":
+            return cpu_work(task.part, variant, self.soc)
+        plan = tuned.plan(variant, task.part, self.soc)
+        return GpuWork(self._gpu, task.part, plan, filler(task.part))
+
+    def _exchange(self, task: SharingTask, blank: SharingRow) -> _Exchange:
+        if task.direction == "load":
+            return self._load(task.shape, blank)
+        if task.direction == "store":
+            return self._store(task.shape, blank)
+        if task.direction == "relayout":
+            return self._relayout(task, blank)
+        exchange = self._to_gpu if task.direction == "to_gpu" else self._to_cpu
+        return exchange(task.shape, task.storage, blank)
+
+    def _relayout(self, task: SharingTask, blank: SharingRow) -> _Exchange:
+        """The transform kernels alone, enqueued back to back, as in a chain."""
+        gpu, whole = self._gpu, Region.whole(task.shape)
+        source = gpu.tensor(task.shape, whole, registry.storages(self.soc)[0])
+        target = gpu.tensor(task.shape, whole, task.storage)
+        kernels = gpu.transform(source, target, whole)
+
+        def fill(found: Found) -> Row:
+            row = _filled(blank, found[WHOLE])
+            return replace(row, transform_ms=row.latency_ms)
+
+        return _timed(lambda repeats: gpu.run(kernels * repeats)), fill
+
+    def _to_gpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
+        """As the co-executor does it, of what the CPU has just written."""
+        gpu, whole = self._gpu, Region.whole(shape)
+        target, fresh = gpu.tensor(shape, whole, storage), np.zeros(shape, np.float32)
+        if gpu.sees_host_memory:
+            home, seen = seen_array(gpu, shape, whole)
+            kernels = gpu.transform(seen, target, whole)
+            before = self._inside(lambda: np.copyto(home, fresh))
+            return self._in_steps({"transform": self._transform(kernels)}, before), _shared(blank)
+        shared = SharedBuffer(gpu, shape, whole)
+        home = Home.allocate(shape, whole).array
+        kernels = gpu.transform(shared.tensor, target, whole)
+        gpu.wait(shared.map(write=True))
+        # Copy into mapped memory, unmap, transform, map again.
+        steps: dict[str, Step] = {
+            "copy": lambda: np.copyto(shared.array, home),
+            "unmap": lambda: gpu.wait(shared.unmap()),
+            "transform": self._transform(kernels),
+            "map": lambda: gpu.wait(shared.map(write=True)),
+        }
+        before = self._inside(lambda: np.copyto(home, fresh))
+        return self._in_steps(steps, before), _shared(blank)
+
+    def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
+        """As the co-executor does it, of what the GPU has just written."""
+        gpu, whole = self._gpu, Region.whole(shape)
+        source, fresh = gpu.tensor(shape, whole, storage), gpu.tensor(shape, whole, PLANAR)
+        writing = gpu.transform(fresh, source, whole)
+        before = self._inside(lambda: gpu.run(writing))
+        if gpu.sees_host_memory:
+            _, seen = seen_array(gpu, shape, whole)
+            kernels = gpu.transform(source, seen, whole)
+            return self._in_steps({"transform": self._transform(kernels)}, before), _shared(blank)
+        shared, home = SharedBuffer(gpu, shape, whole), Home.allocate(shape, whole).array
+        kernels = gpu.transform(source, shared.tensor, whole)
+        steps: dict[str, Step] = {
+            "transform": self._transform(kernels),
+            "map": lambda: gpu.wait(shared.map(write=False)),
+            "copy": lambda: np.copyto(home, shared.array),
+            "unmap": lambda: gpu.wait(shared.unmap()),
+        }
+        return self._in_steps(steps, before), _shared(blank)
+
+    def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
+        """Packing what a net reads; with the call, which is what counts where nothing is packed.
+
+        Where both processors work on the CPU's arrays, the GPU has just written this one.
+        """
+        gpu, whole = self._gpu, Region.whole(shape)
+        if not gpu.sees_host_memory:
+            return _as_copy(self._passing_on(Home.allocate(shape, whole)).packed, {}, blank)
+        array, seen = seen_array(gpu, shape, whole)
+        source = gpu.tensor(shape, whole, registry.storages(self.soc)[0])
+        writing = gpu.transform(source, seen, whole)
+        net = self._passing_on(Home(array, whole, whole))
+        return _as_copy(net.packed, {FRESH: lambda: gpu.run(writing)}, blank)
+
+    def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
+        """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
+        net = self._passing_on(Home.allocate(shape, Region.whole(shape)))
+        net.pack_inputs()
+        results = net.compute()
+        return _as_copy(lambda: net.unpack(results), {}, blank)
+
+    def _inside(self, fresh: Step) -> dict[str, Step]:
+        """What makes the caches as they are inside a network; `fresh` writes what is shared."""
+        return {AWAY: self._surroundings.evict, FRESH: fresh}
+
+    def _transform(self, kernels: Sequence[BoundKernel]) -> Step:
+        """Seconds of kernels by the device's clock."""
+
+        def step() -> float:
+            timeline = Timeline()
+            enqueue(kernels, self._gpu, timeline, "transform")
+            self._gpu.queue.finish()
+            return timeline.gpu_s()
+
+        return step
+
+    def _in_steps(self, steps: Mapping[str, Step], before: Mapping[str, Step]) -> _Sample:
+        """Seconds of the steps of an exchange, and of waiting for a queue that is idle."""
+
+        def sample(repeats: int) -> Seconds:
+            with self._gpu.profiling():
+                return _seconds(repeats, {**steps, SYNC: self._gpu.queue.finish}, before)
+
+        return sample
+
+    def _passing_on(self, source: Home) -> CpuNet:
+        """A net that passes its input on, as a pooling of one element."""
+        shape = Shape(*source.array.shape)
+        op, whole = Pool2d(inputs=(shape,), kernel=Size2(1, 1)), Region.whole(shape)
+        variant: Any = registry.variants(op, "cpu", self.soc)[0]
+        layer = CpuLayer("pass", op, variant, (("x", whole),), "y", whole, {})
+        target = Home.allocate(shape, whole)
+        return CpuNet([layer], {"x": source}, {"y": target}, self.soc, own_memory=True)
+
+
+#: Does something; gives seconds where it knows better than a clock around it.
+Step = Callable[[], object]
+_Sample = Callable[[int], Seconds]
+_Exchange = tuple[_Sample, Callable[[Found], Row]]
+
+
+def _timed(work: Callable[[int], None]) -> _Sample:
+    """Seconds of one of the repeats of some work."""
+
+    def sample(repeats: int) -> Seconds:
+        start = perf_counter()
+        work(repeats)
+        return {WHOLE: (perf_counter() - start) / repeats}
+
+    return sample
+
+
+def _seconds(repeats: int, steps: Mapping[str, Step], before: Mapping[str, Step]) -> Seconds:
+    """Seconds of every step of something, and of all of them, each time after others."""
+    seconds = dict.fromkeys(steps, 0.0)
+    for _ in range(repeats):
+        for step in before.values():
+            step()
+        for name, step in steps.items():
+            start = perf_counter()
+            known = step()
+            passed = perf_counter() - start
+            seconds[name] += (known if isinstance(known, float) else passed) / repeats
+    return {WHOLE: sum(seconds.values()), **seconds}
+
+
+def _shared(blank: SharingRow) -> Callable[[Found], Row]:
+    """A row of a whole exchange and its parts.
+
+    Of samples that all wait for memory the fastest few are luck, so these are lower quartiles.
+    """
+
+    def fill(found: Found) -> Row:
+        quartiles = {part: 1e3 * float(np.percentile(own, 25)) for part, own in found.items()}
+        parts: Any = {f"{part}_ms": ms for part, ms in quartiles.items() if part != WHOLE}
+        return replace(_filled(blank, found[WHOLE]), latency_ms=quartiles[WHOLE], **parts)
+
+    return fill
+
+
+def _as_copy(step: Step, before: Mapping[str, Step], blank: SharingRow) -> _Exchange:
+    """One step that only copies, after others that are not timed."""
+
+    def fill(found: Found) -> Row:
+        row = _filled(blank, found[WHOLE])
+        return replace(row, copy_ms=row.latency_ms)
+
+    return lambda repeats: _seconds(repeats, {"copy": step}, before), fill
+
+
+def _blank(task: Task, run: str) -> Row:
+    """The task's row, without numbers."""
+    if isinstance(task, SurroundingsTask):
+        return replace(task.blank, run=run)
+    if isinstance(task, SharingTask):
+        return SharingRow(
+            direction=task.direction, shape=str(task.shape), layout=str(task.storage), run=run
+        )
+    op, part = to_text(task.op), to_text(task.part)
+    return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
+
+
+def _failed(row: Row, error: Exception) -> Row:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return replace(row, status="failed", reason=reason)
+
+
+def _filled(row: RowT, samples_s: Sequence[float]) -> RowT:
+    p20, p80 = np.percentile(samples_s, (20, 80))
+    return replace(
+        row,
+        latency_ms=1e3 * level_s(samples_s),
+        p20_ms=1e3 * float(p20),
+        p80_ms=1e3 * float(p80),
+        runs=len(samples_s),
+    )

@@ -1,0 +1,289 @@
+"""What to measure: ops of models or of a CSV, every variant of both processors, shares of each."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+from codl.errors import CodlError, InvalidFileError
+from codl.frontend.convert import load_network
+from codl.ir import Dim, Op, Pad, Region, Shape, Size2, parse, split, to_text
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, Direction, Processor, Storage
+from codl.kernels import registry
+from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, DispatchRow
+
+#: A processor's shares of an op's output; 1 is the whole op.
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: As many as pay where time is short: other ops teach a predictor more than other shares.
+FEW_SHARES = (0.2, 0.5, 0.8, 1.0)
+#: Shares of a tensor's rows whose exchange is measured.
+SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
+#: Of so many similar ops the exchange of the input is measured, beside the models' own tensors.
+MORE_SHAPES = 120
+SEED = 20220627
+#: What goes through the caches before an op runs cold: more than those of phones and laptops hold.
+EVICTED_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class OpTask:
+    """One kernel variant on one part of an op; `tables` are where the row goes."""
+
+    tables: tuple[str, ...]
+    variant: str
+    processor: Processor
+    op: Op
+    dim: Dim
+    share: float
+    part: Op
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.op), self.dim, self.share)
+
+
+@dataclass(frozen=True)
+class SharingTask:
+    """Moving a tensor of one shape: to the GPU, to the CPU, into the CPU's net (`load`), out of it
+    (`store`), or on the GPU to another layout; `storage` is how the GPU stores it.
+    """
+
+    direction: Direction
+    shape: Shape
+    storage: Storage = BLOCKED
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("data_sharing",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.direction, str(self.shape), str(self.storage))
+
+
+@dataclass(frozen=True)
+class DispatchTask:
+    """So many launches that compute next to nothing."""
+
+    processor: Processor
+    count: int
+
+    tables: ClassVar[tuple[str, ...]] = ("dispatch",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.processor, self.count)
+
+    @property
+    def blank(self) -> DispatchRow:
+        return DispatchRow(processor=self.processor, count=self.count)
+
+
+@dataclass(frozen=True)
+class ColdTask:
+    """An op in its default variant, run once with nothing of it in the caches."""
+
+    processor: Processor
+    op: Op
+    variant: str
+
+    tables: ClassVar[tuple[str, ...]] = ("cold",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.op), self.variant)
+
+    @property
+    def blank(self) -> ColdRow:
+        return ColdRow(
+            op=to_text(self.op),
+            variant=self.variant,
+            processor=self.processor,
+            evicted_bytes=EVICTED_BYTES,
+        )
+
+
+@dataclass(frozen=True)
+class ContentionTask:
+    """Two ops, each in its default variant, at the same time."""
+
+    cpu: Op
+    cpu_variant: str
+    gpu: Op
+    gpu_variant: str
+
+    tables: ClassVar[tuple[str, ...]] = ("contention",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.cpu), self.cpu_variant, to_text(self.gpu), self.gpu_variant)
+
+    @property
+    def blank(self) -> ContentionRow:
+        return ContentionRow(
+            cpu_op=to_text(self.cpu),
+            cpu_variant=self.cpu_variant,
+            gpu_op=to_text(self.gpu),
+            gpu_variant=self.gpu_variant,
+        )
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """So many images at once of an op of one image, in its default variant for the batch."""
+
+    processor: Processor
+    op: Op
+    images: int
+    variant: str
+
+    tables: ClassVar[tuple[str, ...]] = ("batch",)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (to_text(self.op), self.variant, self.images)
+
+    @property
+    def blank(self) -> BatchRow:
+        return BatchRow(
+            op=to_text(self.op),
+            variant=self.variant,
+            processor=self.processor,
+            images=self.images,
+        )
+
+
+SurroundingsTask: TypeAlias = DispatchTask | ColdTask | ContentionTask | BatchTask
+Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
+
+
+def load_ops(sources: Sequence[str]) -> list[Op]:
+    """The distinct ops of models (built-in or `.onnx`) and of `.csv` files, in order."""
+    found: dict[Op, None] = {}
+    for source in sources:
+        if source.endswith(".csv"):
+            ops = read_csv(Path(source))
+        else:
+            ops = [layer.op for layer in load_network(source).layers]
+        found.update(dict.fromkeys(ops))
+    return list(found)
+
+
+def make_tasks(
+    ops: Iterable[Op], soc: Soc, shares: Sequence[float] = SHARES, similar: Sequence[Op] = ()
+) -> list[Task]:
+    """All measurements of `ops`, in a fixed random order: any first part is representative.
+
+    Of `similar` ones, which no model has, the whole op is measured, and of some the whole input.
+    """
+    tasks: list[Task] = []
+    parts: dict[Shape, None] = {}
+    for op in ops:
+        for processor in get_args(Processor):
+            tasks += op_tasks(op, processor, soc, shares)
+        for shape in (*op.inputs, op.output):
+            rows = {max(1, round(share * shape.h)) for share in SHARED}
+            parts.update(dict.fromkeys(shape._replace(h=h) for h in sorted(rows)))
+    for op in similar:
+        for processor in get_args(Processor):
+            tasks += op_tasks(op, processor, soc, [1.0])
+    step = max(1, round(len(similar) / MORE_SHAPES))
+    parts.update(dict.fromkeys(op.inputs[0] for op in similar[::step]))
+    tasks += _sharing_tasks(parts, soc)
+    random.Random(SEED).shuffle(tasks)
+    return tasks
+
+
+def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) -> list[OpTask]:
+    """Every variant of a processor on its shares, 0 ... 1, of an op along each dimension."""
+    tasks = []
+    dims: tuple[Dim, ...] = op.dims or ("H",)
+    for dim in dims:
+        for share in shares if op.dims else (1.0,):
+            if share == 1 and dim != dims[0]:
+                continue  # the whole op is the same along either dimension
+            part = part_of(op, processor, dim, share, soc)
+            if part is None:
+                continue
+            for rank, variant in enumerate(registry.variants(part, processor, soc)):
+                names = [registry.target(variant, op)]
+                if rank == 0 and op.kind in ("conv2d", "pooling", "fc"):
+                    names.append(f"mulayer_{op.kind}_{processor}")
+                task = OpTask(tuple(names), variant.name, processor, op, dim, share, part)
+                tasks.append(task)
+    return tasks
+
+
+def part_of(op: Op, processor: Processor, dim: Dim, share: float, soc: Soc) -> Op | None:
+    """The op that a processor runs with a share of the output; None where that is nothing."""
+    ratio = share if processor == "gpu" else round(1 - share, 6)
+    cpu, gpu = split(op, dim, ratio, align=soc.gpu.vector_width)
+    region = cpu if processor == "cpu" else gpu
+    if region.is_empty or (share < 1 and region == Region.whole(op.output)):
+        return None
+    return op.restrict(region)
+
+
+def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
+    usual, *others = registry.storages(soc)
+    kinds: list[tuple[Direction, Storage]] = []
+    for storage in (usual, *others):
+        kinds += [("to_gpu", storage), ("to_cpu", storage)]
+    kinds += [("load", BLOCKED), ("store", BLOCKED), *(("relayout", storage) for storage in others)]
+    return [SharingTask(way, shape, storage) for shape in shapes for way, storage in kinds]
+
+
+def read_csv(path: Path) -> list[Op]:
+    """Ops of a CSV: a column `op` with operator texts, or the columns of the original CoDL.
+
+    Those are IH, IW, IC, OC, KH, KW, SH, SW, ...; with POT (1 average, 2 max) a pooling, without SH
+    a fully connected layer. Raises `InvalidFileError` with the line and what is wrong with it.
+    """
+    if not path.is_file():
+        raise InvalidFileError(path, "there is no such file.")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        columns = reader.fieldnames or []
+        if "op" not in columns and not {"IH", "IW", "IC", "OC", "KH", "KW"} <= set(columns):
+            raise InvalidFileError(
+                path,
+                f"expected a column 'op', or IH, IW, IC, OC, KH and KW; got {columns}.",
+                where="line 1",
+            )
+        ops = []
+        for record in reader:
+            try:
+                ops.append(parse(record["op"]) if "op" in columns else _original(record))
+            except (CodlError, KeyError, TypeError, ValueError) as error:
+                where = f"line {reader.line_num}"
+                raise InvalidFileError(path, f"not an op: {error}", where=where) from error
+    return ops
+
+
+def _original(record: dict[str, str]) -> Op:
+    """One row of the original CoDL's operator tables."""
+    number = {key: int(value) for key, value in record.items() if key != "CNN"}
+    shape = Shape(1, number["IC"], number["IH"], number["IW"])
+    if "SH" not in number:
+        return FullyConnected(inputs=(shape,), out_channels=number["OC"])
+    kernel, stride = Size2(number["KH"], number["KW"]), Size2(number["SH"], number["SW"])
+    if "POT" in number:
+        mode: Literal["max", "avg"] = "avg" if number["POT"] == 1 else "max"
+        return Pool2d(inputs=(shape,), kernel=kernel, stride=stride, mode=mode)
+    total = (number["PH"], number["PW"])
+    if number["PT"] == 1:  # SAME
+        total = (
+            max((-(-shape.h // stride.h) - 1) * stride.h + kernel.h - shape.h, 0),
+            max((-(-shape.w // stride.w) - 1) * stride.w + kernel.w - shape.w, 0),
+        )
+    top, left = total[0] // 2, total[1] // 2
+    pad = Pad(top, left, total[0] - top, total[1] - left)
+    return Conv2d(inputs=(shape,), out_channels=number["OC"], kernel=kernel, stride=stride, pad=pad)

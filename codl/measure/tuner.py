@@ -1,0 +1,362 @@
+"""Searches each kernel's choices on the device, and keeps those that are faster for certain.
+
+Choices are measured in small groups, in turns with the default, and ranked by their ratio to it.
+The best few meet the default once more, for longer: another choice is kept only where it wins by
+`GAIN` and in too many rounds to be chance. A choice that does not build, does not run or computes
+something else than the default is a trial without a number.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codl.errors import DeviceError, MismatchError
+from codl.ir import Array, Op, to_text
+from codl.ir.soc import Soc
+from codl.kernels import registry, tuned
+from codl.kernels.base import Choice, GpuVariant
+from codl.kernels.source import source_digest
+from codl.kernels.tuned import Trial, Tuned
+from codl.measure.op_runner import GpuWork, operands
+from codl.measure.progress import Progress, seconds_left
+from codl.measure.protocol import Protocol, measure_together
+from codl.measure.tasks import OpTask, make_tasks
+from codl.provenance import VERSION, now
+from codl.runtime import threads
+from codl.runtime.opencl import OpenClDevice, open_device
+
+#: A choice other than the default must be this much faster.
+GAIN = 0.02
+#: So many choices are all tried; of more, a sample, and then those beside the best.
+EXHAUSTIVE = 40
+SAMPLE = 20
+SEED = 20220627
+#: Measured in turns, beside the default, as far as memory goes.
+TOGETHER = 6
+TOGETHER_BYTES = 1 << 30
+FINALISTS = 3
+#: Largest difference from the default's output, over the output's largest value: other tiles of
+#: Winograd differ by some 1e-3, and half storage by 1e-2.
+TOLERANCE = 3e-2
+SCREENING = Protocol(warm_up=1, min_samples=3, min_time_s=0.005, max_time_s=0.04, spread=0.1)
+FINAL = Protocol(
+    warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, sample_s=0.002, spread=0.02
+)
+
+
+@dataclass(frozen=True)
+class TuneTask:
+    """A GPU variant of an op, whose choices are to be searched."""
+
+    op: Op
+    variant: GpuVariant
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return to_text(self.op), self.variant.name
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task for which no choice works, and why the default does not."""
+
+    task: TuneTask
+    reason: str
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class TuneRun:
+    """`results` and `failures` of now; `known` were in the cache, `left` did not get their turn."""
+
+    results: tuple[Tuned, ...] = ()
+    known: tuple[Tuned, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    left: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A row for every task that has had its turn, by op and variant, and counts."""
+        rows = [_row(result, cached=False) for result in self.results]
+        rows += [_row(result, cached=True) for result in self.known]
+        rows += [_failed(failure) for failure in self.failures]
+        return {
+            "rows": sorted(rows, key=lambda row: (row["op"], row["variant"])),
+            "measured": len(self.results) + len(self.failures),
+            "cached": len(self.known),
+            "left": self.left,
+            "seconds": self.seconds,
+        }
+
+
+def _row(result: Tuned, *, cached: bool) -> dict[str, Any]:
+    return {
+        "op": result.op,
+        "variant": result.variant,
+        "default_ms": result.default_ms,
+        "best_ms": result.best_ms,
+        "speedup": result.default_ms / result.best_ms if result.default_ms else None,
+        "choice": dict(result.choice),
+        "status": "ok",
+        "reason": "",
+        "complete": result.complete,
+        "cached": cached,
+        "measured": result.measured,
+        **_counts(result.trials),
+    }
+
+
+def _failed(failure: Failure) -> dict[str, Any]:
+    op, variant = failure.task.key
+    empty: dict[str, Any] = dict.fromkeys(("default_ms", "best_ms", "speedup"))
+    return {
+        "op": op,
+        "variant": variant,
+        **empty,
+        "choice": {},
+        "status": "failed",
+        "reason": failure.reason,
+        **_counts(failure.trials),
+    }
+
+
+def _counts(trials: tuple[Trial, ...]) -> dict[str, Any]:
+    failures = [
+        {"choice": dict(t.choice), "reason": t.reason} for t in trials if t.latency_ms is None
+    ]
+    return {"tried": len(trials), "failed": len(failures), "failures": failures}
+
+
+def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[TuneTask]:
+    """Every GPU variant of every op, and of the parts that the GPU has at some shares of it."""
+    found: dict[tuple[str, str], TuneTask] = {}
+    for task in make_tasks(ops, soc, shares):
+        if isinstance(task, OpTask) and task.processor == "gpu":
+            variant: Any = registry.find(task.part, task.variant)
+            made = TuneTask(task.part, variant)
+            found.setdefault(made.key, made)
+    return list(found.values())
+
+
+def tune(
+    soc: Soc,
+    tasks: Sequence[TuneTask],
+    *,
+    budget_s: float | None = None,
+    progress: Progress = lambda done, total, left: None,
+) -> TuneRun:
+    """Search the tasks that the cache has no complete result for; each is saved when it is done.
+
+    `budget_s` is shared out: each task may take what is left over the tasks that are left. Raises
+    `MismatchError` where the device's driver is not the SoC file's.
+    """
+    gpu, begin = open_device(soc), time.monotonic()
+    if gpu.mismatch:
+        raise MismatchError(gpu.mismatch)
+    threads.pin([0], soc.cpu.cores)
+    found = [tuned.tuning(soc).find(task.variant, task.op, soc) for task in tasks]
+    missing = [(t, f) for t, f in zip(tasks, found, strict=True) if f is None or not f.complete]
+    results: list[Tuned] = []
+    failures: list[Failure] = []
+    for index, (task, before) in enumerate(missing):
+        elapsed = time.monotonic() - begin
+        if budget_s is not None and elapsed >= budget_s:
+            break
+        share = None if budget_s is None else (budget_s - elapsed) / (len(missing) - index)
+        outcome = Search(gpu, task, share, before.trials if before else ()).run()
+        if isinstance(outcome, Tuned):
+            results.append(outcome)
+            tuned.save(soc, [outcome])
+        else:
+            failures.append(outcome)
+        done, elapsed = index + 1, time.monotonic() - begin
+        progress(done, len(missing), seconds_left(done, len(missing), elapsed, budget_s))
+    return TuneRun(
+        results=tuple(results),
+        known=tuple(f for f in found if f is not None and f.complete),
+        failures=tuple(failures),
+        left=len(missing) - len(results) - len(failures),
+        seconds=time.monotonic() - begin,
+    )
+
+
+class Search:
+    """The search for one task; `trials` are those of an earlier search that was cut short."""
+
+    def __init__(
+        self,
+        gpu: OpenClDevice,
+        task: TuneTask,
+        budget_s: float | None = None,
+        trials: Sequence[Trial] = (),
+    ) -> None:
+        self._gpu, self._task = gpu, task
+        self._end = time.monotonic() + (np.inf if budget_s is None else budget_s)
+        self._choices = task.variant.choices(task.op, gpu.soc)
+        self._trials = {key_of(trial.choice): trial for trial in trials}
+        self._inputs, self._weights = operands(task.op)
+        self._expected: Array | None = None
+
+    def run(self) -> Tuned | Failure:
+        task, default = self._task, self._choices[0]
+        control = self._begin(default)
+        complete = self._screen(control)
+        working = [trial for trial in self._trials.values() if trial.latency_ms is not None]
+        working.sort(key=lambda trial: trial.latency_ms or 0.0)
+        finalists = [trial.choice for trial in working if trial.choice != default][:FINALISTS]
+        won = self._final(control, finalists)
+        trials = tuple(self._trials.values())
+        if won is None:
+            return Failure(task, self._trials[key_of(default)].reason, trials)
+        choice, default_ms, best_ms = won
+        plan = task.variant.plan(task.op, self._gpu.soc, choice)
+        self._gpu.programs.build(plan)  # so that its binary is kept
+        return Tuned(
+            *task.key,
+            source_digest(plan),
+            choice,
+            default_ms,
+            best_ms,
+            complete,
+            trials,
+            now(),
+            VERSION,
+        )
+
+    def _begin(self, default: Choice) -> GpuWork | None:
+        """The default, which is measured beside everything else; None where it fails."""
+        known = {key_of(choice) for choice in self._choices}
+        self._trials = {key: trial for key, trial in self._trials.items() if key in known}
+        work = self._bind(default, keep=True)
+        if isinstance(work, str):
+            self._trials[key_of(default)] = Trial(default, None, work)
+            return None
+        self._expected = work.output()
+        (samples,) = measure_together([work], SCREENING)
+        self._trials[key_of(default)] = Trial(default, 1e3 * float(np.median(samples)))
+        return work
+
+    def _screen(self, control: GpuWork | None) -> bool:
+        """Try choices until the search is over, or else the time."""
+        while proposed := propose(self._choices, self._trials):
+            if time.monotonic() > self._end:
+                return False
+            self._measure(proposed[: self._together()], control)
+        return True
+
+    def _measure(self, group: Sequence[Choice], control: GpuWork | None) -> None:
+        """Try a few choices, in turns with the default.
+
+        Groups come one after the other: what counts is the ratio to the default of the same group.
+        """
+        bound = [(choice, self._bind(choice)) for choice in group]
+        failed = [(choice, work) for choice, work in bound if isinstance(work, str)]
+        works = [(choice, work) for choice, work in bound if not isinstance(work, str)]
+        self._trials |= {key_of(choice): Trial(choice, None, why) for choice, why in failed}
+        if not works:
+            return
+        rivals = [work for _, work in works]
+        samples = measure_together([control, *rivals] if control else rivals, SCREENING)
+        medians = [1e3 * float(np.median(own)) for own in samples]
+        before = self._trials[key_of(self._choices[0])].latency_ms
+        scale = before / medians.pop(0) if control and before else 1.0
+        for (choice, _), median in zip(works, medians, strict=True):
+            self._trials[key_of(choice)] = Trial(choice, median * scale)
+
+    def _final(
+        self, control: GpuWork | None, finalists: Sequence[Choice]
+    ) -> tuple[Choice, float | None, float] | None:
+        """The winner, the default's latency and the winner's, measured against each other."""
+        bound = [(choice, self._bind(choice)) for choice in finalists]
+        contenders = [(choice, work) for choice, work in bound if not isinstance(work, str)]
+        if control is not None:
+            contenders.insert(0, (self._choices[0], control))
+        if not contenders:
+            return None
+        if contenders == [(self._choices[0], control)]:  # nothing to be compared with
+            only = self._trials[key_of(self._choices[0])].latency_ms or 0.0
+            return self._choices[0], only, only
+        samples = np.array(measure_together([work for _, work in contenders], FINAL))
+        medians = 1e3 * np.median(samples, axis=1)
+        able = list(range(len(contenders)))
+        if control is not None:
+            able = [i for i in able if i == 0 or is_faster(samples[i], samples[0])]
+        best = min(able, key=lambda index: medians[index])
+        default_ms = None if control is None else float(medians[0])
+        return contenders[best][0], default_ms, float(medians[best])
+
+    def _bind(self, choice: Choice, *, keep: bool = False) -> GpuWork | str:
+        """The op in one choice, checked against the default's output; or why that fails."""
+        gpu, task = self._gpu, self._task
+        try:
+            plan = task.variant.plan(task.op, gpu.soc, choice)
+            with nullcontext() if keep else gpu.programs.trying():
+                work = GpuWork(gpu, task.op, plan, self._weights, self._inputs)
+            self._check(work)
+            return work
+        except Exception as error:  # a failed choice is a result, not the end
+            return " ".join(str(error).split())[:300] or type(error).__name__
+
+    def _check(self, work: GpuWork) -> None:
+        if self._expected is None:
+            return
+        # What is not a number is the same in both, such as the root of a negative one.
+        output, expected = np.nan_to_num(work.output()), np.nan_to_num(self._expected)
+        error = float(np.abs(output - expected).max() / max(np.abs(expected).max(), 1e-30))
+        if not error <= TOLERANCE:
+            raise DeviceError(f"the result differs from the default's by {error:.2g}")
+
+    def _together(self) -> int:
+        op = self._task.op
+        sizes = sum(shape.bytes for shape in (*op.inputs, op.output))
+        sizes += sum(4 * int(np.prod(shape)) for shape in op.weight_shapes.values())
+        return int(np.clip(TOGETHER_BYTES // max(sizes, 1), 1, TOGETHER))
+
+
+def is_faster(samples: Any, than: Any) -> bool:
+    """Whether one thing beats another for certain, by samples from the same rounds.
+
+    In the median by `GAIN`, and in more rounds than chance gives once in a hundred (a sign test).
+    """
+    ratios = np.asarray(samples) / np.asarray(than)
+    needed = ratios.size / 2 + 2.33 * ratios.size**0.5 / 2
+    return bool(np.median(ratios) <= 1 - GAIN and (ratios < 1).sum() >= needed)
+
+
+def propose(
+    choices: Sequence[Choice], trials: dict[tuple[tuple[str, int], ...], Trial]
+) -> list[Choice]:
+    """The choices to try next; none when the search is over.
+
+    All of them where they are few. Of many, first the default and a sample, then time and again
+    those that differ from the best in one parameter: coordinate descent.
+    """
+    untried = [choice for choice in choices if key_of(choice) not in trials]
+    if len(choices) <= EXHAUSTIVE:
+        return untried
+    sample = random.Random(SEED).sample(list(choices[1:]), SAMPLE)
+    first = [choice for choice in (choices[0], *sample) if key_of(choice) not in trials]
+    working = [trial for trial in trials.values() if trial.latency_ms is not None]
+    if first or not working:
+        return first or untried
+    best = min(working, key=lambda trial: trial.latency_ms or 0.0).choice
+    return list(_beside(best, untried))
+
+
+def _beside(best: Choice, choices: Sequence[Choice]) -> Iterator[Choice]:
+    for choice in choices:
+        names = choice.keys() | best.keys()
+        if sum(choice.get(name) != best.get(name) for name in names) == 1:
+            yield choice
+
+
+def key_of(choice: Choice) -> tuple[tuple[str, int], ...]:
+    """The choice as a key of a dict."""
+    return tuple(sorted(choice.items()))

@@ -1,0 +1,101 @@
+"""Plans that nobody searched for: a whole network on one processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from math import inf
+from operator import itemgetter
+
+from codl.errors import UnsupportedError
+from codl.ir import Layer, Network
+from codl.ir.plan import Chain, Plan, Sharing
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Processor
+from codl.kernels import registry
+from codl.plan import unmeasured
+from codl.plan.build_plan import Cut, make_plan
+from codl.plan.cost_model import CostModel
+
+
+def one_processor(
+    network: Network,
+    cost: CostModel,
+    processor: Processor,
+    *,
+    strategy: str,
+    sharing: Sharing = "gather",
+    method: str = "",
+) -> Plan:
+    """Every op on one processor, in its fastest variant; what that cannot do goes to the other."""
+    cost, alone = unmeasured.filled(cost, network), _gpu_ratio(processor)
+    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
+    ratios = [alone if ms < inf else 1.0 - alone for ms in latencies_ms]
+    cuts = [
+        Cut(tuple(layer for layer, _ in together), "H", ratio)
+        for ratio, together in groupby(zip(network.layers, ratios, strict=True), itemgetter(1))
+    ]
+    return make_plan(network, cost, cuts, strategy=strategy, sharing=sharing, method=method)
+
+
+def does_all(network: Network, cost: CostModel, processor: Processor) -> bool:
+    """Whether a processor has variants for all of a network."""
+    cost = unmeasured.filled(cost, network)
+    latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
+    return all(ms < inf for ms in latencies_ms)
+
+
+def default_plan(
+    network: Network,
+    soc: Soc,
+    processor: Processor,
+    *,
+    chained: bool = True,
+    variants: Mapping[str, str] | None = None,
+) -> Plan:
+    """Every op on one processor, by no predictions: all in one chain, or each in its own.
+
+    `variants` names the kernel variants of some layers; the others take their default. Raises
+    `UnsupportedError` with the layer for which the processor has no variant.
+    """
+    given = variants or {}
+    names: dict[str, dict[str, str]] = {
+        layer.name: {processor: given.get(layer.name) or _default(layer, processor, soc)}
+        for layer in network.layers
+    }
+    groups = [tuple(names)] if chained else [(name,) for name in names]
+    ratio = _gpu_ratio(processor)
+    chains = tuple(Chain(ops, "H", ratio, {op: names[op] for op in ops}) for ops in groups if ops)
+    return Plan(
+        model=network.name,
+        digest=network.digest,
+        soc=soc.name,
+        strategy=f"all-{processor}",
+        predictor="none",
+        sharing="gather",
+        predicted_ms=None,
+        chains=chains,
+    )
+
+
+def _gpu_ratio(processor: Processor) -> float:
+    """The partition ratio of all on one processor."""
+    return float(PROCESSORS.index(processor))
+
+
+def _default(layer: Layer, processor: Processor, soc: Soc) -> str:
+    """The first variant that is meant for this SoC or, where there is none, that works at all."""
+    found = registry.variants(layer.op, processor, soc) or registry.variants(
+        layer.op, processor, soc, every=True
+    )
+    if not found:
+        refusals = "; ".join(
+            f"{variant.name}: {variant.refusal(layer.op, soc)}"
+            for variant in registry.VARIANTS
+            if (variant.op_kind, variant.processor) == (layer.op.kind, processor)
+        )
+        raise UnsupportedError(
+            f"The {processor} has no kernel variant for {layer.name!r} ({layer.op.kind}). "
+            f"{refusals or 'None is written.'}"
+        )
+    return found[0].name

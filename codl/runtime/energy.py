@@ -1,0 +1,210 @@
+"""Energy sensors of this machine, and the joules between two instants by them.
+
+Three kinds are known, all read without any library: RAPL's counters of CPU packages
+(`/sys/class/powercap`), batteries (`/sys/class/power_supply`), whose power is sampled and summed
+up, and NVIDIA's GPUs through the driver's own NVML. Many machines have none: virtual ones, and
+those where only root may read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Literal, TypeAlias
+
+from codl.runtime import nvml
+
+SYS = Path("/sys")
+#: How often a sensor that tells power, not energy, is read.
+PERIOD_S = 0.05
+#: What a sensor counts: a processor with its memory, or everything.
+Part: TypeAlias = Literal["cpu", "gpu", "device"]
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """`read` gives joules since some instant, or watts where `is_power`; raises `OSError`.
+
+    A counter of joules begins anew at `wraps_j`.
+    """
+
+    name: str
+    part: Part
+    read: Callable[[], float]
+    is_power: bool = False
+    wraps_j: float | None = None
+
+    def difference(self, before: float, after: float) -> float:
+        """Joules between two readings of a counter, which may have begun anew once."""
+        wrapped = self.wraps_j if after < before and self.wraps_j else 0.0
+        return after + wrapped - before
+
+
+@dataclass(frozen=True)
+class Found:
+    """The sensors that can be read, and why others cannot, by name."""
+
+    sensors: tuple[Sensor, ...]
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def find_sensors(root: Path = SYS, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus) -> Found:
+    """Every sensor below `root`, the folder that `/sys` is, and those of NVIDIA's GPUs."""
+    candidates = [*_rapl(root), *_batteries(root)]
+    candidates += [
+        Sensor(f"nvml {gpu.name}", "gpu", gpu.read, is_power=gpu.is_power) for gpu in gpus()
+    ]
+    sensors, unreadable = [], {}
+    for sensor in candidates:
+        try:
+            sensor.read()
+            sensors.append(sensor)
+        except (OSError, ValueError) as error:
+            unreadable[sensor.name] = str(error)
+    return Found(tuple(sensors), unreadable)
+
+
+def _rapl(root: Path) -> Iterator[Sensor]:
+    """CPU packages; the domains inside one are part of it, and `psys` is more than the CPU."""
+    for zone in sorted((root / "class/powercap").glob("intel-rapl:*")):
+        name = _text(zone / "name")
+        if not name.startswith("package") or zone.name.count(":") > 1:
+            continue
+        most = _text(zone / "max_energy_range_uj")
+        yield Sensor(
+            name=f"rapl {name}",
+            part="cpu",
+            read=_number(zone / "energy_uj", 1e-6),
+            wraps_j=int(most) * 1e-6 if most else None,
+        )
+
+
+def _batteries(root: Path) -> Iterator[Sensor]:
+    """Batteries tell the power of the whole device, while nothing charges them."""
+    for supply in sorted((root / "class/power_supply").glob("*")):
+        if _text(supply / "type") != "Battery":
+            continue
+        name = f"power_supply {supply.name}"
+        if (supply / "power_now").exists():
+            power = _number(supply / "power_now", 1e-6)
+        else:
+            power = _product(
+                _number(supply / "current_now", 1e-6), _number(supply / "voltage_now", 1e-6)
+            )
+        yield Sensor(name, "device", _while_discharging(supply, power), is_power=True)
+
+
+def _number(path: Path, scale: float) -> Callable[[], float]:
+    return lambda: scale * int(path.read_text())
+
+
+def _product(a: Callable[[], float], b: Callable[[], float]) -> Callable[[], float]:
+    """The sign of a battery's current is the driver's choice."""
+    return lambda: abs(a() * b())
+
+
+def _while_discharging(supply: Path, power: Callable[[], float]) -> Callable[[], float]:
+    def read() -> float:
+        status = _text(supply / "status")
+        if status != "Discharging":
+            raise OSError(f"the battery tells the device's power only while discharging: {status}")
+        return power()
+
+    return read
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+class Meter:
+    """Joules by sensor since it was started; `stop` ends it. Use `metered`."""
+
+    def __init__(self, sensors: Sequence[Sensor]) -> None:
+        self.joules: dict[str, float] = {}
+        self._sensors = tuple(sensors)
+        self._counted = {s.name: s.read() for s in sensors if not s.is_power}
+        self._sampled = [s for s in sensors if s.is_power]
+        self._summed = dict.fromkeys((s.name for s in self._sampled), 0.0)
+        self._done, self._begin = Event(), time.perf_counter()
+        self._sampler = Thread(target=self._sample, daemon=True)
+        if self._sampled:
+            self._sampler.start()
+
+    @property
+    def total_joules(self) -> float | None:
+        """Of the whole device where a sensor counts that, else of the parts that have one."""
+        parts = {s.name: s.part for s in self._sensors}
+        whole = [j for name, j in self.joules.items() if parts[name] == "device"]
+        return sum(whole or self.joules.values()) if self.joules else None
+
+    def stop(self) -> None:
+        """End; `seconds` and `joules` are of the time since the start."""
+        self.seconds = time.perf_counter() - self._begin
+        self._done.set()
+        if self._sampled:
+            self._sampler.join()
+        for sensor in self._sensors:
+            if sensor.name in self._summed:
+                self.joules[sensor.name] = self._summed[sensor.name]
+            elif not sensor.is_power:
+                before = self._counted[sensor.name]
+                self.joules[sensor.name] = sensor.difference(before, sensor.read())
+
+    def _sample(self) -> None:
+        """Trapezoids between readings; a sensor that fails on the way has no joules."""
+        at, last = time.perf_counter(), {s.name: _watts(s) for s in self._sampled}
+        over = False
+        while not over:
+            over = self._done.wait(PERIOD_S)
+            now, found = time.perf_counter(), {s.name: _watts(s) for s in self._sampled}
+            for name, watts in found.items():
+                before = last[name]
+                if watts is None or before is None:
+                    self._summed.pop(name, None)
+                elif name in self._summed:
+                    self._summed[name] += 0.5 * (before + watts) * (now - at)
+            at, last = now, found
+
+
+def _watts(sensor: Sensor) -> float | None:
+    try:
+        return sensor.read()
+    except OSError:
+        return None
+
+
+@contextmanager
+def metered(sensors: Sequence[Sensor]) -> Iterator[Meter]:
+    """A meter around what is done inside; its `joules` are known behind it."""
+    meter = Meter(sensors)
+    try:
+        yield meter
+    finally:
+        meter.stop()
+
+
+def energy_mj(
+    work: Callable[[], object], sensors: Sequence[Sensor], *, at_least_s: float = 1.0
+) -> float | None:
+    """Millijoules of doing `work` once, idle power included; None without a sensor.
+
+    It is done over and over for `at_least_s`: sensors are read by their drivers only every
+    millisecond, some every tenth of a second.
+    """
+    if not sensors:
+        return None
+    count, begin = 0, time.perf_counter()
+    with metered(sensors) as meter:
+        while time.perf_counter() - begin < at_least_s:
+            work()
+            count += 1
+    total = meter.total_joules
+    return None if total is None else 1e3 * total / count

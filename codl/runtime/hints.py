@@ -1,0 +1,138 @@
+"""Hints to a GPU's driver: how fast to work, and how urgent its work is beside that of others.
+
+Qualcomm's drivers take them when a context is made (cl_qcom_perf_hint, cl_qcom_priority_hint),
+Khronos's extensions when a queue is (cl_khr_throttle_hints, cl_khr_priority_hints).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codl.errors import DeviceError
+from codl.ir.soc import Soc
+from codl.runtime.cl_import import cl_module
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+CONTEXT_PLATFORM = 0x1084
+#: The extension, the property that it defines, and the property's values by hint.
+CONTEXT_HINTS = {
+    "performance": ("cl_qcom_perf_hint", 0x40C2, {"high": 0x40C3, "normal": 0x40C4, "low": 0x40C5}),
+    "priority": (
+        "cl_qcom_priority_hint",
+        0x40C9,
+        {"high": 0x40CA, "normal": 0x40CB, "low": 0x40CC},
+    ),
+}
+QUEUE_HINTS = {
+    "performance": ("cl_khr_throttle_hints", 0x1097, {"high": 1, "normal": 2, "low": 4}),
+    "priority": ("cl_khr_priority_hints", 0x1096, {"high": 1, "normal": 2, "low": 4}),
+}
+#: Qualcomm's older drivers take both hints and list only the first extension.
+LISTED_AS = {"cl_qcom_priority_hint": "cl_qcom_perf_hint"}
+
+
+def wanted(soc: Soc) -> dict[str, str]:
+    """The hints that a SoC gives its GPU, without defaults."""
+    hints = {"performance": soc.gpu.performance, "priority": soc.gpu.priority}
+    return {kind: hint for kind, hint in hints.items() if hint != "default"}
+
+
+def context_properties(soc: Soc, extensions: str) -> list[int]:
+    """Properties and values for a context on a device with these extensions."""
+    return _properties(CONTEXT_HINTS, soc, extensions)
+
+
+def queue_properties(soc: Soc, extensions: str) -> list[int]:
+    """The same for a queue; what a context has taken is not asked for again."""
+    taken = _taken(CONTEXT_HINTS, soc, extensions)
+    left = {kind: hint for kind, hint in QUEUE_HINTS.items() if kind not in taken}
+    return _properties(left, soc, extensions)
+
+
+def ignored(device: cl.Device, soc: Soc) -> list[str]:
+    """A line for every hint that a device's driver does not take."""
+    listed = device.extensions
+    taken = {*_taken(CONTEXT_HINTS, soc, listed), *_taken(QUEUE_HINTS, soc, listed)}
+    return [
+        f"The driver of {device.name} takes no {kind} hint, so {hint!r} has no effect: it has "
+        f"neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}."
+        for kind, hint in wanted(soc).items()
+        if kind not in taken
+    ]
+
+
+def make_context(device: cl.Device, soc: Soc) -> cl.Context:
+    """A context on one device, with what hints it takes there."""
+    properties = context_properties(soc, device.extensions)
+    if not properties:
+        return cl_module().Context([device])
+    return context_of(device, properties)
+
+
+def make_queue(context: cl.Context, soc: Soc) -> cl.CommandQueue:
+    """An in-order queue, with what hints it takes."""
+    device = context.devices[0]
+    properties = queue_properties(soc, device.extensions)
+    if not properties:
+        return cl_module().CommandQueue(context)
+    return cl_module().CommandQueue(context, device, properties=properties)
+
+
+def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
+    """A context with properties that pyopencl does not know, made by the loader itself."""
+    values = [CONTEXT_PLATFORM, device.platform.int_ptr, *properties, 0]
+    devices = (ctypes.c_void_p * 1)(device.int_ptr)
+    error = ctypes.c_int32()
+    create = ctypes.CDLL(_loader()).clCreateContext
+    create.restype = ctypes.c_void_p
+    made = create(
+        (ctypes.c_ssize_t * len(values))(*values),
+        ctypes.c_uint32(1),
+        devices,
+        None,
+        None,
+        ctypes.byref(error),
+    )
+    if not made:
+        asked = ", ".join(hex(value) for value in properties)
+        raise DeviceError(
+            f"{device.name} makes no context with the hints {asked} (error {error.value}): leave "
+            "gpu.performance and gpu.priority at their defaults."
+        )
+    return cl_module().Context.from_int_ptr(made, retain=False)
+
+
+def _loader() -> str:
+    """The OpenCL loader that this process has loaded already, with pyopencl."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = [line.split()[-1] for line in maps if "libOpenCL" in line]
+    if not found:
+        raise DeviceError("This process has loaded no OpenCL loader, which hints go through.")
+    return found[0]
+
+
+def _taken(
+    known: dict[str, tuple[str, int, dict[str, int]]], soc: Soc, extensions: str
+) -> list[str]:
+    listed = extensions.split()
+    return [
+        kind
+        for kind in wanted(soc)
+        if kind in known
+        and (known[kind][0] in listed or LISTED_AS.get(known[kind][0], "") in listed)
+    ]
+
+
+def _properties(
+    known: dict[str, tuple[str, int, dict[str, int]]], soc: Soc, extensions: str
+) -> list[int]:
+    hints = wanted(soc)
+    return [
+        value
+        for kind in _taken(known, soc, extensions)
+        for value in (known[kind][1], known[kind][2][hints[kind]])
+    ]

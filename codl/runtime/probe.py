@@ -1,0 +1,142 @@
+"""Looks at a driver in a child process, so that one that crashes takes only the child down.
+
+`python -m codl.runtime.probe DRIVER` loads one driver, lists its devices, builds and runs a kernel
+on each, and prints JSON. `probe_all` does that for every driver that was found.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from codl.runtime import drivers
+from codl.runtime.cl_import import cl_module
+
+TIMEOUT_S = 60
+SOURCE = "kernel void probe(global int *out) { out[get_global_id(0)] = get_global_id(0); }"
+
+
+@dataclass(frozen=True)
+class ProbedDevice:
+    """One OpenCL device as its driver describes it, and whether a kernel ran on it."""
+
+    icd: str
+    platform: str
+    name: str
+    type: str
+    version: str
+    driver: str
+    compute_units: int
+    max_work_group_size: int
+    wave_size: int
+    vector_width: int
+    global_mem_cache_size: int
+    local_mem_bytes: int
+    unified_memory: bool
+    memory_types: tuple[str, ...]
+    extensions: tuple[str, ...]
+    max_image_width: int = 0
+    max_image_height: int = 0
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The devices of one driver, or why there are none."""
+
+    icd: str
+    devices: tuple[ProbedDevice, ...] = ()
+    error: str = ""
+
+
+def probe_all() -> list[ProbeResult]:
+    """Probe every driver on this machine, each in a child process of its own."""
+    return [probe(driver.name) for driver in drivers.find_drivers()]
+
+
+def probe(name: str) -> ProbeResult:
+    """Probe one driver; a crash or a time-out becomes the result's `error`."""
+    command = [sys.executable, "-m", "codl.runtime.probe", name]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return ProbeResult(name, error=f"no answer within {TIMEOUT_S} s")
+    if child.returncode < 0:
+        return ProbeResult(name, error=f"the driver crashed (signal {-child.returncode})")
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or ["no message"]
+        return ProbeResult(name, error=lines[-1])
+    found = json.loads(child.stdout.splitlines()[-1])
+    return ProbeResult(name, tuple(_device(item) for item in found))
+
+
+def _device(item: dict[str, Any]) -> ProbedDevice:
+    tuples = {key: tuple(item[key]) for key in ("memory_types", "extensions")}
+    return ProbedDevice(**{**item, **tuples})
+
+
+def _look(name: str) -> list[ProbedDevice]:
+    """Run in the child: load the driver, run a kernel on each of its devices."""
+    with drivers.loaded([drivers.find_driver(name)], cores=()):
+        import numpy as np
+
+        cl = cl_module()
+        platforms = [p for p in cl.get_platforms() if _is_meant(p.name.strip(), name)]
+    found = []
+    for platform in platforms:
+        for device in platform.get_devices():
+            context = cl.Context([device])
+            queue = cl.CommandQueue(context)
+            program = cl.Program(context, SOURCE).build()
+            kernel = cl.Kernel(program, "probe")
+            out = np.zeros(64, np.int32)
+            buffer = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, out.nbytes)
+            kernel.set_args(buffer)
+            cl.enqueue_nd_range_kernel(queue, kernel, out.shape, None)
+            cl.enqueue_copy(queue, out, buffer)
+            if not np.array_equal(out, np.arange(64)):
+                raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
+            found.append(_describe(name, platform, device, kernel))
+    return found
+
+
+def _is_meant(platform: str, driver: str) -> bool:
+    """Whether a platform belongs to the driver that was asked for.
+
+    pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
+    """
+    return platform != "Oclgrind" or "oclgrind" in driver
+
+
+def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice:
+    cl = cl_module()
+    is_cpu = bool(device.type & cl.device_type.CPU)
+    multiple = kernel.get_work_group_info(
+        cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
+    )
+    width = device.native_vector_width_float
+    return ProbedDevice(
+        icd=icd,
+        platform=platform.name.strip(),
+        name=device.name.strip(),
+        type="cpu" if is_cpu else "gpu",
+        version=device.version.strip(),
+        driver=device.driver_version,
+        compute_units=device.max_compute_units,
+        max_work_group_size=device.max_work_group_size,
+        wave_size=1 if is_cpu else multiple,
+        vector_width=width if is_cpu and width in (4, 8, 16) else 4,
+        global_mem_cache_size=device.global_mem_cache_size,
+        local_mem_bytes=device.local_mem_size,
+        unified_memory=bool(device.host_unified_memory),
+        memory_types=("buffer", *(["image2d"] if device.image_support else [])),
+        extensions=tuple(device.extensions.split()),
+        max_image_width=device.image2d_max_width if device.image_support else 0,
+        max_image_height=device.image2d_max_height if device.image_support else 0,
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps([asdict(device) for device in _look(sys.argv[1])]))

@@ -1,0 +1,256 @@
+"""Compiled programs of one device: built once a process, and kept on disk for the next.
+
+The driver's binaries lie in codl's cache, each under a key of all that it depends on: device,
+driver, host, source and options. Drivers may crash on a binary that is damaged, so only what passes
+the cache's checksum reaches them; where one refuses it all the same, the source is built anew. A
+build that failed is remembered under the same key, with its log, and not tried again; nor is one
+that took processes down.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from codl.cache import Slot, digest
+from codl.errors import DeviceError
+from codl.kernels.base import KernelPlan
+from codl.kernels.source import source_digest, source_text
+from codl.runtime.cl_import import cl_module
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+Kind: TypeAlias = Literal["binaries", "failures", "attempts"]
+
+STANDARD = "-cl-std=CL1.2"
+#: So many deaths of a process while the driver compiles a program are the driver's doing.
+DEATHS = 2
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Something to compile; `name` is for messages."""
+
+    name: str
+    text: str
+    digest: str
+    options: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.digest, self.options
+
+    @classmethod
+    def of(cls, plan: KernelPlan) -> _Job:
+        return cls(plan.source, source_text(plan), source_digest(plan), options_of(plan.defines))
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled program: the `.cl` file, a digest of its text, the options, the driver's bytes."""
+
+    name: str
+    source: str
+    options: str
+    blob: bytes = field(repr=False)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.name, self.source, self.options
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Binaries, and the `Programs.identity` that they were compiled for."""
+
+    identity: Mapping[str, str]
+    binaries: tuple[Binary, ...]
+
+    def fits(self, programs: Programs) -> bool:
+        return dict(self.identity) == dict(programs.identity)
+
+
+class Programs:
+    """The programs of a context with one device; `compiled` counts those that came from source."""
+
+    def __init__(self, context: cl.Context) -> None:
+        self.compiled = 0
+        self._context = context
+        self._device = context.devices[0]
+        #: What a binary depends on but its source and options.
+        self.identity: Mapping[str, str] = _identity(self._device)
+        self._offered: dict[tuple[str, str, str], bytes] = {}
+        #: What was asked for while somebody records it.
+        self._asked: dict[_Job, None] | None = None
+        self._built: dict[_Job, cl.Program] = {}
+        self._keeping = True
+
+    def build(self, plan: KernelPlan) -> cl.Program:
+        """The program of a plan's source and macros.
+
+        Raises `DeviceError` with the compiler's log and the macros where it does not build.
+        """
+        return self._build(_Job.of(plan))
+
+    def _build(self, job: _Job) -> cl.Program:
+        if self._asked is not None:
+            self._asked[job] = None
+        if job not in self._built:
+            program = self._find(job)
+            if not self._keeping:
+                return program
+            self._built[job] = program
+        return self._built[job]
+
+    def build_text(self, name: str, text: str) -> cl.Program:
+        """The program of a text that has no macros."""
+        return self._build(_Job(name, text, digest(text)[:16], STANDARD))
+
+    def offer(self, offer: Offer) -> None:
+        """Take these binaries before those of the cache, if they are for this device and driver."""
+        if offer.fits(self):
+            self._offered |= {binary.key: binary.blob for binary in offer.binaries}
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Binary]]:
+        """At the end, the list has the binaries of all programs that were asked for inside."""
+        found: list[Binary] = []
+        asked = self._asked = {}
+        try:
+            yield found
+        finally:
+            self._asked = None
+        for job in asked:
+            if job in self._built:  # some drivers add to a binary when its kernels first run
+                found.append(Binary(*job.key, _binary(self._built[job])))
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Keep nothing that is built inside: most of what a search tries is never used again."""
+        before, self._keeping = self._keeping, False
+        try:
+            yield
+        finally:
+            self._keeping = before
+
+    def slot(self, kind: Kind, plan: KernelPlan) -> Slot:
+        """Where the cache has a plan's binary, the log of its failed build, or who tries one."""
+        return self._slot(kind, _Job.of(plan))
+
+    def _slot(self, kind: Kind, job: _Job) -> Slot:
+        made_from = {"name": job.name, "source": job.digest, "options": job.options}
+        return Slot(kind, {**self.identity, **made_from})
+
+    def _find(self, job: _Job) -> cl.Program:
+        return self._load(job) or self._compile(job)
+
+    def _load(self, job: _Job) -> cl.Program | None:
+        """The program of a binary, offered or on disk; None where the driver takes none."""
+        offered = self._offered.pop(job.key, None)
+        program = self._take(job, offered) if offered is not None else None
+        if program is not None:
+            return program
+        slot = self._slot("binaries", job)
+        blob = slot.load()
+        if blob is None:
+            return None
+        program = self._take(job, blob)
+        if program is None:
+            slot.drop()
+        else:
+            slot.touch()
+        return program
+
+    def _take(self, job: _Job, blob: bytes) -> cl.Program | None:
+        """The program of a binary; None where the driver does not take it."""
+        try:
+            program = cl_module().Program(self._context, [self._device], [blob])
+            program.build(job.options)
+        except cl_module().Error:
+            return None
+        return program
+
+    def _compile(self, job: _Job) -> cl.Program:
+        failure = self._slot("failures", job)
+        log = failure.load()
+        if log is not None:
+            raise self._error(job, f"{log.decode()}\n(remembered from an earlier try)")
+        program = cl_module().Program(self._context, job.text)
+        with self._survived(job):
+            try:
+                self.compiled += 1
+                program.build(job.options)
+            except cl_module().Error as error:
+                if error.code == cl_module().status_code.BUILD_PROGRAM_FAILURE:
+                    failure.store(str(error).encode())
+                raise self._error(job, str(error)) from error
+            if self._keeping:
+                self._slot("binaries", job).store(_binary(program))
+        return program
+
+    @contextmanager
+    def _survived(self, job: _Job) -> Iterator[None]:
+        """Leave a trace while the driver compiles, which a process that it takes down cannot drop.
+
+        One death may have been a kill from outside; after a second one the driver is not asked.
+        """
+        trace = self._slot("attempts", job)
+        died = [pid for pid in (trace.load() or b"").decode().split() if not _is_alive(int(pid))]
+        if len(died) >= DEATHS:
+            raise self._error(job, f"{len(died)} processes died while the driver compiled this.")
+        trace.store(" ".join([*died, str(os.getpid())]).encode())
+        try:
+            yield
+        finally:
+            trace.drop()
+
+    def _error(self, job: _Job, log: str) -> DeviceError:
+        name = self._device.name.strip()
+        return DeviceError(f"{job.name} does not build on {name} with {job.options}:\n{log}")
+
+
+def _binary(program: cl.Program) -> bytes:
+    (blob,) = program.get_info(cl_module().program_info.BINARIES)
+    return bytes(blob)
+
+
+def options_of(defines: Mapping[str, int | float | str]) -> str:
+    return " ".join([STANDARD, *(f"-D{key}={value}" for key, value in sorted(defines.items()))])
+
+
+def _identity(device: cl.Device) -> dict[str, str]:
+    """What a binary depends on but its source and options."""
+    return {
+        "device": device.name.strip(),
+        "version": device.version.strip(),
+        "driver": device.driver_version,
+        "platform": f"{device.platform.name.strip()} {device.platform.version.strip()}",
+        # Drivers for CPUs compile for this very one, which their names may leave open.
+        "host": _host() if device.type & cl_module().device_type.CPU else "",
+    }
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+@cache
+def _host() -> str:
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    telling = ("model name", "flags", "Features", "CPU part")
+    found = dict.fromkeys(line for line in lines if line.startswith(telling))
+    return digest("\n".join([platform.machine(), *found]))[:16]

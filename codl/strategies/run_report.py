@@ -1,0 +1,60 @@
+"""One plan that runs: its outputs, how long it takes, and what every op of it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from codl.measure.interleave import Effort, interleave, timed
+from codl.measure.protocol import Latency
+from codl.plan import placement
+from codl.plan.cost_model import CostModel
+from codl.plan.placement import Placed
+from codl.runtime.energy import energy_mj, find_sensors
+from codl.runtime.engine import Engine
+from codl.runtime.profiler import Span
+
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an engine did.
+
+    `energy_mj` is that of one inference, by `energy_sensors`; None where there are none. `spans`
+    are those of one inference, and `placed` says where every op ran and what it took in that.
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    latency_ms: Latency
+    energy_mj: float | None
+    energy_sensors: tuple[str, ...]
+    spans: list[Span]
+    placed: list[Placed]
+
+
+def measure(
+    engine: Engine, inputs: Mapping[str, NDArray[Any]], cost: CostModel | None, *, rounds: int
+) -> Measured:
+    """Run an engine on inputs by name, so many times timed.
+
+    By the predictions of `cost` ops share what they took together; without, alike.
+    """
+    outputs = engine(inputs)
+    effort = Effort(warm_up=WARM_UP, min_rounds=rounds, min_seconds=0)
+    latency = interleave({"run": timed(engine.run)}, effort)["run"]
+    sensors = find_sensors().sensors
+    energy = energy_mj(engine.run, sensors)
+    spans = engine.profile()
+    placed = placement.predicted(engine.network, engine.plan, engine.soc, cost)
+    return Measured(
+        outputs=outputs,
+        latency_ms=latency,
+        energy_mj=energy,
+        energy_sensors=tuple(sensor.name for sensor in sensors),
+        spans=spans,
+        placed=placement.measured(placed, spans, engine.nets, engine.fused),
+    )

@@ -1,0 +1,286 @@
+"""The command line: what it answers, where, and how it ends on bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from codl.cli import app as cli
+from codl.cli.app import app
+from codl.errors import CodlError
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir.soc import Soc
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory, first_soc: Soc) -> Path:
+    """A folder with a SoC, a small ONNX model, a dataset and predictors of it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    first_soc.save(folder / "socs" / "test.yaml")
+    b = ModelBuilder("small")
+    x = b.input("image", (1, 3, 32, 32))
+    for oc in (32, 48):
+        x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
+    b.output(b.fully_connected(b.flatten(x), 10))
+    (folder / "small.onnx").write_bytes(b.build().SerializeToString())
+    run(folder, "collect", "--soc", "test", "--ops", "small.onnx", "--shares", "0.25,0.5,0.75,1")
+    run(folder, "train", "--soc", "test")
+    return folder
+
+
+def run(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, as a user runs it."""
+    command = [sys.executable, "-c", "from codl.cli import main; main()", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def answer(folder: Path, *arguments: str) -> dict[str, Any]:
+    return dict(json.loads(run(folder, *arguments, "--json").stdout))
+
+
+def test_devices_shows_disjoint_observed_cores(workplace: Path) -> None:
+    answered = answer(workplace, "devices")
+    found = answered["processors"]
+    assert {"energy_sensors", "unreadable_sensors"} <= answered.keys()
+    used = {p["kind"]: p for p in found if p["used"]}
+    assert set(used) == {"cpu", "gpu"}
+    for key in ("kind", "name", "driver", "cores", "memory_types", "observed_cores"):
+        assert all(key in p for p in found)
+    assert used["cpu"]["observed_cores"]
+    assert set(used["cpu"]["observed_cores"]).isdisjoint(used["gpu"]["observed_cores"])
+
+
+def test_detect_writes_a_soc_that_show_reads(workplace: Path) -> None:
+    made = answer(workplace, "soc", "detect", "--serial", "local", "--name", "made")
+    assert answer(workplace, "soc", "show", "made")["cpu"] == made["cpu"]
+    listed = {soc["name"] for soc in answer(workplace, "soc", "list")["socs"]}
+    assert {"made", "test"} <= listed
+
+
+def test_the_dataset_and_the_predictors_say_what_they_are(workplace: Path) -> None:
+    info = answer(workplace, "dataset", "info", "--soc", "test")
+    assert info["source"] == "measured"
+    assert info["rows"] > 50
+    trained = answer(workplace, "train", "--soc", "test", "--predictor", "codl_linear")
+    keys = {"name", "target", "processor", "n_train", "n_test", "split", "acc10", "acc5", "mape",
+            "acc10_typical", "coverage90", "bytes", "us_per_prediction",
+            "us_without_features"}  # fmt: skip
+    assert all(set(p) == keys for p in trained["predictors"])
+    assert {p["split"] for p in trained["predictors"]} == {"row", "shape"}
+
+
+def test_search_run_and_the_same_outputs(workplace: Path) -> None:
+    found = answer(workplace, "search", "small.onnx", "--soc", "test", "-o", "plan.json")
+    assert found["chains"][0]["ops"][0] == "conv1"
+    assert found["predicted_ms"] > 0
+    x = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
+    np.savez(workplace / "in.npz", image=x)
+    common = ["--soc", "test", "--input", "in.npz", "--rounds", "3"]
+    by_plan = [*common, "--plan", "plan.json", "--output", "a.npz"]
+    planned = answer(workplace, "run", "small.onnx", *by_plan)
+    assert planned["latency_ms"]["runs"] == 3
+    assert planned["data_sharing_ms"] >= 0
+    assert planned["fallbacks"] == []
+    run(workplace, "run", "small.onnx", *common, "--strategy", "cpu", "--output", "b.npz")
+    with np.load(workplace / "a.npz") as a, np.load(workplace / "b.npz") as b:
+        np.testing.assert_allclose(a["fc1"], b["fc1"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_bundle_runs_by_itself(workplace: Path) -> None:
+    made = answer(workplace, "package", "small.onnx", "--soc", "test", "-o", "small.codl")
+    assert made["bytes"] == (workplace / "small.codl").stat().st_size
+    assert made["cold_start_ms"] > made["without_interpreter_ms"] > made["load_ms"] > 0
+    found = answer(workplace, "run", "small.codl", "--rounds", "3", "--output", "c.npz")
+    assert (found["soc"], found["strategy"]) == ("test", "codl")
+    with_soc = ["--soc", "test", "--threads", "1", "--rounds", "1", "--output", "d.npz"]
+    run(workplace, "run", "small.codl", *with_soc)
+    with np.load(workplace / "c.npz") as c, np.load(workplace / "d.npz") as d:
+        np.testing.assert_array_equal(c["fc1"], d["fc1"])
+    refused = run(workplace, "run", "small.codl", "--strategy", "cpu", code=1)
+    assert "--strategy cannot change small.codl" in refused.stderr
+    assert "only a bundle has its own" in run(workplace, "run", "small.onnx", code=2).stderr
+    other = run(workplace, "package", "small.onnx", "--soc", "test", "-o", "small.zip", code=2)
+    assert "must end in .codl, got small.zip" in other.stderr
+
+
+def test_eval_and_report(workplace: Path) -> None:
+    strategies = "cpu,gpu,gpu-image,mulayer,codl-paper,ideal"
+    result = answer(workplace, "eval", "--soc", "test", "--models", "small.onnx", "--peers", "ort",
+                    "--strategies", strategies, "--seconds", "0.1", "-o", "eval.json")  # fmt: skip
+    rows = {row["strategy"]: row for row in result["rows"]}
+    soc = result["soc"]
+    others = ["ort", "opencl-all"] if soc["gpu"]["type"] == "cpu" else ["ort"]
+    assert list(rows) == [*strategies.split(","), *others]
+    for name in others:
+        assert rows[name]["cosine"] >= 0.99999
+        assert rows[name]["latency_ms"]["median"] > 0
+        assert rows[name]["peer"]["threads"] == len({*soc["cpu"]["cores"], *soc["gpu"]["cores"]})
+    assert rows["gpu-image"]["gpu_storage"] == ["image float32"]
+    for name, row in rows.items():
+        assert (row["energy_mj"] is None) == (name == "ideal" or not result["energy_sensors"])
+        if name in others:
+            continue
+        assert row["status"] == "ok", row["reason"]
+        assert row["source"] == ("computed" if name == "ideal" else "measured")
+        if name != "ideal":
+            assert row["cosine"] >= 0.99999
+            assert row["fallbacks"] == []
+            assert row["max_rel_err"] <= 1e-3
+            assert set(row["slowdown"]) == {"cpu", "gpu"}
+            assert row["memory_bytes"]["cpu_bytes"] > 0
+            assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
+    run(workplace, "report", "eval.json", "-o", "report.html")
+    page = (workplace / "report.html").read_text()
+    assert "codl-paper" in page
+    assert f"ort {rows['ort']['peer']['version']} (" in page
+    assert "<svg" in page
+
+
+def test_tune_keeps_what_it_found(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODL_CACHE", str(tmp_path))
+    pooling = "pooling in=1x32x10x10 kernel=2x2 stride=2"
+    command = ["tune", "--soc", "test", "--serial", "local", "--ops", pooling]
+    first = answer(workplace, *command, "-o", "tune.json")
+    assert first["measured"] == len(first["rows"]) > 0
+    keys = {"op", "variant", "default_ms", "best_ms", "speedup", "choice", "tried", "failed"}
+    assert all(keys <= row.keys() for row in first["rows"])
+    assert all(row["best_ms"] <= row["default_ms"] for row in first["rows"])
+    again = answer(workplace, *command)
+    assert (again["measured"], again["cached"]) == (0, len(first["rows"]))
+    hasty = answer(workplace, "tune", "--soc", "test", "--models", "small.onnx", "--budget", "0s")
+    assert hasty["left"] > 0
+    one = ["--ops", "fc in=1x32x5x5 oc=40", "--variants", "gpu_direct"]
+    (row,) = answer(workplace, "tune", "--soc", "test", *one)["rows"]
+    assert (row["op"], row["variant"]) == ("fc in=1x32x5x5 oc=40", "gpu_direct")
+
+
+def test_the_cache_is_pruned_and_cleared(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODL_CACHE", str(tmp_path))
+    op = ["--op", "fc in=1x32x5x5 oc=40"]
+    run(workplace, "bench", "--soc", "test", *op)
+    kept = answer(workplace, "tune", "--prune")
+    assert kept["rows"] == []
+    assert kept["cache"]["files"] > 0
+    assert answer(workplace, "tune", "--clear")["cache"]["files"] == 0
+
+
+def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
+    text = "conv2d in=1x16x12x12 oc=32 kernel=3x3 stride=1 pad=1 groups=1"
+    result = answer(workplace, "bench", "--soc", "test", "--op", text)
+    keys = {"op", "variant", "processor", "latency_ms", "gflops"}
+    assert all(keys <= row.keys() for row in result["ops"])
+    assert {row["processor"] for row in result["ops"]} == {"cpu", "gpu"}
+    assert {"gpu_grouped", "gpu_depthwise"} <= {row["variant"] for row in result["refused"]}
+    assert all(row["reason"] for row in result["refused"])
+    both = answer(workplace, "bench", "small.onnx", "--soc", "test")
+    assert len({row["op"] for row in both["ops"]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "small.onnx", "--soc", "tset"], "Unknown SoC 'tset'. Did you mean 'test'?"),
+        (["search", "yolo", "--soc", "test"], "Unknown model 'yolo'"),
+        (
+            ["search", "small.onnx", "--soc", "test", "--strategy", "codll"],
+            "Unknown strategy 'codll'",
+        ),
+        (["collect", "--soc", "test", "--serial", "adb"], "Unknown serial 'adb'"),
+        (["collect", "--soc", "test", "--ops", "small.onnx"], "holds a dataset. Go on with it"),
+        (["collect", "--soc", "test", "--ops", "nothing.csv"], "there is no such file"),
+        (["train", "--soc", "test", "--predictor", "gbd"], "Did you mean 'gbdt'?"),
+        (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such plan"),
+        (["run", "small.onnx", "--soc", "test", "--input", "small.onnx"], "expected an .npz file"),
+        (["report", "none.json"], "none.json"),
+        (["tune"], "Name the SoC to tune for by --soc"),
+        (["tune", "--soc", "test", "--ops", "conv3d in=1x1x1x1"], "Did you mean 'conv2d'?"),
+        (
+            ["tune", "--soc", "test", "--models", "small.onnx", "--variants", "gpu_drect"],
+            "Unknown GPU kernel variant of these ops 'gpu_drect'. Did you mean 'gpu_direct'?",
+        ),
+        (["bench", "--soc", "test"], "Name a model, or an op by --op"),
+        (["dataset", "info", "--soc", "made"], "there is no dataset here"),
+    ],
+)
+def test_bad_input_ends_with_a_message_and_code_1(
+    workplace: Path, arguments: list[str], message: str
+) -> None:
+    done = run(workplace, *arguments, code=1)
+    assert "Error: " in done.stderr
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
+    run(workplace, "search", "small.onnx", code=2)
+    run(workplace, "no-such-command", code=2)
+
+
+def test_a_plan_for_another_model_is_refused(workplace: Path) -> None:
+    run(workplace, "search", "small.onnx", "--soc", "test", "--strategy", "cpu", "-o", "cpu.json")
+    b = ModelBuilder("other")
+    b.output(b.conv(b.input("image", (1, 3, 9, 9)), 8, 3, pad=1))
+    (workplace / "other.onnx").write_bytes(b.build().SerializeToString())
+    done = run(workplace, "run", "other.onnx", "--soc", "test", "--plan", "cpu.json", code=1)
+    assert "not for 'other'" in done.stderr
+
+
+COMMANDS = [
+    "devices",
+    "soc",
+    "soc detect",
+    "collect",
+    "tune",
+    "bench",
+    "dataset info",
+    "train",
+    "search",
+    "run",
+    "eval",
+    "report",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_square_brackets_in_messages_survive(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def fail() -> None:
+        raise CodlError("chains[0] is [bold]wrong[/bold]")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    assert "chains[0] is [bold]wrong[/bold]" in capsys.readouterr().err
+
+
+def test_compile_is_the_python_way(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import numpy as np, codl
+with codl.compile("small.onnx", soc="test") as engine:
+    y = engine(np.zeros((1, 3, 32, 32), np.float32))
+    print(y.shape, engine.plan.strategy)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=workplace, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[0] == "(1, 10) codl"

@@ -1,0 +1,182 @@
+"""Scales, shifts and batch norms beside products with constants become part of those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.ir import Network
+
+Values = dict[str, Any]
+
+
+def floats(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+NORM = {"scale": floats(6), "shift": floats(6) + 1, "mean": floats(6), "var": np.abs(floats(6))}
+
+
+def model(
+    nodes: Sequence[tuple[Any, ...]], sizes: Sequence[int], outputs: Sequence[str], **values: Any
+) -> onnx.ModelProto:
+    """Nodes as (type, inputs, output, attributes), from one input `x`."""
+    made = [
+        helper.make_node(kind, reads.split(), [output], name=f"n_{output}", **dict(*more))
+        for kind, reads, output, *more in nodes
+    ]
+    graph = helper.make_graph(
+        made,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in (NORM | values).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def evaluate(network: Network, x: NDArray[np.float32]) -> list[NDArray[np.float64]]:
+    """By the reference of every op."""
+    ((name, shape),) = network.inputs.items()
+    values: dict[str, NDArray[np.float64]] = {name: x.astype(np.float64).reshape(shape)}
+    values |= {name: value.astype(np.float64) for name, value in network.constants.items()}
+    for layer in network.layers:
+        given = [values[name] for name in layer.inputs]
+        values[layer.output] = layer.op.reference(given, layer.weights)
+    return [values[held].reshape(shape) for held, shape in network.outputs.values()]
+
+
+def check(proto: onnx.ModelProto) -> list[str]:
+    """The kinds of ops that are left, where the outputs are those of the model."""
+    sizes = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    x = floats(*sizes)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    network = network_of(import_onnx(proto, "test"))
+    for got, expected in zip(evaluate(network, x), session.run(None, {"x": x}), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    return [layer.op.kind for layer in network.layers]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "values"),
+    [
+        ([("MatMul", "x w", "m"), ("Add", "m b", "y")], [1, 5, 4], {"b": floats(6)}),
+        ([("MatMul", "x w", "m"), ("Sub", "b m", "y")], [1, 5, 4], {"b": floats(6)}),
+        ([("MatMul", "x w", "m"), ("Sub", "m b", "y")], [1, 5, 4], {"b": floats(1, 6)}),
+        ([("MatMul", "x w", "m"), ("Mul", "b m", "y")], [1, 5, 4], {"b": np.float32(0.3)}),
+        ([("MatMul", "x w", "m"), ("Div", "m b", "y")], [1, 5, 4], {"b": floats(6)}),
+        (
+            [("MatMul", "x w", "m"), ("Add", "m b", "a"), ("Mul", "a b", "y")],
+            [2, 5, 4],
+            {"b": floats(6)},
+        ),
+        (
+            [
+                ("MatMul", "x w", "m"),
+                ("Reshape", "m flat", "f"),
+                ("BatchNormalization", "f scale shift mean var", "n"),
+                ("Reshape", "n back", "y"),
+            ],
+            [2, 5, 4],
+            {"flat": np.int64([10, 6]), "back": np.int64([2, 5, 6])},
+        ),
+        (
+            [("Gemm", "x w b", "m", {"alpha": 0.5, "beta": 2.0}), ("Mul", "m c", "y")],
+            [3, 4],
+            {"b": floats(6), "c": floats(6)},
+        ),
+        ([("Gemm", "x v", "m", {"transB": 1}), ("Add", "m b", "y")], [3, 4], {"b": floats(6)}),
+    ],
+    ids=["add", "from", "sub", "scale", "div", "both", "norm", "gemm", "transposed"],
+)
+def test_behind_a_product(nodes: Any, sizes: Any, values: Values) -> None:
+    kinds = check(model(nodes, sizes, ["y"], w=floats(4, 6), v=floats(6, 4), **values))
+    assert set(kinds) <= {"matmul", "fc", "reshape"}
+
+
+def test_in_front_of_products() -> None:
+    norm = ("BatchNormalization", "x scale shift mean var", "n")
+    nodes = [norm, ("Gemm", "n w b", "y"), ("MatMul", "n v", "z")]
+    kinds = check(model(nodes, [2, 6], ["y", "z"], w=floats(6, 3), v=floats(6, 5), b=floats(3)))
+    assert set(kinds) <= {"matmul", "fc", "reshape"}
+    nodes = [("Mul", "x c", "n"), ("Add", "n c", "m"), ("MatMul", "m w", "y")]
+    kinds = check(model(nodes, [2, 3, 6], ["y"], w=floats(6, 3), c=floats(6)))
+    assert kinds == ["matmul"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "values"),
+    [
+        ([("MatMul", "x w", "m"), ("Add", "m b", "y")], ["y", "m"], {"b": floats(6)}),
+        ([("MatMul", "x w", "m"), ("Add", "m b", "y")], ["y"], {"b": floats(5, 1)}),
+        ([("MatMul", "x w", "m"), ("Mul", "m m", "y")], ["y"], {}),
+        ([("MatMul", "x w", "m"), ("Add", "m b", "y"), ("Mul", "m y", "z")], ["z"],
+         {"b": floats(6)}),
+        ([("Add", "x b", "a"), ("MatMul", "a w", "m"), ("Exp", "a", "z")], ["m", "z"],
+         {"b": floats(4)}),
+        ([("MatMul", "x w", "m"), ("Div", "b m", "y")], ["y"], {"b": floats(6)}),
+    ],
+    ids=["output", "rows", "square", "read twice", "read otherwise", "over"],
+)  # fmt: skip
+def test_what_cannot_be_folded_stays(nodes: Any, outputs: Any, values: Values) -> None:
+    kinds = check(model(nodes, [2, 5, 4], outputs, w=floats(4, 6), **values))
+    assert "eltwise" in kinds
+
+
+def test_means_of_images_are_poolings() -> None:
+    nodes = [("ReduceMean", "x", "y", {"axes": [2, -1], "keepdims": 0}),
+             ("ReduceMax", "x", "z", {"axes": [-2, -1]})]  # fmt: skip
+    assert check(model(nodes, [2, 3, 5, 4], ["y", "z"])) == ["pooling", "pooling"]
+
+
+def test_factors_of_operands_are_factors_of_the_product() -> None:
+    nodes = [
+        ("Mul", "x half", "a"),
+        ("Transpose", "x", "t", {"perm": [0, 2, 1]}),
+        ("Div", "t half", "b"),
+        ("Mul", "b half", "c"),
+        ("MatMul", "a c", "m"),
+        ("Mul", "half m", "y"),
+    ]
+    assert check(model(nodes, [2, 5, 4], ["y"], half=np.float32(0.3))) == ["transpose", "matmul"]
+
+
+def test_hard_swish_is_one_activation() -> None:
+    slope = {"alpha": 1 / 6}
+    nodes = [("MatMul", "x w", "m"), ("HardSigmoid", "m", "h", slope), ("Mul", "m h", "y")]
+    assert check(model(nodes, [2, 5, 4], ["y"], w=floats(4, 6))) == ["matmul"]
+    nodes[1] = ("HardSigmoid", "m", "h")  # with another slope it is none
+    assert "eltwise" in check(model(nodes, [2, 5, 4], ["y"], w=floats(4, 6)))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_group_norms_between_reshapes(groups: int) -> None:
+    nodes = [
+        ("Reshape", "x rows", "r"),
+        ("InstanceNormalization", "r ones zeros", "n", {"epsilon": 1e-3}),
+        ("Reshape", "n back", "b"),
+        ("Mul", "b s", "m"),
+        ("Add", "m t", "y"),
+    ]
+    values = {
+        "rows": np.int64([0, groups, -1]),
+        "back": np.int64([2, 6, 5, 4]),
+        "ones": np.ones(groups, np.float32),
+        "zeros": np.zeros(groups, np.float32),
+        "s": floats(6, 1, 1),
+        "t": floats(1, 6, 1, 1),
+    }
+    assert check(model(nodes, [2, 6, 5, 4], ["y"], **values)) == ["norm"]
+    values["zeros"] = values["zeros"] + 1
+    assert len(check(model(nodes, [2, 6, 5, 4], ["y"], **values))) > 1

@@ -1,0 +1,116 @@
+"""Import: what ONNX files mean, and what is said of those that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.frontend import models
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Network, to_text
+
+
+def network_of(proto: onnx.ModelProto) -> Network:
+    return convert(simplify(import_onnx(proto, "test")))
+
+
+def one_node(
+    node: onnx.NodeProto, shape: list[int | str], **constants: np.ndarray
+) -> onnx.ModelProto:
+    """A model of one node over an input `x`."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)]
+    fixed = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph([node], "one", inputs, outputs, fixed)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_batch_norm_and_activation_are_folded_into_the_convolution() -> None:
+    b = ModelBuilder("test")
+    x = b.input("x", (1, 3, 8, 8))
+    b.output(b.leaky_relu(b.batch_norm(b.conv(x, 16, 3, pad=1, bias=False)), 0.1))
+    network = network_of(b.build())
+    texts = [to_text(layer.op) for layer in network.layers]
+    assert texts == ["conv2d in=1x3x8x8 oc=16 kernel=3x3 pad=1 act=leaky_relu:0.1"]
+
+
+def test_a_symbolic_batch_becomes_one_and_other_sizes_must_be_fixed() -> None:
+    weight = np.ones((4, 3, 1, 1), np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    network = network_of(one_node(node, ["batch", 3, 8, 8], w=weight))
+    assert network.inputs["x"] == (1, 3, 8, 8)
+    with pytest.raises(UnsupportedError, match=r"'x' has the shape 1x3xheightx8"):
+        network_of(one_node(node, [1, 3, "height", 8], w=weight))
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_automatic_padding_becomes_explicit(auto_pad: str, stride: int) -> None:
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((4, 3, 4, 3)).astype(np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], auto_pad=auto_pad, strides=[stride] * 2)
+    proto = one_node(node, [1, 3, 11, 10], w=weight)
+    (layer,) = network_of(proto).layers
+    x = random.standard_normal((1, 3, 11, 10)).astype(np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    expected = session.run(None, {"x": x})[0]
+    got = layer.op.reference([x.astype(np.float64)], layer.weights)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_ceil_mode_becomes_padding() -> None:
+    node = helper.make_node(
+        "MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1
+    )
+    (layer,) = network_of(one_node(node, [1, 4, 7, 7])).layers
+    assert to_text(layer.op) == "pooling in=1x4x7x7 kernel=2x2 stride=2x2 pad=0,0,1,1"
+
+
+def test_a_flattened_output_keeps_its_declared_shape() -> None:
+    b = ModelBuilder("test")
+    x = b.input("x", (1, 8, 6, 6))
+    b.output(b.flatten(b.max_pool(x, 2, 2)))
+    network = network_of(b.build())
+    assert [layer.op.kind for layer in network.layers] == ["pooling"]
+    assert list(network.outputs.values()) == [("pool1", (1, 72))]
+
+
+def test_an_unknown_operator_is_named_with_its_node() -> None:
+    node = helper.make_node("Hardmax", ["x"], ["y"], name="head", axis=1)
+    with pytest.raises(
+        UnsupportedError, match=r"The node 'head' \(Hardmax\): codl has no operator"
+    ):
+        network_of(one_node(node, [1, 8, 4, 4]))
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.onnx"
+    path.write_text("this is not a model")
+    with pytest.raises(InvalidFileError, match=r"notes.onnx: not an ONNX model"):
+        models.load(path)
+    path.write_bytes(b"")
+    with pytest.raises(InvalidFileError, match="no nodes"):
+        models.load(path)
+    with pytest.raises(UnknownNameError, match="Did you mean 'vgg16'"):
+        models.load("vgg")
+
+
+def test_weights_come_from_the_seed_alone() -> None:
+    def weight(seed: int) -> np.ndarray:
+        b = ModelBuilder("test", seed=seed)
+        b.output(b.conv(b.input("x", (1, 3, 8, 8)), 4, 3, pad=1))
+        return numpy_helper.to_array(b.build().graph.initializer[0])
+
+    np.testing.assert_array_equal(weight(0), weight(0))
+    assert not np.array_equal(weight(0), weight(1))

@@ -1,0 +1,272 @@
+"""What nodes of mathematics mean: the operators that they become, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.frontend.convert import convert
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Network, parse, to_text
+from codl.ir.onnx_node import Node
+
+Values = dict[str, NDArray[Any]]
+
+
+def model(nodes: list[onnx.NodeProto], given: Values, constants: Values, opset: int = 17,
+          outputs: tuple[str, ...] = ("y",)) -> onnx.ModelProto:  # fmt: skip
+    inputs = [
+        helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in given.items()
+    ]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    fixed = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "test", inputs, infos, fixed)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def evaluate(network: Network, given: Values) -> Values:
+    """Every output by the references of its layers."""
+    values = {name: np.asarray(v, np.float64) for name, v in network.constants.items()}
+    values |= {
+        name: given[name].astype(np.float64).reshape(shape)
+        for name, shape in network.inputs.items()
+    }
+    for layer in network.layers:
+        inputs = [values[name] for name in layer.inputs]
+        for value, shape in zip(inputs, layer.op.inputs, strict=True):
+            assert value.shape == shape
+        assert parse(to_text(layer.op)) == layer.op
+        values[layer.output] = layer.op.reference(inputs, layer.weights)
+        assert values[layer.output].shape == layer.op.output
+    return {
+        name: values[holder].reshape(shape) for name, (holder, shape) in network.outputs.items()
+    }
+
+
+def check(proto: onnx.ModelProto, given: Values, tolerance: float = 1e-4) -> Network:
+    """Lower a model and compare its outputs with those of ONNX Runtime."""
+    network = convert(simplify(import_onnx(proto, "test")))
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    got = evaluate(network, given)
+    for name, expected in zip(names, session.run(names, given), strict=True):
+        assert got[name].shape == expected.shape
+        np.testing.assert_allclose(got[name], expected, rtol=tolerance, atol=tolerance)
+    return network
+
+
+def random(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def positive(*shape: int) -> NDArray[np.float32]:
+    return np.abs(random(*shape)) + np.float32(0.1)
+
+
+REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("axes", [None, [1], [0, 2], [-1, 0], [0, 1, 2, 3], [1, 2]])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_reductions(name: str, axes: list[int] | None, keepdims: int) -> None:
+    given = {"x": positive(2, 3, 4, 5)}
+    attributes = {"keepdims": keepdims} | ({} if axes is None else {"axes": axes})
+    opset, inputs, constants = 12, ["x"], {}
+    if name == "Sum" and axes is not None:
+        opset, inputs, constants = 13, ["x", "axes"], {"axes": np.array(attributes.pop("axes"))}
+    node = helper.make_node(f"Reduce{name}", inputs, ["y"], **attributes)
+    check(model([node], given, constants, opset), given)
+
+
+@pytest.mark.parametrize("name", ["Sum", "SumSquare", "LogSum"])
+def test_a_reduction_along_no_axis(name: str) -> None:
+    x = positive(2, 3)
+    node = helper.make_node(f"Reduce{name}", ["x"], ["y"], noop_with_empty_axes=1, keepdims=0)
+    network = convert(simplify(import_onnx(model([node], {"x": x}, {}, 18), "test")))
+    expected = {"Sum": x, "SumSquare": x * x, "LogSum": np.log(x)}[name]
+    if network.layers:
+        np.testing.assert_allclose(evaluate(network, {"x": x})["y"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_softmax(name: str, opset: int, axis: int | None) -> None:
+    given = {"x": random(3, 4, 2, 3, 2)}
+    node = helper.make_node(name, ["x"], ["y"], **({} if axis is None else {"axis": axis}))
+    check(model([node], given, {}, opset), given)
+
+
+@pytest.mark.parametrize("constant", ["", "a", "b"])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((5,), (5,)),
+        ((5,), (5, 3)),
+        ((4, 5), (5,)),
+        ((1, 5), (5, 3)),
+        ((4, 5), (5, 3)),
+        ((2, 4, 5), (5, 3)),
+        ((2, 3, 4, 5), (3, 5, 2)),
+        ((2, 1, 4, 5), (3, 5, 2)),
+        ((5,), (2, 5, 3)),
+        ((2, 4, 5), (5,)),
+        ((3, 2, 1, 4, 5), (2, 2, 5, 3)),
+    ],
+)
+def test_products(a: tuple[int, ...], b: tuple[int, ...], constant: str) -> None:
+    values = {"a": random(*a), "b": random(*b)}
+    constants = {name: value for name, value in values.items() if name == constant}
+    given = {name: value for name, value in values.items() if name != constant}
+    node = helper.make_node("MatMul", ["a", "b"], ["y"])
+    check(model([node], given, constants), given)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("trans", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("c", [None, (3,), (1, 3), (1,), (), "column", "full"])
+@pytest.mark.parametrize("constants", ["", "b", "bc", "c"])
+def test_gemm(m: int, trans: tuple[int, int], c: Any, constants: str) -> None:
+    a, b = random(m, 5), random(5, 3)
+    values = {"a": a.T.copy() if trans[0] else a, "b": b.T.copy() if trans[1] else b}
+    if c is not None:
+        values["c"] = random(*{"column": (m, 1), "full": (m, 3)}.get(c, c))
+    node = helper.make_node(
+        "Gemm", list(values), ["y"], alpha=0.5, beta=-2.0, transA=trans[0], transB=trans[1]
+    )
+    fixed = {name: value for name, value in values.items() if name in constants}
+    given = {name: value for name, value in values.items() if name not in constants}
+    check(model([node], given, fixed), given)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2)])
+def test_norms_of_channels(shape: tuple[int, ...], constant: bool) -> None:
+    affine = {"scale": random(3), "bias": random(3)}
+    more = {"mean": random(3) * 2, "variance": positive(3)}
+    fixed, given = (affine | more if constant else {}), {} if constant else affine | more
+    x = {"x": random(*shape)}
+    node = helper.make_node("BatchNormalization", ["x", *affine, *more], ["y"], epsilon=1e-3)
+    check(model([node], x | given, fixed), x | given)
+    if len(shape) > 2:
+        fixed, given = (affine if constant else {}), {} if constant else affine
+        node = helper.make_node("InstanceNormalization", ["x", *affine], ["y"], epsilon=1e-3)
+        check(model([node], x | given, fixed), x | given)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("opset", [18, 21])
+def test_group_norm(opset: int, constant: bool) -> None:
+    x, size = random(2, 6, 3, 4), {18: 2, 21: 6}[opset]
+    values = {"scale": random(size), "bias": random(size)}
+    given = {"x": x} | ({} if constant else values)
+    # Not through ONNX Runtime, which writes the older form out as other nodes.
+    own = Node("n", "GroupNormalization", ("x", *values), ("y",), {"num_groups": 2})
+    shapes = {name: value.shape for name, value in ({"x": x} | values).items()} | {"y": x.shape}
+    fixed = values if constant else {}
+    network = convert(Graph("g", (own,), tuple(given), ("y",), shapes, fixed, opset=opset))
+    apart = x.astype(np.float64).reshape(2, 2, -1)
+    apart = (apart - apart.mean(2, keepdims=True)) / np.sqrt(apart.var(2, keepdims=True) + 1e-5)
+    each = [np.repeat(v, 6 // size).reshape(1, 6, 1, 1) for v in values.values()]
+    expected = apart.reshape(x.shape) * each[0] + each[1]
+    np.testing.assert_allclose(evaluate(network, given)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [("y",), ("y", "mean", "inverse")])
+def test_layer_norm(axis: int, bias: bool, outputs: tuple[str, ...]) -> None:
+    given = {"x": random(2, 3, 4, 5)}
+    sizes = given["x"].shape[axis:]
+    constants = {"scale": random(*sizes)} | ({"bias": random(*sizes) * 2} if bias else {})
+    node = helper.make_node("LayerNormalization", ["x", *constants], list(outputs), axis=axis)
+    check(model([node], given, constants, 17, outputs), given)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("LpNormalization", {"axis": 1, "p": 1}),
+        ("LpNormalization", {}),
+        ("GlobalLpPool", {}),
+        ("GlobalAveragePool", {}),
+        ("MeanVarianceNormalization", {"axes": [0, 2, 3]}),
+        ("MeanVarianceNormalization", {"axes": [1, 2]}),
+    ],
+)
+def test_other_norms_and_pools(name: str, attributes: dict[str, Any]) -> None:
+    given = {"x": random(2, 3, 4, 5)}
+    check(model([helper.make_node(name, ["x"], ["y"], **attributes)], given, {}), given)
+
+
+FUNCTIONS = ("Abs", "Neg", "Exp", "Floor", "Ceil", "Round", "Sign", "Softplus", "Softsign", "Mish",
+             "Selu", "Celu", "ThresholdedRelu", "Sin", "Tan", "Atan", "Sinh", "Asinh")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    given = {"x": random(2, 3, 4) * 3}
+    check(model([helper.make_node(name, ["x"], ["y"])], given, {}, 18), given)
+
+
+@pytest.mark.parametrize("name", ["Log", "Sqrt", "Reciprocal"])
+def test_functions_of_positive_numbers(name: str) -> None:
+    given = {"x": positive(7)}
+    check(model([helper.make_node(name, ["x"], ["y"])], given, {}), given)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3, 1, 4), (5, 4), (6, 2, 3, 5, 4)])
+@pytest.mark.parametrize("constant", [True, False])
+def test_stretching_five_axes(shape: tuple[int, ...], constant: bool) -> None:
+    z = np.asarray(random(*shape), np.float32)
+    given, fixed = {"x": random(6, 2, 3, 5, 4)}, {"z": z} if constant else {}
+    given |= {} if constant else {"z": z}
+    check(model([helper.make_node("Sub", ["z", "x"], ["y"])], given, fixed), given)
+
+
+def test_sums_of_many() -> None:
+    given = {"x": random(2, 3), "z": random(3), "w": random(2, 1)}
+    check(model([helper.make_node("Sum", list(given), ["y"])], given, {}), given)
+
+
+def kinds(network: Network) -> list[str]:
+    """The layers, by kind or activation."""
+    return [layer.op.activation.kind for layer in network.layers]
+
+
+def test_silu_is_recognised() -> None:
+    given = {"x": random(2, 3, 4) * 3}
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["gate"]),
+        helper.make_node("Mul", ["gate", "x"], ["y"]),
+    ]
+    assert kinds(check(model(nodes, given, {}), given)) == ["silu"]
+
+
+@pytest.mark.parametrize("first", ["half", "x"])
+@pytest.mark.parametrize("divides", [True, False])
+def test_gelu_is_recognised(first: str, divides: bool) -> None:
+    given = {"x": random(2, 3, 4) * 3}
+    root = np.float32(2**0.5 if divides else 0.5**0.5)
+    constants = {"root": root, "half": np.float32(0.5), "one": np.float32(1)}
+    other = "x" if first == "half" else "half"
+    nodes = [
+        helper.make_node("Div" if divides else "Mul", ["x", "root"], ["scaled"]),
+        helper.make_node("Erf", ["scaled"], ["erf"]),
+        helper.make_node("Add", ["erf", "one"], ["sum"]),
+        helper.make_node("Mul", [first, "sum"], ["product"]),
+        helper.make_node("Mul", ["product", other], ["y"]),
+    ]
+    constants = {name: np.asarray(value) for name, value in constants.items()}
+    assert kinds(check(model(nodes, given, constants), given)) == ["gelu"]

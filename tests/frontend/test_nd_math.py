@@ -1,0 +1,281 @@
+"""Products of matrices, softmax, norms, reductions and functions of every element: any rank."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_runs import assert_close, operands, reference, run_gpu
+from onnx import helper
+from test_movement_ops import model, same_as_onnx_runtime
+
+from codl.ir import (
+    Activation,
+    Array,
+    Eltwise,
+    MatMul,
+    Norm,
+    Op,
+    Reduce,
+    Region,
+    Shape,
+    Softmax,
+    parse,
+    to_text,
+)
+from codl.ir.ops.eltwise import UNARY
+from codl.ir.ops.reduce import REDUCTIONS
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.runtime.opencl import OpenClDevice
+
+SOME = settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+#: Only one, because each is a program of its own for a driver to build.
+ACTIVATIONS = st.just(Activation("leaky_relu", 0.5))
+
+
+@st.composite
+def sizes(draw: st.DrawFn, most: int = 40) -> tuple[int, ...]:
+    found = tuple(draw(st.lists(st.integers(1, most), min_size=1, max_size=5)))
+    while prod(found) > 20000:
+        found = found[1:]
+    return found
+
+
+@st.composite
+def adjacent(draw: st.DrawFn, rank: int) -> tuple[int, ...]:
+    first = draw(st.integers(0, rank - 1))
+    return tuple(range(first, draw(st.integers(first, rank - 1)) + 1))
+
+
+@st.composite
+def reductions(draw: st.DrawFn) -> Reduce:
+    shape = draw(sizes())
+    return Reduce(
+        shapes=(shape,),
+        mode=draw(st.sampled_from(sorted(REDUCTIONS))),
+        axes=draw(adjacent(len(shape))),
+        keepdims=draw(st.booleans()),
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def softmaxes(draw: st.DrawFn) -> Softmax:
+    shape = draw(sizes())
+    axes = draw(adjacent(len(shape)))
+    log = draw(st.booleans())
+    return Softmax(shapes=(shape,), axes=axes, log=log, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def norms(draw: st.DrawFn) -> Norm:
+    shape = draw(sizes())
+    axis = draw(st.integers(0, len(shape) - 1))
+    groups = draw(st.sampled_from([1, shape[axis]]))
+    affine = draw(st.sampled_from(["none", "elements", "channels"]))
+    if affine == "elements":
+        scale = tuple(1 if i < axis else size for i, size in enumerate(shape))
+    else:
+        scale = tuple(size if i == axis else 1 for i, size in enumerate(shape))
+    return Norm(
+        shapes=(shape,) if affine == "none" else (shape, scale, scale),
+        axis=axis,
+        groups=groups,
+        epsilon=draw(st.sampled_from([1e-3, 1e-2])),
+        center=draw(st.booleans()),
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def products(draw: st.DrawFn) -> MatMul:
+    m, k, n = (draw(st.one_of(st.integers(1, 40), st.integers(1, 200))) for _ in range(3))
+    trans_a, trans_b = draw(st.booleans()), draw(st.booleans())
+    batch = draw(st.lists(st.integers(1, 3), max_size=3))
+    keep = [draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch))) for _ in "ab"]
+    lead = [tuple(b if kept else 1 for b, kept in zip(batch, ks, strict=True)) for ks in keep]
+    drop = draw(st.integers(0, len(batch)))
+    a = (*lead[0], *((k, m) if trans_a else (m, k)))
+    b = (*lead[1][drop:], *((n, k) if trans_b else (k, n)))
+    constant = draw(st.booleans())
+    return MatMul(
+        shapes=(a,) if constant else (a, b),
+        matrix=b[-2:] if constant else (),
+        trans_a=trans_a,
+        trans_b=trans_b,
+        alpha=draw(st.sampled_from([1.0, -0.5])),
+        activation=draw(ACTIVATIONS),
+    )
+
+
+def check(op: Op, gpu: OpenClDevice, inputs: list[Array] | None = None) -> None:
+    """Every choice of every variant on the GPU against the reference."""
+    own, weights = operands(op)
+    inputs = inputs or own
+    expected = reference(op, inputs, weights)
+    assert parse(to_text(op)) == op
+    whole = Region.whole(op.output)
+    found = registry.variants(op, "gpu", gpu.soc, every=True)
+    assert found, to_text(op)
+    for variant in found:
+        for choice in variant.choices(op, gpu.soc):  # type: ignore[attr-defined]
+            features = variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
+            assert all(np.isfinite(v) and v >= 0 for v in features.values())
+            _, got = run_gpu(variant, op, whole, inputs, weights, gpu, choice)
+            assert_close(variant, op, got, expected)
+
+
+@given(op=reductions())
+@SOME
+def test_reductions_equal_the_reference(op: Reduce, gpu: OpenClDevice) -> None:
+    inputs, _ = operands(op)
+    if op.mode in ("log_sum", "prod"):
+        # Near 1, so that no product of thousands leaves the range of a float.
+        inputs = [np.abs(1 + 0.02 * x) for x in inputs]
+    check(op, gpu, inputs)
+
+
+@given(op=softmaxes())
+@SOME
+def test_softmax_equals_the_reference(op: Softmax, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+
+
+@given(op=norms())
+@SOME
+def test_norms_equal_the_reference(op: Norm, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("shape", [(1, 19, 9, 11), (1, 3, 1, 1), (1, 16, 70, 130)])
+def test_norms_of_channels(
+    shape: tuple[int, ...], center: bool, affine: bool, gpu: OpenClDevice, as_gpu: OpenClDevice
+) -> None:
+    """Channels of very different means, as after a convolution with a bias."""
+    ones = (1, shape[1], 1, 1)
+    op = Norm(
+        shapes=(shape, ones, ones) if affine else (shape,),
+        axis=1,
+        groups=shape[1],
+        center=center,
+        activation=Activation("leaky_relu", 0.5),
+    )
+    inputs, _ = operands(op)
+    inputs[0] = inputs[0] + np.linspace(-30, 30, shape[1], dtype=np.float32).reshape(ones)
+    for device in (gpu, as_gpu):
+        check(op, device, inputs)
+
+
+@given(op=products())
+@SOME
+def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+
+
+@pytest.mark.parametrize("mode", UNARY)
+def test_functions_of_every_element(mode: str, gpu: OpenClDevice) -> None:
+    parameters = {
+        "selu": (1.67, 1.05),
+        "celu": (0.7,),
+        "thresholded_relu": (0.4,),
+        "shrink": (0.2, 0.5),
+    }
+    values = dict(zip(("alpha", "beta"), parameters.get(mode, ()), strict=False))
+    op = Eltwise(inputs=(Shape(1, 19, 3, 4),), mode=mode, **values)
+    x = np.random.default_rng(0).uniform(-0.99, 0.99, op.input).astype(np.float32)
+    if mode in ("log", "sqrt", "reciprocal"):
+        x = np.abs(x) + np.float32(0.1)
+    if mode == "acosh":
+        x = 1 + np.abs(x)
+    check(op, gpu, [x])
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "sigmoid", "tanh"])
+def test_large_inputs_give_the_limit_and_no_nan(kind: str, gpu: OpenClDevice) -> None:
+    op = Eltwise(inputs=(Shape(1, 1, 1, 10),), mode="identity", activation=Activation(kind))
+    x = np.array([-1e30, -1e10, -1e4, -100, -20, 20, 100, 1e4, 1e10, 1e30], np.float32)
+    variant = registry.find(op, "gpu_direct")
+    whole = Region.whole(op.output)
+    got = run_gpu(variant, op, whole, [x.reshape(op.input)], {}, gpu)[1].ravel()
+    limits = {"sigmoid": (0, 1), "tanh": (-1, 1)}
+    low, high = limits.get(kind, (0, x[5:]))
+    np.testing.assert_allclose(got[:5], low, atol=1e-6)
+    np.testing.assert_allclose(got[5:], high, rtol=1e-6)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_is_stable(log: bool, gpu: OpenClDevice) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 70, 5), np.float32)
+    x = x * 10 + np.array([-1e4, 0, 1e4], np.float32).reshape(3, 1, 1)
+    for axes in ((1,), (2,)):
+        op = Softmax(shapes=(x.shape,), axes=axes, log=log)
+        check(op, gpu, [x.reshape(op.input)])
+
+
+def attention_block() -> onnx.ModelProto:
+    """A transformer's encoder layer with two heads, as exporters write it."""
+    random = np.random.default_rng(5)
+    tokens, width, heads = 7, 24, 2
+    constants: dict[str, Any] = {
+        "split": np.int64([2, tokens, heads, width // heads]),
+        "join": np.int64([2, tokens, width]),
+        "root": np.float32((width // heads) ** 0.5),
+        "sqrt2": np.float32(2**0.5),
+        "one": np.float32(1),
+        "half": np.float32(0.5),
+    }
+    for name, shape in {"wq": (24, 24), "wk": (24, 24), "wv": (24, 24), "wo": (24, 24),
+                        "w1": (24, 48), "w2": (48, 24), "b1": (48,), "g": (24,), "c": (24,)
+                        }.items():  # fmt: skip
+        constants[name] = random.standard_normal(shape).astype(np.float32) * np.float32(0.3)
+    make = helper.make_node
+    nodes = [make("LayerNormalization", ["x", "g", "c"], ["n"], axis=-1)]
+    for part, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        nodes += [
+            make("MatMul", ["n", f"w{part}"], [f"{part}0"]),
+            make("Reshape", [f"{part}0", "split"], [f"{part}1"]),
+            make("Transpose", [f"{part}1"], [f"{part}"], perm=perm),
+        ]
+    nodes += [
+        make("MatMul", ["q", "k"], ["s0"]),
+        make("Div", ["s0", "root"], ["s1"]),
+        make("Softmax", ["s1"], ["s"], axis=-1),
+        make("MatMul", ["s", "v"], ["o0"]),
+        make("Transpose", ["o0"], ["o1"], perm=[0, 2, 1, 3]),
+        make("Reshape", ["o1", "join"], ["o2"]),
+        make("MatMul", ["o2", "wo"], ["o"]),
+        make("Add", ["o", "x"], ["r"]),
+        make("MatMul", ["r", "w1"], ["f0"]),
+        make("Add", ["f0", "b1"], ["f1"]),
+        make("Div", ["f1", "sqrt2"], ["e0"]),
+        make("Erf", ["e0"], ["e1"]),
+        make("Add", ["e1", "one"], ["e2"]),
+        make("Mul", ["f1", "e2"], ["e3"]),
+        make("Mul", ["e3", "half"], ["e"]),
+        make("MatMul", ["e", "w2"], ["f"]),
+        make("Add", ["f", "r"], ["t"]),
+        make("ReduceMean", ["t"], ["y"], axes=[1], keepdims=0),
+    ]
+    return model(nodes, {"x": (2, tokens, width)}, ["y"], constants, opset=17)
+
+
+def test_an_encoder_layer_runs_on_the_gpu_alone(soc: Soc) -> None:
+    network = same_as_onnx_runtime(attention_block(), soc)
+    kinds = [layer.op.kind for layer in network.layers]
+    assert {"norm", "matmul", "softmax", "reduce", "transpose"} <= set(kinds)
+    assert "gelu" in [layer.op.activation.kind for layer in network.layers]

@@ -1,0 +1,346 @@
+"""Models with nodes that codl has no operator for: those run in ONNX Runtime, as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.errors import CodlError, UnsupportedError
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.subgraph import ENCLOSED
+from codl.frontend.unsupported import enclose
+from codl.ir import Network, OnnxModel, parse, to_text
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.runtime.engine import Engine
+
+Values = Mapping[str, NDArray[Any]]
+CODES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Sequence[Any]],
+    outputs: Sequence[str],
+    constants: Mapping[str, Any] | None = None,
+    types: Mapping[str, str] | None = None,
+) -> onnx.ModelProto:
+    """A model whose outputs have no declared shapes; inputs and outputs are floats, or `types`."""
+    kinds = {name: CODES[(types or {}).get(name, "float32")] for name in (*inputs, *outputs)}
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info(n, kinds[n], shape) for n, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, kinds[name], None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(v), name) for name, v in (constants or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    names = outputs.split()
+    return helper.make_node(kind, inputs.split(), names, name=f"n_{names[0]}", **attributes)
+
+
+def plan_of(network: Network, soc: Soc, prefer: str) -> Plan:
+    """Every layer alone, on a processor that can: the preferred one, or each in turn."""
+    chains = []
+    for index, layer in enumerate(network.layers):
+        sides = (
+            ["cpu", "gpu"]
+            if prefer == "cpu" or (prefer == "turns" and index % 2)
+            else ["gpu", "cpu"]
+        )
+        side, found = next(
+            (side, own)
+            for side in sides
+            if (own := registry.variants(layer.op, side, soc))  # type: ignore[arg-type]
+        )
+        names = {layer.name: {side: found[0].name}}
+        chains.append(Chain((layer.name,), "H", float(side == "gpu"), names))
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
+    )
+
+
+def check(
+    proto: onnx.ModelProto, values: Values, soc: Soc, sides: Sequence[str] = ("cpu", "gpu", "turns")
+) -> Network:
+    """Run on both processors against ONNX Runtime on the whole model."""
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = [info.name for info in proto.graph.output]
+    expected = dict(zip(names, session.run(names, dict(values)), strict=True))
+    network = network_of(import_onnx(proto, "test"))
+    for side in sides:
+        with Engine(network, plan_of(network, soc, side), soc) as engine:
+            for _ in range(2):
+                results = engine(values)
+                for name, reference in expected.items():
+                    assert results[name].dtype == reference.dtype
+                    assert results[name].shape == reference.shape
+                    np.testing.assert_allclose(results[name], reference, rtol=1e-4, atol=1e-5)
+    return network
+
+
+def kinds(network: Network) -> list[str]:
+    return [layer.op.kind for layer in network.layers]
+
+
+def onnx_layers(network: Network) -> list[str]:
+    """The node types of every layer that is an ONNX model."""
+    return [layer.op.nodes for layer in network.layers if isinstance(layer.op, OnnxModel)]
+
+
+def floats(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+CONV = {"w": floats(6, 4, 3, 3, seed=1), "w2": floats(4, 6, 1, 1, seed=2)}
+
+
+def test_an_op_without_operator_in_the_middle(first_soc: Soc) -> None:
+    proto = model(
+        [
+            node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+            node("Det", "small", "d"),
+            node("Slice", "a starts ends axes", "small"),
+            node("CumSum", "a axis", "b"),
+            node("Add", "a b", "c"),
+            node("Relu", "c", "r"),
+            node("Conv", "r w2", "e"),
+            node("Mul", "e d2", "y"),
+            node("Unsqueeze", "d axes2", "d2"),
+        ],
+        {"x": [1, 4, 6, 6]},
+        ["y"],
+        {
+            **CONV,
+            "axis": np.int64(1),
+            "starts": np.int64([0, 0, 0]),
+            "ends": np.int64([4, 3, 3]),
+            "axes": np.int64([1, 2, 3]),
+            "axes2": np.int64([2, 3]),
+        },
+    )
+    order = ["n_a", "n_small", "n_d", "n_d2", "n_b", "n_c", "n_r", "n_e", "n_y"]
+    by_name = {n.name: n for n in proto.graph.node}
+    del proto.graph.node[:]
+    proto.graph.node.extend(by_name[name] for name in order)
+    network = check(proto, {"x": floats(1, 4, 6, 6)}, first_soc)
+    assert onnx_layers(network) == ["Det", "CumSum"]
+    # An activation is not fused into a model.
+    assert "eltwise" in kinds(network)
+
+
+def test_several_outputs_and_integers_that_stay_inside(first_soc: Soc) -> None:
+    proto = model(
+        [
+            node("Relu", "x", "r"),
+            node("TopK", "r k", "values indices", axis=1),
+            node("Cast", "indices", "places", to=TensorProto.FLOAT),
+            node("Mul", "values places", "m"),
+            node("GatherElements", "r indices", "g", axis=1),
+            node("Add", "m g", "y"),
+            node("Sigmoid", "values", "z"),
+        ],
+        {"x": [2, 9, 5]},
+        ["y", "z", "indices"],
+        {"k": np.int64([3])},
+        {"indices": "int64"},
+    )
+    network = check(proto, {"x": floats(2, 9, 5)}, first_soc)
+    assert onnx_layers(network) == ["TopK+Cast+GatherElements"]
+    assert kinds(network).count("slice") == 4  # values, indices, places and what was gathered
+
+
+def test_shapes_that_depend_on_data_stay_inside(first_soc: Soc) -> None:
+    proto = model(
+        [
+            node("Greater", "x zero", "above"),
+            node("NonZero", "above", "where"),
+            node("Transpose", "where", "rows"),
+            node("GatherND", "x rows", "found"),
+            node("ReduceSum", "found", "total", keepdims=1),
+            node("Div", "x total", "y"),
+        ],
+        {"x": [3, 7]},
+        ["y"],
+        {"zero": np.float32(0)},
+    )
+    network = check(proto, {"x": floats(3, 7)}, first_soc)
+    assert onnx_layers(network) == ["Greater+NonZero+Transpose+GatherND+ReduceSum"]
+
+
+def test_an_output_whose_size_depends_on_data_is_refused_with_its_node() -> None:
+    nodes = [node("Abs", "x", "a"), node("NonZero", "a", "y")]
+    proto = model(nodes, {"x": [3, 7]}, ["y"], types={"y": "int64"})
+    with pytest.raises(UnsupportedError, match=r"'n_y' \(NonZero\).*'y'"):
+        network_of(import_onnx(proto, "test"))
+
+
+def test_what_is_no_number_is_refused() -> None:
+    nodes = [node("Abs", "x", "a"), node("Cast", "a", "y", to=TensorProto.STRING)]
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, [3])],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(UnsupportedError, match="'y' is of type string"):
+        network_of(import_onnx(proto, "test"))
+
+
+def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
+    """A graph inside a node reads a tensor from outside."""
+    then = helper.make_graph(
+        [helper.make_node("Mul", ["r", "two"], ["t"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, [4, 5])],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Neg", ["r"], ["o"])],
+        "other",
+        [],
+        [helper.make_tensor_value_info("o", TensorProto.FLOAT, [4, 5])],
+    )
+    proto = model(
+        [
+            node("Relu", "x", "r"),
+            node("ReduceSum", "ids", "sum", keepdims=0),
+            node("Greater", "sum limit", "many"),
+            node("If", "many", "chosen", then_branch=then, else_branch=other),
+            node("Gather", "table ids", "rows"),
+            node("Add", "chosen rows", "y"),
+        ],
+        {"x": [4, 5], "ids": [4]},
+        ["y"],
+        {"two": np.float32(2), "limit": np.int64(5), "table": floats(7, 5)},
+        {"ids": "int64"},
+    )
+    for ids in ([0, 1, 2, 0], [6, 6, 1, 0]):
+        given = {"x": floats(4, 5), "ids": np.int64(ids)}
+        network = check(proto, given, first_soc, ["gpu"])
+    assert onnx_layers(network) == ["ReduceSum+Greater+If"]
+    assert "gather" in kinds(network)
+    with Engine(network, plan_of(network, first_soc, "cpu"), first_soc) as engine:
+        with pytest.raises(CodlError, match="exact up to 16777216"):
+            engine({"x": floats(4, 5), "ids": np.int64([0, 0, 0, 1 << 25])})
+        assert engine({"x": floats(4, 5), "ids": np.int64([1, 0, 0, 2])})["y"].shape == (4, 5)
+
+
+def test_what_lies_between_parts_of_a_group_runs_with_it(first_soc: Soc) -> None:
+    """The mask is of booleans, so whoever makes it and whoever reads it are one group."""
+    proto = model(
+        [
+            node("Greater", "x zero", "mask"),
+            node("Where", "mask x zero", "a"),
+            node("Exp", "a", "b"),
+            node("Where", "mask b x", "y"),
+            node("Neg", "b", "z"),
+        ],
+        {"x": [3, 7]},
+        ["y", "z"],
+        {"zero": np.float32(0)},
+    )
+    network = check(proto, {"x": floats(3, 7)}, first_soc)
+    assert onnx_layers(network) == ["Greater+Where+Exp"]
+    assert kinds(network)[-1] == "eltwise"
+
+
+def test_models_without_such_nodes_stay_as_they_are() -> None:
+    proto = model([node("Relu", "x", "a"), node("Softmax", "a", "y")], {"x": [3, 7]}, ["y"])
+    graph = import_onnx(proto, "test")
+    assert enclose(graph) is graph
+
+
+def test_recurrent_and_quantized_nodes(first_soc: Soc) -> None:
+    """A node with outputs that are left out, and integers between two nodes."""
+    proto = model(
+        [
+            helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], name="n_h", hidden_size=6),
+            node("Relu", "h", "a"),
+            node("QuantizeLinear", "a scale zero", "q"),
+            node("DequantizeLinear", "q scale zero", "y"),
+        ],
+        {"x": [4, 1, 5]},
+        ["y"],
+        {
+            "w": floats(1, 24, 5),
+            "r": floats(1, 24, 6),
+            "scale": np.float32(0.01),
+            "zero": np.uint8(0),
+        },
+    )
+    network = check(proto, {"x": floats(4, 1, 5)}, first_soc)
+    assert onnx_layers(network) == ["LSTM", "QuantizeLinear+DequantizeLinear"]
+
+
+UNARY = st.sampled_from(["Relu", "Neg", "Exp"])
+BINARY = st.sampled_from(["Add", "Mul", "Max"])
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[onnx.NodeProto], list[str]]:
+    """A random DAG over tensors of one shape, some nodes of which codl has no operator for."""
+    known, nodes = ["x0", "x1"], []
+    for index in range(draw(st.integers(1, 12))):
+        first, second = draw(st.sampled_from(known)), draw(st.sampled_from(known))
+        kind = draw(st.sampled_from(["unary", "binary", "foreign", "where"]))
+        if kind == "unary":
+            nodes.append(node(draw(UNARY), first, f"t{index}"))
+        elif kind == "binary":
+            nodes.append(node(draw(BINARY), f"{first} {second}", f"t{index}"))
+        elif kind == "foreign":
+            nodes.append(node("CumSum", f"{first} axis", f"t{index}"))
+        else:
+            nodes.append(node("Less", f"{first} {second}", f"m{index}"))
+            nodes.append(node("Where", f"m{index} {first} {second}", f"t{index}"))
+        known.append(f"t{index}")
+    read = {name for n in nodes for name in n.input}
+    return nodes, [name for name in known[2:] if name not in read or draw(st.booleans())]
+
+
+@given(drawn=graphs())
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_graph_gives_the_outputs_of_onnx_runtime(drawn: Any, first_soc: Soc) -> None:
+    nodes, outputs = drawn
+    shapes = {"x0": [1, 3, 4], "x1": [1, 3, 4]}
+    proto = model(nodes, shapes, outputs, {"axis": np.int64(2)})
+    given = {name: 0.1 * floats(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    graph = import_onnx(proto, "test")
+    left = [n for n in enclose(graph).nodes if n.type != ENCLOSED]
+    assert not any(n.type in ("CumSum", "Less", "Where") for n in left)
+    check(proto, given, first_soc, ["cpu"])
+
+
+def test_such_an_op_is_told_apart_by_its_digest() -> None:
+    proto = model([node("CumSum", "x axis", "y")], {"x": [3, 7]}, ["y"], {"axis": np.int64(1)})
+    (layer,) = network_of(import_onnx(proto, "test")).layers
+    assert isinstance(layer.op, OnnxModel)
+    read = parse(to_text(layer.op))
+    assert read == layer.op
+    with pytest.raises(UnsupportedError, match="not here to be run"):
+        registry.find(read, "cpu_ort").plan(read, None)  # type: ignore[attr-defined]
+    x = floats(3, 7)
+    expected = layer.op.reference([x.reshape(layer.op.input).astype(np.float64)], {})
+    np.testing.assert_allclose(expected.reshape(3, 7), np.cumsum(x, 1), rtol=1e-5)

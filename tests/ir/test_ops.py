@@ -1,0 +1,207 @@
+"""Operators: the arithmetic of splits, checked by computing the parts with the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from random_ops import batched, concats, convolutions, fully_connected, ops, poolings
+
+from codl.errors import CodlError, UnknownNameError
+from codl.frontend.graph.onnx_import import session_options
+from codl.ir import Conv2d, Op, Pool2d, Region, Shape, Span, parse, split, to_text
+from codl.ir.network import Layer
+from codl.lower.partition import cut
+
+DIMS = st.sampled_from(["H", "OC", "N"])
+#: Ops of one image and of several.
+BATCHES = st.one_of(ops(), st.builds(batched, ops(), st.integers(2, 5)))
+RATIOS = st.floats(0, 1)
+
+
+@given(ops())
+def test_text_round_trip(op: Op) -> None:
+    assert parse(to_text(op)) == op
+
+
+def test_text_as_a_person_writes_it() -> None:
+    op = parse("conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1 groups=1")
+    assert op.output == Shape(1, 128, 56, 56)
+    assert op.flops == 2 * 64 * 9 * 128 * 56 * 56
+    assert to_text(op) == "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("conv3d in=1x3x4x4", "Unknown op 'conv3d'. Did you mean 'conv2d'?"),
+        ("conv2d in=1x3x4x4 oc=3 kernl=3", "Did you mean 'kernel'?"),
+        ("conv2d in=1x3x4x4 kernel=3", "lacks oc"),
+        ("conv2d in=1x3x4 oc=3 kernel=3", "expected something like 1x64x56x56"),
+        ("conv2d in=1x3x4x4 oc=3 kernel=3 groups=2", "groups=2 must divide the 3 input"),
+        ("conv2d in=1x3x2x2 oc=3 kernel=3", "empty input or output"),
+        ("conv2d in=1x3x4x4 oc=3 kernel=3 act=swish", "Unknown activation 'swish'"),
+    ],
+)
+def test_bad_text_names_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(CodlError) as error:
+        parse(text)
+    assert message in str(error.value)
+
+
+@given(op=BATCHES, dim=DIMS, ratio=RATIOS, align=st.sampled_from([1, 4, 16]))
+def test_a_split_covers_the_output_once(op: Op, dim: str, ratio: float, align: int) -> None:
+    dim = dim if dim in op.dims else op.dims[0]
+    cpu, gpu = split(op, dim, ratio, align=align)  # type: ignore[arg-type]
+    whole = Region.whole(op.output)
+    assert cpu.meet(gpu).is_empty
+    assert cpu.join(gpu) == whole
+    if ratio in (0, 1):
+        assert (gpu if ratio == 0 else cpu).is_empty
+    if dim == "OC" and not cpu.is_empty:
+        assert gpu.channels.stop % align == 0
+        assert gpu.channels.stop % op.channel_step == 0
+
+
+@given(op=BATCHES, dim=DIMS, ratio=RATIOS, seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_parts_computed_alone_equal_the_whole(op: Op, dim: str, ratio: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    inputs = [random.standard_normal(shape) for shape in op.inputs]
+    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    whole = op.reference(inputs, weights)
+    for part in split(op, dim if dim in op.dims else op.dims[0], ratio):  # type: ignore[arg-type]
+        if part.is_empty:
+            continue
+        own = op.restrict(part)
+        needed = [
+            x[need.slices] for x, need in ((x, op.needs(part, i)) for i, x in enumerate(inputs))
+        ]
+        assert tuple(x.shape for x in needed) == own.inputs
+        got = own.reference(needed, op.restrict_weights(weights, part))
+        expected = whole[part.slices]
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(st.one_of(convolutions(), poolings(), fully_connected(), concats()))
+@settings(max_examples=60, deadline=None)
+def test_the_reference_agrees_with_onnx_runtime(op: Op) -> None:
+    random = np.random.default_rng(0)
+    inputs = [random.standard_normal(shape, np.float32) for shape in op.inputs]
+    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    plain = op.with_activation(type(op.activation)())
+    expected = run_onnx(plain, inputs, weights)
+    got = op.reference([x.astype(np.float64) for x in inputs], weights)
+    expected = op.activation.reference(expected.astype(np.float64).reshape(op.output))
+    scale = max(np.abs(expected).max(), 1e-3)
+    assert np.abs(got - expected).max() / scale < 1e-5
+
+
+def run_onnx(op: Op, inputs: list[np.ndarray], weights: dict[str, np.ndarray]) -> np.ndarray:
+    kinds = {"conv2d": "Conv", "fc": "Gemm", "concat": "Concat"}
+    names = [f"x{i}" for i in range(len(inputs))]
+    feeds, attributes = dict(zip(names, inputs, strict=True)), {}
+    if isinstance(op, (Conv2d, Pool2d)):
+        attributes = {"kernel_shape": op.kernel, "strides": op.stride, "pads": op.pad}
+    if isinstance(op, Conv2d):
+        attributes |= {"dilations": op.dilation, "group": op.groups}
+    elif isinstance(op, Pool2d):
+        kinds["pooling"] = {"max": "MaxPool", "avg": "AveragePool"}[op.mode]
+        if op.mode == "avg":
+            attributes["count_include_pad"] = int(op.count_pad)
+    elif op.kind == "concat":
+        attributes = {"axis": 1}
+    else:
+        attributes = {"transB": 1}
+        feeds = {"x0": inputs[0].reshape(1, -1)}
+    feeds |= weights
+    node = helper.make_node(kinds[op.kind], list(feeds), ["y"], **attributes)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, v.shape) for n, v in feeds.items()]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    opset = [helper.make_opsetid("", 17)]
+    graph = helper.make_graph([node], "one", infos, [result])
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    session = ort.InferenceSession(
+        model.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    return session.run(None, feeds)[0]
+
+
+def test_halo_of_a_split_is_the_papers_equation_1() -> None:
+    op = parse("conv2d in=1x8x20x20 oc=8 kernel=5 stride=2 pad=2")
+    cpu, gpu = split(op, "H", 0.5)
+    # out rows 0:5 look at rows -2 ... 10, rows 5:10 at 8 ... 20 (five rows a window, two apart)
+    assert op.needs(gpu).rows == Span(0, 11)
+    assert op.needs(cpu).rows == Span(8, 20)
+    assert op.restrict(gpu).pad.top == 2  # type: ignore[attr-defined]
+    assert op.restrict(gpu).pad.bottom == 0  # type: ignore[attr-defined]
+    assert op.restrict(cpu).pad.bottom == 1  # type: ignore[attr-defined]
+
+
+SPANS = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(lambda ends: Span(*sorted(ends)))
+REGIONS = st.builds(Region, SPANS, SPANS, SPANS)
+CUBE = Shape(6, 6, 6, 1)
+
+
+def mask(region: Region) -> NDArray[np.bool_]:
+    """Which elements of `CUBE` lie in a region."""
+    cells = np.zeros(CUBE[:3], bool)
+    cells[region.slices] = True
+    return cells
+
+
+def hull(cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The smallest box around some cells."""
+    box = np.zeros_like(cells)
+    if cells.any():
+        box[tuple(slice(i.min(), i.max() + 1) for i in np.nonzero(cells))] = True
+    return box
+
+
+@given(a=REGIONS, b=REGIONS)
+def test_regions_are_sets_of_elements(a: Region, b: Region) -> None:
+    pieces = [mask(piece) for piece in a.minus(b)]
+    assert np.array_equal(sum(pieces, np.zeros(CUBE[:3], int)), mask(a) & ~mask(b))
+    assert all(piece.any() for piece in pieces)
+    assert np.array_equal(mask(a.join(b)), hull(mask(a) | mask(b)))
+    assert np.array_equal(mask(a.meet(b)), mask(a) & mask(b))
+    assert a.covers(b) == bool((mask(a) >= mask(b)).all())
+    assert a.is_empty == (not mask(a).any())
+    assert a.shape(CUBE).elements == mask(a).sum()
+
+
+@given(outer=REGIONS, other=REGIONS)
+def test_a_region_within_another_names_the_same_elements(outer: Region, other: Region) -> None:
+    inner = outer.meet(other)
+    numbers = np.arange(CUBE.elements).reshape(CUBE[:3])
+    assert np.array_equal(numbers[outer.slices][inner.within(outer).slices], numbers[inner.slices])
+
+
+def test_a_chain_computes_its_halo_twice_and_shares_nothing_inside() -> None:
+    ops = [parse("conv2d in=1x8x16x16 oc=8 kernel=3 pad=1")] * 3
+    layers = [Layer(f"c{i}", op, (f"t{i}",), f"t{i + 1}", {}) for i, op in enumerate(ops)]
+    cpu, gpu = cut(layers, ["t3"], "H", 0.5, block=8)
+    assert [p.region.rows for p in gpu.parts] == [Span(0, 10), Span(0, 9), Span(0, 8)]
+    assert [p.region.rows for p in cpu.parts] == [Span(6, 16), Span(7, 16), Span(8, 16)]
+    assert gpu.inputs["t0"].rows == Span(0, 11)
+    assert cpu.inputs["t0"].rows == Span(5, 16)
+
+
+def test_one_processor_alone_leaves_the_other_nothing() -> None:
+    op = parse("conv2d in=1x8x16x16 oc=8 kernel=3 pad=1")
+    layer = Layer("c", op, ("x",), "y", {})
+    cpu, gpu = cut([layer], ["y"], "H", 0.0, block=8)
+    assert gpu.parts == ()
+    assert cpu.parts[0].op == op
+    cpu, gpu = cut([layer], ["y"], "OC", 1.0, block=8)
+    assert cpu.parts == ()
+    assert gpu.parts[0].op == op
+
+
+def test_unknown_names_carry_the_known_ones() -> None:
+    error = UnknownNameError("SoC", "hots", ["host", "phone"])
+    assert str(error) == "Unknown SoC 'hots'. Did you mean 'host'? Known: host, phone."

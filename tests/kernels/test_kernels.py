@@ -1,0 +1,236 @@
+"""Every kernel variant on every device: halves of random splits equal the whole, by a reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_runs import Case, cut, download, variants_for_gpus
+from random_ops import batched, ops
+
+from codl.ir import Op, Region, Shape, Span, parse, split
+from codl.ir.soc import Soc
+from codl.ir.types import Storage
+from codl.kernels import registry
+from codl.runtime.memory import SharedBuffer
+from codl.runtime.opencl import OpenClDevice
+
+FEW = settings(
+    max_examples=24,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+RATIOS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
+#: Ops of one image and of several.
+BATCHES = st.one_of(ops(), st.builds(batched, ops(), st.integers(2, 4)))
+STORAGES = [Storage(layout, element) for layout in ("blocked", "planar", "image")
+            for element in ("float32", "float16")]  # fmt: skip
+
+
+@given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
+@FEW
+def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first_soc: Soc) -> None:
+    soc = first_soc
+    case = Case.of(op)
+    for part in split(op, dim if dim in op.dims else op.dims[0], ratio):
+        if part.is_empty:
+            continue
+        for variant in registry.variants(op.restrict(part), "cpu", soc, every=True):
+            case.on_cpu(variant, soc, part)
+
+
+@given(op=BATCHES, dim=st.sampled_from(["H", "OC", "N"]), ratio=RATIOS)
+@FEW
+def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
+    op: Op, dim: Any, ratio: float, gpu: OpenClDevice
+) -> None:
+    case, block = Case.of(op), gpu.soc.gpu.vector_width
+    # The GPU takes the first part of a split.
+    _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
+    if part.is_empty:
+        return
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
+        case.on_gpu(variant, gpu, part)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x3x33x31 oc=32 kernel=3x3 pad=1 act=leaky_relu:0.1",
+        "conv2d in=1x64x29x27 oc=96 kernel=3x3 pad=1 act=relu",
+        "conv2d in=1x96x13x13 oc=125 kernel=1x1",
+        "conv2d in=1x48x30x30 oc=48 kernel=3x3 stride=2 pad=1 groups=48",
+        "pooling in=1x64x20x20 kernel=2x2 stride=2",
+        "pooling in=1x70x9x9 mode=avg kernel=9x9",
+        "fc in=1x40x7x7 oc=130 act=relu",
+        "concat in=1x64x13x13,1x125x13x13",
+    ],
+)
+def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
+    case = Case.of(parse(text), seed=1)
+    found = registry.variants(case.op, "gpu", gpu.soc, every=True)
+    assert found, "every op here has a variant on the GPU"
+    for variant in found:
+        case.on_gpu(variant, gpu)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x20x14x13 oc=20 kernel=3x3 stride=2 pad=1",
+        "conv2d in=1x20x13x14 oc=20 kernel=7x7 pad=3,3,2,2",
+        "conv2d in=1x40x13x11 oc=3 kernel=9x9 pad=4 act=relu",
+        "conv2d in=1x48x11x13 oc=64 kernel=1x1",
+        "pooling in=1x20x13x15 mode=avg kernel=3x3 stride=2 pad=1",
+        "fc in=1x40x3x3 oc=100",
+        "fc in=11x40x3x3 oc=100",
+        "concat in=1x20x9x9,1x7x9x9,1x16x9x9",
+    ],
+)
+def test_choices_compute_the_same(text: str, gpu: OpenClDevice) -> None:
+    """Some choices of every variant: all of them would take minutes to compile."""
+    op = parse(text)
+    case = Case.of(op, seed=2)
+    for variant in registry.variants(op, "gpu", gpu.soc):
+        choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
+        for choice in choices[:: max(1, len(choices) // 2)]:
+            assert variant.features(op, gpu.soc, choice)  # type: ignore[call-arg]
+            case.on_gpu(variant, gpu, choice=choice)
+
+
+@given(op=ops(), ratio=RATIOS, data=st.data())
+@settings(FEW, max_examples=15)
+def test_variants_for_real_gpus_in_any_of_their_choices(
+    op: Op, ratio: float, data: st.DataObject, as_gpu: OpenClDevice
+) -> None:
+    case = Case.of(op)
+    _, part = split(op, data.draw(st.sampled_from(op.dims)), ratio, align=4)
+    if part.is_empty:
+        return
+    for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
+        choice = data.draw(st.sampled_from(variant.choices(op.restrict(part), as_gpu.soc)))
+        case.on_gpu(variant, as_gpu, part, choice)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x3x33x31 oc=32 kernel=7x7 stride=2 pad=3 act=relu",
+        "conv2d in=1x96x15x13 oc=70 kernel=1x1",
+        "conv2d in=1x64x14x14 oc=64 kernel=3x3 pad=1 act=leaky_relu:0.1",
+        "conv2d in=1x50x17x17 oc=50 kernel=3x3 stride=2 pad=1 groups=50",
+        "pooling in=1x70x9x9 mode=avg kernel=9x9",
+        "fc in=5x40x3x3 oc=130 act=relu",
+        "fc in=1x40x7x7 oc=130 act=relu",
+    ],
+)
+def test_every_choice_for_real_gpus(text: str, first_gpu: OpenClDevice) -> None:
+    op = parse(text)
+    case = Case.of(op, seed=1)
+    for variant in variants_for_gpus(op, first_gpu.soc):
+        features = []
+        for choice in variant.choices(op, first_gpu.soc):
+            case.on_gpu(variant, first_gpu, choice=choice)
+            features.append(variant.features(op, first_gpu.soc, choice))
+        assert features[0] == variant.features(op, first_gpu.soc)
+        assert len({tuple(values) for values in features}) == 1
+
+
+@given(
+    channels=st.integers(1, 40),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    data=st.data(),
+)
+@FEW
+def test_transform_moves_a_region_and_nothing_else(
+    channels: int, height: int, width: int, data: st.DataObject, gpu: OpenClDevice
+) -> None:
+    shape = Shape(data.draw(st.sampled_from([1, 1, 3])), channels, height, width)
+    region = Region(*(data.draw(spans(size)) for size in shape[:3]))
+    values = np.arange(region.shape(shape).elements, dtype=np.float32).reshape(region.shape(shape))
+    before = -1.0 - np.arange(shape.elements, dtype=np.float32).reshape(shape) % 1000
+    expected = before.copy()
+    cut(expected, region)[:] = values % 2000
+    for storage in STORAGES:
+        tensor = gpu.tensor(shape, Region.whole(shape), storage)
+        gpu.upload(tensor, before)
+        shared = SharedBuffer(gpu, shape, region)
+        gpu.wait(shared.map(write=True))
+        shared.array[:] = values % 2000
+        shared.unmap()
+        gpu.run(gpu.transform(shared.tensor, tensor, region))
+        np.testing.assert_array_equal(download(gpu, tensor), expected, str(storage))
+
+
+@given(channels=st.integers(1, 40), data=st.data())
+@FEW
+def test_transform_between_any_two_storages(
+    channels: int, data: st.DataObject, gpu: OpenClDevice
+) -> None:
+    shape = Shape(2, channels, 5, 3)
+    region = Region(*(data.draw(spans(size)) for size in shape[:3]))
+    first, second = (data.draw(st.sampled_from(STORAGES)) for _ in range(2))
+    source = gpu.tensor(shape, Region.whole(shape), first)
+    target = gpu.tensor(shape, Region.whole(shape), second)
+    values = np.arange(shape.elements, dtype=np.float32).reshape(shape)
+    gpu.upload(source, values)
+    gpu.upload(target, -values)
+    gpu.run(gpu.transform(source, target, region))
+    expected = -values
+    cut(expected, region)[:] = cut(values, region)
+    np.testing.assert_array_equal(download(gpu, target), expected, f"{first} to {second}")
+
+
+def spans(size: int) -> st.SearchStrategy[Span]:
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(1, size))
+    return pairs.map(lambda p: Span(min(p[0], p[1] - 1), max(p[0] + 1, p[1])))
+
+
+@given(op=ops())
+@settings(max_examples=200, deadline=None)
+def test_features_are_the_same_for_every_op_and_finite(op: Op, first_soc: Soc) -> None:
+    for processor in ("cpu", "gpu"):
+        for variant in registry.variants(op, processor, first_soc):  # type: ignore[arg-type]
+            values = variant.features(op, first_soc)
+            assert values, f"{variant.name} has no features"
+            assert all(np.isfinite(v) and v >= 0 for v in values.values())
+
+
+def test_every_op_has_a_default_variant_on_both_processors(first_soc: Soc) -> None:
+    texts = ("conv2d in=1x8x8x8 oc=8 kernel=3", "pooling in=1x8x8x8 kernel=2", "fc in=1x8x1x1 oc=4")
+    for text in texts:
+        for processor in ("cpu", "gpu"):
+            assert registry.variants(parse(text), processor, first_soc)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x19x13x11 oc=34 kernel=7x7 pad=3 act=relu",
+        "conv2d in=2x32x17x12 oc=5 kernel=5x5 pad=2 act=tanh",
+        "conv2d in=1x3x24x20 oc=18 kernel=9x9 pad=4",
+        "conv2d in=1x20x9x14 oc=16 kernel=4x6 pad=1,2,3,0",
+        "conv2d in=1x18x8x8 oc=18 kernel=7x4",
+    ],
+)
+def test_large_windows_are_sums_of_small_ones(text: str, first_soc: Soc) -> None:
+    """Whole and in parts, among layers that read the same input."""
+    op = parse(text)
+    variant = registry.find(op, "cpu_winograd")
+    case = Case.of(op)
+    for dim, ratio in (("H", 0.0), ("H", 0.4), ("OC", 0.5)):
+        for part in split(op, dim, ratio):  # type: ignore[arg-type]
+            own = op.restrict(part) if not part.is_empty else None
+            if own is not None and variant.refusal(own, first_soc) is None:
+                case.on_cpu(variant, first_soc, part)
+
+
+def test_a_refusal_gives_the_rule_and_the_value(first_soc: Soc) -> None:
+    op = parse("conv2d in=1x8x8x8 oc=32 kernel=3 stride=2 pad=1")
+    winograd = registry.find(op, "cpu_winograd")
+    assert "stride=2x2" in (winograd.refusal(op, first_soc) or "")

@@ -1,0 +1,89 @@
+"""Kernel variants that somebody else has measured: predicted and planned, never run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulated import SOC
+from test_estimators_and_features import OPS
+
+from codl.errors import InvalidFileError, UnsupportedError
+from codl.ir import OP_TYPES, parse
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset
+from codl.predict import features
+from codl.runtime.opencl import open_device
+
+REPLAYED = replace(SOC, name="phone", source="replayed")
+CONV = parse("conv2d in=1x6x8x8 oc=10 kernel=3 pad=1")
+
+
+def test_a_replayed_soc_has_these_variants_and_no_other() -> None:
+    assert {parse(text).kind for text in OPS} == set(OP_TYPES)
+    for op in map(parse, OPS):
+        for side in features.PROCESSORS:
+            assert [v.name for v in registry.variants(op, side, REPLAYED)] == [f"{side}_replayed"]
+            for every in (False, True):
+                names = [v.name for v in registry.variants(op, side, SOC, every=every)]
+                assert not [name for name in names if "replayed" in name]
+
+
+@pytest.mark.parametrize("variant", registry.REPLAYED, ids=lambda v: f"{v.op_kind}_{v.name}")
+def test_every_variant_has_features(variant: registry.Variant) -> None:
+    ops = [op for op in map(parse, OPS) if op.kind == variant.op_kind]
+    own = [op for op in ops if op.flavor == ops[0].flavor]
+    table = features.table("variant", registry.target(variant, own[0]), own, REPLAYED)
+    assert (table.values >= 0).all()
+    assert table.values.any(axis=1).all()
+    assert variant.refusal(own[0], REPLAYED) is None
+    assert "is measured" in str(variant.refusal(own[0], SOC))
+
+
+def test_features_of_a_convolution() -> None:
+    """3x3 of stride 1 on 6 channels padded to 8, 10 outputs padded to 12; counted by hand."""
+    table = features.table("variant", "conv2d_gpu_replayed", [CONV], REPLAYED)
+    found = dict(zip(table.names, table.values[0].tolist(), strict=True))
+    assert found["padded_macs"] == found["winograd_macs"] == 8 * 8 * 12 * 8 * 9
+    for name in ("other", "pointwise", "depthwise", "grouped", "line", "constant"):
+        assert found[f"{name}_macs"] == 0 or name == "constant"
+    assert found["constant_macs"] == found["padded_macs"]  # 2 * 12 * 6 * 9 bytes of weights
+    assert found["macs_f4"] == 2 * 2 * 36 * 8 * 12
+    assert found["work_items"] == 8 * 2 * 3
+    assert found["loop_length"] == 72
+    assert found["weight_bytes"] == 4 * 12 * 72
+
+
+def test_nothing_runs_on_a_replayed_soc(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'phone': its file says source: replayed"):
+        open_device(REPLAYED)
+    with pytest.raises(UnsupportedError, match="somebody else's"):
+        collect(REPLAYED, Dataset(tmp_path / "phone"), [])
+    assert not list(tmp_path.iterdir())
+    variant = registry.find(CONV, "cpu_replayed_threads2")
+    with pytest.raises(UnsupportedError, match="conv2d_cpu_replayed_threads2 cannot run"):
+        variant.plan(CONV, REPLAYED)  # type: ignore[attr-defined]
+
+
+def test_the_source_is_kept_in_the_file(tmp_path: Path) -> None:
+    path = REPLAYED.save(tmp_path / "phone.yaml")
+    assert socs.load(path) == REPLAYED
+    assert "source" not in SOC.to_dict()
+    path.write_text(path.read_text().replace("source: replayed", "source: guessed"))
+    with pytest.raises(InvalidFileError, match="source: must be of measured, replayed"):
+        socs.load(path)
+
+
+def test_threads_are_those_of_the_variant() -> None:
+    def waves(target: str, soc: Soc) -> float:
+        """Blocks of output channels that the busiest thread computes."""
+        table = features.table("variant", target, [CONV], soc)
+        return float(table.values[0][table.names.index("block_waves")]) / (8 * 8 * 72)
+
+    four = replace(REPLAYED, cpu=replace(REPLAYED.cpu, cores=(0, 1, 2, 3)))
+    assert waves("conv2d_cpu_replayed", four) == 1
+    assert waves("conv2d_cpu_replayed_threads2", four) == 2

@@ -1,0 +1,245 @@
+"""Networks whose tensors lie on the GPU in images, as halves, or both, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from kernel_runs import Case, operands, reference, run_gpu
+from plans import branching, defaults
+
+from codl.errors import DeviceError, InvalidFileError, UnknownNameError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Layer, Network, Op, Region, Shape, parse
+from codl.ir import soc as socs
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Storage
+from codl.kernels import registry
+from codl.lower.partition import cut as chain_cut
+from codl.measure.dataset import Dataset, SharingRow
+from codl.measure.runner import Bench, Prepared
+from codl.measure.tasks import SharingTask, make_tasks
+from codl.plan.cost_model import CostModel
+from codl.runtime import detect
+from codl.runtime.engine import Engine
+from codl.runtime.memory import GpuTensor
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.strategies.evaluation import max_rel_err
+
+HALVES = (BLOCKED_HALF, IMAGE_HALF)
+
+
+def gpu_variant(layer: Layer, storage: Storage, soc: Soc) -> str:
+    found: list[Any] = registry.variants(layer.op, "gpu", soc, every=True)
+    fitting = [v.name for v in found if v.storage in (storage, PLANAR)]
+    return next((name for name in fitting if "direct" in name), fitting[0])
+
+
+def make_plan(network: Network, storages: Sequence[Storage], soc: Soc) -> Plan:
+    """Chains of two layers cut in the middle; the GPU's storages in turns."""
+    layers, chains = list(network.layers), []
+    for first in range(0, len(layers), 2):
+        pair = layers[first : first + 2]
+        variants = {}
+        for index, layer in enumerate(pair, first):
+            storage = storages[index % len(storages)]
+            cpu = defaults(layer, soc)["cpu"]
+            variants[layer.name] = {"cpu": cpu, "gpu": gpu_variant(layer, storage, soc)}
+        able = all("H" in layer.op.dims and layer.op.output.h > 1 for layer in pair)
+        names = tuple(layer.name for layer in pair)
+        chains.append(Chain(names, "H", 0.6 if able else 1.0, variants))
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
+    )
+
+
+@pytest.mark.parametrize(
+    "storages",
+    [
+        (BLOCKED_HALF,),
+        (IMAGE,),
+        (IMAGE_HALF,),
+        (BLOCKED, IMAGE, IMAGE_HALF, BLOCKED_HALF, IMAGE),
+    ],
+    ids=lambda storages: "-".join(map(str, storages)),
+)
+def test_a_network_in_any_storage(storages: Sequence[Storage], soc: Soc) -> None:
+    proto = branching().build()
+    network = convert(simplify(import_onnx(proto, "branching")))
+    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
+    options = session_options(1)
+    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    names = list(network.outputs)
+    halves = any(storage.element == "float16" for storage in storages)
+    with Engine(network, make_plan(network, storages, soc), soc) as engine:
+        outputs = engine({"image": x})
+        assert set(engine.storages) - {PLANAR} == set(storages)
+        assert engine.precision["stored"] == ("float16" if halves else "float32")
+        assert not engine.fallbacks
+    for name, expected in zip(names, session.run(names, {"image": x}), strict=True):
+        assert max_rel_err(outputs[name], expected) <= (2e-2 if halves else 1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=1x6x13x11 oc=10 kernel=3x3 pad=1 act=relu",
+        "conv2d in=1x33x9x9 oc=37 kernel=1x1",
+        "conv2d in=1x16x10x10 oc=16 kernel=3x3 stride=2 pad=1 groups=16",
+    ],
+)
+def test_every_choice_over_images(text: str, gpu: OpenClDevice) -> None:
+    case = Case.of(parse(text), seed=1)
+    for variant in registry.variants(case.op, "gpu", gpu.soc, every=True):
+        assert not isinstance(variant, type)
+        if variant.storage == IMAGE:  # type: ignore[attr-defined]
+            for choice in variant.choices(case.op, gpu.soc):  # type: ignore[attr-defined]
+                case.on_gpu(variant, gpu, choice=choice)
+
+
+def test_a_batch_of_images_is_stacked(gpu: OpenClDevice) -> None:
+    op = parse("conv2d in=3x6x7x5 oc=10 kernel=3x3 pad=1")
+    inputs, weights = operands(op, seed=2)
+    variant = registry.find(op, "gpu_direct_image")
+    _, whole = run_gpu(variant, op, Region.whole(op.output), inputs, weights, gpu)
+    np.testing.assert_allclose(whole, reference(op, inputs, weights), atol=1e-3)
+
+
+def of_gpu(soc: Soc, **changes: Any) -> Soc:
+    return replace(soc, gpu=replace(soc.gpu, **changes))
+
+
+def test_a_soc_says_which_variants_it_has(first_soc: Soc) -> None:
+    op = parse("pooling in=1x8x8x8 kernel=2")
+
+    # Of what a device has, detection takes whatever is fastest there.
+    plain = of_gpu(first_soc, memory_types=("buffer",), element="float32")
+
+    def names(**changes: Any) -> list[str]:
+        return [v.name for v in registry.variants(op, "gpu", of_gpu(plain, **changes))]
+
+    both = ("buffer", "image2d")
+    assert not any("image" in name or "fp16" in name for name in names())
+    assert any(name.endswith("_image") for name in names(memory_types=both))
+    assert all("_image" in name for name in names(memory_types=("image2d",)))
+    assert all(name.endswith("_fp16") for name in names(memory_types=both, element="float16"))
+    narrow = of_gpu(plain, memory_types=("image2d",), max_image_width=8)
+    assert [v.name for v in registry.variants(op, "gpu", narrow)] == ["gpu_direct"]
+    reshape = parse("reshape in=1x8x8x8 to=1x512x1x1")
+    assert registry.variants(reshape, "gpu", of_gpu(plain, memory_types=("image2d",)))
+
+
+def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
+    small = of_gpu(first_soc, max_image_width=64, max_image_height=64)
+    fitting, large = (parse(f"pooling in=1x8x{n}x{n} kernel=2") for n in (8, 80))
+    pooling = registry.find(fitting, "gpu_direct_image")
+    assert pooling.refusal(fitting, small) is None
+    assert "at most 64x64 texels, got 160x80" in (pooling.refusal(large, small) or "")
+    none = of_gpu(first_soc, max_image_width=0)
+    assert "max_image_width=0" in (pooling.refusal(fitting, none) or "")
+    convolution = parse("conv2d in=1x8x2x2 oc=64 kernel=3 pad=1")
+    winograd = registry.find(convolution, "gpu_winograd_image")
+    assert "for the sums" in (winograd.refusal(convolution, small) or "")
+    shape = Shape(1, 8, 80, 80)
+    gpu = open_device(first_soc)
+    assert GpuTensor.fits(gpu, shape, Region.whole(shape), IMAGE)
+    wide = Shape(1, 4, 1, first_soc.gpu.max_image_width + 1)
+    with pytest.raises(DeviceError, match="cannot be an image: images must be at most"):
+        gpu.tensor(wide, Region.whole(wide), IMAGE)
+
+
+def test_detection_takes_memory_and_element_by_name() -> None:
+    from conftest import FOUND
+
+    soc = detect.describe("test", FOUND[0], memory_types=("image2d",), element="float16")
+    assert soc.gpu.memory_types == ("image2d",)
+    assert soc.gpu.max_image_width > 0
+    assert registry.storages(soc) == (IMAGE_HALF,)
+    without = replace(FOUND[0], memory_types=("buffer",))
+    with pytest.raises(DeviceError, match="has no image2d"):
+        detect.describe("test", without, memory_types=("image2d",))
+    with pytest.raises(UnknownNameError, match="float32"):
+        detect.describe("test", FOUND[0], element="float31")
+
+
+def test_a_soc_file_with_another_memory_is_refused(first_soc: Soc, tmp_path: Any) -> None:
+    path = of_gpu(first_soc, memory_types=("image3d",)).save(tmp_path / "odd.yaml")
+    with pytest.raises(InvalidFileError, match="got 'image3d'"):
+        socs.load(str(path))
+
+
+def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
+    both = of_gpu(soc, memory_types=("buffer", "image2d"), element="float16")
+    tasks = [t for t in make_tasks([parse("pooling in=1x8x6x6 kernel=2")], both)
+             if isinstance(t, SharingTask) and t.shape == Shape(1, 8, 6, 6)]  # fmt: skip
+    ways = {(task.direction, str(task.storage)) for task in tasks}
+    assert ways == {
+        *((way, storage) for way in ("to_gpu", "to_cpu") for storage in map(str, HALVES)),
+        ("load", "blocked float32"),
+        ("store", "blocked float32"),
+        ("relayout", "image float16"),
+    }
+    bench = Bench(both, "run1")
+    for task in tasks:
+        prepared = bench.prepare(task)
+        assert isinstance(prepared, Prepared)
+        prepared.timed.visit()
+        row = prepared.row()
+        assert row.key == task.key
+        assert row.status == "ok" or task.direction in ("load", "store")
+
+
+def test_older_tables_of_sharing_are_read_and_extended(tmp_path: Any) -> None:
+    table = Dataset(tmp_path).sharing()
+    new = SharingRow(direction="to_gpu", shape="1x2x3x4", layout="image float32", latency_ms=1)
+    table.append(new)
+    header, line = table.path.read_text().splitlines()
+    assert header.startswith("direction,shape,layout,")
+    old = [text.replace(word, "") for text, word in ((header, "layout,"), (line, "image float32,"))]
+    table.path.write_text("\n".join(old) + "\n")
+    assert [row.layout for row in table.read()] == ["blocked float32"]
+    assert table.repair()
+    assert not table.repair()
+    table.append(new)
+    assert [row.layout for row in table.read()] == ["blocked float32", "image float32"]
+
+
+class Law:
+    """Convolutions are faster in images, all else in buffers; a copy costs `relayout` ms."""
+
+    name = "law"
+    few: ClassVar[Mapping[str, frozenset[str]]] = {}
+
+    def __init__(self, relayout: float) -> None:
+        self.relayout = relayout
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        kinds = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS]
+        return (*kinds, *(f"{kind}_max" for kind in kinds), "data_sharing_relayout_image")
+
+    def latency_ms(self, target: str, ops: Sequence[Op]) -> Any:
+        slow = target.startswith("conv2d") != ("_image" in target)
+        return np.full(len(ops), 2.0 if slow else 1.0)
+
+    def sharing_ms(self, direction: str, shapes: Sequence[Shape]) -> Any:
+        return {"copy": np.full(len(shapes), self.relayout if direction == "relayout" else 0.0)}
+
+
+def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
+    soc = of_gpu(first_soc, memory_types=("buffer", "image2d"))
+    network = convert(simplify(import_onnx(branching().build(), "branching")))
+    layers = [layer for layer in network.layers if layer.op.kind in ("conv2d", "pooling")][:2]
+    halves = chain_cut(layers, [layers[-1].output], "H", 1.0, block=soc.gpu.vector_width)
+    for relayout, copies in ((0.1, True), (3.0, False)):
+        cost = CostModel(soc, Law(relayout))
+        chosen = [v["gpu"] for v in cost.variants(*halves).values()]
+        assert ["image" in name for name in chosen] == [True, not copies]
+        assert cost.half_ms(halves[1], "gpu") == pytest.approx(2.1 if copies else 3.0)

@@ -1,0 +1,247 @@
+"""Collection: rows are complete, survive kills, and are refused where they do not belong."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from codl.cli.app import app
+from codl.cli.options import read_seconds, read_shares
+from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.ir import Conv2d, Shape, parse, to_text
+from codl.ir.soc import Soc
+from codl.measure import protocol
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset, OpRow, Table
+from codl.measure.protocol import Latency, Protocol, measure
+from codl.measure.sampling import surroundings_tasks
+from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
+from codl.measure.timing import Rounds
+
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
+#: The command with little effort, in batches of a few tasks, and nothing repeated.
+QUICKLY = """
+from codl.cli import main
+from codl.collect import anchors, collector, surroundings
+QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
+collector.Rounds = lambda: QUICK
+anchors.TOLERANCE = float("inf")
+surroundings.ROUNDS = 1
+main()
+"""
+OPS = [
+    parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1 act=relu"),
+    parse("pooling in=1x32x10x10 kernel=2x2 stride=2"),
+    parse("fc in=1x32x5x5 oc=40"),
+]
+
+
+def keys(dataset: Dataset) -> dict[str, list[Any]]:
+    return {name: sorted(row.key for row in t.read()) for name, t in dataset.tables().items()}
+
+
+def test_every_variant_and_share_is_measured(first_soc: Soc, tmp_path: Path) -> None:
+    dataset = Dataset.of("test", tmp_path)
+    tasks = make_tasks(OPS, first_soc, [0.5, 1.0])
+    done = collect(first_soc, dataset, tasks, rounds=QUICK)
+    assert done.failed == done.left == 0
+    names = set(dataset.tables())
+    for op in ("conv2d", "pooling", "fc"):
+        assert {f"mulayer_{op}_cpu", f"mulayer_{op}_gpu"} <= names
+    assert {"conv2d_cpu_winograd", "conv2d_cpu_gemm", "conv2d_cpu_direct"} <= names
+    assert {"conv2d_gpu_direct", "pooling_cpu_direct_max", "pooling_gpu_direct_max"} <= names
+    assert {"fc_cpu_gemv", "fc_gpu_direct", "data_sharing"} <= names
+    rows = dataset.ops("conv2d_cpu_gemm").read()
+    assert {(r.dim, r.share) for r in rows} == {("H", 0.5), ("OC", 0.5), ("H", 1.0)}
+    assert all(r.source == "measured" and r.latency_ms > 0 for r in rows)
+    half = next(r for r in rows if (r.dim, r.share) == ("H", 0.5))
+    assert parse(half.part).output.h == 5
+    manifest = dataset.manifest()
+    assert manifest["source"] == "measured"
+    assert manifest["soc"]["gpu"]["driver"] == first_soc.gpu.driver
+    assert sum(manifest["files"].values()) == done.rows
+
+
+def test_a_dataset_is_neither_overwritten_nor_mixed(first_soc: Soc, tmp_path: Path) -> None:
+    dataset = Dataset.of("test", tmp_path)
+    tasks = make_tasks(OPS[2:], first_soc, [1.0])
+    first = collect(first_soc, dataset, tasks, rounds=QUICK, samples=1)
+    with pytest.raises(CodlError, match="--resume"):
+        collect(first_soc, dataset, tasks, rounds=QUICK)
+    again = collect(first_soc, dataset, tasks, rounds=QUICK, resume=True)
+    assert first.left + 1 == len(tasks)
+    assert (again.skipped, again.left) == (1, 0)
+    other = Soc("test", "another", first_soc.cpu, first_soc.gpu)
+    with pytest.raises(MismatchError, match="another SoC"):
+        collect(other, dataset, tasks, rounds=QUICK, resume=True)
+
+
+def test_kills_lose_and_repeat_nothing(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection killed twice at random has every row once."""
+    first_soc.save(tmp_path / "socs" / "test.yaml")
+    (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
+    options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "-o", ".", "--resume"]
+    command = [sys.executable, "-c", QUICKLY, "collect", *options]
+    tasks = [*surroundings_tasks(OPS, first_soc), *make_tasks(OPS, first_soc, [1.0])]
+    wanted: dict[str, list[Any]] = {}
+    for task in tasks:
+        for name in task.tables:
+            wanted.setdefault(name, []).append(task.key)
+    dice, killed = random.Random(7), Dataset.of("test", tmp_path)
+    for stop in sorted(dice.sample(range(1, len(tasks)), 2)):
+        with subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as child:
+            while child.poll() is None and lines(killed) < stop:
+                time.sleep(0.005)
+            child.send_signal(signal.SIGKILL)
+        assert 0 < lines(killed) < sum(map(len, wanted.values()))
+    monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
+    done = collect(first_soc, killed, tasks, resume=True, rounds=QUICK)
+    assert done.skipped > 0
+    assert keys(killed) == {name: sorted(own) for name, own in wanted.items()}
+
+
+def test_a_budget_says_what_to_expect(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_soc.save(tmp_path / "socs" / "test.yaml")
+    (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
+    monkeypatch.setattr("codl.measure.drift.TOLERANCE", float("inf"))
+    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
+    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "60s", "--json"]
+    options += ["--shares", "0.5,1"]
+    done = CliRunner().invoke(app, ["collect", *options])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["stopped"] in ("budget", "done", "settled")
+    dataset = Dataset.of("test", tmp_path / "lat_datasets")
+    ok = {
+        name: sum(row.status == "ok" for row in table.read())
+        for name, table in dataset.tables().items()
+    }
+    found = {look["target"]: look for look in answer["expected"]["targets"]}
+    assert {"conv2d_cpu_gemm", "fc_gpu_direct", "data_sharing_to_gpu"} <= found.keys()
+    assert not any(name.startswith("mulayer") for name in found)
+    for name, look in found.items():
+        assert 0 <= look["tested"] <= look["rows"] <= ok.get(name, 10**9)
+        assert look["acc10"] is None or 0 <= look["acc5"] <= look["acc10"] <= 100
+    assert answer["expected"]["predictor"] == "codl"
+    assert answer["expected"]["regret"]["ops"] >= 1
+
+
+def lines(dataset: Dataset) -> int:
+    return sum(path.read_bytes().count(b"\n") - 1 for path in dataset.folder.glob("t_*.csv"))
+
+
+def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    rows = [OpRow(op="a", dim="H", share=s, part="b", latency_ms=1.0) for s in (0.5, 1.0)]
+    for row in rows:
+        table.append(row)
+    whole = table.path.read_bytes()
+    table.path.write_bytes(whole[:-7])
+    assert table.repair()
+    assert table.read() == rows[:1]
+    assert not table.repair()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a,H,half,b,1,1,1,5,ok,,measured,run1", "share must be of type float, got 'half'"),
+        ("a,H,0.5,b,1,1,1,5,fine,,measured,run1", "status must be ok or failed, got 'fine'"),
+        ("a,H,0.5,b,-1,1,1,5,ok,,measured,run1", "latency_ms must be positive, got '-1'"),
+        ("a,H,0.5,b,1", "expected 12 values"),
+    ],
+)
+def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    table.append(OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0))
+    table.path.write_text(table.path.read_text() + line + "\n")
+    with pytest.raises(InvalidFileError) as error:
+        table.read()
+    assert str(error.value).startswith(f"{table.path}, line 3: ")
+    assert message in str(error.value)
+
+
+def test_a_failed_measurement_is_a_row_with_a_reason(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("out of resources")
+
+    monkeypatch.setattr("codl.runtime.opencl.OpenClDevice.bind", fail)
+    dataset = Dataset.of("test", tmp_path)
+    tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
+    done = collect(first_soc, dataset, tasks, rounds=QUICK)
+    assert done.failed == 1
+    (row,) = dataset.ops("fc_gpu_direct").read()
+    assert (row.status, row.reason) == ("failed", "out of resources")
+    (row,) = dataset.ops("fc_cpu_gemv").read()
+    assert row.status == "ok"
+
+
+def test_ops_of_the_originals_tables(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    header = "CNN,IH,IW,IC,OC,KH,KW,SH,SW,PT,PH,PW,DH,DW\n"
+    path.write_text(header + "A,224,224,3,64,3,3,1,1,0,2,2,0,0\nB,52,52,8,9,3,3,2,2,1,0,0,1,1\n")
+    explicit, same = read_csv(path)
+    assert isinstance(explicit, Conv2d)
+    assert explicit.output == Shape(1, 64, 224, 224)
+    assert to_text(same) == "conv2d in=1x8x52x52 oc=9 kernel=3x3 stride=2x2 pad=0,0,1,1"
+    path.write_text(header + "A,224,224,3,many,3,3,1,1,0,2,2,0,0\n")
+    with pytest.raises(InvalidFileError, match=r"ops.csv, line 2: not an op.*'many'"):
+        read_csv(path)
+
+
+def test_unknown_ops_are_named() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'yolov2'"):
+        load_ops(["yolov3"])
+    with pytest.raises(InvalidFileError, match="no such file"):
+        load_ops(["nothing.csv"])
+
+
+def test_a_sample_is_the_mean_of_its_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the work moves: a busy machine sleeps longer than it is told to."""
+    calls: list[int] = []
+    monkeypatch.setattr(protocol, "perf_counter", lambda: 0.002 * sum(calls))
+
+    def work(repeats: int) -> None:
+        calls.append(repeats)
+
+    latency = measure(work, Protocol(warm_up=1, min_samples=3, min_time_s=0, sample_s=0.008))
+    assert calls[0] == 1
+    assert all(repeats > 1 for repeats in calls[1:])
+    assert 2.0 <= latency.median < 4.0
+    assert latency.p20 <= latency.median <= latency.p80
+
+
+def test_percentiles_are_in_milliseconds() -> None:
+    latency = Latency.of([0.001, 0.002, 0.003])
+    assert latency.median == pytest.approx(2.0)
+    assert latency.runs == 3
+
+
+def test_durations_and_shares() -> None:
+    assert [read_seconds(t) for t in ("90s", "10m", "1.5h", "7")] == [90, 600, 5400, 7]
+    with pytest.raises(CodlError, match="'soon'"):
+        read_seconds("soon")
+    assert read_shares("0.2,1") == [0.2, 1.0]
+    for wrong in ("0,1", "1.5", "half"):
+        with pytest.raises(CodlError, match=wrong):
+            read_shares(wrong)

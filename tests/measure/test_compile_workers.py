@@ -1,0 +1,156 @@
+"""Kernels compiled ahead by other processes, also by such as die of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from codl import cache
+from codl.ir import parse
+from codl.ir.soc import Soc
+from codl.kernels import registry, tuned
+from codl.measure import collector
+from codl.measure import compile_workers as ahead
+from codl.measure import drift as anchors
+from codl.measure.collector import collect
+from codl.measure.compile_workers import MOST_ON_GPU, Ahead, needs_kernels, worker_count
+from codl.measure.dataset import Dataset
+from codl.measure.drift import Anchors
+from codl.measure.tasks import OpTask, Task, make_tasks
+from codl.measure.timing import Rounds
+from codl.runtime.opencl import open_device
+
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
+OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
+#: A worker that dies of convolutions with an activation in one variant, as of a driver's failure.
+DYING = """
+import os, sys
+from multiprocessing.connection import Connection
+from codl.collect import ahead
+from codl.collect.benchmarks import Bench
+compile = Bench.compile
+def deadly(self, task):
+    if task.op.activation.kind == "relu" and task.variant == "gpu_direct":
+        os._exit(3)
+    compile(self, task)
+Bench.compile = deadly
+ahead._work(Connection(int(sys.argv[1])))
+"""
+
+
+def kernel_tasks(soc: Soc) -> list[Task]:
+    tasks = make_tasks(OPS, soc, [1.0])
+    return [task for task in tasks if isinstance(task, OpTask) and needs_kernels(task)]
+
+
+def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
+    """Of every task, whether the cache has its program."""
+    programs, found = open_device(soc).programs, []
+    for task in tasks:
+        assert isinstance(task, OpTask)
+        plan = tuned.plan(registry.find(task.part, task.variant), task.part, soc)  # type: ignore[arg-type]
+        found.append(programs.slot("binaries", plan).load() is not None)
+    return found
+
+
+def test_workers_compile_and_survive_each_other(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(ahead, "WORTH", 1)
+    tasks = kernel_tasks(first_soc)
+    assert not any(compiled(first_soc, tasks))
+    with Ahead(first_soc, 2, [sys.executable, "-c", DYING]) as workers:
+        workers.compile(tasks, 60)
+    (fatal,) = (
+        t for t in tasks if isinstance(t, OpTask) and t.variant == "gpu_direct" and t.op == OPS[1]
+    )
+    assert workers.deadly == {fatal: "2 processes died while it was compiled (code 3)"}
+    assert compiled(first_soc, tasks) == [task is not fatal for task in tasks]
+
+
+def test_what_workers_die_of_is_a_failed_row(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WORTH", 1)
+    monkeypatch.setattr(collector, "worker_count", lambda soc: 1)
+    dying = partial(Ahead, command=[sys.executable, "-c", DYING])
+    monkeypatch.setattr(collector, "Ahead", dying)
+    monkeypatch.setattr(anchors, "TOLERANCE", float("inf"))
+    dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)
+    done = collect(first_soc, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
+    assert done.left == 0
+    rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
+    assert [row.status for row in rows.values()].count("failed") == 1
+    (failed,) = (row for row in rows.values() if row.status == "failed")
+    assert parse(failed.op) == OPS[1]
+    assert "2 processes died" in failed.reason
+
+
+def test_workers_that_cannot_begin_are_done_without(
+    first_soc: Soc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WORTH", 1)
+    with Ahead(first_soc, 2, [sys.executable, "-c", "raise SystemExit(1)"]) as workers:
+        workers.compile(kernel_tasks(first_soc), 60)
+        assert not workers.deadly
+        assert not workers.is_used
+
+
+def test_few_cores_are_left_alone(first_soc: Soc) -> None:
+    def with_cores(cpu: int, gpu: int) -> Soc:
+        cores = tuple(range(cpu + gpu))
+        sides = replace(first_soc.cpu, cores=cores[:cpu]), replace(first_soc.gpu, cores=cores[cpu:])
+        return replace(first_soc, cpu=sides[0], gpu=sides[1])
+
+    assert worker_count(with_cores(1, 1)) == 0
+    assert 1 <= worker_count(with_cores(3, 1)) <= 3
+    card = with_cores(16, 0)
+    assert worker_count(replace(card, gpu=replace(card.gpu, type="gpu"))) <= MOST_ON_GPU
+    with Ahead(first_soc, 0) as workers:
+        workers.compile(kernel_tasks(first_soc), 60)
+        assert not workers.is_used
+
+
+def test_a_machine_that_is_never_quiet_is_not_always_disturbed() -> None:
+    """Levels of batches as on a virtual machine, each a tenth or more from the one before."""
+    levels = {
+        "quiet": [1.0, 1.0, 1.01, 1.0, 1.01],
+        "busy": [1.0, 1.2, 1.0, 1.1, 1.0],
+        "slow for a while": [1.0, 1.2, 1.2, 1.2, 1.2],
+    }
+    found = object.__new__(Anchors)
+    found.levels = {("op", side): own for side, own in levels.items()}
+    assert found.spread("quiet") <= 0.01  # type: ignore[arg-type]
+    assert 0.09 < found.spread("busy") < 0.2  # type: ignore[arg-type]
+    assert found.spread("slow for a while") == 0  # type: ignore[arg-type]
+    found.slowdown = lambda processor: 0.15  # type: ignore[method-assign, assignment]
+    assert found.is_disturbed("quiet")  # type: ignore[arg-type]
+    assert not found.is_disturbed("busy")  # type: ignore[arg-type]
+
+
+class Once:
+    """Chooses everything, once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
+        self.asked += 1
+        return missing if self.asked == 1 else ()
+
+
+def test_what_was_disturbed_is_kept_where_nothing_measures_it_again(
+    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_is_disturbed", lambda anchors, prepared: True)
+    dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)[:3]
+    rounds = replace(QUICK, span_s=1.0)
+    done = collect(first_soc, dataset, tasks, rounds=rounds, chooser=Once())
+    assert (done.again, done.left, done.stopped) == (3, 0, "settled")
+    assert done.rows == sum(len(task.tables) for task in tasks)

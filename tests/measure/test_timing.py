@@ -1,0 +1,250 @@
+"""Rounds, anchors and calibration, on a simulated machine with its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from codl.ir import parse, to_text
+from codl.ir.soc import Soc
+from codl.measure import collector
+from codl.measure import drift as anchors
+from codl.measure import timing as rounds
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset, OpRow
+from codl.measure.drift import Anchors, calibration
+from codl.measure.runner import Prepared
+from codl.measure.tasks import OpTask, make_tasks
+from codl.measure.timing import WHOLE, Rounds, Timed, level_s
+from codl.predict import training_set as samples
+from codl.strategies import machine
+
+OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
+
+
+class Machine:
+    """A simulated machine: what runs takes its own time, times `slowdown` at that moment."""
+
+    def __init__(self, slowdown: Callable[[float], float] = lambda now: 1.0) -> None:
+        self.now = 0.0
+        self.slowdown = slowdown
+
+    def sample(self, seconds: float) -> Callable[[int], dict[str, float]]:
+        def run(repeats: int) -> dict[str, float]:
+            taken = seconds * self.slowdown(self.now)
+            self.now += repeats * taken
+            return {WHOLE: taken}
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
+    def use(machine: Machine) -> None:
+        monkeypatch.setattr(rounds, "perf_counter", lambda: machine.now)
+        monkeypatch.setattr(collector.time, "monotonic", lambda: machine.now)
+
+    return use
+
+
+def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
+    """Half as fast for 3 of 10 seconds: in turns, no level moves; one after the other, some do."""
+    machine = Machine(lambda now: 2.0 if 4 < now < 7 else 1.0)
+    clock(machine)
+    latencies = [0.0001 * 1.5**i for i in range(12)]
+    effort = Rounds(more=50)
+    things = [Timed(machine.sample(seconds), effort) for seconds in latencies]
+    rounds.measure(things, effort)
+    assert machine.now >= 10
+    for thing, seconds in zip(things, latencies, strict=True):
+        found = thing.found[WHOLE]
+        assert level_s(found) == pytest.approx(seconds)
+        assert max(found) == pytest.approx(2 * seconds)
+    machine = Machine(lambda now: 2.0 if 4 < now < 7 else 1.0)
+    clock(machine)
+    machine.now = 4.5
+    alone = Timed(machine.sample(0.001), Rounds(span_s=0.0))
+    rounds.measure([alone], Rounds(span_s=0.0))
+    assert level_s(alone.found[WHOLE]) == pytest.approx(0.002)
+
+
+def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
+    machine = Machine()
+    clock(machine)
+    effort = Rounds(span_s=0.0, task_s=0.095, least=3)
+    quick, slow, slowest = (Timed(machine.sample(s), effort) for s in (0.0001, 0.015, 1.0))
+    assert (quick.settle, quick.repeats, quick.samples, quick.visits) == (6, 3, 3, 12)
+    assert (slow.settle, slow.repeats, slow.samples, slow.visits) == (0, 1, 1, 6)
+    assert slowest.visits == effort.least
+    due = [turn for turn in range(effort.visits) if slow.is_due(turn)]
+    assert due == list(range(1, 12, 2))
+    assert sum(slowest.is_due(turn) for turn in range(3 * effort.visits)) == 3 * effort.least
+    assert slow.seconds == pytest.approx(6 * 0.015)
+
+
+def test_no_sample_is_of_what_the_others_put_out_of_the_caches(clock: Any) -> None:
+    """Two things that share a cache, each slower in its first runs after the other one's."""
+    machine = Machine()
+    clock(machine)
+    ran: list[str] = []
+
+    def sample(name: str) -> Callable[[int], dict[str, float]]:
+        def run(repeats: int) -> dict[str, float]:
+            taken = []
+            for _ in range(repeats):
+                ran.append(name)
+                taken.append(0.002 if len(set(ran[-effort.settle - 1 :])) > 1 else 0.001)
+            machine.now += sum(taken)
+            return {WHOLE: sum(taken) / repeats}
+
+        return run
+
+    effort = Rounds(span_s=0.0, settle=4, settle_s=1.0)
+    things = [Timed(sample(name), effort) for name in "ab"]
+    rounds.measure(things, effort)
+    for thing in things:
+        assert set(thing.found[WHOLE]) == {0.001}
+
+
+def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
+    machine = Machine(lambda now: 1.5 if now < 1.0 else 1.0)
+    clock(machine)
+    effort = Rounds(span_s=0.1, more=50)
+    thing = Timed(machine.sample(0.001), effort)
+    rounds.measure([thing], effort, lambda: level_s(thing.found[WHOLE]) > 0.00103)
+    assert level_s(thing.found[WHOLE]) == pytest.approx(0.001)
+    assert machine.now == pytest.approx(1.0, abs=0.1)
+    effort = Rounds(span_s=0.1, more=3)
+    thing = Timed(machine.sample(0.001), effort)
+    rounds.measure([thing], effort, lambda: True)
+    assert len(thing.found[WHOLE]) == 3 * thing.visits * effort.samples
+
+
+class SimulatedBench:
+    """Stands in for a device; every task takes one millisecond of the simulated machine."""
+
+    def __init__(self, machine: Machine, effort: Rounds) -> None:
+        self.machine = machine
+        self.rounds = effort
+        self.prepared: list[Any] = []
+
+    def prepare(self, task: Any) -> Prepared:
+        self.prepared.append(task)
+        blank = OpRow(op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part))
+
+        def fill(found: Any) -> OpRow:
+            level = 1e3 * level_s(found[WHOLE])
+            return OpRow(**{**vars(blank), "latency_ms": level, "source": "simulated"})
+
+        return Prepared(task, blank, Timed(self.machine.sample(0.001), self.rounds), fill)
+
+
+def simulated(
+    soc: Soc, folder: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Dataset, SimulatedBench, Callable[..., Any]]:
+    effort = Rounds(span_s=1.0)
+    bench = SimulatedBench(machine, effort)
+    monkeypatch.setattr(collector, "Bench", lambda *args: bench)
+    monkeypatch.setattr(
+        anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
+    )
+    dataset = Dataset.of("test", folder)
+
+    def run(**how: Any) -> Any:
+        tasks = [t for t in make_tasks([OP], soc, [0.5, 1.0]) if isinstance(t, OpTask)]
+        return collect(soc, dataset, tasks, rounds=effort, **how)
+
+    return dataset, bench, run
+
+
+def anchor_tasks(soc: Soc) -> list[OpTask]:
+    """One op on either processor."""
+    tasks = [t for t in make_tasks([OP], soc, [1.0]) if isinstance(t, OpTask)]
+    return [next(t for t in tasks if t.processor == p) for p in ("cpu", "gpu")]
+
+
+def test_what_was_measured_while_the_machine_was_slow_is_measured_again(
+    first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow stretch, longer than a batch goes on for, leaves no trace in the rows."""
+    machine = Machine(lambda now: 1.2 if 2 < now < 6 else 1.0)
+    clock(machine)
+    dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
+    monkeypatch.setattr(collector, "MEMORY_BYTES", 400_000)  # a few tasks a batch
+    done = run()
+    assert done.again > 0
+    assert (done.left, done.failed, done.stopped) == (0, 0, "done")
+    rows = [row for table in dataset.tables().values() for row in table.read()]
+    assert [row.latency_ms for row in rows] == pytest.approx([1.0] * len(rows))
+    assert len({(name, r.key) for name, t in dataset.tables().items() for r in t.read()}) == len(
+        rows
+    )
+    levels = [row.latency_ms for row in dataset.anchors().read()]
+    assert max(levels) == pytest.approx(1.2)
+    assert median(levels) == pytest.approx(1.0)
+    assert dataset.manifest()["runs"]["run1"]["calibration"] == {"cpu": 1.0, "gpu": 1.0}
+
+
+def test_a_machine_that_stays_slow_is_believed(
+    first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(lambda now: 1.2 if now > 1 else 1.0)
+    clock(machine)
+    dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
+    monkeypatch.setattr(collector, "MEMORY_BYTES", 400_000)
+    assert run().left == 0
+    rows = [row for table in dataset.tables().values() for row in table.read()]
+    assert max(row.latency_ms for row in rows) == pytest.approx(1.2)
+
+
+def test_a_later_run_is_calibrated_by_its_anchors(
+    first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same op takes 10 % longer a day later; a predictor sees one latency."""
+    machine = Machine()
+    clock(machine)
+    dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
+    run(samples=5)
+    machine.slowdown = lambda now: 1.1
+    run(resume=True)
+    assert dataset.calibration()["run2"] == pytest.approx({"cpu": 1.1, "gpu": 1.1})
+    assert calibration(dataset.manifest()["runs"], "run1") == {"cpu": 1.0, "gpu": 1.0}
+
+
+def test_an_evaluation_says_how_slow_the_machine_is(
+    first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth slower than when the dataset was measured, but for a moment."""
+    simulation = Machine()
+    clock(simulation)
+    dataset, bench, run = simulated(first_soc, tmp_path, simulation, monkeypatch)
+    monkeypatch.setattr(machine, "Bench", lambda *args: bench)
+    assert machine.Machine.of(first_soc, dataset) is None
+    run(samples=5)
+    beside = machine.Machine.of(first_soc, dataset)
+    assert beside is not None
+    for factor in (1.1, 1.1, 5.0, 1.1, 1.1):
+        simulation.slowdown = lambda now, factor=factor: factor
+        beside.visit()
+    assert beside.slowdown() == pytest.approx({"cpu": 1.1, "gpu": 1.1})
+
+
+def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
+    dataset = Dataset.of("test", tmp_path)
+    runs = {"run1": {}, "run2": {"calibration": {"cpu": 1.25, "gpu": 2.0}}}
+    dataset.write_manifest({"source": "measured", "runs": runs})
+    for run, share in (("run1", 0.5), ("run2", 1.0)):
+        row = OpRow(op=to_text(OP), dim="H", share=share, part=to_text(OP), latency_ms=5, run=run)
+        dataset.ops("conv2d_cpu_gemm").append(row)
+    found = {own.target: own for own in samples.read(dataset)[0]}
+    assert found["conv2d_cpu_gemm"].latency_ms.tolist() == [5.0, 4.0]
+
+
+def test_the_usual_level_is_that_of_quiet_batches() -> None:
+    known = Anchors.__new__(Anchors)
+    known.levels = {("op", "cpu"): [1.0, 1.4, 1.01, 1.3, 1.2, 1.35]}
+    assert known.usual_ms("op", "cpu") == pytest.approx(1.01)

@@ -1,0 +1,401 @@
+"""Tuning: what is searched, kept, looked up, and never believed once it is stale."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codl import cache
+from codl.errors import CodlError, CodlWarning, MismatchError
+from codl.ir import Conv2d, Op, parse, to_text
+from codl.ir.soc import Soc
+from codl.kernels import registry, tuned
+from codl.kernels.base import Choice, KernelPlan
+from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
+from codl.kernels.conv2d.gpu_direct import GpuDirect
+from codl.kernels.source import source_digest
+from codl.kernels.tuned import Trial, Tuned
+from codl.measure import tuner
+from codl.measure.collector import collect
+from codl.measure.compare_variants import bench
+from codl.measure.dataset import Dataset
+from codl.measure.op_runner import GpuWork, operands
+from codl.measure.protocol import Protocol
+from codl.measure.tasks import make_tasks
+from codl.measure.timing import Rounds
+from codl.measure.tuner import TuneTask, is_faster, propose, tune, tune_tasks
+from codl.predict import features
+from codl.predict.training import train
+from codl.runtime.opencl import OpenClDevice
+
+OP = parse("conv2d in=1x16x12x12 oc=32 kernel=3 pad=1")
+SLOW, FAST, WRONG, BROKEN = ({"repeats": repeats} for repeats in (30, 1, 0, -1))
+
+
+class Repeating(GpuDirect):
+    """A direct convolution that a choice repeats: a slow default, and choices of every kind."""
+
+    def __init__(self, choices: tuple[Choice, ...] = (SLOW, BROKEN, FAST, WRONG)) -> None:
+        super().__init__()
+        self.name = "gpu_repeating"
+        self.all = choices
+
+    def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
+        return self.all
+
+    def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
+        return {"repeats": np.full(len(ops), float(self.all[0]["repeats"]))}
+
+    def feature_columns(
+        self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        repeats = (choice or self.default_columns(ops, soc))["repeats"]
+        return {"repeats": np.broadcast_to(np.float64(repeats), len(ops))}
+
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        plan, repeats = GpuDirect().plan(op, soc), (choice or self.all[0])["repeats"]
+        if repeats < 0:
+            return replace(plan, defines={**plan.defines, "V": 5})
+        launches = plan.launches * repeats
+        if not repeats:  # one that computes only a part
+            first = plan.launches[0]
+            # One work-group: a small map may lie in it, but not all channels.
+            one = first.local_size or (1,) * len(first.global_size)
+            launches = (replace(first, global_size=one),)
+        return replace(plan, launches=launches)
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def variant(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: Any = Repeating()
+    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, made))
+    return made
+
+
+@pytest.fixture
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where every kernel takes a tenth of a millisecond, whatever else runs on it."""
+
+    def measured(works: Any, protocol: Protocol) -> list[list[float]]:
+        return [[1e-4 * len(work._kernels)] * 15 for work in works]
+
+    monkeypatch.setattr(tuner, "measure_together", measured)
+
+
+def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any) -> Tuned:
+    made = Tuned(
+        op=to_text(op),
+        variant=variant.name,
+        source=source_digest(variant.plan(op, soc, choice)),
+        choice=choice,
+        default_ms=2.0,
+        best_ms=1.0,
+        complete=True,
+        trials=(Trial(choice, 1.0), Trial(BROKEN, None, "no luck")),
+        measured="now",
+        codl="0",
+    )
+    return replace(made, **changes)
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -> None:
+    soc, task = gpu.soc, TuneTask(OP, variant)
+    done = tune(soc, [task])
+    (found,) = done.results
+    assert found.choice == FAST
+    assert found.complete
+    assert (found.default_ms, found.best_ms) == (pytest.approx(3.0), pytest.approx(0.1))
+    trials = {trial.choice["repeats"]: trial for trial in found.trials}
+    assert set(trials) == {30, 1, 0, -1}
+    assert trials[-1].latency_ms is trials[0].latency_ms is None
+    assert "does not build" in trials[-1].reason
+    assert "differs from the default's" in trials[0].reason
+    assert tuned.choice(variant, OP, soc) == FAST
+    assert len(tuned.plan(variant, OP, soc).launches) == 1
+    assert tuned.features(variant, OP, soc) == {"repeats": 1.0}
+    before = gpu.programs.compiled
+    again = tune(soc, [task])
+    assert (again.results, again.known, again.left) == ((), (found,), 0)
+    assert gpu.programs.compiled == before
+
+
+def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: Any) -> None:
+    def repeats(op: Op) -> float:
+        table = features.table("variant", registry.target(variant, op), [op], soc)
+        return float(table.values[0, table.names.index("repeats")])
+
+    before = repeats(OP)
+    tuned.save(soc, [result(variant, soc, FAST)])
+    assert (before, repeats(OP)) == (30.0, 1.0)
+    assert repeats(parse("conv2d in=1x16x12x12 oc=48 kernel=3 pad=1")) == 30.0
+
+
+def test_training_on_what_was_measured_before_the_tuning_says_so(
+    first_soc: Soc, variant: Any, tmp_path: Path
+) -> None:
+    soc, dataset = first_soc, Dataset.of("test", tmp_path)
+    quick = Rounds(visits=1, samples=1, sample_s=0.0, span_s=0.0, more=1)
+    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
+    collect(soc, dataset, tasks, rounds=quick)
+    how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
+    assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
+    tuned.save(soc, [result(variant, soc, FAST)])
+    (note,) = (n for n in train(soc, dataset, **how).notes if "tuned" in n)  # type: ignore[arg-type]
+    assert "Kernels were tuned after run1" in note
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_where_the_default_is_best_it_stays(gpu: OpenClDevice, variant: Any) -> None:
+    variant.all = (FAST, {"repeats": 20}, {"repeats": 30})
+    (found,) = tune(gpu.soc, [TuneTask(OP, variant)]).results
+    assert found.choice == FAST
+    assert found.best_ms == found.default_ms
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_a_default_that_fails_gives_way(gpu: OpenClDevice, variant: Any) -> None:
+    variant.all = (BROKEN, FAST)
+    (found,) = tune(gpu.soc, [TuneTask(OP, variant)]).results
+    assert (found.choice, found.default_ms) == (FAST, None)
+
+
+def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
+    variant.all = (BROKEN, {"repeats": -2})
+    done = tune(gpu.soc, [TuneTask(OP, variant)])
+    (failure,) = done.failures
+    assert done.results == ()
+    assert "does not build" in failure.reason
+    assert all(trial.latency_ms is None for trial in failure.trials)
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_a_search_that_was_cut_short_goes_on(soc: Soc, variant: Any) -> None:
+    cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
+    tuned.save(soc, [cut])
+    assert tune(soc, [TuneTask(OP, variant)], budget_s=0).left == 1
+    (found,) = tune(soc, [TuneTask(OP, variant)]).results
+    assert found.complete
+    assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"
+    assert found.choice == FAST
+
+
+def test_nothing_is_tuned_under_another_drivers_name(soc: Soc, variant: Any) -> None:
+    stale = replace(soc, gpu=replace(soc.gpu, driver="older"))
+    with (
+        pytest.warns(CodlWarning, match="the SoC file says 'older': `codl soc detect"),
+        pytest.raises(MismatchError, match="writes it anew"),
+    ):
+        tune(stale, [TuneTask(OP, variant)])
+
+
+def test_every_gpu_variant_of_every_op_and_part_is_a_task(first_soc: Soc) -> None:
+    ops = [OP, parse("pooling in=1x32x10x10 kernel=2x2 stride=2")]
+    whole = {task.key for task in tune_tasks(ops, first_soc, [1.0])}
+    assert (to_text(OP), "gpu_direct") in whole
+    assert {op for op, _ in whole} == {to_text(op) for op in ops}
+    parts = {task.key for task in tune_tasks(ops, first_soc, [0.5, 1.0])}
+    assert whole < parts
+
+
+def fake_trials(choices: Any, cost: Callable[[Choice], float]) -> dict[Any, Trial]:
+    trials: dict[Any, Trial] = {}
+    while proposed := propose(choices, trials):
+        for choice in proposed[:5]:
+            trials[tuple(sorted(choice.items()))] = Trial(choice, cost(choice))
+    return trials
+
+
+def test_few_choices_are_all_tried_and_many_are_searched() -> None:
+    def cost(choice: Choice) -> float:
+        return 1.0 + sum(abs(value - 3) for value in choice.values())
+
+    few = [{"a": a, "b": b} for a, b in product(range(6), range(6))]
+    assert len(fake_trials(few, cost)) == len(few)
+    many = [dict(zip("abcd", v, strict=True)) for v in product(range(5), repeat=4)]
+    trials = fake_trials(many, cost)
+    assert len(trials) < len(many) / 4
+    assert min(trial.latency_ms or 9 for trial in trials.values()) == 1.0
+    assert tuple(sorted(many[0].items())) in trials, "the default is always tried"
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    random = np.random.default_rng(0)
+    base = 1 + 0.1 * random.random(50)
+    assert is_faster(0.9 * base, base)
+    assert not is_faster(0.985 * base, base), "too small to count"
+    noisy = random.permutation(base) * np.where(random.random(50) < 0.5, 0.9, 1.3)
+    assert not is_faster(noisy, base), "won in half of the rounds"
+    disturbed = 0.8 * base + 5 * (random.random(50) < 0.2)
+    assert is_faster(disturbed, base), "a few bad rounds do not count"
+    assert not is_faster(base, base)
+
+
+def flip(content: bytes) -> bytes:
+    """Another digit in the middle of a number: still JSON, still a choice."""
+    at = content.index(b'"choice": {"repeats": 1}') + len(b'"choice": {"repeats": ')
+    return content[:at] + b"3" + content[at + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "bit flipped": flip,
+    "another version": lambda content: content.replace(b'"version": 1', b'"version": 9', 1),
+    "garbage": lambda content: b"\x00\xff garbage",
+    "garbage JSON": lambda content: b'{"results": [1, 2], "version": 1}',
+    "another type of JSON": lambda content: b"[]",
+    "another driver": lambda content: content.replace(b'"driver": "', b'"driver": "0', 1),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_results_are_not_believed_and_overwritten(
+    kind: str, first_soc: Soc, variant: Any
+) -> None:
+    soc = first_soc
+    variant.all = (SLOW, FAST, {"repeats": 3})
+    path = tuned.save(soc, [result(variant, soc, FAST)]).path
+    damaged = DAMAGE[kind](path.read_bytes())
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    tuned._read.cache_clear()
+    with pytest.warns(CodlWarning, match="is not used"):
+        assert tuned.choice(variant, OP, soc) is None
+    with pytest.warns(CodlWarning):
+        tuned.save(soc, [result(variant, soc, FAST)])
+    tuned._read.cache_clear()
+    assert tuned.choice(variant, OP, soc) == FAST
+
+
+def test_results_are_of_one_source_and_of_choices_that_still_exist(
+    first_soc: Soc, variant: Any
+) -> None:
+    soc = first_soc
+    tuned.save(soc, [result(variant, soc, FAST, source="another")])
+    assert tuned.choice(variant, OP, soc) is None
+    tuned.save(soc, [result(variant, soc, FAST)])
+    assert tuned.choice(variant, OP, soc) == FAST
+    variant.all = (SLOW,)
+    assert tuned.choice(variant, OP, soc) is None
+
+
+def test_results_are_of_one_device_driver_and_host(first_soc: Soc, variant: Any) -> None:
+    soc = first_soc
+    tuned.save(soc, [result(variant, soc, FAST)])
+    for field, value in (("driver", "2"), ("name", "another"), ("compute_units", 99)):
+        other = replace(soc, gpu=replace(soc.gpu, **{field: value}))  # type: ignore[arg-type]
+        assert tuned.choice(variant, OP, other) is None
+    assert tuned.choice(variant, OP, replace(soc, cpu=replace(soc.cpu, name="other"))) is None
+    renamed = replace(soc, name="renamed", gpu=replace(soc.gpu, cores=()))
+    assert tuned.choice(variant, OP, renamed) == FAST
+
+
+def test_a_person_can_read_the_results(first_soc: Soc, variant: Any) -> None:
+    path = tuned.save(first_soc, [result(variant, first_soc, FAST)]).path
+    assert path.suffix == ".json"
+    content = json.loads(path.read_text())
+    assert content["device"]["driver"] == first_soc.gpu.driver
+    (row,) = content["results"]
+    assert (row["op"], row["variant"], row["choice"]) == (to_text(OP), "gpu_repeating", FAST)
+    assert row["trials"][1] == {"choice": BROKEN, "latency_ms": None, "reason": "no luck"}
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(
+    first_soc: Soc, variant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(CodlError, match=r"cannot be written: .* Set CODL_CACHE"):
+        tuned.save(first_soc, [result(variant, first_soc, FAST)])
+
+
+SAVER = """
+import sys
+from pathlib import Path
+from codl import soc as socs
+from codl.kernels import tuned
+from codl.kernels.tuned import Trial, Tuned
+soc = socs.load(Path(sys.argv[1]))
+print("ready", flush=True)
+for index in range(int(sys.argv[3])):
+    name = f"{sys.argv[2]} {index}"
+    trials = tuple(Trial({"a": n}, 1.0) for n in range(20))
+    tuned.save(soc, [Tuned(name, "v", "s", {"a": 1}, 1.0, 1.0, True, trials, "", "")])
+"""
+
+
+def savers(soc: Soc, folder: Path, names: str, count: int) -> list[subprocess.Popen[bytes]]:
+    path = soc.save(folder / "soc.yaml")
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(path), name, str(count)], stdout=subprocess.PIPE
+        )
+        for name in names
+    ]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()
+    return children
+
+
+def test_two_processes_at_once_lose_no_result(first_soc: Soc, tmp_path: Path) -> None:
+    for child in savers(first_soc, tmp_path, "ab", 20):
+        assert child.wait() == 0
+        assert child.stdout is not None
+        child.stdout.close()
+    assert len(tuned.tuning(first_soc).results) == 40
+
+
+@pytest.mark.filterwarnings("error::codl.errors.CodlWarning")
+def test_a_kill_during_a_write_leaves_whole_results(first_soc: Soc, tmp_path: Path) -> None:
+    for delay in (0.02, 0.07, 0.15):
+        (child,) = savers(first_soc, tmp_path, "k", 1000)
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+        tuned._read.cache_clear()
+        assert tuned.tuning(first_soc).results  # a warning would be an error
+
+
+def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None:
+    variant.all = (BROKEN, FAST)
+    quick = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0)
+    rows, refused = bench(OP, soc, protocol=quick)
+    names = {row.variant for row in rows} | {each.variant for each in refused}
+    assert names == {v.name for v in registry.VARIANTS if v.op_kind == "conv2d"}
+    assert {row.processor for row in rows} == {"cpu", "gpu"}
+    assert all(row.latency.median > 0 and row.gflops > 0 for row in rows)
+    reasons = {each.variant: each.reason for each in refused}
+    assert "does not build" in reasons["gpu_repeating"]
+    assert reasons["gpu_grouped"] == "groups must be more than 1, got 1"
+    tuned.save(soc, [result(variant, soc, FAST)])
+    rows, _ = bench(OP, soc, protocol=quick)
+    assert {row.variant: row.choice for row in rows}["gpu_repeating"] == FAST
+
+
+def test_what_is_measured_is_the_op(gpu: OpenClDevice) -> None:
+    inputs, weights = operands(OP)
+    plan = GpuDirect().plan(OP, gpu.soc)  # type: ignore[arg-type]
+    work = GpuWork(gpu, OP, plan, weights, inputs)
+    work(3)
+    expected = OP.reference([x.astype(np.float64) for x in inputs], weights)
+    np.testing.assert_allclose(work.output(), expected, rtol=1e-3, atol=1e-3)

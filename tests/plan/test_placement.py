@@ -1,0 +1,121 @@
+"""The placement table: where every op runs, why, and its share of what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from laws import SOC, RateLaw
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.cli.placement import placement_table
+from codl.cli.search import plan_table
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.ir import Network
+from codl.ir.plan import Chain, Plan
+from codl.plan import unmeasured
+from codl.plan.cost_model import CostModel
+from codl.plan.placement import measured, predicted
+from codl.runtime.profiler import Span
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """A convolution, a cumulative sum, a softmax and a sum of both."""
+    weight = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("CumSum", ["c", "axis"], ["s"], name="cumsum"),
+            helper.make_node("Softmax", ["s"], ["t"], name="softmax", axis=1),
+            helper.make_node("Add", ["c", "t"], ["y"], name="add"),
+        ],
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 16, 16])],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.int64(1), "axis")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return network_of(import_onnx(proto, "test"))
+
+
+@pytest.fixture(scope="module")
+def plan(network: Network) -> Plan:
+    both = {"cpu": "cpu_direct", "gpu": "gpu_direct"}
+    ort = {"cpu": "cpu_ort"}
+    chains = (
+        Chain(("conv",), "H", 0.5, {"conv": both}),
+        Chain(("cumsum", "softmax"), "H", 0.0, {"cumsum": ort, "softmax": ort}),
+        Chain(("add",), "H", 1.0, {"add": {"gpu": "gpu_direct"}}),
+    )
+    return Plan(network.name, network.digest, SOC.name, "test", "law", "missing", None, chains)
+
+
+def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> None:
+    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    rows = predicted(network, plan, SOC, cost)
+    assert [(one.op, one.processor, one.variant) for one in rows] == [
+        ("conv", "cpu", "cpu_direct"),
+        ("conv", "gpu", "gpu_direct"),
+        ("cumsum", "cpu", "cpu_ort"),
+        ("softmax", "cpu", "cpu_ort"),
+        ("add", "gpu", "gpu_direct"),
+    ]
+    reasons = [one.reason for one in rows]
+    assert reasons[:2] == ["split on H"] * 2
+    assert reasons[2].startswith("codl has no operator for CumSum")
+    assert reasons[3] == "never split; ncnn has no softmax"
+    assert reasons[4] == "whole, by the strategy's choice"
+    assert all(one.latency_ms and one.latency_ms > 0 for one in rows)
+    assert [one.latency_ms for one in predicted(network, plan, SOC, None)] == [None] * 5
+
+
+def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: Plan) -> None:
+    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    before = predicted(network, plan, SOC, cost)
+    spans = [
+        Span("cpu", "net", "conv", 0.0, 2.0),
+        Span("gpu", "kernel", "conv", 0.5, 1.0),
+        Span("gpu", "kernel", "conv", 1.0, 1.75),
+        Span("cpu", "net", "cumsum ... softmax", 2.0, 5.0),
+        Span("cpu", "copy", "add", 2.0, 5.0),
+        Span("gpu", "kernel", "add", 6.0, 6.5),
+    ]
+    nets = {"conv": ("conv",), "cumsum ... softmax": ("cumsum", "softmax")}
+    rows = measured(before, spans, nets, {})
+    assert [one.together for one in rows] == [1, 1, 2, 2, 1]
+    assert [rows[i].latency_ms for i in (0, 1, 4)] == pytest.approx([2.0, 1.25, 0.5])
+    shares = [one.latency_ms or 0.0 for one in rows[2:4]]
+    assert sum(shares) == pytest.approx(3.0)
+    expected = [one.latency_ms or 0.0 for one in before[2:4]]
+    assert shares[0] / shares[1] == pytest.approx(expected[0] / expected[1])
+
+
+def test_layers_that_share_kernels_share_their_latency(network: Network, plan: Plan) -> None:
+    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    spans = [Span("gpu", "kernel", "conv + add", 0.5, 2.5), Span("cpu", "net", "conv", 0.0, 2.0)]
+    before = predicted(network, plan, SOC, cost)
+    rows = measured(before, spans, {"conv": ("conv",)}, {"conv + add": ("conv", "add")})
+    assert [(one.latency_ms, one.together) for one in rows[:1]] == [(2.0, 1)]
+    own = [one.latency_ms or 0.0 for one in (rows[1], rows[4])]
+    assert sum(own) == pytest.approx(2.0)
+    assert [rows[1].together, rows[4].together] == [2, 2]
+    expected = [one.latency_ms or 0.0 for one in (before[1], before[4])]
+    assert own[0] / own[1] == pytest.approx(expected[0] / expected[1])
+
+
+def test_the_table_names_what_codl_has_no_operator_for(network: Network, plan: Plan) -> None:
+    rows = predicted(network, plan, SOC, None)
+    summary = placement_table(rows, "predicted", every=False)
+    assert summary.row_count == 4  # the cumulative sum, ncnn, ONNX Runtime, OpenCL
+    assert placement_table(rows, "predicted", every=True).row_count == 5
+    assert "cumsum" in list(summary.columns[0].cells)
+
+
+def test_a_plan_of_which_nothing_is_predicted_is_shown(network: Network, plan: Plan) -> None:
+    shown = plan_table(replace(plan, predicted_ms=43.21), search_ms=5.0)
+    assert "predicted 43.2 ms by law from measured latencies, found in 5 ms" in str(shown.caption)
+    assert plan.predicted_ms is None
+    assert "nothing is predicted, found in 5 ms" in str(plan_table(plan, search_ms=5.0).caption)

@@ -1,0 +1,279 @@
+"""Planning, with predictors made from a known law (simulated, no measurement anywhere)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from laws import SOC, Law
+from numpy.typing import NDArray
+
+from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Network, Region, Shape, parse, to_text
+from codl.ir.plan import Plan, load_plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.lower.program import Transfer, build_program
+from codl.measure.dataset import Dataset, OpRow
+from codl.plan.alone import WORTH, unless_alone
+from codl.plan.build_plan import Cut, make_plan
+from codl.plan.cost_model import CostModel, moved
+from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
+from codl.plan.inside import COLD_INSIDE
+from codl.plan.pipeline_model import after_stage, priced
+from codl.plan.search import search as best_plan
+from codl.strategies import STRATEGIES, Context, find, ideal
+from codl.strategies.evaluation import SINGLES
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    b = ModelBuilder("line")
+    x = b.input("x", (1, 3, 64, 64))
+    for oc in (32, 32, 64, 64):
+        x = b.relu(b.conv(x, oc, 3, pad=1))
+    x = b.max_pool(x, 2, 2)
+    b.output(b.fully_connected(b.flatten(x), 100))
+    return convert(simplify(import_onnx(b.build(), "line")))
+
+
+def search(network: Network, **law: float) -> ChainSearch:
+    return ChainSearch(network, CostModel(SOC, Law(**law)))
+
+
+def test_equal_processors_share_alike(network: Network) -> None:
+    for candidate in single_ops(search(network, fixed=1e-6, per_mb=0)):
+        assert candidate.gpu_ratio == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_faster_gpu_gets_more(network: Network) -> None:
+    conv = single_ops(search(network, gpu=4.0, fixed=1e-6, per_mb=0))[1]
+    assert conv.gpu_ratio == pytest.approx(0.8, abs=0.051)
+
+
+def test_costly_sharing_means_one_processor(network: Network) -> None:
+    plan_of = search(network, gpu=2.0, fixed=1e3)
+    chains = greedy_chains(plan_of)
+    assert all(c.gpu_ratio in (0.0, 1.0) for c in chains)
+
+
+def test_costly_sharing_makes_long_chains(network: Network) -> None:
+    cheap = greedy_chains(search(network, fixed=1e-6, per_mb=0))
+    dear = greedy_chains(search(network, fixed=0.2, per_mb=0))
+    assert len(dear) < len(cheap)
+    assert any(len(c.layers) > 1 and 0 < c.gpu_ratio < 1 for c in dear)
+
+
+def test_chains_cover_the_layers_once_in_order(network: Network) -> None:
+    chains = greedy_chains(search(network))
+    assert [layer.name for c in chains for layer in c.layers] == [x.name for x in network.layers]
+
+
+def test_chaining_is_never_predicted_slower_than_single_ops(network: Network) -> None:
+    s = search(network, fixed=0.05)
+    chained = sum(c.latency_ms for c in greedy_chains(s))
+    assert chained <= sum(c.latency_ms for c in single_ops(s)) + 1e-9
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -> None:
+    """With the law in hand: transfers one by one, then the slower half of every chain.
+
+    On one processor that is all there is to it; where both work, transfers overlap with computing.
+    """
+    s = search(network, gpu=2.0)
+    plan = s.plan(
+        "test", [s.at([x], "H" if x.op.output.h > 1 else "OC", ratio) for x in network.layers]
+    )
+    law, slower, both = Law(gpu=2.0), 0.0, 0.0
+    program = build_program(network, plan, SOC)
+    for segment in program.segments:
+        halves = [
+            sum(1e-8 * p.op.flops / speed + 1e-3 for p in half.parts)
+            for half, speed in ((segment.cpu, 1.0), (segment.gpu, 2.0))
+        ]
+        slower, both = slower + max(halves), both + sum(halves)
+    moves = [m for segment in program.segments for m in segment.transfers] + list(program.final)
+    shapes = network.shapes
+    moved = [m.region.shape(shapes[m.tensor]) for m in moves]
+    shared = law.sharing_ms("to_cpu", moved)["copy"].sum()
+    assert plan.predicted_ms is not None
+    if ratio in (0.0, 1.0):
+        assert plan.predicted_ms == pytest.approx(both + shared, rel=1e-3)
+    assert max(slower / 2, shared) < plan.predicted_ms <= (slower + shared) * 1.001
+
+
+def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
+    """Both directions at once, worked out by hand."""
+    law = Law()
+    parts = {
+        "to_cpu": {"transform": 0.5, "map": 0.1, "copy": 0.3, "unmap": 0.05},
+        "to_gpu": {"copy": 0.4, "unmap": 0.1, "transform": 0.6, "map": 0.2},
+    }
+
+    class Known(CostModel):
+        def sharing_parts(self, direction: Any, shape: Shape) -> Any:
+            return parts[direction]
+
+    name, shape = next(iter(network.inputs.items()))
+    moves = [Transfer(name, Region.whole(shape), way) for way in ("to_gpu", "to_cpu")]  # type: ignore[arg-type]
+    own = priced(Known(SOC, law), moved(network, moves))
+    cpu, gpu = after_stage((1.0, 2.0), own, 0.2, (10.0, 4.0))
+    # The GPU transforms till 2.5; the CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
+    # takes that from 2.5 to 3.3 and computes to 7.3. The CPU waits for the map at 2.6, copies to
+    # 2.95 and computes.
+    assert gpu == pytest.approx(7.3)
+    assert cpu == pytest.approx(2.95 + 10.0)
+    # With nothing to wait for, enqueueing is what the CPU begins with.
+    assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
+
+
+def test_parts_are_predicted_in_few_batches(network: Network) -> None:
+    law = Law()
+    ChainSearch(network, CostModel(SOC, law))
+    assert len(law.asked) == len(set(law.asked))
+
+
+def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
+    s = search(network)
+    plan = s.plan("test", greedy_chains(s))
+    path = plan.save(tmp_path / "plan.json")
+    assert load_plan(path) == plan
+    content = json.loads(path.read_text())
+    broken: list[tuple[Any, str]] = [
+        ("{", "not JSON"),
+        (content | {"version": 99}, "version: expected a plan of version 1"),
+        ({k: v for k, v in content.items() if k != "soc"}, "the key 'soc' is missing"),
+        (content | {"chainz": []}, "Did you mean 'chains'?"),
+        (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
+        (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
+    ]
+    for text, message in broken:
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        with pytest.raises(InvalidFileError) as error:
+            load_plan(path)
+        assert message in str(error.value)
+    with pytest.raises(InvalidFileError, match="no such plan"):
+        load_plan(tmp_path / "none.json")
+
+
+def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    first, *rest = content["chains"]
+    return content | {"chains": [first | changes, *rest]}
+
+
+#: Its GPU has images too.
+IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
+WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class LawContext(Context):
+    """A strategy's context whose cost model follows the law."""
+
+    soc: Soc = WITH_IMAGES
+
+    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
+        return CostModel(self.soc, Law(gpu=2.0), by_op)
+
+
+@pytest.mark.parametrize(
+    "strategy", [s for s in STRATEGIES.values() if not s.runs_plans], ids=lambda s: s.name
+)
+def test_every_strategy_makes_a_plan_that_lowers(strategy: Any, network: Network) -> None:
+    plan: Plan = strategy.plan(network, LawContext())
+    assert plan.strategy == strategy.name
+    assert plan.predicted_ms is not None
+    assert plan.predicted_ms > 0
+    build_program(network, plan, SOC)
+    ratios = {c.gpu_ratio for c in plan.chains}
+    if strategy.name in SINGLES:
+        assert ratios == {float(strategy.name != "cpu")}
+    if strategy.name in ("gpu-buffer", "gpu-image", "codl-buffer"):
+        used = {v["gpu"] for c in plan.chains for v in c.variants.values() if "gpu" in v}
+        assert {"_image" in name for name in used} == {strategy.name == "gpu-image"}
+    if strategy.name == "mulayer":
+        assert all(len(c.ops) == 1 for c in plan.chains)
+        assert {c.dim for c in plan.chains if 0 < c.gpu_ratio < 1} == {"OC"}
+
+
+def test_ideal_is_the_best_measured_split_of_every_op(network: Network, tmp_path: Path) -> None:
+    dataset = Dataset.of(SOC.name, tmp_path)
+    for layer in network.layers:
+        for processor, speed in (("cpu", 1.0), ("gpu", 3.0)):
+            for variant in registry.variants(layer.op, processor, SOC):  # type: ignore[arg-type]
+                table = dataset.ops(registry.target(variant, layer.op))
+                for share in (0.3, 0.7, 1.0):
+                    row = OpRow(
+                        op=to_text(layer.op),
+                        dim=layer.op.dims[0],
+                        share=share,
+                        part="",
+                        latency_ms=12.0 * share / speed,
+                        source="simulated",
+                    )
+                    if row.key not in {r.key for r in table.read()}:
+                        table.append(row)
+    limit = ideal.bound(network, SOC, dataset)
+    # The CPU's 0.3 of 12 ms outlast the GPU's 0.7 at three times the speed; alone it takes 4 ms.
+    assert limit.latency_ms == pytest.approx(3.6 * len(network.layers))
+    assert {ratio for _, _, ratio, _ in limit.layers} == {0.7}
+    with pytest.raises(CodlError, match="no measurement of 'conv1'"):
+        ideal.bound(network, replace(SOC, name="new"), Dataset.of("new", tmp_path))
+
+
+def test_unknown_strategy() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'codl-paper'"):
+        find("codl-papr")
+
+
+class FarAway(Law):
+    """Twice as long with nothing in the caches."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets, "cold_cpu")
+
+    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
+        if target == "cold_cpu":
+            return np.array([2 * item.warm_ms for item in ops])
+        return super().latency_ms(target, ops)
+
+
+def test_small_tensors_are_near_inside_a_network() -> None:
+    small, large = "eltwise in=1x8x8x8,1x8x8x8", "eltwise in=1x64x160x160,1x64x160x160"
+    warm, cold = CostModel(SOC, Law()), CostModel(SOC, FarAway())
+    for text, share in ((small, 0.0), (large, COLD_INSIDE["cpu"])):
+        choices = [cost.choice(parse(text), "cpu") for cost in (warm, cold)]
+        assert choices[0] is not None
+        assert choices[1] is not None
+        assert choices[1].latency_ms == pytest.approx((1 + share) * choices[0].latency_ms)
+
+
+def test_two_processors_must_be_worth_it(network: Network) -> None:
+    cost = CostModel(SOC, Law())
+    plan = best_plan(network, cost, "codl")
+    alone_ms = [
+        make_plan(
+            network, cost, [Cut(network.layers, "H", r)], strategy="codl", sharing="missing"
+        ).predicted_ms
+        for r in (0.0, 1.0)
+    ]
+    least_ms = min(ms for ms in alone_ms if ms is not None)
+    for gain, taken in ((1.01 / WORTH, True), (0.99 / WORTH, False)):
+        found = unless_alone(replace(plan, predicted_ms=least_ms / gain), network, cost)
+        assert (len({chain.gpu_ratio for chain in found.chains} - {0.0, 1.0}) > 0) == taken
+        assert found.strategy == plan.strategy
+        if not taken:
+            assert found.predicted_ms == least_ms
+            assert len(found.chains) == 1
+            assert "alone" in found.method

@@ -1,0 +1,152 @@
+"""Planning with ops that nobody has measured: their latencies follow the SoC's rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from laws import SOC, RateLaw
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Network, parse
+from codl.ir.plan import load_plan
+from codl.kernels import registry
+from codl.lower.partition import Half, cut
+from codl.lower.program import build_program
+from codl.plan import unmeasured
+from codl.plan.cost_model import PACKING, CostModel
+from codl.plan.roofline import OTHERS_SHARE, PRODUCTS_SHARE, SAFETY, Estimated, rates_of
+from codl.plan.switches import crossings
+from codl.strategies import STRATEGIES, Context, find
+
+
+class Simulated(Context):
+    """Strategies that ask the law."""
+
+    def cost(self, default: str, *, by_op: bool = False) -> CostModel:
+        return CostModel(self.soc, RateLaw(), by_op)
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """A convolution, a softmax of its channels, and a product with those."""
+    weight = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Softmax", ["c"], ["s"], name="softmax", axis=1),
+            helper.make_node("Mul", ["c", "s"], ["y"], name="mul"),
+        ],
+        "gate",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 16, 16])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return convert(simplify(import_onnx(proto, "gate")))
+
+
+@pytest.mark.parametrize(
+    "strategy", [n for n, s in STRATEGIES.items() if n != "gpu-image" and not s.runs_plans]
+)
+def test_every_strategy_plans_and_names_what_is_estimated(
+    strategy: str, network: Network, tmp_path: Path
+) -> None:
+    plan = find(strategy).plan(network, Simulated(SOC))
+    assert plan.predicted_ms is not None
+    assert isfinite(plan.predicted_ms)
+    assert plan.estimated == ("softmax",)
+    build_program(network, plan, SOC)
+    assert load_plan(plan.save(tmp_path / "plan.json")) == plan
+
+
+def test_rates_are_those_of_what_was_measured() -> None:
+    cpu, gpu = (rates_of(side, RateLaw(), SOC) for side in ("cpu", "gpu"))  # type: ignore[arg-type]
+    assert cpu is not None
+    assert gpu is not None
+    assert cpu.flops_per_ms == pytest.approx(1e8, rel=0.01)
+    assert gpu.flops_per_ms == pytest.approx(2e8, rel=0.01)
+    # Without the least that each takes.
+    assert cpu.bytes_per_ms == pytest.approx(1e7, rel=0.01)
+    assert gpu.bytes_per_ms == pytest.approx(2e7, rel=0.01)
+    assert (cpu.safety, gpu.safety) == (SAFETY["cpu"], SAFETY["gpu"])
+    assert 0 < cpu.least_ms < 0.002
+    softmax, product = parse("softmax in=64x64 axes=1"), parse("matmul in=64x64,64x64")
+    assert cpu.latency_ms(softmax) == pytest.approx(
+        cpu.least_ms + max(softmax.flops / OTHERS_SHARE / 1e8, softmax.bytes / cpu.bytes_per_ms),
+        rel=0.01,
+    )
+    assert cpu.latency_ms(product) == pytest.approx(
+        cpu.least_ms + product.flops / PRODUCTS_SHARE / cpu.flops_per_ms
+    )
+
+
+def test_what_has_a_predictor_keeps_it(network: Network) -> None:
+    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    assert isinstance(cost.predictors, Estimated)
+    assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
+    conv = network.layers[0].op
+    target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)
+    expected = RateLaw().latency_ms(target, [conv])
+    np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
+    assert unmeasured.filled(cost, network) is cost
+
+
+class FewConvolutions(RateLaw):
+    """Too few convolutions on the GPU were measured, and say that they are ten times faster."""
+
+    def __init__(self, measured: str) -> None:
+        self.target = "conv2d_gpu_direct"
+        self.few = {self.target: frozenset([measured])}
+
+    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
+        return super().latency_ms(target, ops) / (10 if target == self.target else 1)
+
+
+def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
+    measured, smaller, larger = (f"conv2d in=1x8x8x8 oc={oc} kernel=1x1" for oc in (16, 8, 64))
+    predictors = FewConvolutions(measured)
+    cost = unmeasured.filled(CostModel(SOC, predictors), network)
+    ops = [parse(measured), parse(smaller), parse(larger)]
+    own_ms = predictors.latency_ms(predictors.target, ops)
+    known_ms, estimated_ms, scaled_ms = cost.predictors.latency_ms(predictors.target, ops)
+    assert known_ms == own_ms[0]
+    rates = rates_of("gpu", predictors, SOC)
+    assert rates is not None
+    assert estimated_ms == pytest.approx(rates.latency_ms(ops[1]))
+    assert estimated_ms > own_ms[1]
+    # Four times the work of what was measured takes four times as long at most.
+    assert scaled_ms == pytest.approx(4 * own_ms[0])
+    assert own_ms[2] < scaled_ms < rates.latency_ms(ops[2])
+
+
+def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> None:
+    cpu, _ = cut(network.layers, [network.layers[-1].output], "H", 0.0, block=4)
+    shape = network.layers[0].op.output
+    direct, ort = "cpu_direct", "cpu_ort"
+    assert crossings(cpu.parts, [direct, ort, direct]) == [("store", shape), ("load", shape)]
+    assert crossings(cpu.parts, [direct, ort, ort]) == [("store", shape)]
+    assert crossings(cpu.parts, [ort, ort, ort]) == []
+    cost = unmeasured.filled(CostModel(SOC, WithPacking()), network)
+    names = {layer.name: {"cpu": name} for layer, name in zip(
+        network.layers, (direct, ort, direct), strict=True
+    )}  # fmt: skip
+    alone_ms = sum(cost.half_ms(Half((part,)), "cpu", names) for part in cpu.parts)
+    packing_ms = cost.sharing_ms("load", shape) + cost.sharing_ms("store", shape)
+    assert cost.half_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
+
+
+class WithPacking(RateLaw):
+    """The law, with what packs and unpacks measured."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets, *PACKING)

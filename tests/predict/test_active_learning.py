@@ -1,0 +1,236 @@
+"""What a collection with a budget measures next, when it ends, and what it says of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated import GEMM, SOC, conv_parts, law_ms, op_row
+
+from codl.ir import Op, Shape, parse
+from codl.measure.dataset import Dataset
+from codl.measure.tasks import DispatchTask, OpTask, SharingTask, Task
+from codl.predict import acquisition as choosing
+from codl.predict.acquisition import Bounds, contested, farthest_first, in_turns, is_random
+from codl.predict.active_learning import FIRST, LEAST_ROWS, Look, Settling, has_settled
+from codl.predict.regret import Part, regret, splits
+
+BUDGET_S = 100.0
+OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
+
+
+def tasks(seed: int = 0, ops: int = 40) -> list[OpTask]:
+    """The tasks of the simulated rows, in random order."""
+    found = [
+        OpTask((GEMM, "mulayer_conv2d_cpu"), "cpu_gemm", "cpu", op, dim, share, part)  # type: ignore[arg-type]
+        for op, dim, share, part in conv_parts(seed, ops)
+    ]
+    order = np.random.default_rng(seed).permutation(len(found))
+    return [found[at] for at in order]
+
+
+def dataset(folder: Path, measured: list[OpTask], noise: float) -> Dataset:
+    """Rows of tasks after the law, with noise."""
+    dice, found = np.random.default_rng(5), Dataset(folder)
+    rows = [
+        op_row(t.op, t.dim, t.share, t.part, law_ms(t.part) * float(dice.lognormal(0, noise)))
+        for t in measured
+    ]
+    found.ops(GEMM).append(*rows)
+    return found
+
+
+def test_about_half_of_all_items_are_random() -> None:
+    parts = {task.part for task in tasks()}
+    assert 0.4 < np.mean([is_random(part) for part in parts]) < 0.6
+    shapes = [Shape(1, c, 7, 7) for c in range(1, 200)]
+    assert 0.4 < np.mean([is_random(shape) for shape in shapes]) < 0.6
+
+
+def test_every_next_one_is_the_farthest_of_those_left() -> None:
+    dice = np.random.default_rng(0)
+    known, candidates = 10 ** dice.uniform(0, 5, (5, 3)), 10 ** dice.uniform(0, 5, (30, 3))
+    weights = dice.uniform(0.5, 2, 30)
+    order = farthest_first(known, candidates, weights)
+    assert sorted(order) == list(range(30))
+    logs = np.log1p(np.vstack([known, candidates]))
+    logs /= logs.std(0)
+    for at in range(29):
+        before = np.vstack([logs[:5], logs[5:][order[:at]]])
+        scores = {
+            i: weights[i] * np.linalg.norm(before - logs[5 + i], axis=1).min() for i in order[at:]
+        }
+        assert scores[order[at]] == pytest.approx(max(scores.values()))
+
+
+def test_a_feature_that_never_varies_does_not_matter() -> None:
+    candidates = np.array([[1.0, 7.0], [100.0, 7.0], [10.0, 7.0]])
+    assert farthest_first(candidates[:1], candidates[1:], np.ones(2)) == [0, 1]
+
+
+def bounds_of(op: Op, cpu: float, gpu: float, spread: float) -> dict[choosing.Key, list[Bounds]]:
+    """A part's latency is its share of the op's output times the processor's latency."""
+    found = {}
+    for key in {key for keys in splits(op, SOC) for key in keys}:
+        processor, part = key
+        ms = (cpu if processor == "cpu" else gpu) * part.output.elements / op.output.elements
+        found[key] = [Bounds(ms / spread, ms * spread)]
+    return found
+
+
+def test_what_no_split_can_need_is_not_contested() -> None:
+    # The CPU takes a tenth of the time: only with a small share or none of the GPU it may be best.
+    found = contested([OP], bounds_of(OP, 1.0, 10.0, 1.05), SOC)
+    whole = ("cpu", OP)
+    assert whole in found
+    assert ("gpu", OP) not in found
+    assert all(p.output.elements > 0.7 * OP.output.elements for s, p in found if s == "cpu")
+    sure = contested([OP], bounds_of(OP, 1.0, 10.0, 1.0001), SOC)
+    assert len(sure) < len(found)
+    unsure = contested([OP], bounds_of(OP, 1.0, 10.0, 30.0), SOC)
+    assert ("gpu", OP) in unsure
+
+
+def test_a_decision_that_is_certain_is_not_contested() -> None:
+    bounds = {("cpu", OP): [Bounds(1.0, 1.1)], ("gpu", OP): [Bounds(2.0, 2.1)]}
+    assert contested([OP], bounds, SOC) == {}  # type: ignore[arg-type]
+    # The CPU has two variants, and either may be the faster one.
+    bounds["cpu", OP].append(Bounds(1.05, 3.0))
+    assert contested([OP], bounds, SOC) == {("cpu", OP): 1.1}  # type: ignore[arg-type]
+
+
+def test_contested_splits_hold_the_best_one() -> None:
+    """Whatever the latencies are within their bounds, the fastest split is among the contested."""
+    dice = np.random.default_rng(3)
+    for _ in range(20):
+        bounds = bounds_of(OP, *dice.uniform(1, 4, 2), 1.3)  # type: ignore[arg-type]
+        found = contested([OP], bounds, SOC)
+        true = {key: dice.uniform(own[0].low, own[0].high) for key, own in bounds.items()}
+        best = min(splits(OP, SOC), key=lambda keys: max(true[key] for key in keys))
+        assert set(best) <= set(found)
+
+
+def test_regret_is_that_of_the_split_chosen() -> None:
+    latencies = {("cpu", 1.0): 8.0, ("gpu", 1.0): 6.0, ("cpu", 0.5): 4.0, ("gpu", 0.5): 3.0}
+    half = {side: p for keys in splits(OP, SOC) for side, p in keys if p.output.h == 14}
+    parts = [
+        Part(OP, side, OP if share == 1 else half[side], ms, ms * (3 if share < 1 else 1))  # type: ignore[arg-type,index]
+        for (side, share), ms in latencies.items()
+    ]
+    found = regret(parts, SOC)
+    assert found is not None
+    # Halves are predicted to take 12 ms, so the GPU alone is chosen: 6 ms instead of 4.
+    assert (found.ops, found.mean) == (1, 50.0)
+    assert regret(parts[:2], SOC) is None
+
+
+def test_streams_take_turns() -> None:
+    def count(upto: int) -> Iterator[int]:
+        yield from range(upto)
+
+    assert list(in_turns(["abc", "", "xy", map(str, count(1))])) == ["a", "x", "0", "b", "y", "c"]
+    assert list(in_turns([])) == []
+
+
+def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[Look]:
+    return [
+        Look("t", int(100 * rows**at), tested, acc10=acc, acc5=50.0, mape=9.0)
+        for at, acc in enumerate(accuracies)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "is_settled"),
+    [
+        ([], False),
+        (looks(80.0), False),
+        (looks(80.0, 80.5), False),
+        (looks(80.0, 80.5, 80.6), True),
+        (looks(80.0, 85.0, 85.1), False),
+        (looks(85.1, 80.0, 85.1), False),
+        (looks(80.0, 80.1, 80.2, rows=1.1), False),
+        (looks(80.0, 80.5, 80.6, tested=LEAST_ROWS - 1), False),
+        ([Look("t", 60, 40, 95.0, 80.0, 3.0)], True),
+        ([Look("t", 60, 40, 95.0, 79.0, 3.0)], False),
+        ([Look("t", 60, LEAST_ROWS - 1, 99.0, 99.0, 1.0)], False),
+    ],
+)
+def test_a_target_settles_when_good_or_when_rows_gain_nothing(
+    own: list[Look], is_settled: bool
+) -> None:
+    assert has_settled(own) is is_settled
+
+
+def test_every_second_task_is_random_and_the_others_unlike_what_is_known(tmp_path: Path) -> None:
+    everything = tasks()
+    measured, missing = everything[:80], everything[80:]
+    settling = Settling(SOC, dataset(tmp_path, measured, noise=0.4), BUDGET_S)
+    assert settling.choose(missing, 0.0) == missing  # nothing is looked at yet
+    chosen = list(settling.choose(missing, FIRST * BUDGET_S))
+    assert set(chosen) == set(missing)
+    random_ones = [task for task in missing if is_random(task.part)]
+    short = min(len(random_ones), len(missing) - len(random_ones))
+    assert chosen[: 2 * short : 2] == random_ones[:short]
+    first = [task.part for task in chosen[1:20:2]]
+    assert not any(is_random(part) for part in first)
+    # The first ones are spread further from what is measured than those in the order given.
+    given = [task.part for task in missing if not is_random(task.part)][:10]
+    known = [task.part for task in measured]
+    assert nearest(first, known) > 1.3 * nearest(given, known)
+
+
+def nearest(parts: list[Op], known: list[Op]) -> float:
+    """Mean distance from the nearest part that is known or before, in logarithms of sizes."""
+
+    def sizes(op: Op) -> np.ndarray:  # type: ignore[type-arg]
+        return np.log([op.input.c, op.output.c, op.output.h, op.output.w])
+
+    found = []
+    for at, part in enumerate(parts):
+        others = [*known, *parts[:at]]
+        found.append(min(np.linalg.norm(sizes(part) - sizes(other)) for other in others))
+    return float(np.mean(found))
+
+
+def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path) -> None:
+    everything = tasks()
+    exact = Settling(SOC, dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S)
+    assert exact.choose(everything[200:], BUDGET_S) == ()
+    noisy = Settling(SOC, dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S)
+    assert noisy.choose(everything[200:], BUDGET_S)
+    # What surrounds ops is measured in any case, and before what has settled.
+    others: list[Task] = [DispatchTask("cpu", 1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
+    again = Settling(SOC, exact.dataset, BUDGET_S)
+    order = again.choose([*everything[200:], *others], BUDGET_S)
+    assert list(order[:2]) == others
+    assert len(order) == len(everything[200:]) + 2
+
+
+def test_looks_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything, when = tasks(), []
+    settling = Settling(SOC, dataset(tmp_path, everything[:20], noise=0.5), BUDGET_S)
+    for second in range(int(BUDGET_S)):
+        monkeypatch.setattr(settling, "look", lambda at=second: when.append(at))
+        settling.choose(everything[20:], float(second))
+    assert when[0] == FIRST * BUDGET_S
+    assert 2 <= len(when) <= 6
+    assert all(later >= 1.6 * before for before, later in pairwise(when))
+
+
+def test_what_is_expected_is_what_random_shapes_held_out_show(tmp_path: Path) -> None:
+    measured = tasks()
+    settling = Settling(SOC, dataset(tmp_path, measured, noise=0.05), BUDGET_S)
+    expected = settling.expected()
+    assert expected is not None
+    (found,) = [row for row in expected["targets"] if row["target"] == GEMM]
+    assert found["rows"] == len(measured)
+    assert found["tested"] == sum(is_random(task.part) for task in measured)
+    # 5 % of noise: 95 % of errors within 10 %, 68 % within 5 %, a mean error of 4 %.
+    assert 85 < found["acc10"] <= 100
+    assert 55 < found["acc5"] < 85
+    assert 3 < found["mape"] < 6
+    assert expected["regret"] is None  # one processor alone has no split
+    assert Settling(SOC, Dataset(tmp_path / "none"), BUDGET_S).expected() is None

@@ -1,0 +1,493 @@
+"""What estimators learn beside the common checks: forests, processes, intervals, runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+from codl.errors import CodlError
+from codl.predict.estimators import (
+    ESTIMATORS,
+    Codl,
+    Gbdt,
+    LatencyEstimator,
+    RandomForest,
+    run_columns,
+)
+from codl.predict.estimators import (
+    run_effects as runs,
+)
+from codl.predict.estimators.base import inner_folds
+from codl.predict.estimators.conformal import Errors
+from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
+from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows
+from codl.predict.estimators.trees import Node, Trees
+
+ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
+NAMES = ["macs", "bytes", "items", "loop"]
+
+
+def law(shapes: int, repeats: int = 1, *, seed: int = 0, noise: float = 0.0) -> tuple[Any, ...]:
+    """Simulated features, latencies of a law that is not linear, and shapes: rows in that order."""
+    rng = np.random.default_rng(seed)
+    X = np.exp(rng.uniform(2, 12, (shapes, 4)))
+    special = 1 + 0.3 * np.tanh(np.log(X[:, 0]) - 7)
+    y = (2e-5 * X[:, 0] + 1e-5 * X[:, 1]) * special + 0.01
+    X, y = np.repeat(X, repeats, axis=0), np.repeat(y, repeats)
+    return X, y * np.exp(noise * rng.standard_normal(len(y))), np.repeat(np.arange(shapes), repeats)
+
+
+def within(predicted: np.ndarray, y: np.ndarray, share: float = 0.1) -> float:
+    return float(np.mean(np.abs(predicted / y - 1) <= share))
+
+
+# Common to all
+
+
+@ALL
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 20])
+def test_little_data_gives_something_sane(cls: type[LatencyEstimator], rows: int) -> None:
+    if rows == 1 and cls.name == "gbdt":
+        pytest.skip("one row has nothing to split")
+    X, y, _ = law(rows)
+    fitted = cls().fit(X, y)
+    read = cls.from_state(json.loads(json.dumps(fitted.state(NAMES))), NAMES)
+    more = law(200, seed=1)[0]
+    predicted = read.predict(more)
+    np.testing.assert_array_equal(predicted, fitted.predict(more))
+    assert np.isfinite(predicted).all()
+    assert predicted.min() > 0
+
+
+@ALL
+def test_labels_must_fit_the_rows(cls: type[LatencyEstimator]) -> None:
+    X, y, _ = law(30)
+    for name in ("runs", "groups"):
+        with pytest.raises(ValueError, match=f"{name} must have 30 labels, got 2"):
+            cls().fit(X, y, **{name: ["a", "b"]})
+    with pytest.raises(ValueError, match="runs must have 3 labels, got 1"):
+        cls().fit(X, y).predict(X[:3], runs=["a"])
+
+
+@ALL
+def test_the_difference_between_runs_is_learned(cls: type[LatencyEstimator]) -> None:
+    """One run was 1.3 times slower: told so, nothing is lost on shapes that are held out."""
+    X, y, shapes = law(80, 3)
+    X, y, shapes = X[:, :2], 1e-5 * X[:, 0] + 2e-5 * X[:, 1] + 0.01, shapes
+    labels = np.array(["slow", "usual", "other"] * 80)
+    measured = np.where(labels == "slow", 1.3, 1.0) * y
+    train = shapes < 60
+    fitted = cls().fit(X[train], measured[train], runs=labels[train], groups=shapes[train])
+    again = cls.from_state(fitted.state(NAMES[:2]), NAMES[:2])
+    names = ["slow", "usual"]
+    low, high = (again.predict(X[~train], runs=[name] * 60) for name in reversed(names))
+    assert np.median(high / low) == pytest.approx(1.3, rel=0.03)
+    typical = again.predict(X[~train])
+    np.testing.assert_array_equal(again.predict(X[~train], runs=["unknown"] * 60), typical)
+
+
+def test_columns_of_runs_say_more_than_a_factor() -> None:
+    """One run takes up to half as much again, the more the larger an op is."""
+    X, y, shapes = law(120, 2)
+    labels = np.array(["a", "b"] * 120)
+    more = 0.25 * (1 + np.tanh(np.log(X[:, 0]) - 7))
+    y = y * np.where(labels == "b", 1 + more, 1.0)
+    train = shapes < 90
+    fitted = Codl().fit(X[train], y[train], runs=labels[train], groups=shapes[train])
+    again = Codl.from_state(json.loads(json.dumps(fitted.state(NAMES))), NAMES)
+    predicted = again.predict(X[~train], runs=labels[~train])
+    np.testing.assert_array_equal(predicted, fitted.predict(X[~train], runs=labels[~train]))
+    assert within(predicted, y[~train]) > 0.9
+    assert within(again.predict(X[~train]), y[~train]) < 0.7
+    assert not Codl.by_terms().fit(X, y, runs=labels).run_columns_.shares
+
+
+def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
+    """The typical run is each by its share of rows, not one of two alike."""
+    X, y, shapes = law(200, 2)
+    labels = np.where(np.arange(400) % 40, "long", "short")
+    slow = y * np.where(labels == "short", 1.6, 1.0)
+    train = shapes < 150
+    fitted = Codl().fit(X[train], slow[train], runs=labels[train], groups=shapes[train])
+    assert fitted.run_columns_.shares == pytest.approx(
+        {"long": 0.97333, "short": 0.02667}, rel=1e-3
+    )
+    assert np.median(fitted.predict(X[~train]) / y[~train]) == pytest.approx(1, abs=0.04)
+    short = fitted.predict(X[~train], runs=["short"] * 100)
+    assert np.median(short / y[~train]) > 1.3
+
+
+def test_very_many_runs_have_terms() -> None:
+    X, y, shapes = law(60, 2)
+    number = np.arange(120) % (run_columns.MOST + 1)
+    labels = [f"run{at}" for at in number]
+    fitted = Codl().fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
+    assert not fitted.run_columns_.shares
+    assert set(fitted.runs_) == set(labels)
+    assert fitted.runs_["run1"].factor > 1.2 * fitted.runs_["run2"].factor
+    assert not Codl().fit(X, y, runs=labels, groups=shapes).runs_
+
+
+# Random forest
+
+
+def test_a_forest_is_that_of_scikit_learn() -> None:
+    """On the rows that it was fitted to: splits between them may lie elsewhere.
+
+    Leaves have three digits, so that no tree is off by more than half a percent.
+    """
+    X, y, _ = law(150)
+    expected = RandomForestRegressor(16, max_leaf_nodes=32, max_features=0.7, random_state=0)
+    np.testing.assert_allclose(
+        RandomForest().fit(X, y).predict(X), expected.fit(X, y).predict(X), rtol=5e-3
+    )
+
+
+TREES: list[tuple[str, str]] = [
+    ("0:1.5 1", "every split must have two sides"),
+    ("0:1.5 1 2 3", "and nothing more"),
+    ("", "every split must have two sides"),
+    ("7:1.5 1 2", "features must be from 0 to 3, got '7:1.5'"),
+    ("-1:1.5 1 2", "features must be from 0 to 3"),
+    ("0.5:1.5 1 2", "numbers and splits, got '0.5:1.5'"),
+    ("0:1.5 1 x", "numbers and splits, got 'x'"),
+    ("0:nan 1 2", "finite"),
+    ("0:1 " * 64 + "1 " * 65, "at most 64 leaves, got 65"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), TREES)
+def test_trees_that_are_none_are_refused(text: str, message: str) -> None:
+    state = RandomForest().fit(*law(20)[:2]).state(NAMES)
+    good = "0:0.5 2 1:0.5 1 3"
+    read = RandomForest.from_state({**state, "trees": [good]}, NAMES)
+    np.testing.assert_array_equal(read.predict(np.eye(4)), [1, 2, 2, 2])
+    with pytest.raises(ValueError, match=message):
+        RandomForest.from_state({**state, "trees": [good, text]}, NAMES)
+
+
+def by_walking(tree: Iterator[Node], x: np.ndarray) -> float:
+    feature, number = next(tree)
+    if feature < 0:
+        return number
+    sides = by_walking(tree, x), by_walking(tree, x)
+    return sides[int(x[feature] > number)]
+
+
+@pytest.mark.parametrize("leaves", [2, 8, 9, 33, 64])
+def test_sums_of_trees_are_those_of_walking_down_each(leaves: int) -> None:
+    rng = np.random.default_rng(leaves)
+    X = np.round(rng.uniform(0, 9, (700, 3)))  # many equal values, some of them a split's
+    parameters = {"num_leaves": leaves, "min_data_in_leaf": 1}
+    trees = Trees.fit(X, rng.standard_normal(700), rounds=7, parameters=parameters)
+    assert max(sum(feature < 0 for feature, _ in tree) for tree in trees.nodes) == leaves
+    items = np.vstack([X[:50], rng.uniform(-1, 10, (50, 3))])
+    wanted = [sum(by_walking(iter(tree), x) for tree in trees.nodes) for x in items]
+    np.testing.assert_allclose(trees.predict(items), wanted, atol=1e-12)
+    again = Trees.from_state(trees.state(), 3)
+    np.testing.assert_array_equal(again.predict(items), trees.predict(items))
+
+
+# Gradient-boosted trees
+
+
+def test_monotone_trees_never_fall() -> None:
+    X, y, _ = law(150)
+    y = y * np.exp(0.3 * np.random.default_rng(0).standard_normal(150))
+    free, monotone = Gbdt().fit(X, y), Gbdt(monotone=True).fit(X, y)
+    items = law(20, seed=4)[0]
+    steps = np.exp(np.linspace(0, 6, 40))
+    falls = {"free": 0, "monotone": 0}
+    for column in range(X.shape[1]):
+        along = np.repeat(items[:, None], len(steps), axis=1)
+        along[:, :, column] *= steps
+        for name, fitted in {"free": free, "monotone": monotone}.items():
+            predicted = fitted.predict(along.reshape(-1, X.shape[1])).reshape(along.shape[:2])
+            falls[name] += int((np.diff(predicted, axis=1) < -1e-12).sum())
+    assert falls["monotone"] == 0
+    assert falls["free"] > 0
+
+
+# Gaussian processes
+
+
+def test_a_process_with_all_points_is_the_exact_one() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    t = np.sin(2 * X[:, 0]) * X[:, 1] * 0.3
+    kernel = Kernel(np.array([0.8, 1.4]), 0.4, 0.05)
+    mine = Projection(kernel, X, X, t, np.ones(60))
+    assert mine.trust.min() > 0.3
+    exact = GaussianProcessRegressor(
+        ConstantKernel(0.16) * Matern([0.8, 1.4], nu=2.5),
+        alpha=0.05**2 / mine.trust,
+        optimizer=None,
+    ).fit(X, t)
+    other = rng.uniform(-2, 2, (200, 2))
+    np.testing.assert_allclose(kernel(other, X) @ mine.weights, exact.predict(other), atol=2e-4)
+
+
+def test_rows_left_out_are_as_if_never_seen() -> None:
+    rng = np.random.default_rng(1)
+    X, t = rng.uniform(-2, 2, (80, 2)), rng.normal(0, 0.1, 80)
+    kernel, points = Kernel(np.array([1.0, 1.0]), 0.3, 0.1), X[::4]
+    mine, fold = Projection(kernel, points, X, t, np.ones(80)), np.arange(20, 40)
+    changed = t.copy()
+    changed[fold] = 99.0
+    np.testing.assert_allclose(mine.without(fold, t), mine.without(fold, changed), atol=1e-7)
+
+
+def test_an_outlier_moves_a_process_little() -> None:
+    X = np.linspace(-2, 2, 80)[:, None]
+    t = 0.2 * np.sin(2 * X[:, 0])
+    wrong = t.copy()
+    wrong[40] += 2.0
+    fitted = Projection(Kernel(np.array([0.8]), 0.3, 0.03), X, X, wrong, np.ones(80)).fitted()
+    assert np.abs(np.delete(fitted - t, 40)).max() < 0.1
+
+
+def test_the_search_finds_what_matters() -> None:
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((120, 3))
+    kernel = Kernel.search(X, 0.3 * np.sin(2 * X[:, 1]), np.ones(120))
+    assert kernel.lengths[1] < 0.5 * kernel.lengths[[0, 2]].min()
+
+
+def test_points_are_spread_and_differ() -> None:
+    X = np.repeat(np.random.default_rng(0).standard_normal((30, 3)), 5, axis=0)
+    chosen = spread_points(X, 50)
+    assert len(chosen) == len(np.unique(X[chosen], axis=0)) == 30
+    assert len(spread_points(X, 7)) == 7
+
+
+# codl
+
+
+def test_codl_learns_what_is_not_linear() -> None:
+    X, y, shapes = law(150, 4, noise=0.02)
+    train = shapes < 110
+    scores = {}
+    for name in ("codl_linear", "random_forest", "codl"):
+        fitted = ESTIMATORS[name]().fit(X[train], y[train], groups=shapes[train])
+        scores[name] = within(fitted.predict(X[~train]), y[~train])
+    assert scores["codl"] > 0.9
+    assert scores["codl"] > max(scores["codl_linear"], scores["random_forest"]) + 0.05
+
+
+def test_many_columns_are_turned_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten columns that are mixtures of three sizes: the directions are three."""
+    monkeypatch.setattr("codl.predict.estimators.gp_ensemble.WORTH", 1.0)  # keeps every member
+    rng = np.random.default_rng(3)
+    sizes = rng.standard_normal((120, 3))
+    X = np.exp(12 + sizes @ rng.standard_normal((3, 10)))
+    y = np.exp(0.5 * sizes[:, 0] + 0.2 * np.sin(2 * sizes[:, 1]) + rng.normal(0, 0.04, 120))
+    fitted = Codl().fit(X[:90], y[:90])
+    names = [f"x{at}" for at in range(10)]
+    axes = [member.axes for member in fitted.members_ if member.axes is not None]
+    assert [a.shape for a in axes] == [(10, 3)]
+    state = json.loads(json.dumps(fitted.state(names)))
+    np.testing.assert_array_equal(Codl.from_state(state, names).predict(X), fitted.predict(X))
+    assert np.median(np.abs(fitted.predict(X[90:]) / y[90:] - 1)) < 0.08
+
+
+def test_very_many_items_are_told_by_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law of parities, which no smooth process can follow."""
+    rng = np.random.default_rng(4)
+    X = np.exp(rng.uniform(2, 8, (600, 3)))
+    steps = np.floor(2 * np.log(X[:, 0])) % 2 + np.floor(1.5 * np.log(X[:, 1])) % 2
+    y = 1e-3 * X.sum(1) * np.exp(0.4 * steps)
+    smooth = Codl().fit(X[:500], y[:500])
+    monkeypatch.setattr("codl.predict.estimators.gp_ensemble.MANY_ITEMS", 400)
+    fitted = Codl().fit(X[:500], y[:500])
+    assert (smooth.trees_ is None, fitted.trees_ is None) == (True, False)
+    scores = [within(one.predict(X[500:]), y[500:]) for one in (fitted, smooth)]
+    assert scores[0] > scores[1] + 0.15
+    names = ["a", "b", "c"]
+    state = json.loads(json.dumps(fitted.state(names)))
+    read = Codl.from_state(state, names)
+    np.testing.assert_allclose(read.predict(X), fitted.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(read.interval(X), fitted.interval(X), rtol=1e-12)
+    state["trees"][-1] += " 1"
+    with pytest.raises(ValueError, match="and nothing more"):
+        Codl.from_state(state, names)
+
+
+def test_repetitions_do_not_outvote_other_items() -> None:
+    """One item measured 200 times, a tenth off the law that 60 others follow."""
+    X, y, _ = law(60)
+    odd = np.array([False] * 60 + [True] * 200)
+    X, y = np.vstack([X, np.repeat(X[:1] * 1.01, 200, axis=0)]), np.append(y, np.full(200, y[0]))
+    y[odd] *= 1.1
+    fitted = Codl().fit(X, y)
+    assert np.median(np.abs(fitted.predict(X[~odd][1:]) / y[~odd][1:] - 1)) < 0.02
+
+
+def test_codl_is_small() -> None:
+    X, y, _ = law(1000, noise=0.02)
+    assert len(json.dumps(Codl().fit(X, y).state(NAMES))) < 24 * 1024
+
+
+def _change(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(state: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            state = state[key]
+        state[path[-1]] = value
+
+    return apply
+
+
+BROKEN = [
+    (_change(["columns"], ["macs", "nothing"]), "columns"),
+    (_change(["points", 1], "1 2"), "points must have [0-9]+ numbers"),
+    (_change(["members", 0, "lengths"], ["0 1 1 1"]), "lengths and amplitude must be positive"),
+    (_change(["members", 0, "weights"], ["1 2 3"]), "weights must have"),
+    (_change(["members", 0], 7), "members must be mappings"),
+    (_change(["members", 0, "share"], 1.5), "shares must add up to 1"),
+    (_change(["members", 0, "is_level"], 1), "is_level must be true or false"),
+    (_change(["members", 0, "axes"], ["1 2", "3"]), "axes must have"),
+    (_change(["limits"], ["1 -1"]), "limits must be in order"),
+    (_change(["scaling", 1], "0 1 1 1"), "positive spreads"),
+    (_change(["errors", "scale"], ["-1 0 0"]), "scale must be positive"),
+    (_change(["errors", "quantiles"], ["1 2"]), "quantiles must have"),
+    (_change(["runs"], {"a": {"speed": 1}}), "runs, a: must have none but"),
+    (_change(["run_columns"], ["a"]), "run_columns must hold shares of runs"),
+    (_change(["run_columns"], {"a": "b"}), "run_columns, a: must be a share of rows"),
+    (_change(["runs"], {"a": {"factor": 0, "overhead_ms": 0, "floor_ms": 0}}), "runs, a: factor"),
+    (_change(["runs"], {"a": {"factor": "1", "overhead_ms": 0, "floor_ms": 0}}), "finite number"),
+]
+
+
+@pytest.mark.parametrize(("apply", "message"), BROKEN, ids=[b[1] for b in BROKEN])
+def test_broken_states_are_refused(apply: Callable[[dict[str, Any]], None], message: str) -> None:
+    X, y, _ = law(60, noise=0.02)
+    state = json.loads(json.dumps(Codl(points=12).fit(X, y).state(NAMES)))
+    Codl.from_state(state, NAMES)
+    apply(state)
+    with pytest.raises(ValueError, match=message):
+        Codl.from_state(state, NAMES)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9, 0.95])
+def test_intervals_cover_what_they_say(coverage: float) -> None:
+    """On shapes never seen, over several draws; each shape is special by about 8 %."""
+    shares = []
+    for seed in range(5):
+        X, y, shapes = law(200, 3, seed=seed, noise=0.01)
+        y *= np.exp(0.08 * np.random.default_rng(seed + 50).standard_normal(200))[shapes]
+        train = shapes < 120
+        fitted = Codl().fit(X[train], y[train], groups=shapes[train])
+        low, high = fitted.interval(X[~train], coverage)
+        predicted = fitted.predict(X[~train])
+        assert ((low <= high) & (low > 0)).all()
+        assert np.mean((low <= predicted) & (predicted <= high)) > coverage
+        shares.append(np.mean((low <= y[~train]) & (y[~train] <= high)))
+    assert coverage - 0.06 <= np.mean(shares) <= coverage + 0.07
+
+
+def test_intervals_are_wider_far_from_what_was_measured() -> None:
+    X, y, _ = law(120, noise=0.03)
+    fitted = Codl().fit(X, y)
+
+    def width(items: np.ndarray) -> float:
+        low, high = fitted.interval(items)
+        return float(np.median(high / low))
+
+    assert width(X * np.array([1e4, 1, 1, 1e3])) >= width(X)
+    assert fitted.interval(X, 0.95)[1].sum() > fitted.interval(X, 0.5)[1].sum()
+
+
+def test_intervals_follow_the_run() -> None:
+    X, y, shapes = law(60, 2)
+    labels = ["a", "b"] * 60
+    y = y * np.where(np.array(labels) == "b", 1.5, 1.0)
+    fitted = Codl().fit(X, y, runs=labels, groups=shapes)
+    a, b = (fitted.interval(X, runs=[run] * len(X)) for run in ("a", "b"))
+    assert np.median(b[1] / a[1]) == pytest.approx(1.5, rel=0.05)
+    assert ((a[0] <= y) & (y <= a[1]))[::2].mean() > 0.8
+
+
+def test_an_interval_must_be_possible() -> None:
+    X, y, _ = law(30)
+    with pytest.raises(CodlError, match="between 0 and 1, got 1"):
+        Codl().fit(X, y).interval(X, 1.0)
+    with pytest.raises(CodlError, match="codl_linear does not say how far it may be off"):
+        ESTIMATORS["codl_linear"]().fit(X, y).interval(X)
+
+
+def test_quantiles_of_errors_are_those_of_their_law() -> None:
+    errors = 0.1 * np.random.default_rng(0).standard_normal(4000)
+    found = Errors.fit(errors, np.zeros((4000, 2)), np.arange(4000))
+    low, high = found.bounds(np.zeros((1, 2)), 0.8)
+    assert (low[0], high[0]) == pytest.approx((-0.128, 0.128), rel=0.05)
+
+
+# Runs
+
+
+def test_terms_of_runs_are_found() -> None:
+    rng = np.random.default_rng(0)
+    shapes = np.repeat(np.arange(40), 3)
+    typical = np.exp(rng.uniform(-2, 3, 40))[shapes]
+    labels = ["a", "b", "c"] * 40
+    terms = {
+        "a": runs.RunTerm(0.0, 1.0),
+        "b": runs.RunTerm(0.0, 1.25),
+        "c": runs.RunTerm(0.05, 1.0),
+    }
+    y = runs.apply(terms, typical, labels) * np.exp(0.01 * rng.standard_normal(120))
+    found = runs.fit_terms(typical, y, labels, groups=shapes, floors={})
+    for label, term in terms.items():
+        assert found[label].factor == pytest.approx(term.factor, rel=0.04)
+        assert found[label].overhead_ms == pytest.approx(term.overhead_ms, abs=0.015)
+    back = runs.remove(found, y, labels)
+    np.testing.assert_allclose(runs.apply(found, back, labels), y, rtol=1e-9)
+    assert runs.read(json.loads(json.dumps(runs.write(found)))) == found
+
+
+def test_the_floor_of_a_run_is_found_where_there_is_one() -> None:
+    rng = np.random.default_rng(1)
+    size = np.exp(rng.uniform(-3, 2, 40))
+    shapes, noise = np.arange(40), np.exp(0.02 * rng.standard_normal(80))
+    y = np.concatenate([np.maximum(size, 1.2), size]) * noise
+    labels = ["waits"] * 40 + ["polls"] * 40
+    both = np.concatenate([shapes, shapes])
+    floors = runs.find_floors(np.concatenate([size, size]), y, labels, both)
+    assert floors["waits"] == pytest.approx(1.2, rel=0.03)
+    assert floors["polls"] == 0
+    two = [*labels[: len(size)], *["few"] * len(size)]
+    few = np.where(np.arange(40) < 2, 1.22, np.geomspace(2, 40, 40))
+    again = runs.find_floors(
+        np.concatenate([size, size]), np.concatenate([y[: len(size)], few]), two, both
+    )
+    assert again["few"] == again["waits"] == floors["waits"]
+    free = runs.above_floors(floors, y, labels)
+    assert free[40:].all()
+    assert (free[:40] == (y[:40] > 1.25)).mean() > 0.9
+
+
+# Pieces
+
+
+def test_rows_of_numbers_read_back_exactly() -> None:
+    values = rounded(np.random.default_rng(0).standard_normal((5, 3)) * 10.0 ** np.arange(3))
+    texts = json.loads(json.dumps(to_rows(values)))
+    np.testing.assert_array_equal(from_rows({"x": texts}, "x", rows=5, columns=3), values)
+    np.testing.assert_allclose(rounded(np.pi * 1e-9, 3), 3.14e-9)
+
+
+def test_inner_folds_hold_every_row_out_once() -> None:
+    groups = np.random.default_rng(0).integers(0, 23, 100)
+    folds = inner_folds(groups)
+    assert sorted(np.concatenate(folds).tolist()) == list(range(100))
+    assert not any(set(groups[a]) & set(groups[b]) for a in folds for b in folds if a is not b)
+    assert len(inner_folds(np.zeros(7, int))) == 5

@@ -1,0 +1,291 @@
+"""Estimators and features against laws that are known and independent solvers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from codl.errors import MismatchError, UnknownNameError
+from codl.ir import Shape, parse
+from codl.kernels import registry
+from codl.predict import features, splits
+from codl.predict.cross_validation import Rows, accuracy
+from codl.predict.estimators import (
+    ESTIMATORS,
+    CodlLinear,
+    FlopsLinear,
+    Gbdt,
+    LatencyEstimator,
+)
+
+ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
+NAMES = ["a", "b", "c"]
+
+
+def sample(rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(1, 1e6, (rows, len(NAMES)))
+    return X, X @ np.array([1e-6, 3e-6, 0.0]) + 0.05
+
+
+# The common test of everything that is registered in ESTIMATORS
+
+
+@parametrize_with_checks([cls() for cls in ESTIMATORS.values()])
+def test_sklearn_checks(estimator: LatencyEstimator, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+@ALL
+def test_predictions_are_positive(cls: type[LatencyEstimator]) -> None:
+    X, y = sample()
+    y = np.where(X[:, 1] < 5e5, 1e-3, y)
+    far = np.vstack([X, np.zeros((1, 3)), X * 1e6, -X])
+    predicted = cls().fit(X, y).predict(far)
+    assert predicted.shape == (len(far),)
+    assert predicted.dtype == np.float64
+    assert np.isfinite(predicted).all()
+    assert predicted.min() >= y.min() / 20
+
+
+@ALL
+def test_latencies_must_be_positive(cls: type[LatencyEstimator]) -> None:
+    X, y = sample()
+    for wrong in (0.0, -1.0):
+        with pytest.raises(ValueError, match=rf"must be positive, got {wrong:g}"):
+            cls().fit(X, np.append(y[:-1], wrong))
+
+
+@ALL
+def test_state_is_read_back_exactly(cls: type[LatencyEstimator]) -> None:
+    X, y = sample()
+    fitted, again = cls().fit(X, y), cls().fit(X, y)
+    state = json.loads(json.dumps(fitted.state(NAMES), allow_nan=False))
+    assert state == again.state(NAMES)
+    read = cls.from_state(state, NAMES)
+    np.testing.assert_array_equal(read.predict(X), fitted.predict(X))
+    assert read.state(NAMES) == state
+
+
+@ALL
+def test_state_that_was_changed_is_refused(cls: type[LatencyEstimator]) -> None:
+    X, y = sample()
+    state = cls().fit(X, y).state(NAMES)
+    for key in state:
+        for wrong in (None, "x", [], float("nan"), True):
+            with pytest.raises(ValueError, match=key.split("_")[0]):
+                cls.from_state({**state, key: wrong}, NAMES)
+    with pytest.raises(ValueError, match="floor_ms must be positive"):
+        cls.from_state({**state, "floor_ms": 0.0}, NAMES)
+
+
+@ALL
+def test_estimators_print_nothing(
+    cls: type[LatencyEstimator], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rows in (2, 8, 80):
+        X, y = sample(rows)
+        cls.from_state(cls().fit(X, y).state(NAMES), NAMES).predict(X)
+    assert capfd.readouterr() == ("", "")
+
+
+# Each estimator against an independent reference
+
+
+def test_flops_linear_is_least_squares() -> None:
+    X, y = sample()
+    y = y * np.random.default_rng(1).uniform(0.5, 1.5, len(y))
+    expected = np.linalg.lstsq(np.column_stack([X, np.ones(len(y))]), y, rcond=None)[0]
+    fitted = FlopsLinear().fit(X, y)
+    np.testing.assert_allclose(np.append(fitted.coef_, fitted.intercept_), expected, rtol=1e-5)
+
+
+def test_codl_linear_recovers_the_law() -> None:
+    parts = [part for *_, part in conv_parts()]
+    table = features.table("variant", GEMM, parts, SOC)
+    noise = np.random.default_rng(3).normal(1, 0.005, len(parts))
+    y = np.array([law_ms(part) for part in parts]) * noise
+    fitted = CodlLinear().fit(table.values, y)
+    assert fitted.coef_.min() >= 0
+    assert fitted.intercept_ == pytest.approx(OVERHEAD_MS, rel=0.1)
+    found = fitted.coef_[table.names.index("padded_macs")]
+    assert found == pytest.approx(LAW["padded_macs"], rel=0.05)
+    error = np.abs(fitted.predict(table.values) / (y / noise) - 1)
+    assert error.max() < 0.02
+
+
+def test_codl_linear_minimises_relative_error_without_negative_costs() -> None:
+    """No step in an allowed direction improves the fit: the condition for the optimum.
+
+    As far as the four digits tell that are kept.
+    """
+    X, y = sample()
+    y = (y - 5e-7 * X[:, 2]).clip(0.05) * np.random.default_rng(1).uniform(0.7, 1.4, len(y))
+    fitted = CodlLinear().fit(X, y)
+    assert fitted.coef_[2] == 0
+    relative = np.column_stack([X, np.ones(len(y))]) / y[:, None]
+    coefficients = np.append(fitted.coef_, fitted.intercept_)
+    gradient = relative.T @ (relative @ coefficients - 1) / np.abs(relative).sum(axis=0)
+    active = coefficients > 0
+    np.testing.assert_allclose(gradient[active], 0, atol=5e-4)
+    assert (gradient[~active] > 0).all()
+
+
+def test_a_few_latencies_below_the_resolution_do_not_decide_the_fit() -> None:
+    X, y = sample()
+    X[:4] *= 1e-7
+    y[:4] = 1e-7
+    for cls in (CodlLinear, Gbdt):
+        predicted = cls().fit(X, y - 0.05 * (y > 0.05)).predict(X[4:])
+        np.testing.assert_allclose(predicted, y[4:] - 0.05, rtol=0.01)
+
+
+def test_codl_linear_takes_columns_that_are_multiples_of_each_other() -> None:
+    X, y = sample()
+    doubled = np.column_stack([X, 2 * X, np.zeros(len(y))])
+    fitted = CodlLinear().fit(doubled, y)
+    np.testing.assert_allclose(fitted.predict(doubled), y, rtol=1e-6)
+
+
+def test_gbdt_beats_flops_linear_on_steps() -> None:
+    rng = np.random.default_rng(4)
+    X = rng.uniform(1, 1e6, (400, 2))
+    y = 0.1 + np.ceil(X[:, 0] / 2.5e5) * (1 + (X[:, 1] > 5e5))
+    folds = splits.shape_folds(np.arange(400))
+    steps = accuracy(Gbdt, Rows(X, y), folds)
+    line = accuracy(FlopsLinear, Rows(X, y), folds)
+    assert steps.mape is not None
+    assert line.mape is not None
+    assert steps.mape < line.mape / 4
+    assert steps.acc10 is not None
+    assert steps.acc10 > 90
+
+
+def test_gbdt_follows_the_law_beyond_what_was_measured() -> None:
+    X, y = sample()
+    np.testing.assert_allclose(Gbdt().fit(X, y).predict(10 * X), 10 * y - 9 * 0.05, rtol=0.01)
+
+
+# Features
+
+
+def test_flops_features_are_those_of_mulayer() -> None:
+    def of(text: str) -> dict[str, float]:
+        op = parse(text)
+        table = features.table("flops", features.mulayer_target(op.kind, "gpu"), [op], SOC)
+        return dict(zip(table.names, table.values[0].tolist(), strict=True))
+
+    conv = of("conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=2 pad=1")
+    flops = 2 * 28 * 28 * 64 * 9 * 128
+    assert conv == {"flops": flops, "f0": 56 * 56 * 64, "f1": 1.5**2 * 128}
+    pool = of("pooling in=1x64x56x56 mode=max kernel=2 stride=2")
+    assert pool == {"f0": 56 * 56 * 64, "f1": 64}
+    fc = of("fc in=1x512x7x7 oc=10")
+    assert fc == {"flops": 2 * 25088 * 10, "in_features": 25088, "out_features": 10}
+
+
+def test_what_an_exchange_transposes_and_copies_is_counted() -> None:
+    """The GPU has blocks of 4 channels: 2 of them by 9 pieces of 4 pixels, or one by one."""
+    shapes = [Shape(1, 6, 5, 7), Shape(1, 4, 1, 3), Shape(1, 8, 16, 32)]
+    table = features.table("variant", "data_sharing_to_cpu", shapes, SOC)
+    values = dict(zip(table.names, table.values.T.tolist(), strict=True))
+    assert values["chunks"] == [18, 0, 256]
+    assert values["unaligned_chunks"] == [18, 0, 0]
+    assert values["conflicting_chunks"] == [0, 0, 256]
+    assert values["partial_chunks"] == [9, 0, 0]
+    assert values["single_elements"] == [0, 12, 0]
+    assert values["copied_bytes"] == [840, 48, 16384]
+    assert values["padded_bytes"] == [1120, 48, 16384]
+    names = features.table("variant", "data_sharing_to_gpu", shapes, SOC).names
+    assert names == table.names
+
+
+def test_what_a_net_packs_is_counted_by_the_width_that_it_packs_by() -> None:
+    shapes = [Shape(1, channels, 2, 3) for channels in (32, 24, 20, 6)]
+    table = features.table("variant", "data_sharing_load", shapes, SOC)
+    values = dict(zip(table.names, table.values.T.tolist(), strict=True))
+    assert values["packed_by_16"] == [12, 0, 0, 0]
+    assert values["packed_by_8"] == [0, 18, 0, 0]
+    assert values["packed_by_4"] == [0, 0, 30, 0]
+    assert values["plain_bytes"] == [0, 0, 0, 144]
+    assert values["vectors"] == [2, 3, 5, 0]
+    assert features.table("flops", "data_sharing_load", shapes, SOC).names == ("bytes",)
+
+
+OPS = (
+    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1",
+    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=64",
+    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=8",
+    "conv2d in=1x64x14x14 oc=64 kernel=1",
+    "conv2d in=1x64x14x14 oc=64 kernel=7 pad=3",
+    "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
+    "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
+    "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
+    "fc in=1x64x1x1 oc=64",
+    "concat in=1x64x14x14,1x32x14x14",
+    "eltwise in=1x64x14x14,1x64x14x14",
+    "reshape in=1x64x14x14 to=1x12544",
+    "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
+    "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
+    "pooling in=1x64x14x14 mode=avg kernel=14",
+    "conv_transpose2d in=1x64x14x14 oc=32 kernel=4 stride=2 size=28x28 crop=1",
+    "resize in=1x64x14x14 size=28x28",
+    "matmul in=64x32,32x48",
+    "max_indices in=1x8x14x14 kernel=2 stride=2",
+    "norm in=64x32 axis=1",
+    "norm in=1x64x14x14,1x64x1x1,1x64x1x1 axis=1 groups=64",
+    "reduce in=64x32 axes=1 mode=sum",
+    "softmax in=64x32 axes=1",
+    "pad in=5x20 before=1x3 after=1x40",
+    "slice in=100x100 starts=9x0 steps=1x3 to=20x34",
+    "tile in=1x3x1x40 repeats=2x1x50x1",
+    "transpose in=100x17 perm=1x0",
+    "windows in=1x8x14x5 count=6 kernel=3 stride=2",
+    "concat_nd in=7x5x1,7x5x2 axis=2",
+    "gather in=100x17,5 axis=0",
+    "onnx in=1x8x14 to=1x8x14 nodes=CumSum digest=0123456789abcdef",
+)
+
+
+@pytest.mark.parametrize("variant", registry.VARIANTS, ids=lambda v: f"{v.op_kind}_{v.name}")
+@pytest.mark.parametrize("feature_set", ["flops", "variant"])
+def test_every_variant_has_features(
+    variant: registry.Variant, feature_set: features.FeatureSet
+) -> None:
+    ops = [op for op in map(parse, OPS) if op.kind == variant.op_kind]
+    accepted = [op for op in ops if variant.refusal(op, SOC) is None]
+    assert accepted
+    table = features.table(feature_set, registry.target(variant, accepted[0]), accepted, SOC)
+    assert table.values.shape == (len(accepted), len(table.names))
+    assert (table.values >= 0).all()
+    if feature_set == "variant":
+        expected = {**variant.features(accepted[0], SOC), features.ACTIVATION: 0.0}
+        assert dict(zip(table.names, table.values[0], strict=True)) == expected
+
+
+def test_what_activations_compute_is_a_feature() -> None:
+    texts = ("", " act=relu", " act=silu", " act=gelu")
+    ops = [parse(f"reshape in=64x24 to=1x8x8x24{text}") for text in texts]
+    table = features.table("variant", "reshape_gpu_copy", ops, SOC)
+    values = dict(zip(table.names, table.values.T, strict=True))
+    assert values[features.ACTIVATION].tolist() == [0, 0, 64 * 24, 2.5 * 64 * 24]
+
+
+def test_a_target_of_another_op_is_refused() -> None:
+    fc, pool = parse("fc in=1x64x1x1 oc=64"), parse("pooling in=1x8x4x4 mode=avg kernel=2")
+    with pytest.raises(UnknownNameError, match=r"target of a fc .*Known: .*fc_cpu_gemv"):
+        features.table("variant", GEMM, [fc], SOC)
+    with pytest.raises(UnknownNameError, match="Did you mean 'pooling_cpu_direct_avg'"):
+        features.table("flops", "pooling_cpu_direct_max", [pool], SOC)
+    with pytest.raises(UnknownNameError, match="mulayer_fc_cpu"):
+        features.table("flops", "mulayer_conv2d_cpu", [fc], SOC)
+    with pytest.raises(MismatchError, match="predicted for an op, got 1x1x2x3"):
+        features.table("variant", GEMM, [Shape(1, 1, 2, 3)], SOC)
+    with pytest.raises(MismatchError, match="predicted for a shape"):
+        features.table("variant", "data_sharing_to_gpu", [fc], SOC)

@@ -1,0 +1,182 @@
+"""Stored predictors, and files that were changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import GEMM, SOC, conv_parts, law_ms
+
+from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.ir import Shape, parse
+from codl.measure.dataset import Dataset
+from codl.predict import features
+from codl.predict.estimators import ESTIMATORS
+from codl.predict.model_set import load
+from codl.predict.training import TrainReport
+
+# Stored predictors
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_loaded_predictors_predict_the_same(
+    name: str, simulated: Dataset, trained: tuple[Path, TrainReport]
+) -> None:
+    rows = [row for row in simulated.ops(GEMM).read() if row.status == "ok"]
+    parts = [parse(row.part) for row in rows]
+    feature_set = ESTIMATORS[name].feature_set
+    table = features.table(feature_set, GEMM, parts, SOC)
+    fitted = ESTIMATORS[name]().fit(table.values, np.array([row.latency_ms for row in rows]))
+    np.testing.assert_array_equal(
+        load(SOC, name, trained[0]).latency_ms(GEMM, parts), fitted.predict(table.values)
+    )
+
+
+def test_predictions_come_in_order(trained: tuple[Path, TrainReport]) -> None:
+    loaded = load(SOC, "codl_linear", trained[0])
+    parts = [part for *_, part in conv_parts(seed=5)]
+    expected = [law_ms(part) for part in parts]
+    np.testing.assert_allclose(loaded.latency_ms(GEMM, parts), expected, rtol=0.03)
+    assert loaded.latency_ms(GEMM, []).shape == (0,)
+    shapes = [Shape(1, 16, 10, 20), Shape(1, 8, 3, 20), Shape(1, 16, 10, 20)]
+    sharing = [0.01 + 1e-6 * shape.bytes for shape in shapes]
+    np.testing.assert_allclose(loaded.sharing_ms("to_gpu", shapes)["copy"], sharing, rtol=0.01)
+    np.testing.assert_allclose(loaded.latency_ms(GEMM, parts[::-1]), expected[::-1], rtol=0.03)
+
+
+def test_missing_predictors(trained: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    loaded = load(SOC, "codl_linear", trained[0])
+    op = parse("fc in=1x64x1x1 oc=64")
+    with pytest.raises(UnknownNameError) as caught:
+        loaded.latency_ms("fc_cpu_gemv", [op])
+    for wanted in ("fc_cpu_gemv", GEMM, str(loaded.path), f"codl train --soc {SOC.name}"):
+        assert wanted in str(caught.value)
+    with pytest.raises(InvalidFileError, match=r"no predictors here.*codl train --soc simulated"):
+        load(SOC, "gbdt", tmp_path)
+    with pytest.raises(UnknownNameError, match="Did you mean 'gbdt'"):
+        load(SOC, "gbd", trained[0])
+
+
+def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of one key of a file, nested keys joined by dots; None takes the key out."""
+
+    def apply(content: dict[str, Any]) -> None:
+        *path, last = key.split(".")
+        for name in path:
+            content = content[name]
+        if value is None:
+            del content[last]
+        else:
+            content[last] = value
+
+    return apply
+
+
+def change_example(content: dict[str, Any]) -> None:
+    examples = content["targets"][GEMM]["examples"]
+    examples[next(iter(examples))] = "01234567"
+
+
+def of_gemm(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return change(f"targets.{GEMM}.{key}", value)
+
+
+def rename(content: dict[str, Any]) -> None:
+    content["targets"]["conv2d_cpu_gem"] = content["targets"].pop(GEMM)
+
+
+CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
+    (change("version", 1), InvalidFileError, "version: must be 7, got 1: another version of codl"),
+    (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
+    (change("tables", None), InvalidFileError, "tables: the key is missing"),
+    (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
+    (of_gemm("rows", None), InvalidFileError, f"targets, {GEMM}, rows: the key is missing"),
+    (of_gemm("features", ["x"]), InvalidFileError, r"features: expected str, got \['x'\]"),
+    (change("predictor", "nn"), UnknownNameError, "'nn'.*codl_linear"),
+    (change("predictor", "gbdt"), MismatchError, "predictor: is 'gbdt'.*'codl_linear'"),
+    (rename, UnknownNameError, "Did you mean 'conv2d_cpu_gemm'"),
+    (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
+    (of_gemm("features", "as fc"), InvalidFileError, "features: there is no such target"),
+    (of_gemm("features", "rows"), MismatchError, "features: is rows, but .*padded_macs"),
+    (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
+    (of_gemm("examples", {"x": {}}), InvalidFileError, "examples, 'x': Unknown op 'x'"),
+    (
+        change_example,
+        MismatchError,
+        "was '01234567' in training and is .* now",
+    ),
+    (of_gemm("overhead_ms", -1), InvalidFileError, f"{GEMM}: overhead_ms must not be negative"),
+    (of_gemm("floor_ms", "x"), InvalidFileError, f"{GEMM}: floor_ms .* got 'x'"),
+    (
+        of_gemm("costs_ms", "much"),
+        InvalidFileError,
+        "costs_ms must have [0-9]+ numbers in a row, got 1",
+    ),
+    (
+        of_gemm("costs_ms", 1.0),
+        InvalidFileError,
+        "costs_ms must be a list of rows of numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("apply", "error", "message"), CHANGES, ids=[c[2] for c in CHANGES])
+def test_changed_files_are_refused(
+    apply: Callable[[dict[str, Any]], None],
+    error: type[CodlError],
+    message: str,
+    trained: tuple[Path, TrainReport],
+    tmp_path: Path,
+) -> None:
+    old = trained[0] / SOC.name / "codl_linear.json"
+    content = json.loads(old.read_text())
+    apply(content)
+    path = tmp_path / old.relative_to(trained[0])
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+    with pytest.raises(error, match=message) as caught:
+        load(SOC, "codl_linear", tmp_path)
+    assert str(path) in str(caught.value)
+    assert f"codl train --soc {SOC.name}" in str(caught.value)
+
+
+def test_changed_trees_and_cut_files_are_refused(
+    trained: tuple[Path, TrainReport], tmp_path: Path
+) -> None:
+    old = trained[0] / SOC.name / "gbdt.json"
+    path = tmp_path / SOC.name / "gbdt.json"
+    path.parent.mkdir(parents=True)
+    content = json.loads(old.read_text())
+    content["targets"][GEMM]["trees"][-1] += " 1"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidFileError, match=f"{GEMM}: trees: every split must have two sides"):
+        load(SOC, "gbdt", tmp_path)
+    path.write_text(old.read_text()[:1000])
+    with pytest.raises(InvalidFileError, match="not a readable JSON file"):
+        load(SOC, "gbdt", tmp_path)
+
+
+def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -> None:
+    """The same name, but vectors of another width: the GEMM is padded to other blocks."""
+    wider = replace(SOC, cpu=replace(SOC.cpu, simd_floats=64))
+    with pytest.raises(MismatchError, match="kernel variant or the SoC has changed"):
+        load(wider, "codl_linear", trained[0])
+
+
+def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
+    """All that a reader must know."""
+    content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
+    assert (content["version"], content["unit"]) == (7, "ms")
+    assert content["feature_units"].startswith("bytes or ms where")
+    assert len(content["tables"][GEMM]) == 8
+    assert content["sources"] == ["simulated"]
+    own = content["targets"][GEMM]
+    assert own["rows"] > 100
+    assert "padded_macs" in own["features"].split()
+    assert own["held_out"]["acc10"] > 90
+    assert 80 < own["held_out"]["coverage90"] <= 100

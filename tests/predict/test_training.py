@@ -1,0 +1,265 @@
+"""Training: what is held out, what is reported, and what becomes of bad datasets."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import GEMM, SOC, conv_parts, law_ms, op_row
+
+from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.ir import parse, split
+from codl.measure.dataset import Dataset, SharingRow
+from codl.predict import features, names, splits
+from codl.predict.cross_validation import HeldOut, Rows, accuracy, over_seeds
+from codl.predict.estimators import ESTIMATORS, Codl, Gbdt, LatencyEstimator
+from codl.predict.model_set import load
+from codl.predict.training import PredictorRow, TrainReport, train
+
+# What is held out
+
+
+labels = st.lists(st.tuples(st.integers(0, 12), st.integers(20, 40)), min_size=1, max_size=60)
+
+
+@given(labels)
+def test_shape_folds_separate_nothing_that_belongs_together(rows: list[tuple[int, int]]) -> None:
+    groups = splits.linked(rows)
+    folds = splits.shape_folds(groups)
+    assert len(folds) == (min(5, len(set(groups))) if len(set(groups)) > 1 else 0)
+    for fold in folds:
+        train_rows, test_rows = ([rows[i] for i in part] for part in (fold.train, fold.test))
+        assert train_rows
+        assert test_rows
+        for label in (0, 1):
+            assert not {row[label] for row in train_rows} & {row[label] for row in test_rows}
+    held_out = np.concatenate([fold.test for fold in folds]) if folds else np.arange(len(rows))
+    assert sorted(held_out) == list(range(len(rows)))
+
+
+@given(labels)
+def test_groups_are_no_larger_than_needed(rows: list[tuple[int, int]]) -> None:
+    groups = splits.linked(rows)
+    for number in set(groups):
+        own = {rows[i] for i in np.flatnonzero(groups == number)}
+        reached, todo = set(), [next(iter(own))]
+        while todo:
+            row = todo.pop()
+            reached.add(row)
+            todo += [o for o in own - reached if o[0] == row[0] or o[1] == row[1]]
+        assert reached == own
+
+
+@given(st.integers(2, 500))
+def test_row_fold_is_70_to_30(rows: int) -> None:
+    (fold,), (again,) = splits.row_folds(rows), splits.row_folds(rows)
+    assert sorted([*fold.train, *fold.test]) == list(range(rows))
+    assert abs(len(fold.test) - 0.3 * rows) <= 0.5
+    np.testing.assert_array_equal(fold.test, again.test)
+
+
+def test_nothing_held_out_is_seen_in_fitting() -> None:
+    class Spy(LatencyEstimator):
+        name = "spy"
+
+        def _fit(self, X: np.ndarray, y: np.ndarray, groups: np.ndarray) -> None:
+            self.seen_ = set(X[:, 0])
+
+        def _predict(self, X: np.ndarray) -> np.ndarray:
+            assert not self.seen_ & set(X[:, 0])
+            return np.ones(len(X))
+
+    X, y = np.arange(50.0)[:, None], np.ones(50)
+    folds = splits.shape_folds(splits.linked([(i // 7,) for i in range(50)]))
+    found = accuracy(Spy, Rows(X, y), folds)
+    assert (found.n_test, found.acc5, found.mape, found.coverage90) == (50, 100, 0, None)
+
+
+def test_runs_and_intervals_are_held_out_with_their_rows() -> None:
+    """One run is twice as slow: who knows the run predicts it, who does not is a factor off."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(1, 100, (120, 2))
+    runs = ["slow" if slow else "fast" for slow in rng.random(120) < 0.5]
+    y = (X @ np.array([0.02, 0.03]) + 0.1) * np.where(np.array(runs) == "slow", 2.0, 1.0)
+    y *= rng.normal(1, 0.02, 120)
+    groups = np.arange(120) // 2
+    found = accuracy(Codl, Rows(X, y, runs, groups), splits.shape_folds(groups))
+    assert found.acc10 is not None
+    assert found.acc10_typical is not None
+    assert found.coverage90 is not None
+    assert found.acc10 > 90
+    assert found.acc10_typical < 60
+    assert 80 < found.coverage90 <= 100
+
+
+def test_medians_over_seeds() -> None:
+    found = [HeldOut(n, 9, acc10=a, acc5=1, mape=2) for n, a in ((7, 50.0), (6, 90.0), (8, 60.0))]
+    assert over_seeds(found) == HeldOut(6, 9, acc10=60, acc5=1, mape=2)
+
+
+@given(labels, st.integers(0, 9))
+def test_seeds_deal_shapes_out_evenly(rows: list[tuple[int, int]], seed: int) -> None:
+    groups = splits.linked(rows)
+    folds = splits.shape_folds(groups, seed)
+    largest = max(np.bincount(groups))
+    sizes = [len(fold.test) for fold in folds] or [0]
+    assert max(sizes) - min(sizes) <= largest
+
+
+# Training
+
+
+def found(report: TrainReport, name: str, target: str) -> dict[str, PredictorRow]:
+    rows = [row for row in report.predictors if (row.name, row.target) == (name, target)]
+    return {row.split: row for row in rows}
+
+
+def test_report_holds_the_contract(trained: tuple[Path, TrainReport]) -> None:
+    folder, report = trained
+    content = json.loads(json.dumps(report.to_json()))
+    keys = "name target processor n_train n_test split acc10 acc5 mape acc10_typical coverage90 "
+    keys += "bytes us_per_prediction us_without_features"
+    assert content["train_s"] > 0
+    assert content["evaluate_s"] > 0
+    files = {name: folder / SOC.name / f"{name}.json" for name in ESTIMATORS}
+    assert content["bytes"] == {name: path.stat().st_size for name, path in files.items()}
+    for name, size in content["bytes"].items():
+        parts = {
+            row["target"]: row["bytes"] for row in content["predictors"] if row["name"] == name
+        }
+        assert 0.5 * size < sum(parts.values()) < size
+    for row in content["predictors"]:
+        assert 0 < row["us_without_features"] <= row["us_per_prediction"]
+        assert row["coverage90"] is None or row["name"] == "codl"
+    assert all(list(row) == keys.split() for row in content["predictors"])
+    assert [f.name for f in fields(PredictorRow)] == keys.split()
+    assert content["sources"] == ["simulated"]
+    assert report.failed == 3
+    assert sorted(report.files) == sorted(folder.rglob("*.json"))
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_every_target_has_its_predictors(trained: tuple[Path, TrainReport]) -> None:
+    targets = {GEMM, "pooling_cpu_direct_max"}
+    targets |= {f"data_sharing_{direction}" for direction in features.DIRECTIONS}
+    mulayer = {"mulayer_conv2d_cpu", "mulayer_pooling_cpu"}
+    for name in ESTIMATORS:
+        expected = targets | mulayer if name == "flops_linear" else targets
+        assert set(load(SOC, name, trained[0]).targets) == expected
+
+
+def test_held_out_accuracy_of_the_law(trained: tuple[Path, TrainReport]) -> None:
+    rows = found(trained[1], "codl_linear", GEMM)
+    n = 40 * 7
+    assert (rows["row"].n_train, rows["row"].n_test) == (n - 84, 84)
+    assert rows["shape"].n_test == n
+    assert n * 0.7 < rows["shape"].n_train <= n * 0.8
+    for row in rows.values():
+        assert row.processor == "cpu"
+        assert row.acc5 is not None
+        assert row.acc5 > 98
+        assert row.bytes > 0
+    flops = found(trained[1], "flops_linear", GEMM)["shape"]
+    assert flops.acc10 is not None
+    assert flops.acc10 < 90
+
+
+def test_a_missing_system_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, *args: object, **kwargs: object) -> object:
+        if name == "lightgbm":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return importing(name, *args, **kwargs)  # type: ignore[arg-type]
+
+    importing = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(CodlError, match=r"libgomp.so.1.*libgomp1 on Debian"):
+        Gbdt().fit(np.ones((4, 1)), np.ones(4))
+
+
+def test_the_names_are_those_of_the_estimators() -> None:
+    assert tuple(ESTIMATORS) == names.NAMES
+
+
+def test_one_op_has_nothing_to_hold_out(trained: tuple[Path, TrainReport]) -> None:
+    rows = found(trained[1], "codl_linear", "pooling_cpu_direct_max")
+    assert (rows["shape"].n_test, rows["shape"].acc10, rows["shape"].mape) == (0, None, None)
+    assert rows["row"].acc10 is not None
+
+
+def test_a_target_without_an_ok_row_is_a_note(trained: tuple[Path, TrainReport]) -> None:
+    (note,) = (n for n in trained[1].notes if n.startswith("fc_cpu_gemv"))
+    assert "no ok row and 1 failed" in note
+    assert f"codl collect --soc {SOC.name}" in note
+
+
+def test_training_is_deterministic(
+    simulated: Dataset, trained: tuple[Path, TrainReport], tmp_path: Path
+) -> None:
+    steps: list[tuple[int, int, str]] = []
+    report = train(
+        SOC, simulated, folder=tmp_path, seeds=1, jobs=2, progress=lambda *step: steps.append(step)
+    )
+    assert [step[0] for step in steps] == list(range(len(report.predictors)))
+    for path in report.files:
+        assert path.read_bytes() == (trained[0] / path.relative_to(tmp_path)).read_bytes()
+    for old, new in zip(trained[1].predictors, report.predictors, strict=True):
+        timeless = {"us_per_prediction": 0, "us_without_features": 0}
+        assert replace(old, **timeless) == replace(new, **timeless)
+
+
+def test_parts_and_activations_shared_by_ops_are_held_out_together(tmp_path: Path) -> None:
+    """Two ops with one part in common, and one that differs in its activation: one shape."""
+    data = Dataset(tmp_path / SOC.name)
+    texts = ("oc=64 kernel=3 pad=1", "oc=64 kernel=3 pad=1 act=relu", "oc=128 kernel=3 pad=1")
+    for text in texts:
+        op = parse(f"conv2d in=1x64x28x28 {text}")
+        for share in (0.25, 0.5, 1.0):
+            part = op.restrict(split(op, "OC", share)[1])
+            data.ops(GEMM).append(op_row(op, "OC", share, part, law_ms(part)))
+    report = train(SOC, data, predictors=["codl_linear"], folder=tmp_path / "p")
+    assert {row.n_test for row in report.predictors if row.split == "shape"} == {0}
+
+
+def test_mulayer_learns_the_preferred_variant(tmp_path: Path) -> None:
+    data = Dataset(tmp_path / SOC.name)
+    for op, dim, share, part in conv_parts(ops=6):
+        data.ops(GEMM).append(op_row(op, dim, share, part, 100.0))
+        if part.kernel == (3, 3):  # type: ignore[attr-defined]
+            data.ops("conv2d_cpu_winograd").append(op_row(op, dim, share, part, 1.0))
+    train(SOC, data, predictors=["flops_linear"], folder=tmp_path / "p")
+    stored = load(SOC, "flops_linear", tmp_path / "p").stored["mulayer_conv2d_cpu"]
+    assert set(stored.tables) == {"conv2d_cpu_winograd", "conv2d_cpu_gemm"}
+    assert stored.rows == 6 * 7
+
+
+def test_datasets_that_cannot_be_trained_on(tmp_path: Path) -> None:
+    data = Dataset(tmp_path / SOC.name)
+    with pytest.raises(InvalidFileError, match=r"no dataset here.*codl collect"):
+        train(SOC, data, folder=tmp_path)
+    op = parse("conv2d in=1x64x9x9 oc=64 kernel=3")
+    data.ops("conv2d_cpu_magic").append(op_row(op, "H", 1, op, 1.0))
+    report = train(SOC, data, folder=tmp_path)
+    assert report.predictors == ()
+    assert "conv2d_cpu_magic" in report.notes[0]
+    with pytest.raises(UnknownNameError, match="Did you mean 'codl_linear'"):
+        train(SOC, data, predictors=["codl_liner"], folder=tmp_path)
+    data.sharing().append(SharingRow(direction="to_gpus", shape="1x2x3x4", latency_ms=1))
+    with pytest.raises(InvalidFileError, match=r"t_data_sharing.csv.*Did you mean 'to_gpu'"):
+        train(SOC, data, folder=tmp_path)
+    data.ops(GEMM).append(replace(op_row(op, "H", 1, op, 1.0), part="conv2d in=1x64"))
+    with pytest.raises(InvalidFileError, match=r"t_conv2d_cpu_gemm.csv, op "):
+        train(SOC, data, folder=tmp_path)
+
+
+def test_training_without_evaluation(simulated: Dataset, tmp_path: Path) -> None:
+    report = train(SOC, simulated, predictors=["codl_linear"], folder=tmp_path, evaluate=False)
+    assert {row.acc10 for row in report.predictors} == {None}
+    assert {row.n_test for row in report.predictors} == {0}
+    stored = load(SOC, "codl_linear", tmp_path).stored[GEMM]
+    assert stored.held_out == {}

@@ -1,0 +1,238 @@
+"""Random operators for property tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from codl.ir import (
+    Activation,
+    Concat,
+    ConcatNd,
+    Conv2d,
+    ConvTranspose2d,
+    Eltwise,
+    FullyConnected,
+    Op,
+    Pad,
+    PadNd,
+    Pool2d,
+    Resize,
+    Shape,
+    Size2,
+    Slice,
+    Tile,
+    Transpose,
+)
+from codl.ir.ops import base, resize
+
+
+def batched(op: Op, images: int) -> Op:
+    """The same op on so many images."""
+    return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
+
+
+ACTIVATIONS = st.sampled_from(
+    [
+        Activation(),
+        Activation("relu"),
+        Activation("leaky_relu", 0.1),
+        Activation("clip", -0.5, 2.0),
+    ]
+)
+PARAMETERS = {"leaky_relu": (0.1,), "clip": (-0.5, 2.0), "hard_sigmoid": (0.2, 0.5), "elu": (0.7,)}
+ALL_ACTIVATIONS = st.sampled_from(
+    [Activation(kind, *PARAMETERS.get(kind, ())) for kind in base.ACTIVATIONS]
+)
+CHANNELS = st.sampled_from([1, 3, 4, 8, 16, 20, 32, 48])
+SIZES = st.integers(1, 14)
+#: Groups, and the input and output channels of each: one, a channel each, or some.
+GROUPS = st.one_of(
+    st.tuples(st.just(1), CHANNELS, CHANNELS),
+    st.tuples(st.sampled_from([3, 16, 20]), st.just(1), st.just(1)),
+    st.tuples(st.sampled_from([2, 3]), st.sampled_from([3, 16]), st.sampled_from([5, 16])),
+)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv2d:
+    groups, per_in, per_out = draw(GROUPS)
+    kernel = Size2(*draw(st.sampled_from([(1, 1), (3, 3), (3, 3), (5, 5), (2, 3), (1, 7)])))
+    stride = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 2)])))
+    dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 2)])))
+    pad = Pad(*draw(st.tuples(*[st.integers(0, 2)] * 4)))
+    least_h = max((kernel.h - 1) * dilation.h + 1 - pad.top - pad.bottom, 1)
+    least_w = max((kernel.w - 1) * dilation.w + 1 - pad.left - pad.right, 1)
+    shape = Shape(1, groups * per_in, least_h + draw(SIZES), least_w + draw(SIZES))
+    return Conv2d(
+        inputs=(shape,),
+        out_channels=groups * per_out,
+        groups=groups,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        pad=pad,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn) -> ConvTranspose2d:
+    groups, per_in, per_out = draw(GROUPS)
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    kernel, stride = Size2(*draw(pair)), Size2(*draw(pair))
+    dilation = Size2(*draw(st.sampled_from([(1, 1), (1, 1), (2, 3)])))
+    shape = Shape(1, groups * per_in, draw(st.integers(1, 7)), draw(st.integers(1, 12)))
+    whole = [(n - 1) * s + (k - 1) * d + 1 + draw(st.integers(0, s - 1))
+             for n, s, k, d in zip(shape[2:], stride, kernel, dilation, strict=True)]  # fmt: skip
+    crop = Size2(*(draw(st.integers(0, min(2, n - 1))) for n in whole))
+    size = Size2(*(n - c - draw(st.integers(0, min(2, n - c - 1)))
+                   for n, c in zip(whole, crop, strict=True)))  # fmt: skip
+    return ConvTranspose2d(
+        inputs=(shape,),
+        out_channels=groups * per_out,
+        groups=groups,
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        crop=crop,
+        size=size,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def poolings(draw: st.DrawFn) -> Pool2d:
+    size = draw(st.integers(1, 4))
+    # Padding stays below the window, so that no window lies in padding alone.
+    pad = Pad(*draw(st.tuples(*[st.integers(0, size - 1)] * 4)))
+    shape = Shape(1, draw(CHANNELS), size + draw(SIZES), size + draw(SIZES))
+    return Pool2d(
+        inputs=(shape,),
+        mode=draw(st.sampled_from(["max", "avg"])),
+        count_pad=draw(st.booleans()),
+        kernel=Size2(size, size),
+        stride=Size2(*draw(st.sampled_from([(1, 1), (2, 2), (3, 2)]))),
+        pad=pad,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def fully_connected(draw: st.DrawFn) -> FullyConnected:
+    side = draw(st.sampled_from([1, 2, 7]))
+    shape = Shape(1, draw(CHANNELS), side, side)
+    oc = draw(st.sampled_from([1, 10, 16, 33, 64]))
+    return FullyConnected(inputs=(shape,), out_channels=oc, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def concats(draw: st.DrawFn) -> Concat:
+    height, width = draw(SIZES), draw(SIZES)
+    first = draw(st.sampled_from([16, 32, 3]))
+    shapes = tuple(Shape(1, c, height, width) for c in (first, draw(CHANNELS)))
+    return Concat(inputs=shapes, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def elementwise(draw: st.DrawFn) -> Eltwise:
+    """Two inputs, any axes of either stretched but the first's channels."""
+    shape = Shape(1, draw(CHANNELS), draw(SIZES), draw(SIZES))
+    mode = draw(st.sampled_from(["add", "sub", "mul", "max", "min", "prelu", "identity"]))
+    if mode == "identity":
+        return Eltwise(inputs=(shape,), mode=mode, activation=draw(ALL_ACTIVATIONS))
+    keep = st.tuples(*[st.booleans()] * 4)
+    first, second = (
+        Shape(*(size if kept else 1 for size, kept in zip(shape, draw(keep), strict=True)))
+        for _ in range(2)
+    )
+    inputs = draw(st.sampled_from([(shape, shape), (shape, first), (first, second)]))
+    return Eltwise(inputs=inputs, mode=mode, activation=draw(ACTIVATIONS))
+
+
+@st.composite
+def resizes(draw: st.DrawFn) -> Resize:
+    shape = Shape(1, draw(CHANNELS), draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    size = Size2(draw(st.integers(1, 20)), draw(st.integers(1, 20)))
+    coords = draw(st.sampled_from(sorted(resize.COORDS)))
+    crops = coords == "tf_crop_and_resize"
+    return Resize(
+        inputs=(shape,),
+        size=size,
+        mode=draw(st.sampled_from(["nearest", "linear", "cubic"])),
+        coords=coords,
+        rounding=draw(st.sampled_from(sorted(resize.ROUNDING))),
+        exclude_outside=draw(st.booleans()) and coords == "half_pixel",
+        roi=(-0.25, 0.25, 1.0, 1.25) if crops else (),
+        outside=1.5 if crops else 0.0,
+        activation=draw(ACTIVATIONS),
+    )
+
+
+@st.composite
+def movements(draw: st.DrawFn) -> Op:
+    """Transposes, slices, pads, tilings and concatenations of tensors of any rank."""
+    sizes = tuple(draw(st.lists(st.integers(1, 24), min_size=1, max_size=5)))
+    while prod(sizes) > 20000:
+        sizes = sizes[1:]
+    rank, activation = len(sizes), draw(ACTIVATIONS)
+    kind = draw(st.sampled_from(["transpose", "slice", "tile", "pad", "concat"]))
+    if kind == "transpose":
+        perm = tuple(draw(st.permutations(range(rank))))
+        return Transpose(shapes=(sizes,), perm=perm, activation=activation)
+    if kind == "slice":
+        taken = [range(size)[draw(slices(size))] for size in sizes]
+        return Slice(
+            shapes=(sizes,),
+            starts=tuple(r.start for r in taken),
+            steps=tuple(r.step for r in taken),
+            to=tuple(len(r) for r in taken),
+            activation=activation,
+        )
+    if kind == "tile":
+        repeats = tuple(draw(st.integers(1, 3)) for _ in sizes)
+        return Tile(shapes=(sizes,), repeats=repeats, activation=activation)
+    if kind == "pad":
+        mode = draw(st.sampled_from(["constant", "edge", "reflect", "wrap"]))
+        least = [-(size - 1) // 2 for size in sizes]
+        most = [size - 1 if mode == "reflect" else 20 for size in sizes]
+        sides = [
+            tuple(draw(st.integers(low, high)) for low, high in zip(least, most, strict=True))
+            for _ in range(2)
+        ]
+        value = draw(st.sampled_from([0.0, -1.5]))
+        pad = PadNd(
+            shapes=(sizes,),
+            before=sides[0],
+            after=sides[1],
+            mode=mode,
+            value=value if mode == "constant" else 0.0,
+            activation=activation,
+        )
+        assume(min(pad.out_sizes) > 0)
+        return pad
+    axis = draw(st.integers(0, rank - 1))
+    given = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
+    shapes = tuple((*sizes[:axis], size, *sizes[axis + 1 :]) for size in given)
+    return ConcatNd(shapes=shapes, axis=axis, activation=activation)
+
+
+def slices(size: int) -> st.SearchStrategy[slice]:
+    """Slices of an axis that take something."""
+    return st.slices(size).filter(lambda s: len(range(size)[s]) > 0)
+
+
+def ops() -> st.SearchStrategy[Op]:
+    return st.one_of(
+        convolutions(),
+        convolutions(),
+        poolings(),
+        fully_connected(),
+        concats(),
+        elementwise(),
+        transposed_convolutions(),
+        resizes(),
+    )

@@ -1,0 +1,390 @@
+"""Batches of images: split by images, rows and channels, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
+from kernel_runs import cut as cut_region
+from laws import SOC, Law
+from plans import make_plan
+
+from codl.errors import CodlError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models import load
+from codl.frontend.models.batch import set_batch
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import (
+    Array,
+    ConcatNd,
+    Gather,
+    Layer,
+    MatMul,
+    NdOp,
+    Network,
+    Norm,
+    Reduce,
+    Region,
+    Reshape,
+    Shape,
+    Slice,
+    Softmax,
+    Span,
+    Transpose,
+    parse,
+    split,
+    to_text,
+)
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.lower.partition import cut
+from codl.lower.program import build_program
+from codl.measure.dataset import Dataset, OpRow
+from codl.plan.cost_model import CostModel
+from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import OpenClDevice
+from codl.strategies import ideal
+from codl.strategies.evaluation import max_rel_err
+
+
+def residual(images: int) -> onnx.ModelProto:
+    """Residual adds, a depthwise convolution, a concat, poolings and two fully connected layers."""
+    b = ModelBuilder("residual")
+    x = b.input("image", (images, 3, 19, 13))
+    x = b.relu(b.conv(x, 20, 3, pad=1))
+    x = b.relu(b.add(x, b.conv(x, 20, 3, pad=1)))
+    x = b.relu(b.conv(x, 20, 3, pad=1, stride=2, groups=20))
+    x = b.concat([x, b.conv(x, 12, 1, pad=0)])
+    b.output(x)
+    x = b.max_pool(x, 2, 2)
+    x = b.relu(b.fully_connected(b.flatten(x), 18))
+    b.output(b.fully_connected(x, 7))
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "count"),
+    [
+        ("conv2d in=5x20x9x7 oc=24 kernel=3x3 pad=1 act=relu", 1, 4),
+        ("conv2d in=4x9x12x10 oc=16 kernel=3x3 stride=2 pad=1", 0, 3),
+        ("conv2d in=3x96x5x6 oc=40 kernel=1x1", 0, 3),
+        ("conv2d in=4x12x9x11 oc=12 kernel=3x3 pad=1 groups=12 act=relu", 2, 2),
+        ("pooling in=5x10x9x8 kernel=3x3 stride=2 pad=1", 2, 3),
+        ("pooling in=3x10x6x5 mode=avg kernel=6x5", 0, 2),
+        ("eltwise in=4x6x7x5,1x6x7x5 mode=mul", 1, 3),
+    ],
+)
+def test_all_images_in_one_launch(
+    text: str, first: int, count: int, as_gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some images of a batch, by every variant for GPUs, whether it takes all at once or not.
+
+    Winograd's memory is cut so short that it takes two at a time; others share the work of sums.
+    """
+    monkeypatch.setattr("codl.kernels.conv2d.gpu_winograd_gemm.SCRATCH_BYTES", 300_000)
+    op = parse(text)
+    part = Region.whole(op.output)._replace(images=Span(first, first + count))
+    inputs, weights = operands(op)
+    expected = cut_region(reference(op, inputs, weights), part)
+    for variant in variants_for_gpus(op.restrict(part), as_gpu.soc):
+        choices = variant.choices(op.restrict(part), as_gpu.soc)
+        for choice in (choices[0], max(choices, key=lambda each: each.get("splits", 0))):
+            got, around = run_gpu(variant, op, part, inputs, weights, as_gpu, choice)
+            assert_close(variant, op.restrict(part), got, expected)
+            for rest in Region.whole(op.output).minus(part):
+                assert (cut_region(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+
+
+@pytest.mark.parametrize(
+    "text", ["conv2d in=3x40x9x7 oc=24 kernel=3x3 pad=1", "pooling in=9x8x4x4"]
+)
+def test_a_batch_is_few_launches(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text if "kernel" in text else f"{text} kernel=2")
+    for variant in registry.variants(op, "gpu", as_gpu.soc):
+        plans = [variant.plan(each, as_gpu.soc) for each in (op, op.one_image)]  # type: ignore[attr-defined]
+        if plans[0].whole_batch:
+            assert len(plans[0].launches) == len(plans[1].launches), variant.name
+            return
+    pytest.fail("no variant takes a batch as a whole")
+
+
+@cache
+def case(images: int) -> tuple[Network, Array, dict[str, Array]]:
+    proto = residual(images)
+    network = convert(simplify(import_onnx(proto, "residual")))
+    x = np.random.default_rng(images).random((images, 3, 19, 13), np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = list(network.outputs)
+    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+
+
+def able(network: Network, cuts: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
+    """One processor alone where an op of a chain cannot be cut as is wanted."""
+    layers, made = list(network.layers), []
+    for length, dim, ratio in cuts:
+        taken, layers = layers[:length], layers[length:]
+        legal = all(dim in layer.op.dims for layer in taken)
+        if dim == "OC":
+            legal = legal and all(layer.op.acts_on_channels_alone for layer in taken[1:])
+        made.append((length, dim, ratio if legal else round(ratio)))
+    return made
+
+
+CUTS = st.lists(
+    st.tuples(
+        st.integers(1, 5),
+        st.sampled_from(["N", "N", "H", "OC"]),
+        st.sampled_from([0.0, 0.2, 0.5, 0.7, 1.0]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(images=st.integers(1, 5), cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
+@settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_plan_of_a_batch_gives_the_same_outputs(
+    images: int, cuts: list[tuple[int, str, float]], sharing: str, first_soc: Soc
+) -> None:
+    network, x, expected = case(images)
+    plan = make_plan(network, first_soc, able(network, cuts), sharing)
+    with Engine(network, plan, first_soc) as engine:
+        for _ in range(2):  # the second run reuses everything
+            outputs = engine({"image": x})
+            for name, reference in expected.items():
+                assert outputs[name].shape == reference.shape
+                assert max_rel_err(outputs[name], reference) <= 1e-4
+
+
+@pytest.mark.parametrize("gpu_ratio", [0.25, 0.5, 0.75])
+def test_the_whole_network_is_one_chain_of_images(gpu_ratio: float, first_soc: Soc) -> None:
+    network, x, expected = case(4)
+    plan = make_plan(network, first_soc, [(len(network.layers), "N", gpu_ratio)], "missing")
+    program = build_program(network, plan, first_soc)
+    mine = round(4 * gpu_ratio)
+    assert [move.region.images for move in program.segments[0].transfers] == [Span(0, mine)]
+    assert {move.region.images for move in program.final} == {Span(0, mine)}
+    with Engine(network, plan, first_soc) as engine:
+        outputs = engine({"image": x})
+    for name, wanted in expected.items():
+        assert max_rel_err(outputs[name], wanted) <= 1e-4
+
+
+def test_fully_connected_layers_of_a_batch_have_a_row_for_each_image() -> None:
+    kinds = [layer.op.kind for layer in case(3)[0].layers]
+    assert kinds.count("fc") == 2
+    assert "reshape" not in kinds
+    assert all("N" in layer.op.dims for layer in case(3)[0].layers)
+    assert not any("N" in layer.op.dims for layer in case(1)[0].layers)
+
+
+def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
+    first = parse("conv2d in=4x6x5x5 oc=6 kernel=1")
+    mixed = Reshape(shapes=((4, 6, 5, 5),), to=(2, 12, 5, 5))
+    last = parse("conv2d in=2x12x5x5 oc=8 kernel=3 pad=1")
+    ops = (first, mixed, last)
+    layers = [Layer(f"l{i}", op, (f"t{i}",), f"t{i + 1}", {}) for i, op in enumerate(ops)]
+    for half in cut(layers, ["t3"], "N", 0.5, block=8):
+        assert [part.region.images.size for part in half.parts] == [4, 2, 1]
+        assert half.inputs == {"t0": Region.whole(Shape(4, 6, 5, 5))}
+
+
+def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
+    cost = CostModel(SOC, Law())
+    for text in (
+        "conv2d in={}x16x9x9 oc=8 kernel=3 pad=1",
+        "fc in={}x16x3x3 oc=8",
+        "eltwise in={0}x16x9x9,{0}x16x9x9",
+    ):
+        one, five = parse(text.format(1)), parse(text.format(5))
+        assert five.one_image == one
+        for processor in ("cpu", "gpu"):
+            single, batch = cost.choice(one, processor), cost.choice(five, processor)
+            assert single is not None
+            assert batch is not None
+            assert batch.variant == single.variant
+            assert batch.latency_ms == pytest.approx(5 * single.latency_ms)
+
+
+def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
+    """Between one image and one after the other, and launched at once on a real GPU."""
+
+    class Together(Law):
+        @property
+        def targets(self) -> tuple[str, ...]:
+            return (*super().targets, "batch_cpu", "batch_gpu")
+
+        def latency_ms(self, target: str, items: Sequence[Any]) -> Any:
+            if not target.startswith("batch"):
+                return super().latency_ms(target, items)
+            share = {"batch_cpu": 0.6, "batch_gpu": 0.01}[target]
+            return np.array([share * item.images * item.single_ms for item in items])
+
+    halved = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    cost = CostModel(SOC, Together())
+    one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
+    for processor, times in (("cpu", 6.0), ("gpu", 1.0)):
+        single, batch = cost.choice(one, processor), cost.choice(ten, processor)  # type: ignore[arg-type]
+        assert single is not None
+        assert batch is not None
+        assert batch.latency_ms == pytest.approx(times * single.latency_ms)
+    layer = Layer("conv", ten, ("x",), "y", {})
+    half = cut([layer], ["y"], "N", 0.5, block=4)[1]
+    assert (cost.launches(half), CostModel(halved, Law()).launches(half)) == (1, 5)
+
+
+def test_a_batch_is_shared_at_once_and_packed_image_by_image() -> None:
+    class Parts(Law):
+        def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> Any:
+            bytes_ = np.array([shape.bytes for shape in shapes], float)
+            return {"transform": 1.0 + 0 * bytes_, "map": 2.0 + 0 * bytes_, "copy": bytes_}
+
+    cost, shape = CostModel(SOC, Parts()), Shape(5, 3, 7, 7)
+    assert cost.sharing_parts("to_gpu", shape) == {"transform": 1, "map": 2, "copy": shape.bytes}
+    assert cost.sharing_ms("load", shape) == 5 * cost.sharing_ms("load", shape._replace(n=1))
+
+
+def test_a_search_splits_the_images_of_the_whole_network() -> None:
+    """Rows of a chain would be computed twice at the cut, and channels must be gathered."""
+    network = case(4)[0]
+    assert image_ratios(network.layers) == [0.25, 0.5, 0.75]
+    assert image_ratios(case(1)[0].layers) == []
+    law = Law(fixed=1e-3, per_mb=0.01)
+    (whole,) = greedy_chains(ChainSearch(network, CostModel(SOC, law), "missing"))
+    assert (whole.dim, whole.gpu_ratio) == ("N", 0.5)
+    rows = ChainSearch(network, CostModel(SOC, law), "missing", dims=("H", "OC"))
+    assert all(chain.dim != "N" for chain in greedy_chains(rows))
+    assert whole.latency_ms < sum(chain.latency_ms for chain in greedy_chains(rows))
+
+
+def test_the_ideal_of_a_batch_is_from_measurements_of_one_image(tmp_path: Path) -> None:
+    one, four = (parse(f"conv2d in={n}x8x9x9 oc=8 kernel=3 pad=1") for n in (1, 4))
+    layer = Layer("conv", four, ("x",), "y", {})
+    network = Network("one", (layer,), {"x": four.input}, {"y": ("y", tuple(four.output))})
+    dataset = Dataset.of(SOC.name, tmp_path)
+    for processor, latency_ms in (("cpu", 12.0), ("gpu", 4.0)):
+        for variant in registry.variants(one, processor, SOC):  # type: ignore[arg-type]
+            row = OpRow(
+                op=to_text(one),
+                dim="H",
+                share=1.0,
+                part="",
+                latency_ms=latency_ms,
+                source="simulated",
+            )
+            dataset.ops(registry.target(variant, one)).append(row)
+    # One image on the CPU while the GPU does three; all four take the GPU 16 ms.
+    assert ideal.bound(network, SOC, dataset).layers == (("conv", "N", 0.75, 12.0),)
+
+
+def test_any_model_takes_another_batch() -> None:
+    proto = residual(1)
+    set_batch(proto, 3)
+    network = convert(simplify(import_onnx(proto, "residual")))
+    assert network.digest == case(3)[0].digest
+    with pytest.raises(CodlError, match="at least 1 image, got 0"):
+        set_batch(proto, 0)
+    assert load("mobilenet_v2", 2).proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+
+
+#: Ops of any rank that leave five images apart.
+APART = (
+    Softmax(shapes=((5, 6, 7),), axes=(2,)),
+    Norm(shapes=((5, 8, 3, 3), (1, 8, 1, 1), (1, 8, 1, 1)), axis=1, groups=4),
+    Norm(shapes=((5, 6, 9), (1, 1, 9), (1, 1, 9)), axis=2, center=False),
+    Reduce(shapes=((5, 6, 7, 2),), mode="mean", axes=(2, 3), keepdims=True),
+    Reduce(shapes=((5, 6, 7),), mode="max", axes=(1,)),
+    Reshape(shapes=((5, 6, 4),), to=(5, 24)),
+    Transpose(shapes=((5, 6, 7, 2),), perm=(0, 2, 1, 3)),
+    Transpose(
+        shapes=((5, 12, 3, 2),), perm=(0, 2, 1, 3, 4), axes=(5, 3, 4, 3, 2), to=(5, 12, 3, 2)
+    ),
+    MatMul(shapes=((5, 7, 6), (5, 6, 8))),
+    MatMul(shapes=((5, 7, 6), (6, 8))),
+    MatMul(shapes=((1, 7, 6), (5, 6, 8)), trans_a=False),
+    MatMul(shapes=((5, 12),), matrix=(12, 9)),
+    Slice(shapes=((5, 9, 4),), starts=(0, 2, 0), steps=(1, 3, 1), to=(5, 2, 4)),
+    ConcatNd(shapes=((5, 3, 4), (5, 2, 4)), axis=1),
+    Gather(shapes=((5, 9, 4), (3,)), axis=1),
+)
+#: And some that mix them, or have none.
+MIXED = (
+    Softmax(shapes=((5, 6, 7),), axes=(0,)),
+    Norm(shapes=((5, 6, 9),), axis=0),
+    Reduce(shapes=((5, 6, 7),), mode="max", axes=(0,)),
+    Reduce(shapes=((5, 6),), mode="max", axes=(1,)),
+    Reshape(shapes=((5, 6, 4),), to=(6, 20)),
+    Reshape(shapes=((5, 6, 4),), to=(120,)),
+    Transpose(shapes=((5, 5, 7, 2),), perm=(1, 0, 2, 3)),
+    MatMul(shapes=((5, 12),), matrix=(5, 9), trans_a=True),
+    Slice(shapes=((9, 5),), starts=(2, 0), steps=(3, 1), to=(2, 5)),
+    ConcatNd(shapes=((5, 3, 4), (2, 3, 4)), axis=0),
+    Gather(shapes=((5, 9, 4), (3,)), axis=0),
+)
+
+
+@pytest.mark.parametrize("op", APART, ids=to_text)
+def test_ops_of_any_rank_are_cut_between_images(op: NdOp, first_gpu: OpenClDevice) -> None:
+    assert op.dims == ("N",)
+    inputs, weights = operands(op)
+    if isinstance(op, Gather):
+        inputs[1].flat[:] = [2, 0, -1]
+    exact = [x.astype(np.float64) for x in inputs]
+    whole, variant = op.reference(exact, weights), registry.variants(op, "gpu", first_gpu.soc)[0]
+    for part in split(op, "N", 0.4):
+        own = op.restrict(part)
+        needs = [op.needs(part, index).slices for index in range(len(inputs))]
+        parts = [x[need] for x, need in zip(exact, needs, strict=True)]
+        assert [x.shape for x in parts] == list(own.inputs)
+        expected = whole[part.slices]
+        np.testing.assert_allclose(own.reference(parts, weights), expected, rtol=1e-9, atol=1e-9)
+        got, _ = run_gpu(variant, op, part, inputs, weights, first_gpu)
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", MIXED, ids=to_text)
+def test_ops_that_mix_images_are_not_cut(op: NdOp) -> None:
+    assert op.dims == ()
+    part = Region.whole(op.output)
+    assert op.restrict(part) == op
+    assert op.needs(part) == Region.whole(op.inputs[0])
+    if op.output.n > 1:
+        with pytest.raises(ValueError, match="is not split so"):
+            op.restrict(part._replace(images=Span(0, 1)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d in=2x16x9x9 oc=16 kernel=3 pad=1",
+        "conv2d in=2x16x9x9 oc=16 kernel=3 pad=1 groups=16",
+        "pooling in=2x16x8x8 kernel=8",
+        "fc in=2x16x2x2 oc=9",
+        "eltwise in=2x16x8x8,2x16x8x8",
+    ],
+)
+def test_variants_that_take_a_batch_say_so(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text)
+    for variant in registry.variants(op, "gpu", as_gpu.soc, every=True):
+        plan = variant.plan(op, as_gpu.soc)  # type: ignore[attr-defined]
+        assert registry.takes_batch(variant) == plan.whole_batch, variant.name

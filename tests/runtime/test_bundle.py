@@ -1,0 +1,414 @@
+"""Bundles: what they compute, what they hold, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from plans import CUTS, branching, legal, make_plan
+from test_failures import Failing, source
+from test_subgraphs import floats, model, node, plan_of
+
+import codl
+from codl import cache
+from codl.bundle import load, network, packaging, tensors
+from codl.bundle.archive import MANIFEST, PAGE, Archive, to_json, write_archive
+from codl.bundle.packaging import package, write
+from codl.errors import (
+    CodlError,
+    CodlWarning,
+    InvalidFileError,
+    MismatchError,
+    UnsupportedError,
+)
+from codl.frontend.convert import convert, network_of
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Layer, Network, parse, to_text
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.measure.inputs import random_inputs
+from codl.measure.op_runner import operands
+from codl.runtime.engine import Engine
+
+#: Ops whose variants have weights to arrange; other tests compile the same kernels.
+OPS = (
+    "conv2d in=1x6x13x11 oc=10 kernel=3x3 pad=1 act=relu",
+    "conv2d in=1x33x9x9 oc=37 kernel=1x1",
+    "conv2d in=1x16x10x10 oc=16 kernel=3x3 stride=2 pad=1 groups=16",
+    "fc in=1x40x3x3 oc=100",
+    "conv_transpose2d in=1x64x14x14 oc=32 kernel=4 stride=2 size=28x28 crop=1",
+)
+GENTLE = settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def residual() -> ModelBuilder:
+    """The usual net, and a residual that convolutions on the GPU add by themselves."""
+    b = branching()
+    x = b.conv(b.input("other", (1, 16, 12, 10)), 32, 3, pad=1)
+    for _ in range(2):
+        x = b.relu(b.add(x, b.conv(b.relu(b.conv(x, 32, 3, pad=1)), 32, 1, pad=0)))
+    b.output(x)
+    return b
+
+
+@pytest.fixture(scope="module")
+def net() -> Network:
+    return convert(simplify(import_onnx(residual().build(), "branching")))
+
+
+@pytest.fixture(scope="module")
+def small() -> Network:
+    b = ModelBuilder("small")
+    x = b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1))
+    b.output(b.conv(x, 24, 3, pad=1))
+    return convert(simplify(import_onnx(b.build(), "small")))
+
+
+@pytest.fixture(scope="module")
+def made(small: Network, first_soc: Soc, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of `small`, both layers split."""
+    path = tmp_path_factory.mktemp("bundle") / "small.codl"
+    plan = make_plan(small, first_soc, [(1, "OC", 0.5), (1, "H", 0.5)])
+    write(small, plan, first_soc, path).close()
+    return path
+
+
+def outputs(engine: Engine, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    with engine:
+        engine(inputs)
+        return engine(inputs)  # the second run reuses everything
+
+
+def assert_same_outputs(net: Network, plan: Plan, soc: Soc, path: Path) -> Archive:
+    """What is computed by the engine, by the one that writes the bundle, and from the bundle."""
+    inputs = random_inputs(net)
+    expected = outputs(Engine(net, plan, soc), inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CodlWarning)
+        for engine in (write(net, plan, soc, path), load(path)):
+            found = outputs(engine, inputs)
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                assert found[name].dtype == value.dtype
+                np.testing.assert_array_equal(found[name], value)
+    return Archive(path)
+
+
+@given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
+@GENTLE
+def test_a_bundle_of_any_plan_computes_the_same(
+    cuts: list[tuple[int, str, float]], sharing: str, net: Network, first_soc: Soc, tmp_path: Path
+) -> None:
+    plan = make_plan(net, first_soc, legal(net, cuts), sharing)
+    assert_same_outputs(net, plan, first_soc, tmp_path / "net.codl")
+
+
+def test_every_variant_finds_its_weights(first_soc: Soc, tmp_path: Path) -> None:
+    """All of both processors, on storages that the SoC has and on others: halves and images."""
+    soc = first_soc
+    layers, chains, inputs = [], [], {}
+    for number, text in enumerate(OPS):
+        op = parse(text)
+        weights, x = operands(op)[1], f"x{number}"
+        inputs[x] = op.input
+        for side in ("cpu", "gpu"):
+            for variant in registry.variants(op, side, soc, every=True):  # type: ignore[arg-type]
+                name = f"{op.kind} {number} {variant.name}"
+                layers.append(Layer(name, op, (x,), name, weights))
+                chosen = {name: {side: variant.name}}
+                chains.append(Chain((name,), "H", float(side == "gpu"), chosen))
+    results = {x.output: (x.output, tuple(x.op.output)) for x in layers}
+    net = Network("variants", tuple(layers), inputs, results)
+    plan = Plan(net.name, net.digest, soc.name, "t", "none", "missing", None, tuple(chains))
+    archive = assert_same_outputs(net, plan, soc, tmp_path / "net.codl")
+    assert {own["variant"] for own in archive.json("kernels.json")["gpu"].values()} == {
+        c.variants[c.ops[0]]["gpu"] for c in chains if c.gpu_ratio
+    }
+
+
+def test_what_runs_in_onnxruntime_is_in_the_bundle(soc: Soc, tmp_path: Path) -> None:
+    proto = model(
+        [
+            node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+            node("CumSum", "a axis", "b"),
+            node("Softmax", "b", "y", axis=1),
+            node("Cast", "i", "f", to=1),
+            node("Add", "f c", "z"),
+        ],
+        {"x": (1, 4, 6, 5), "i": (2, 3)},
+        ["y", "z"],
+        {"w": floats(6, 4, 3, 3, seed=1), "c": floats(2, 3), "axis": 1},
+        {"i": "int64"},
+    )
+    net = network_of(import_onnx(proto, "test"))
+    assert network.models_of(net)
+    for side in ("cpu", "turns"):
+        assert_same_outputs(net, plan_of(net, soc, side), soc, tmp_path / "net.codl")
+
+
+def test_another_process_runs_it_and_compiles_nothing(made: Path, tmp_path: Path) -> None:
+    """With an empty cache, no SoC file, and nothing imported that only planning needs."""
+    script = (
+        "import sys, codl, numpy as np; engine = codl.load(sys.argv[1]);"
+        "y = engine(np.load(sys.argv[2])); np.save(sys.argv[3], y);"
+        "late = {'sklearn', 'pandas', 'lightgbm', 'safetensors'} & sys.modules.keys();"
+        "print(engine._gpu.programs.compiled, sorted(late))"
+    )
+    x = np.random.default_rng(1).random((1, 3, 20, 16), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    paths = [str(path) for path in (made, tmp_path / "x.npy", tmp_path / "y.npy")]
+    environment = {**os.environ, cache.VARIABLE: str(tmp_path / "empty")}
+    command = [sys.executable, "-c", script, *paths]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "[]"], done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), codl.load(made)(x))
+
+
+def test_every_part_opens_with_its_own_tool(made: Path, small: Network, tmp_path: Path) -> None:
+    with ZipFile(made) as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path)
+    weights = safetensors.numpy.load_file(tmp_path / "weights.safetensors")
+    kernels = json.loads((tmp_path / "kernels.json").read_text())
+    rows = kernels["cpu"]["conv1"]["weights"]["weight"]
+    np.testing.assert_array_equal(weights[rows], small.layers[0].weights["weight"][16:])
+    plan = codl.ir.plan.load_plan(tmp_path / "plan.json")
+    assert [chain.dim for chain in plan.chains] == ["OC", "H"]
+    described = json.loads((tmp_path / "network.json").read_text())
+    assert [x["op"] for x in described["layers"]] == [to_text(x.op) for x in small.layers]
+
+
+def test_parts_are_read_in_place(made: Path) -> None:
+    archive = Archive(made)
+    assert "weights.safetensors" in archive.manifest["parts"]
+    for name in archive.manifest["parts"]:
+        data = np.frombuffer(archive.part(name), np.uint8)
+        begin = data.ctypes.data - np.frombuffer(archive._memory, np.uint8).ctypes.data
+        assert begin % PAGE == 0
+        assert not data.flags.writeable
+
+
+def test_equal_weights_are_stored_once(tmp_path: Path) -> None:
+    kept = tensors.Tensors()
+    same = np.arange(6, dtype=np.float32).reshape(2, 3)
+    names = [kept.add("a", same), kept.add("b", same.copy()), kept.add("c", same.T)]
+    assert names == ["a", "a", "c"]
+    digest = kept.save(tmp_path / "w")
+    found = tensors.read(memoryview((tmp_path / "w").read_bytes()), digest)
+    np.testing.assert_array_equal(found["c"], same.T)
+    assert set(found) == {"a", "c"}
+
+
+def test_a_variant_that_failed_is_not_tried_again(
+    small: Network, first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = source(tmp_path, "kernel void another(__global float *x) { x[0] = 0; }")
+    spoilt: Any = Failing(text)
+    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, spoilt))
+    chains = tuple(
+        Chain((x.name,), "H", 1.0, {x.name: {"gpu": "gpu_failing"}}) for x in small.layers
+    )
+    plan = make_plan(small, first_soc, [])
+    with pytest.warns(CodlWarning, match="not in gpu_failing"):
+        engine = write(small, replace(plan, chains=chains), first_soc, tmp_path / "a.codl")
+    inputs = random_inputs(small)
+    expected = outputs(engine, inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CodlWarning)
+        engine = load(tmp_path / "a.codl")
+    assert engine.fallbacks == ()
+    for name, value in outputs(engine, inputs).items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+@given(
+    share=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+    place=st.sampled_from(["file", "manifest", "directory"]),
+)
+@settings(GENTLE, max_examples=60)
+def test_a_flipped_bit_is_found_or_does_not_matter(
+    share: float, bit: int, place: str, made: Path, tmp_path: Path
+) -> None:
+    content = bytearray(made.read_bytes())
+    begin = content.rindex(b"PK\x01\x02") - 1500 if place == "directory" else 0
+    size = 2 * PAGE if place == "manifest" else len(content) - begin
+    content[begin + int(share * size)] ^= 1 << bit
+    spoilt = tmp_path / "spoilt.codl"
+    spoilt.write_bytes(content)
+    try:
+        engine = load(spoilt)
+    except InvalidFileError as error:
+        refusal = str(error)
+    else:
+        inputs = random_inputs(engine.network)
+        found = outputs(engine, inputs)
+        for name, value in outputs(load(made), inputs).items():
+            np.testing.assert_array_equal(found[name], value)
+        return
+    assert refusal.startswith(f"{spoilt}: ")
+    assert "codl package" in refusal
+
+
+@pytest.mark.parametrize(
+    "part", ["weights.safetensors", "plan.json", "network.json", "kernels.json", "programs/"]
+)
+def test_damage_is_named(part: str, made: Path, tmp_path: Path) -> None:
+    content = bytearray(made.read_bytes())
+    archive = Archive(made)
+    name = next(name for name in archive.manifest["parts"] if name.startswith(part))
+    begin = content.index(bytes(archive.part(name)))
+    content[begin + archive.manifest["parts"][name]["bytes"] - 2] ^= 4
+    spoilt = tmp_path / "spoilt.codl"
+    spoilt.write_bytes(content)
+    with pytest.raises(InvalidFileError, match=f"{name} is damaged: its SHA-256 is"):
+        load(spoilt)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.9999])
+def test_a_file_that_is_cut_short_is_refused(share: float, made: Path, tmp_path: Path) -> None:
+    content = made.read_bytes()
+    short = tmp_path / "short.codl"
+    short.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InvalidFileError, match="damaged or cut short"):
+        load(short)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    empty, text, other = (tmp_path / name for name in ("empty.codl", "text.codl", "other.codl"))
+    empty.touch()
+    text.write_text("model: none\n")
+    with ZipFile(other, "w") as archive:
+        archive.writestr("readme", "")
+    for path, problem in (
+        (empty, "no bundle"),
+        (text, "no bundle"),
+        (other, "has no manifest.json"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (tmp_path / "none.codl", "cannot be read: No such file"),
+    ):
+        with pytest.raises(InvalidFileError, match=problem):
+            load(path)
+
+
+Change = Callable[[dict[str, Any], dict[str, bytes]], None]
+
+
+def changed(made: Path, path: Path, change: Change) -> Path:
+    """A whole bundle with other content, as somebody else might have written it."""
+    with ZipFile(made) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(parts.pop(MANIFEST))
+    change(manifest, parts)
+    del manifest["parts"]
+    write_archive(path, manifest, parts)
+    return path
+
+
+def test_a_later_version_is_refused(made: Path, tmp_path: Path) -> None:
+    later = changed(made, tmp_path / "a.codl", lambda head, parts: head.update(version=99))
+    with pytest.raises(InvalidFileError, match=r"format version 99, .*reads version 1"):
+        load(later)
+
+
+def test_content_that_means_nothing_is_refused(made: Path, tmp_path: Path) -> None:
+    def spoil(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        parts["network.json"] = b'{"layers": 3}'
+
+    with pytest.raises(InvalidFileError, match="content cannot be read"):
+        load(changed(made, tmp_path / "a.codl", spoil))
+
+
+def test_another_soc_is_refused(made: Path, first_soc: Soc, tmp_path: Path) -> None:
+    wider = replace(first_soc, gpu=replace(first_soc.gpu, vector_width=2))
+    with pytest.raises(MismatchError, match=r"gpu\.vector_width is 2, not"):
+        load(made, soc=wider)
+    with pytest.raises(MismatchError, match="name is 'other', not 'test'"):
+        load(made, soc=replace(first_soc, name="other"))
+
+    def elsewhere(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        head["soc"]["gpu"]["name"] = "Some GPU"
+
+    def many_cores(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        head["soc"]["cpu"]["cores"] = [0, 4096]
+
+    for change, problem in ((elsewhere, "no device 'Some GPU'"), (many_cores, "4096 are wanted")):
+        with pytest.raises(MismatchError, match=f"is for the SoC 'test' .*{problem}"):
+            load(changed(made, tmp_path / "a.codl", change))
+
+
+def test_another_driver_compiles_the_source(made: Path, tmp_path: Path) -> None:
+    def older(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        head["device"]["driver"] = "0.1"
+
+    path = changed(made, tmp_path / "a.codl", older)
+    with pytest.warns(CodlWarning, match=r"compiled for driver '0.1' .*compiled from source"):
+        engine = load(path)
+    inputs = random_inputs(engine.network)
+    found = outputs(engine, inputs)
+    for name, value in outputs(load(made), inputs).items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("side", ["gpu", "cpu"])
+def test_weights_for_other_kernels_are_refused(side: str, made: Path, tmp_path: Path) -> None:
+    def other(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        kernels = json.loads(parts["kernels.json"])
+        own = kernels[side]["conv1"]
+        own |= {"digest": "0"} if side == "gpu" else {"op": own["op"] + " groups=1"}
+        parts["kernels.json"] = to_json(kernels)
+
+    with pytest.raises(MismatchError, match=r"'conv1', where this codl has .*Package the model"):
+        load(changed(made, tmp_path / "a.codl", other))
+
+
+def test_a_bundle_is_kept_only_if_it_computes_the_same(
+    small: Network, first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, path = make_plan(small, first_soc, [(2, "H", 0.5)]), tmp_path / "a.codl"
+    packaged = package(small, plan, first_soc, path)
+    assert packaged.bytes == path.stat().st_size
+    assert packaged.max_rel_err == 0
+    times = packaged.cold_start
+    assert 0 < times.first_run_ms < times.load_ms < times.without_interpreter_ms < times.process_ms
+    before = path.read_bytes()
+
+    def wrong(path: Path, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, NDArray[Any]]]:
+        found = outputs(load(path), inputs)
+        return times, {name: value + 1 for name, value in found.items()}
+
+    monkeypatch.setattr(packaging, "measure", wrong)
+    with pytest.raises(CodlError, match="is not kept: its outputs are"):
+        package(small, plan, first_soc, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_bundle_is_no_model(made: Path, first_soc: Soc, tmp_path: Path) -> None:
+    soc = first_soc.save(tmp_path / "test.yaml")
+    with codl.load(made, soc=soc) as engine:
+        assert engine.soc == first_soc
+    with pytest.raises(UnsupportedError, match=r"is a bundle, .*codl\.load"):
+        codl.compile(made, soc=soc)

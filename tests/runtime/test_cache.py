@@ -1,0 +1,208 @@
+"""The cache: what is damaged, stale or another's is made anew; kills and rivals do no harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from codl import cache
+from codl.cache import Slot
+from codl.ir import parse
+from codl.kernels import registry
+from codl.kernels.base import KernelPlan
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.program_cache import Programs
+
+KEY = {"device": "D", "driver": "1"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    return cache.folder()
+
+
+def small_plan(gpu: OpenClDevice) -> KernelPlan:
+    op = parse("concat in=1x16x3x3,1x16x3x3")
+    plan: KernelPlan = registry.find(op, "gpu_copy").plan(op, gpu.soc)  # type: ignore[attr-defined]
+    return plan
+
+
+def flip(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "bit flipped in the binary": lambda content: flip(content, len(content) - 9),
+    "bit flipped in the header": lambda content: flip(content, 20),
+    "another version": lambda content: content.replace(b'"version": 1', b'"version": 0', 1),
+    "garbage": lambda content: b"\x00garbage\n" * 100,
+    "another device": lambda content: content.replace(b'"device": "', b'"device": "other ', 1),
+    "another driver": lambda content: content.replace(b'"driver": "', b'"driver": "0', 1),
+    "JSON that is no header": lambda content: b"[1, 2]\nbinary",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_binary_is_built_anew(kind: str, gpu: OpenClDevice) -> None:
+    plan, first = small_plan(gpu), Programs(gpu.context)
+    first.build(plan)
+    path = first.slot("binaries", plan).path
+    whole = path.read_bytes()
+    damaged = DAMAGE[kind](whole)
+    assert damaged != whole
+    path.write_bytes(damaged)
+    second = Programs(gpu.context)
+    second.build(plan)
+    assert second.compiled == 1
+    assert first.slot("binaries", plan).load() is not None, "overwritten by a whole one"
+    third = Programs(gpu.context)
+    third.build(plan)
+    assert third.compiled == 0
+
+
+def test_a_binary_that_the_driver_refuses_is_built_anew(gpu: OpenClDevice) -> None:
+    plan = small_plan(gpu)
+    slot = Programs(gpu.context).slot("binaries", plan)
+    slot.store(b"no binary of any driver" * 10)
+    programs = Programs(gpu.context)
+    programs.build(plan)
+    assert programs.compiled == 1
+    again = Programs(gpu.context)
+    again.build(plan)
+    assert again.compiled == 0
+
+
+def test_a_program_is_compiled_once_a_process_and_once_a_cache(gpu: OpenClDevice) -> None:
+    plan, programs = small_plan(gpu), Programs(gpu.context)
+    assert programs.build(plan) is programs.build(plan)
+    with programs.trying():
+        assert programs.build(plan) is programs.build(plan)
+    assert programs.compiled == 1
+    kernels = [kernel.function_name for kernel in programs.build(plan).all_kernels()]
+    loaded = Programs(gpu.context).build(plan)
+    assert [kernel.function_name for kernel in loaded.all_kernels()] == kernels
+
+
+def test_what_is_only_tried_is_not_kept(gpu: OpenClDevice) -> None:
+    plan, programs = small_plan(gpu), Programs(gpu.context)
+    with programs.trying():
+        programs.build(plan)
+    assert not programs.slot("binaries", plan).path.exists()
+
+
+def test_a_key_holds_all_that_a_binary_depends_on(gpu: OpenClDevice) -> None:
+    plan = small_plan(gpu)
+    slot = Programs(gpu.context).slot("binaries", plan)
+    assert slot.key["driver"] == gpu.device.driver_version
+    assert {"device", "version", "platform", "host", "source", "options"} <= slot.key.keys()
+    other = KernelPlan(plan.source, plan.launches, {**plan.defines, "EXTRA": 1})
+    assert Programs(gpu.context).slot("binaries", other).path != slot.path
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    gpu: OpenClDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    for _ in range(2):
+        programs = Programs(gpu.context)
+        programs.build(small_plan(gpu))
+        assert programs.compiled == 1
+
+
+def test_the_least_recently_used_goes_first(folder: Path) -> None:
+    slots = [Slot("binaries", {"number": str(index)}) for index in range(4)]
+    for slot in slots:
+        slot.store(bytes(1000))
+    size = slots[0].path.stat().st_size
+    now = time.time()
+    for age, slot in enumerate(slots):
+        os.utime(slot.path, (now, now - age))
+    slots[3].touch()
+    usage = cache.prune(limit_bytes=2 * size)
+    assert (usage.files, usage.pruned_files, usage.bytes) == (2, 2, 2 * size)
+    assert [slot.load() is not None for slot in slots] == [True, False, False, True]
+
+
+def test_what_is_old_or_half_written_goes(folder: Path) -> None:
+    old, new = Slot("binaries", {"is": "old"}), Slot("binaries", {"is": "new"})
+    for slot in (old, new):
+        slot.store(b"x")
+    left, current = (folder / "binaries" / f"tmp{name}{cache.PARTIAL}" for name in "ab")
+    for path in (left, current):
+        path.write_bytes(b"half")
+    other = folder.parent / "not-ours"
+    other.write_text("keep me")
+    long_ago = time.time() - cache.MAX_AGE_S - 1
+    for path in (old.path, left, other):
+        os.utime(path, (long_ago, long_ago))
+    cache.prune()
+    assert (old.load(), new.load()) == (None, b"x")
+    assert (left.exists(), current.exists()) == (False, True)
+    assert cache.clear().files == 0
+    assert new.load() is None
+    assert other.exists(), "the cache touches only its own files"
+
+
+def test_a_store_prunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache.prune, "__kwdefaults__", {"limit_bytes": 5000, "max_age_s": 1e9})
+    for index in range(10):
+        Slot("binaries", {"number": str(index)}).store(bytes(1000))
+    assert sum(path.stat().st_size for path in cache.folder().rglob("*")) <= 2 * 5000
+
+
+WRITER = """
+import sys
+from codl.cache import Slot
+print("ready", flush=True)
+for index in range(10**6):
+    Slot("binaries", {"of": "all"}).store(bytes([index % 256]) * 3_000_000)
+"""
+
+
+def test_a_kill_during_a_write_leaves_a_whole_file() -> None:
+    slot = Slot("binaries", {"of": "all"})
+    slot.store(b"first")
+    for delay in (0.01, 0.02, 0.05):
+        child = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        blob = slot.load()
+        assert blob == b"first" or (blob and len(blob) == 3_000_000 and len(set(blob)) == 1)
+
+
+def test_two_writers_at_once_leave_a_whole_file() -> None:
+    slot = Slot("binaries", {"of": "all"})
+    children = [
+        subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()
+    deadline, seen = time.monotonic() + 1, 0
+    while time.monotonic() < deadline:
+        if slot.path.exists():
+            blob = slot.load()
+            assert blob is not None
+            assert len(blob) == 3_000_000
+            seen += 1
+    for child in children:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+    assert seen

@@ -1,0 +1,197 @@
+"""The co-executor against ONNX Runtime: any plan of a network gives the network's outputs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import CUTS, branching, legal, make_plan
+
+from codl.errors import CodlError, MismatchError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Array, Network, Region, Shape, parse
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.lower.program import build_program
+from codl.measure.op_runner import operands
+from codl.runtime.engine import Engine
+from codl.runtime.ncnn_net import ALIGNMENT, CpuLayer, CpuNet, Home
+from codl.runtime.profiler import sharing_ms
+from codl.strategies.evaluation import cosine, max_rel_err
+
+Case = tuple[Network, Array, dict[str, Array]]
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    proto = branching().build()
+    network = convert(simplify(import_onnx(proto, "branching")))
+    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = list(network.outputs)
+    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+
+
+@given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
+@settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_plan_gives_the_same_outputs(
+    cuts: list[tuple[int, str, float]], sharing: str, case: Case, soc: Soc
+) -> None:
+    network, x, expected = case
+    plan = make_plan(network, soc, legal(network, cuts), sharing)
+    with Engine(network, plan, soc) as engine:
+        for _ in range(2):  # the second run reuses everything
+            outputs = engine({"image": x})
+            for name, reference in expected.items():
+                assert outputs[name].shape == reference.shape
+                assert max_rel_err(outputs[name], reference) <= 1e-4
+                assert cosine(outputs[name], reference) >= 0.99999
+
+
+@pytest.mark.parametrize("shift", range(3))
+def test_layers_of_a_chain_may_want_different_options_of_ncnn(
+    shift: int, case: Case, first_soc: Soc
+) -> None:
+    network, x, expected = case
+    plan = make_plan(network, first_soc, [(4, "H", 0.4), (len(network.layers), "H", 0.0)])
+    names = {}
+    for index, layer in enumerate(network.layers):
+        found = registry.variants(layer.op, "cpu", first_soc, every=True)
+        names[layer.name] = found[(3 * index + shift) % len(found)].name
+    chains = [
+        replace(chain, variants={op: {**chain.variants[op], "cpu": names[op]} for op in chain.ops})
+        for chain in plan.chains
+    ]
+    with Engine(network, replace(plan, chains=tuple(chains)), first_soc) as engine:
+        for _ in range(2):
+            outputs = engine({"image": x})
+            for name, reference in expected.items():
+                assert max_rel_err(outputs[name], reference) <= 1e-3
+
+
+@pytest.fixture
+def engine(case: Case, first_soc: Soc) -> Iterator[Engine]:
+    cuts = [(2, "H", 0.5), (1, "OC", 0.5), (3, "H", 0.4)]
+    with Engine(case[0], make_plan(case[0], first_soc, cuts), first_soc) as made:
+        yield made
+
+
+def test_the_steady_state_allocates_no_tensor(engine: Engine, case: Case) -> None:
+    engine.feed({"image": case[1]})
+    tracemalloc.start()
+    for _ in range(30):  # Python keeps some small objects for the next time
+        engine.run()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    for _ in range(50):
+        engine.run()
+    after, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    smallest = min(shape.bytes for shape in case[0].shapes.values() if shape.bytes > 4096)
+    assert peak - before < smallest
+    assert after - before < 4096
+
+
+def test_nothing_is_shared_inside_a_chain(case: Case, first_soc: Soc) -> None:
+    network = case[0]
+    plan = make_plan(network, first_soc, [(2, "H", 0.5)])
+    program = build_program(network, plan, first_soc)
+    first = program.segments[0]
+    assert {move.tensor for move in first.transfers} == {"image"}
+    moved = {move.tensor for segment in program.segments[1:] for move in segment.transfers}
+    assert network.layers[0].output not in moved
+
+
+def test_only_missing_rows_move_between_splits_alike(case: Case, first_soc: Soc) -> None:
+    network = case[0]
+    cuts = [(2, "H", 0.5), (1, "H", 0.5)]
+    pooled = network.layers[1].output
+    moved = {}
+    for sharing in ("gather", "missing"):
+        program = build_program(network, make_plan(network, first_soc, cuts, sharing), first_soc)
+        moves = [m for m in program.segments[1].transfers if m.tensor == pooled]
+        moved[sharing] = sum(m.region.rows.size for m in moves)
+    assert moved["missing"] == 2  # one halo row each way
+    assert moved["gather"] == network.shapes[pooled].h
+
+
+def test_a_profile_covers_both_processors(engine: Engine, case: Case) -> None:
+    engine.feed({"image": case[1]})
+    spans = engine.profile()
+    assert {span.processor for span in spans} == {"cpu", "gpu"}
+    assert all(span.end_ms >= span.start_ms for span in spans)
+    assert sharing_ms(spans) > 0
+    after = engine({"image": case[1]})
+    for name, reference in case[2].items():
+        assert max_rel_err(after[name], reference) <= 1e-4
+
+
+def test_wrong_inputs_are_refused_with_the_value(engine: Engine, case: Case) -> None:
+    with pytest.raises(CodlError, match=r"must be 1x3x37x29, got \(1, 3, 8, 8\)"):
+        engine({"image": np.zeros((1, 3, 8, 8), np.float32)})
+    with pytest.raises(CodlError, match="inputs must be image, got picture"):
+        engine({"picture": case[1]})
+    with pytest.raises(CodlError, match="give a dict"):
+        engine(case[1])
+
+
+def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) -> None:
+    network = case[0]
+    plan = make_plan(network, first_soc, [])
+    b = ModelBuilder("other")
+    b.output(b.conv(b.input("image", (1, 3, 9, 9)), 8, 3, pad=1))
+    other = convert(simplify(import_onnx(b.build(), "other")))
+    with pytest.raises(MismatchError, match="not for 'other'"):
+        Engine(other, plan, first_soc)
+    elsewhere = Plan(**{**plan.__dict__, "soc": "elsewhere"})
+    with pytest.raises(MismatchError, match="SoC 'elsewhere'"):
+        Engine(network, elsewhere, first_soc)
+    short = Plan(**{**plan.__dict__, "chains": plan.chains[:-1]})
+    with pytest.raises(MismatchError, match="each once"):
+        Engine(network, short, first_soc)
+
+
+def test_arrays_of_the_cpu_begin_where_copies_are_fast() -> None:
+    for columns in range(1, 9):
+        home = Home.allocate(Shape(1, 3, 5, columns), Region.whole(Shape(1, 3, 5, columns)))
+        assert home.array.ctypes.data % ALIGNMENT == 0
+        assert home.array.shape == (1, 3, 5, columns)
+        assert not home.array.any()
+
+
+def test_nets_with_memory_of_their_own_compute_the_same(first_soc: Soc) -> None:
+    op = parse("conv2d in=1x32x9x11 oc=24 kernel=3x3 pad=1 act=relu")
+    (x,), weights = operands(op)
+    found = []
+    for own_memory in (False, True, True):
+        source = Home.allocate(op.input, Region.whole(op.input))
+        target = Home.allocate(op.output, Region.whole(op.output))
+        source.array[...] = x
+        variant: Any = registry.variants(op, "cpu", first_soc)[0]
+        reads = (("x", source.held),)
+        layer = CpuLayer("conv", op, variant, reads, "y", target.held, weights)
+        net = CpuNet([layer], {"x": source}, {"y": target}, first_soc, own_memory=own_memory)
+        for _ in range(3):
+            net.run()
+        del net  # gives back its memory, of which the arrays are no part
+        found.append(target.array)
+    assert np.abs(found[0]).max() > 0
+    assert all(np.array_equal(found[0], other) for other in found[1:])

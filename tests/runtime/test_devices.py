@@ -1,0 +1,218 @@
+"""Processors: drivers in child processes, disjoint cores, and SoC files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+from codl.errors import DeviceError, InvalidFileError, UnknownNameError
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.kernels.base import KernelPlan, Launch
+from codl.runtime import detect, drivers, probe
+from codl.runtime.caches import last_cache_bytes
+from codl.runtime.drivers import Driver
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.runtime.threads import CoreObserver, available_cores, pinned, spread
+
+
+def test_an_opencl_implementation_is_always_there() -> None:
+    assert any(result.devices for result in probe.probe_all())
+
+
+def test_a_driver_that_crashes_takes_only_the_child_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that kills its process when it is loaded, in the place of a driver."""
+    source, library = tmp_path / "crash.c", tmp_path / "libcrash.so"
+    source.write_text("__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }\n")
+    compiled = subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False)
+    if compiled.returncode:
+        pytest.skip("no C compiler to make a crashing library with")
+    site = tmp_path / "sitecustomize.py"
+    site.write_text(
+        "from codl.device import drivers\n"
+        f"drivers.find_drivers = lambda: [drivers.Driver('crash', {str(library)!r})]\n"
+    )
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]))
+    result = probe.probe("crash")
+    assert result.devices == ()
+    assert result.error == "the driver crashed (signal 11)"
+
+
+def test_a_library_that_is_no_driver_has_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = probe.probe("no-such-driver")
+    assert result.devices == ()
+    assert "Unknown OpenCL driver 'no-such-driver'" in result.error
+
+
+def test_without_a_device_the_error_says_what_to_install() -> None:
+    broken = [ProbeResult("pocl", error="the driver crashed (signal 6)")]
+    with pytest.raises(DeviceError, match=r"pocl: the driver crashed.*pip install intel-opencl-rt"):
+        detect.choose(broken, None)
+    with pytest.raises(DeviceError, match="pip install intel-opencl-rt"):
+        detect.choose([], None)
+
+
+def test_without_a_driver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers, "find_drivers", list[Driver])
+    with pytest.raises(DeviceError, match=r"No OpenCL driver was found. .*intel-opencl-rt"):
+        drivers.find_driver("intel-opencl-rt")
+
+
+def fake(icd: str, kind: str) -> ProbedDevice:
+    return ProbedDevice(
+        icd=icd,
+        platform="P",
+        name=f"{kind} of {icd}",
+        type=kind,
+        version="",
+        driver="1",
+        compute_units=8,
+        max_work_group_size=256,
+        wave_size=32,
+        vector_width=4,
+        global_mem_cache_size=1 << 20,
+        local_mem_bytes=1 << 15,
+        unified_memory=True,
+        memory_types=("buffer",),
+        extensions=(),
+    )
+
+
+def test_a_real_gpu_is_preferred_and_leaves_the_cpu_all_cores() -> None:
+    found = [ProbeResult("pocl", (fake("pocl", "cpu"),)), ProbeResult("g", (fake("g", "gpu"),))]
+    soc = detect.describe("test", detect.choose(found, None))
+    assert soc.gpu.icd == "g"
+    assert soc.gpu.cores == ()
+    assert soc.cpu.cores == detect.physical_cores()
+    assert detect.choose(found, "pocl").type == "cpu"
+    with pytest.raises(UnknownNameError, match="Unknown OpenCL device 'cuda'"):
+        detect.choose(found, "cuda")
+
+
+def test_one_core_is_not_enough_for_two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "physical_cores", lambda: (3,))
+    with pytest.raises(DeviceError, match="two processors need two cores"):
+        detect.describe("test", fake("pocl", "cpu"))
+
+
+def test_both_sides_work_on_disjoint_cores(soc: Soc, tmp_path: Path) -> None:
+    """Observed while they work: neither side is seen on a core of the other.
+
+    In a process of its own, since threads keep the cores of the SoC that they were made for.
+    """
+    if not soc.gpu.is_cpu:
+        pytest.skip("a real GPU works on no core of this machine")
+    path = soc.save(tmp_path / "test.yaml")
+    program = (
+        "import json, sys; from codl import soc; from codl.runtime.detect import observe_cores; "
+        "print(json.dumps(observe_cores(soc.load(sys.argv[1]))))"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seen = json.loads(output)
+    assert set(soc.cpu.cores).isdisjoint(soc.gpu.cores)
+    assert seen["cpu"]
+    assert seen["gpu"]
+    assert set(seen["cpu"]) <= set(soc.cpu.cores)
+    assert set(seen["gpu"]) <= set(soc.gpu.cores)
+
+
+def test_the_observer_sees_where_a_thread_works() -> None:
+    core = max(os.sched_getaffinity(0))
+    with pinned([core]):
+        observer = CoreObserver()
+        sum(range(2_000_000))
+        observer.sample()
+    assert core in observer.cores
+
+
+def test_threads_have_a_core_each_where_there_are_as_many() -> None:
+    cores = available_cores()
+    barrier = Barrier(len(cores) + 1)
+    threads = [Thread(target=barrier.wait) for _ in cores]
+    for thread in threads:
+        thread.start()
+    ids = [thread.native_id or 0 for thread in threads]
+    spread(ids, cores)
+    each = [os.sched_getaffinity(thread) for thread in ids]
+    spread([*ids, os.getpid()], cores)
+    free = [os.sched_getaffinity(thread) for thread in ids]
+    barrier.wait()
+    assert sorted(map(tuple, each)) == [(core,) for core in cores]
+    assert free == [set(cores)] * len(cores)
+
+
+def test_the_largest_cache_is_found(tmp_path: Path) -> None:
+    assert last_cache_bytes(tmp_path) == 0
+    for index, size in enumerate(("48K", "2048K", "300M")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert last_cache_bytes(tmp_path) == 300 << 20
+
+
+def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> None:
+    plan = KernelPlan("layout/transform.cl", (Launch("to_planar", (1,), ()),), {"V": 5})
+    with pytest.raises(DeviceError) as error:
+        gpu.bind(plan, {})
+    assert "layout/transform.cl does not build" in str(error.value)
+    assert "-DV=5" in str(error.value)
+
+
+def test_soc_file_round_trip(first_soc: Soc, tmp_path: Path) -> None:
+    path = first_soc.save(tmp_path / "socs" / "test.yaml")
+    assert socs.load(path) == first_soc
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("simd_floats: ", "simd_flots: ", "cpu: Unknown key 'simd_flots'. Did you mean 'simd_"),
+        ("description: ", "describtion: ", "top: Unknown key 'describtion'"),
+        ("simd_floats: 16", "simd_floats: many", "cpu.simd_floats: expected int, got 'many'"),
+        ("  - 0\n", "  - zero\n", "cpu.cores: expected a list of integers, got ['zero']"),
+        ("gpu:", "gpu: [", "not YAML"),
+    ],
+)
+def test_a_broken_soc_file_is_named_by_key(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    soc = Soc("test", "x", socs.CpuSide("c", (0,), 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
+    path = soc.save(tmp_path / "test.yaml")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InvalidFileError) as error:
+        socs.load(path)
+    assert message in str(error.value)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    soc = Soc("test", "x", socs.CpuSide("c", (0,), 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
+    path = soc.save(tmp_path / "test.yaml")
+    path.write_text(path.read_text().replace("  l2_cache_bytes: 1\n", ""))
+    with pytest.raises(InvalidFileError, match=r"cpu.l2_cache_bytes: the key is missing"):
+        socs.load(path)
+
+
+def test_an_unknown_soc_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownNameError, match=r"codl soc detect --serial local --name hots"):
+        socs.load("hots")
+
+
+def test_probing_answers_in_json() -> None:
+    name = next(r.icd for r in probe.probe_all() if r.devices)
+    command = [sys.executable, "-m", "codl.runtime.probe", name]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert '"icd"' in output

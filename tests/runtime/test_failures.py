@@ -1,0 +1,292 @@
+"""Kernels that a device really cannot build or run: explained, remembered and got around."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codl import cache
+from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Array, Conv2d, Network, Region, Shape, parse
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.kernels.base import Choice, KernelPlan, TensorArg
+from codl.kernels.conv2d.gpu_direct import GpuDirect
+from codl.runtime.cl_errors import describe, explained
+from codl.runtime.cl_import import cl_module
+from codl.runtime.engine import Engine
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.program_cache import Programs
+
+#: So many bytes are more than any device here gives to one buffer.
+HUGE = 1 << 46
+OP = parse("conv2d in=1x16x12x12 oc=32 kernel=3 pad=1")
+
+
+class Failing(GpuDirect):
+    """A direct convolution, spoilt."""
+
+    def __init__(self, spoil: Callable[[KernelPlan, Soc], KernelPlan]) -> None:
+        super().__init__()
+        self.name = "gpu_failing"
+        self._spoil = spoil
+
+    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        return self._spoil(super().plan(op, soc), soc)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    return tmp_path
+
+
+def launched(plan: KernelPlan, **changes: Any) -> KernelPlan:
+    return replace(plan, launches=tuple(replace(each, **changes) for each in plan.launches))
+
+
+def source(folder: Path, text: str) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    path = folder / "spoilt.cl"
+    path.write_text(text)
+    return lambda plan, soc: replace(plan, source=str(path))
+
+
+KERNEL = "{} kernel void conv2d_direct({}) {{ {} }}"
+PARAMETERS = (
+    "__global float *x, int xo, int xs, __global float *y, int yo, int ys, "
+    "__global const float *w, __global const float *b, "
+    + ", ".join(f"int s{index}" for index in range(16))
+)
+
+
+def does_not_build(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    return source(folder, KERNEL.format("", PARAMETERS, "no_such_function(x);"))
+
+
+def lacks_the_kernel(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    return source(folder, "kernel void another(__global float *x) { x[0] = 0; }")
+
+
+def too_large_a_group(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    def spoil(plan: KernelPlan, soc: Soc) -> KernelPlan:
+        size = 2 * soc.gpu.max_work_group_size
+        return launched(plan, global_size=(size, 1), local_size=(size, 1))
+
+    return spoil
+
+
+def a_group_that_does_not_divide(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    return lambda plan, soc: launched(plan, global_size=(7, 1), local_size=(2, 1))
+
+
+def too_much_scratch(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    return lambda plan, soc: replace(plan, scratch={"huge": HUGE})
+
+
+def another_group_than_compiled_for(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
+    """Only the launch itself shows it."""
+    attribute = "__attribute__((reqd_work_group_size(4, 1, 1)))"
+    text = KERNEL.format(attribute, PARAMETERS, "")
+    spoil = source(folder, text)
+    return lambda plan, soc: launched(spoil(plan, soc), global_size=(8, 1), local_size=(2, 1))
+
+
+FAILURES = {
+    does_not_build: ("does not build on", "no_such_function", "-DPIXELS=", "-DV="),
+    lacks_the_kernel: ("Binding the kernels of",),
+    too_large_a_group: ("'conv1' wants work-groups of", "allows it"),
+    a_group_that_does_not_divide: ("work-groups of 2x1, which do not divide its 7x1 work-items",),
+    too_much_scratch: (f"A buffer of {HUGE} bytes is wanted", "allows"),
+    another_group_than_compiled_for: ("'conv1'", "INVALID_WORK_GROUP_SIZE"),
+}
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    b = ModelBuilder("two")
+    x = b.relu(b.conv(b.input("image", (1, 16, 12, 12)), 32, 3, pad=1))
+    b.output(b.conv(x, 16, 3, pad=1))
+    return convert(simplify(import_onnx(b.build(), "two")))
+
+
+def plan_of(network: Network, soc: Soc, first: str, second: str = "gpu_direct") -> Plan:
+    """Everything on the GPU, in variants by name."""
+    chains = [
+        Chain((layer.name,), "H", 1.0, {layer.name: {"gpu": name}})
+        for layer, name in zip(network.layers, (first, second), strict=True)
+    ]
+    return Plan(network.name, network.digest, soc.name, "t", "none", "gather", None, tuple(chains))
+
+
+def expected(network: Network, x: Array) -> Array:
+    for layer in network.layers:
+        x = layer.op.reference([x], layer.weights).astype(np.float32)
+    return x
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
+def test_what_fails_is_got_around(
+    failure: Any, soc: Soc, network: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt: Any = Failing(failure(folder))
+    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, spoilt))
+    x = np.random.default_rng(0).standard_normal((1, 16, 12, 12), np.float32)
+    with pytest.warns(CodlWarning, match="'conv1' runs in .* and not in gpu_failing"):
+        engine = Engine(network, plan_of(network, soc, "gpu_failing"), soc)
+    with engine:
+        (fallback,) = engine.fallbacks
+        y = engine(x)
+    assert (fallback.layer, fallback.variant) == ("conv1", "gpu_failing")
+    assert fallback.instead != "gpu_failing"
+    for text in FAILURES[failure]:
+        assert text in fallback.reason
+    np.testing.assert_allclose(y, expected(network, x), rtol=1e-3, atol=1e-3)
+
+
+def test_where_nothing_works_every_reason_is_given(
+    soc: Soc, network: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt: Any = Failing(too_much_scratch(folder))
+    cpu = [v for v in registry.VARIANTS if v.processor == "cpu"]
+    monkeypatch.setattr(registry, "VARIANTS", (*cpu, spoilt))
+    plan = plan_of(network, soc, "gpu_failing", "gpu_failing")
+    with pytest.raises(DeviceError, match=r"No kernel variant of 'conv1' .* gpu_failing: A buffer"):
+        Engine(network, plan, soc)
+
+
+def test_a_variant_that_refuses_is_named_before_anything_is_compiled(
+    soc: Soc, network: Network
+) -> None:
+    with pytest.raises(CodlError, match="gpu_depthwise cannot run 'conv1': groups, input and"):
+        Engine(network, plan_of(network, soc, "gpu_depthwise"), soc)
+
+
+def test_a_failed_build_is_remembered_until_the_source_changes(
+    gpu: OpenClDevice, folder: Path
+) -> None:
+    plan = Failing(does_not_build(folder)).plan(OP, gpu.soc)  # type: ignore[arg-type]
+    messages = []
+    for compiled in (1, 0):
+        programs = Programs(gpu.context)
+        with pytest.raises(DeviceError) as error:
+            programs.build(plan)
+        assert programs.compiled == compiled
+        messages.append(str(error.value))
+    assert messages[1].startswith(messages[0].rstrip())
+    assert "no_such_function" in messages[1]
+    assert messages[1].endswith("(remembered from an earlier try)")
+    other = folder / "changed.cl"
+    other.write_text(KERNEL.format("", PARAMETERS, ""))
+    Programs(gpu.context).build(replace(plan, source=str(other)))
+    programs = Programs(gpu.context)
+    with pytest.raises(DeviceError):
+        programs.build(replace(plan, defines={**plan.defines, "OTHER": 1}))
+    assert programs.compiled == 1, "other macros are another build"
+
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from codl import soc as socs
+from codl.device.loader import cl_module
+from codl.device.opencl import open_device
+from codl.kernels.base import KernelPlan
+gpu = open_device(socs.load(Path(sys.argv[1])))
+cl_module().Program.build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+gpu.programs.build(KernelPlan("layout/transform.cl", (), {"V": 4}))
+"""
+
+
+def test_a_build_that_takes_the_process_down_is_not_tried_for_ever(
+    gpu: OpenClDevice, folder: Path
+) -> None:
+    path = gpu.soc.save(folder / "soc.yaml")
+    children = [
+        subprocess.run([sys.executable, "-c", CRASH, str(path)], capture_output=True)
+        for _ in range(3)
+    ]
+    codes = [child.returncode for child in children]
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 1], children[0].stderr
+    plan = KernelPlan("layout/transform.cl", (), {"V": 4})
+    with pytest.raises(DeviceError, match="2 processes died while the driver compiled this"):
+        Programs(gpu.context).build(plan)
+    Programs(gpu.context).slot("attempts", plan).store(str(os.getpid()).encode())
+    Programs(gpu.context).build(plan)
+    assert not Programs(gpu.context).slot("attempts", plan).path.exists()
+
+
+def test_a_damaged_memory_of_a_failure_is_not_believed(gpu: OpenClDevice, folder: Path) -> None:
+    plan = Failing(does_not_build(folder)).plan(OP, gpu.soc)  # type: ignore[arg-type]
+    first = Programs(gpu.context)
+    with pytest.raises(DeviceError):
+        first.build(plan)
+    path = first.slot("failures", plan).path
+    path.write_bytes(path.read_bytes()[:-3])
+    second = Programs(gpu.context)
+    with pytest.raises(DeviceError):
+        second.build(plan)
+    assert second.compiled == 1
+
+
+def test_a_tensor_that_is_too_large_is_explained(gpu: OpenClDevice) -> None:
+    side = int((gpu.device.max_mem_alloc_size / 64) ** 0.5) + 64
+    shape = Shape(1, 16, side, side)
+    with pytest.raises(DeviceError, match=r"A buffer of \d+ bytes is wanted, .* allows \d+"):
+        gpu.tensor(shape, Region.whole(shape))
+    weights = np.broadcast_to(np.float32(0), HUGE)
+    with pytest.raises(DeviceError, match=f"A buffer of {4 * HUGE} bytes is wanted"):
+        gpu._constant(weights, image=False)
+
+
+def test_codes_are_explained(gpu: OpenClDevice) -> None:
+    error = cl_module()._cl._ErrorRecord(msg="", code=-5, routine="clFinish")
+    with (
+        pytest.raises(DeviceError, match=r"^Running x failed \(OUT_OF_RESOURCES: a work-group "),
+        explained("Running x"),
+    ):
+        raise cl_module().RuntimeError(error)
+    assert describe(-9999).endswith("-9999")
+
+
+def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> None:
+    """By the driver's compiler, or by what the built kernel says that it needs.
+
+    Some drivers for CPUs take as much memory as is asked for, and say of no kernel what it needs.
+    """
+    size = gpu.device.local_mem_size // 4 + 1024
+    body = f"local float a[{size}]; a[s0] = *x; barrier(CLK_LOCAL_MEM_FENCE); *y = a[s1];"
+    spoil = source(folder, KERNEL.format("", PARAMETERS, body))
+    plan = spoil(GpuDirect().plan(OP, gpu.soc), gpu.soc)  # type: ignore[arg-type]
+    inputs = gpu.tensor(OP.inputs[0], Region.whole(OP.inputs[0]))
+    outputs = gpu.tensor(OP.output, Region.whole(OP.output))
+    sides = {
+        TensorArg("input"): (inputs, inputs.region),
+        TensorArg("output"): (outputs, outputs.region),
+    }
+    weights = {name: np.zeros(shape, np.float32) for name, shape in OP.weight_shapes.items()}
+    refused, kernels = "", []
+    try:
+        kernels = gpu.bind(plan, sides, weights=weights)
+        gpu.warm_up(kernels)
+    except DeviceError as error:
+        refused = str(error)
+    if kernels and gpu.soc.gpu.is_cpu and not refused:
+        said = cl_module().kernel_work_group_info.LOCAL_MEM_SIZE
+        assert kernels[0].kernel.get_work_group_info(said, gpu.device) <= gpu.device.local_mem_size
+    else:
+        assert re.search("local memory|does not build|RESOURCES", refused)

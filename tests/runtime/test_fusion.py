@@ -1,0 +1,287 @@
+"""Residual adds that convolutions compute: every variant, on every device, in any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from kernel_runs import assert_close, cut, download, operands
+from laws import SOC, Law
+from numpy.typing import NDArray
+from plans import defaults, make_plan
+from test_failures import Failing, source
+from test_storages import gpu_variant
+
+from codl.errors import CodlWarning
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Array, Network, Op, Region, parse, split
+from codl.ir.ops.base import Activation
+from codl.ir.soc import Soc
+from codl.ir.types import BLOCKED, IMAGE, IMAGE_HALF, Storage
+from codl.kernels import registry
+from codl.kernels.base import TensorArg
+from codl.lower.fusion import works
+from codl.lower.partition import cut as chain_cut
+from codl.lower.program import chain_outputs
+from codl.plan.candidates import Segments
+from codl.plan.cost_model import ADDED_INSIDE, CostModel
+from codl.runtime.engine import Engine
+from codl.runtime.memory import GpuTensor
+from codl.runtime.opencl import OpenClDevice
+from codl.strategies.evaluation import max_rel_err
+
+OPS = (
+    ("conv2d in=1x20x13x11 oc=36 kernel=3x3 pad=1 act=relu", "OC"),
+    ("conv2d in=1x20x14x13 oc=20 kernel=3x3 stride=2 pad=1 act=silu", "H"),
+    ("conv2d in=1x40x9x7 oc=2 kernel=1x1 act=leaky_relu:0.1", "H"),
+    ("conv2d in=2x19x8x9 oc=19 kernel=3x3 pad=1 groups=19", "N"),
+    ("conv2d in=2x6x9x7 oc=10 kernel=3x3 stride=2 pad=1 groups=2", "H"),
+)
+
+
+def run(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
+        gpu: OpenClDevice, choice: Any = None) -> Array:  # fmt: skip
+    """A region of a convolution's output, its last input added to it; 7 around it."""
+    plan = variant.plan(op.restrict(part), gpu.soc, choice).adding()
+    canary = np.full(op.output, 7.0, np.float32)
+    values = zip(
+        (TensorArg("input"), TensorArg("input", 1), TensorArg("output")),
+        (*inputs, canary),
+        (op.needs(part), part, part),
+        strict=True,
+    )
+    arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
+    for argument, value, region in values:
+        shape = op.input if argument == TensorArg("input") else op.output
+        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
+        gpu.upload(tensor, value)
+        arguments[argument] = (tensor, region)
+    gpu.run(gpu.bind(plan, arguments, weights=op.restrict_weights(weights, part)))
+    return download(gpu, arguments[TensorArg("output")][0])
+
+
+def case(text: str) -> tuple[Op, list[Array], dict[str, Array], NDArray[np.float64]]:
+    op = parse(text)
+    inputs, weights = operands(op)
+    inputs.append(np.random.default_rng(9).standard_normal(op.output, np.float32))
+    plain = op.with_activation(Activation()).reference([inputs[0].astype(np.float64)], weights)
+    return op, inputs, weights, op.activation.reference(plain + inputs[1])
+
+
+@pytest.mark.parametrize(("text", "dim"), OPS)
+def test_every_variant_adds_a_residual_to_a_part_and_to_nothing_else(
+    text: str, dim: Any, gpu: OpenClDevice
+) -> None:
+    op, inputs, weights, expected = case(text)
+    _, part = split(op, dim, 0.5, align=gpu.soc.gpu.vector_width)
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
+        around = run(variant, op, part, inputs, weights, gpu)
+        assert_close(variant, op, cut(around, part), cut(expected, part))
+        for rest in Region.whole(op.output).minus(part):
+            assert (cut(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
+
+
+@pytest.mark.parametrize("text", [OPS[0][0], OPS[3][0]])
+def test_variants_for_real_gpus_add_in_each_of_their_forms(
+    text: str, first_gpu: OpenClDevice
+) -> None:
+    op, inputs, weights, expected = case(text)
+    found: list[Any] = registry.variants(op, "gpu", first_gpu.soc)
+    for variant in found:
+        choices = variant.choices(op, first_gpu.soc)
+        forms = {(c.get("splits", 1) > 1, c.get("teams", 1) > 1): c for c in choices}
+        for choice in forms.values():
+            got = run(variant, op, Region.whole(op.output), inputs, weights, first_gpu, choice)
+            assert_close(variant, op, got, expected)
+
+
+def residual(images: int = 1) -> ModelBuilder:
+    """Adds to a block's input, to a projection and of depthwise products, on to two outputs."""
+    b = ModelBuilder("residual")
+    x = b.relu(b.conv(b.input("image", (images, 3, 21, 13)), 20, 3, pad=1))
+    x = b.relu(b.add(b.conv(x, 20, 3, pad=1), x))
+    y = b.conv(b.relu(b.conv(x, 12, 1, pad=0)), 37, 1, pad=0)
+    x = b.leaky_relu(b.add(y, b.conv(x, 37, 1, pad=0)), 0.1)
+    x = b.add(x, b.conv(x, 37, 3, pad=1, groups=37))
+    b.output(x)
+    b.output(b.conv(x, 5, 3, pad=1, stride=2))
+    return b
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return convert(simplify(import_onnx(residual().build(), "residual")))
+
+
+FUSED = {"conv2 + add1", "conv5 + add2", "conv6 + add3"}
+
+
+@pytest.mark.parametrize(
+    ("images", "dim", "ratio"), [(1, "H", 1.0), (1, "H", 0.4), (3, "N", 0.5), (2, "H", 0.5)]
+)
+def test_a_network_with_residuals_is_what_onnx_runtime_computes(
+    images: int, dim: str, ratio: float, first_soc: Soc
+) -> None:
+    proto, soc = residual(images).build(), first_soc
+    network = convert(simplify(import_onnx(proto, "residual")))
+    x = np.random.default_rng(3).random((images, 3, 21, 13), np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = list(network.outputs)
+    plan = make_plan(network, soc, [(len(network.layers), dim, ratio)], "missing")
+    with Engine(network, plan, soc) as engine, Engine(network, plan, soc, fuse=False) as plain:
+        assert set(engine.fused) == FUSED
+        assert not plain.fused
+        assert not engine.fallbacks
+        labels = {span.label for span in engine.profile(1) if span.kind == "kernel"}
+        assert labels >= FUSED
+        assert not labels & {"conv2", "add1"}
+        outputs, apart = engine({"image": x}), plain({"image": x})
+        again = engine({"image": x})
+    for name, expected in zip(names, session.run(names, {"image": x}), strict=True):
+        assert max_rel_err(outputs[name], expected) <= 1e-4
+        assert max_rel_err(apart[name], expected) <= 1e-4
+        np.testing.assert_array_equal(outputs[name], again[name])
+
+
+@pytest.mark.parametrize("storage", [IMAGE, IMAGE_HALF], ids=str)
+def test_residuals_lie_in_images_too(storage: Storage, first_soc: Soc, network: Network) -> None:
+    plan = make_plan(network, first_soc, [(len(network.layers), "H", 0.6)], "missing")
+    (chain,) = plan.chains
+    variants = {
+        layer.name: {**defaults(layer, first_soc), "gpu": gpu_variant(layer, storage, first_soc)}
+        for layer in network.layers
+    }
+    x = np.random.default_rng(3).random((1, 3, 21, 13), np.float32)
+    with Engine(network, plan, first_soc) as engine:
+        expected = engine({"image": x})
+    plan = replace(plan, chains=(replace(chain, variants=variants),))
+    with Engine(network, plan, first_soc) as engine:
+        assert set(engine.fused) == FUSED
+        assert set(engine.storages) == {storage}
+        outputs = engine({"image": x})
+    for name, value in expected.items():
+        assert max_rel_err(outputs[name], value) <= (2e-2 if storage == IMAGE_HALF else 1e-4)
+
+
+def fused(
+    build: Callable[[ModelBuilder, str], str], names: dict[str, str] | None = None, soc: Soc = SOC
+) -> int:
+    """How many adds are fused of what is built on an image of 16 channels."""
+    b = ModelBuilder("test")
+    b.output(build(b, b.input("image", (1, 16, 8, 8))))
+    network = convert(simplify(import_onnx(b.build(), "test")))
+    outputs = {holder for holder, _ in network.outputs.values()}
+    _, half = chain_cut(network.layers, outputs, "H", 1.0, block=4)
+    variants = {part.layer.name: "gpu_direct" for part in half.parts} | (names or {})
+    return sum(work.add is not None for work in works(half, outputs, variants, soc))
+
+
+def test_only_what_nobody_else_reads_is_fused() -> None:
+    assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1))) == 1
+
+    def read_twice(b: ModelBuilder, x: str) -> str:
+        y = b.conv(x, 16, 3, pad=1)
+        return b.concat([b.add(x, y), y])
+
+    def an_output(b: ModelBuilder, x: str) -> str:
+        y = b.conv(x, 16, 3, pad=1)
+        b.output(y)
+        return b.add(x, y)
+
+    def added_to_itself(b: ModelBuilder, x: str) -> str:
+        y = b.conv(x, 16, 3, pad=1)
+        return b.add(y, y)
+
+    def computed_before_the_other(b: ModelBuilder, x: str) -> str:
+        y = b.conv(x, 16, 3, pad=1)
+        return b.add(y, b.max_pool(x, 1, 1))
+
+    for build in (read_twice, an_output, added_to_itself, computed_before_the_other):
+        assert fused(build) == 0, build.__name__
+
+
+def test_only_sums_of_plain_convolutions_and_their_like_are_fused() -> None:
+    assert fused(lambda b, x: b.add(x, b.relu(b.conv(x, 16, 3, pad=1)))) == 0
+    assert fused(lambda b, x: b.mul(x, b.conv(x, 16, 3, pad=1))) == 0
+    assert fused(lambda b, x: b.add(b.global_average_pool(x), b.conv(x, 16, 3, pad=1))) == 0
+    assert fused(lambda b, x: b.add(x, b.max_pool(x, 1, 1))) == 0
+    winograd = {"conv1": "gpu_winograd"}
+    on_a_cpu = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
+    assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd) == 1
+    assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd, on_a_cpu) == 0
+    in_images = {"add1": "gpu_direct_image"}
+    assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), in_images) == 0
+
+
+def test_the_search_counts_what_fusing_saves(network: Network) -> None:
+    """In every chain with a convolution and its add, and in no other: as the plan's cost has it."""
+    cost, seen = CostModel(SOC, Law()), set()
+    for segment in (one for own in Segments(network, cost).starting for one in own):
+        layers = network.layers[segment.start : segment.stop]
+        outputs = chain_outputs(network, layers)
+        halves = chain_cut(layers, outputs, segment.dim, segment.gpu_ratio, block=4)
+        loads = cost.loads(network, outputs, halves)
+        assert segment.work_ms == pytest.approx([load.latency_ms for load in loads])
+        saved = cost.half_ms(halves[1], "gpu") - loads[1].latency_ms
+        variants = {
+            name: own["gpu"] for name, own in cost.variants(*halves).items() if "gpu" in own
+        }
+        fused = [work for work in works(halves[1], outputs, variants, SOC) if work.add]
+        each = sum(cost.fastest_ms([work.add.op for work in fused if work.add], "gpu"))
+        assert saved == pytest.approx((1 - ADDED_INSIDE) * each)
+        seen.add((len(fused), 0 < segment.gpu_ratio < 1))
+    assert seen >= {(0, False), (1, False), (3, False), (0, True), (1, True)}
+
+
+def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:
+    """The add is computed before its turn, and must not give back what others still read."""
+    b = ModelBuilder("between")
+    x = b.relu(b.conv(b.input("image", (1, 3, 9, 9)), 16, 3, pad=1))
+    y = b.conv(x, 16, 3, pad=1)
+    pooled = b.max_pool(x, 3, 3)
+    b.output(b.conv(b.relu(b.add(x, y)), 7, 1, pad=0))
+    b.output(b.relu(b.conv(pooled, 7, 1, pad=0)))
+    network = convert(simplify(import_onnx(b.build(), "between")))
+    kinds = [layer.op.kind for layer in network.layers]
+    assert kinds.index("pooling") < kinds.index("eltwise")
+    plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)])
+    image = np.random.default_rng(3).random((1, 3, 9, 9), np.float32)
+    with Engine(network, plan, first_soc) as engine:
+        assert set(engine.fused) == {"conv2 + add1"}
+        outputs = engine({"image": image})
+    with Engine(network, plan, first_soc, fuse=False) as engine:
+        for name, value in engine({"image": image}).items():
+            assert max_rel_err(outputs[name], value) <= 1e-6
+
+
+def test_a_fused_kernel_that_fails_is_replaced_by_two(
+    first_soc: Soc, network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '#ifdef ADDED\n#error no\n#endif\n#include "conv2d/gpu_direct.cl"\n'
+    spoilt: Any = Failing(source(tmp_path, text))
+    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, spoilt))
+    plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)], "missing")
+    x = np.random.default_rng(3).random((1, 3, 21, 13), np.float32)
+    with Engine(network, plan, first_soc) as engine:
+        expected = engine({"image": x})
+    (chain,) = plan.chains
+    variants = {**chain.variants, "conv2": {"gpu": spoilt.name}}
+    plan = replace(plan, chains=(replace(chain, variants=variants),))
+    with pytest.warns(CodlWarning, match=r"'conv2 \+ add1' runs in two kernels and not in one of"):
+        engine = Engine(network, plan, first_soc)
+    with engine:
+        assert set(engine.fused) == FUSED - {"conv2 + add1"}
+        outputs = engine({"image": x})
+    for name, value in expected.items():
+        assert max_rel_err(outputs[name], value) <= 1e-5
+    assert engine.storages == (BLOCKED,)

@@ -1,0 +1,133 @@
+"""Cores and threads of the CPU side, and hints to the GPU's driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codl.errors import CodlError, CodlWarning, InvalidFileError
+from codl.ir import Shape, parse
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.ir.types import Direction
+from codl.kernels import registry
+from codl.plan.cost_model import CostModel
+from codl.plan.without import WithoutWinograd
+from codl.runtime import hints
+from codl.runtime.affinity import cores_of, speeds, with_cores
+from codl.runtime.cl_import import cl_module
+from codl.runtime.opencl import OpenClDevice
+from codl.strategies import Context
+
+
+def test_big_and_little_cores_are_told_apart_by_their_speed(tmp_path: Path) -> None:
+    for core, capacity in enumerate((300, 300, 800, 1024)):
+        (tmp_path / f"cpu{core}").mkdir()
+        (tmp_path / f"cpu{core}" / "cpu_capacity").write_text(f"{capacity}\n")
+    found = speeds([0, 1, 2, 3], tmp_path)
+    assert cores_of("big", [0, 1, 2, 3], found) == (3,)
+    assert cores_of("little", [0, 1, 2, 3], found) == (0, 1, 2)
+    assert cores_of("none", [0, 1, 2, 3], found) == (0, 1, 2, 3)
+    assert cores_of("3,1", [0, 1, 2, 3], found) == (3, 1)
+    alike = speeds([4, 5], tmp_path)
+    assert cores_of("big", [4, 5], alike) == cores_of("little", [4, 5], alike) == (4, 5)
+
+
+def test_cores_that_are_not_there_or_not_free_are_refused(first_soc: Soc) -> None:
+    with pytest.raises(CodlError, match="'huge': expected none, big, little, or cores"):
+        with_cores(first_soc, "huge", None)
+    with pytest.raises(CodlError, match="no core 977 for the CPU side"):
+        with_cores(first_soc, "977", None)
+    for core in first_soc.gpu.cores:
+        with pytest.raises(CodlError, match=f"no core {core} for the CPU side"):
+            with_cores(first_soc, str(core), None)
+    assert with_cores(first_soc, None, None) is first_soc
+    assert with_cores(first_soc, "none", 1).cpu.threads == 1
+
+
+def test_a_soc_file_may_hold_threads_and_hints(first_soc: Soc, tmp_path: Path) -> None:
+    assert "performance" not in first_soc.to_yaml()
+    gpu = replace(first_soc.gpu, performance="high", priority="low")
+    changed = replace(first_soc, cpu=replace(first_soc.cpu, thread_count=3), gpu=gpu)
+    path = changed.save(tmp_path / "test.yaml")
+    assert socs.load(path) == changed
+    assert socs.load(first_soc.save(tmp_path / "plain.yaml")) == first_soc
+    path.write_text(changed.to_yaml().replace("priority: low", "priority: lowest"))
+    with pytest.raises(InvalidFileError, match=r"gpu\.priority: must be of default, low, normal"):
+        socs.load(path)
+
+
+def hinted(soc: Soc, performance: str, priority: str) -> Soc:
+    return replace(soc, gpu=replace(soc.gpu, performance=performance, priority=priority))
+
+
+def test_hints_go_to_the_extension_that_a_driver_has(first_soc: Soc) -> None:
+    soc = hinted(first_soc, "high", "low")
+    qualcomm, khronos = "cl_x cl_qcom_perf_hint", "cl_khr_priority_hints cl_khr_throttle_hints"
+    assert hints.context_properties(soc, qualcomm) == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
+    assert hints.queue_properties(soc, qualcomm) == []
+    assert hints.context_properties(soc, khronos) == []
+    assert hints.queue_properties(soc, khronos) == [0x1097, 1, 0x1096, 4]
+    both = "cl_qcom_priority_hint cl_khr_priority_hints cl_khr_throttle_hints"
+    assert hints.context_properties(soc, both) == [0x40C9, 0x40CC]
+    assert hints.queue_properties(soc, both) == [0x1097, 1]
+    assert hints.queue_properties(first_soc, khronos) == []
+
+
+def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
+    """No driver on a machine without a GPU has any of these extensions."""
+    soc = hinted(gpu.soc, "normal", "default")
+    known = ("cl_qcom_perf_hint", "cl_khr_throttle_hints")
+    if any(name in gpu.device.extensions for name in known):
+        assert hints.ignored(gpu.device, soc) == []
+        return
+    assert hints.ignored(gpu.device, gpu.soc) == []
+    with pytest.warns(CodlWarning, match="takes no performance hint, so 'normal' has no effect"):
+        OpenClDevice(soc)
+
+
+def test_a_context_is_made_past_pyopencl(gpu: OpenClDevice) -> None:
+    """As with hints, but with none: what drivers without them accept too."""
+    context = hints.context_of(gpu.device, [])
+    queue = cl_module().CommandQueue(context)
+    buffer = cl_module().Buffer(context, cl_module().mem_flags.READ_WRITE, 64)
+    cl_module().enqueue_fill_buffer(queue, buffer, b"\0", 0, 64).wait()
+    assert context.devices == [gpu.device]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Predictors that know some targets."""
+
+    targets: tuple[str, ...]
+    name: str = "table"
+    few: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def latency_ms(self, target: str, items: Sequence[Any]) -> NDArray[np.float64]:
+        return np.full(len(items), float(self.targets.index(target) + 1))
+
+    def sharing_ms(self, direction: Direction, shapes: Sequence[Shape]) -> Any:
+        return {"copy": np.full(len(shapes), 0.5)}
+
+
+def test_planning_without_winograd(first_soc: Soc) -> None:
+    op = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
+    names = [registry.target(v, op) for v in registry.variants(op, "cpu", first_soc)]
+    names.sort(key=lambda name: "winograd" not in name)
+    predictors = Table((*names, "mulayer_conv2d_cpu"))
+    usual, without = CostModel(first_soc, predictors), WithoutWinograd(predictors)
+    chosen = usual.choice(op, "cpu")
+    assert chosen is not None
+    assert "winograd" in chosen.variant
+    for by_op in (False, True):
+        other = CostModel(first_soc, without, by_op).choice(op, "cpu")
+        assert other is not None
+        assert "winograd" not in other.variant
+    assert without.sharing_ms("to_gpu", [op.output])["copy"] == [0.5]
+    assert not Context(first_soc, winograd=False).winograd
