@@ -1,0 +1,336 @@
+"""A plan lowered to data: what is allocated, what runs, in which order, on which side.
+
+`codl.lower` makes an `Executable` without any device; `codl.runtime` loads it and then only runs
+its commands; the planner prices it; a bundle is one on disk, and an agent gets one over the wire.
+
+Commands are OpenCL's own: launches go to one in-order queue, and everything else is done by the
+CPU's thread in order. A command that `signals` an event tells the CPU, which waits for it, when all
+before it on the queue is done. Numbers refer to the tuples of the executable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from codl.ir.constants import Constants
+from codl.ir.region import Region, Span
+from codl.ir.tensor import Tensor
+from codl.ir.types import Direction, ImageSize
+
+VERSION = 1
+
+#: `cpu`: host memory. `gpu`: the device's. `staging`: what both map by turns. `shared`: what both
+#: see at once (fine-grained shared virtual memory).
+Place: TypeAlias = Literal["cpu", "gpu", "staging", "shared"]
+Sizes: TypeAlias = tuple[int, ...]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what an executable is made of."""
+
+
+class Tagged(Record, frozen=True, tag=True):
+    """Base of records that stand where others may stand too; the `type` key tells which it is."""
+
+
+class Buffer(Record, frozen=True):
+    """Memory that starts as zeros; `image` is its size where it is an image of RGBA texels."""
+
+    place: Place
+    bytes: int
+    image: ImageSize | None = None
+
+
+class Program(Record, frozen=True):
+    """OpenCL C to be compiled: the file's name, the SHA-256 of its text, the compiler's options."""
+
+    name: str
+    text: str
+    options: str
+
+
+# Arguments of kernels.
+
+
+class Slice(Tagged, frozen=True):
+    """From one image on of a tensor's region: the memory and two integers (see `Tensor.place`)."""
+
+    tensor: int
+    region: Region
+    image: int
+
+
+class Constant(Tagged, frozen=True):
+    """One packed array, in a buffer of its own, or in an image."""
+
+    constants: int
+    name: str
+    is_image: bool = False
+
+
+class Scratch(Tagged, frozen=True):
+    """Memory that only the kernels of one step use."""
+
+    buffer: int
+
+
+Argument: TypeAlias = Slice | Constant | Scratch | int | float
+
+
+# Steps: what commands are for. Spans, prices and the NumPy interpreter go by them.
+
+
+class Access(Record, frozen=True):
+    """A region of a tensor that is read or written."""
+
+    tensor: int
+    region: Region
+
+
+class GpuOp(Tagged, frozen=True):
+    """Kernels that compute a part of an op, and of the residual add that they do too.
+
+    `layers` and `ops` are the names and texts of what is computed, the add last.
+    """
+
+    label: str
+    layers: tuple[str, ...]
+    ops: tuple[str, ...]
+    variant: str
+    choice: dict[str, int] | None
+    reads: tuple[Access, ...]
+    writes: Access
+    constants: int | None
+
+
+class Relayout(Tagged, frozen=True):
+    """A copy on the GPU between two storages of one tensor."""
+
+    label: str
+    source: Access
+    target: Access
+
+
+class Transfer(Tagged, frozen=True):
+    """A region on its way from one processor to the other, or a constant on its way in."""
+
+    label: str
+    direction: Direction
+    source: Access
+    target: Access
+
+
+Step: TypeAlias = GpuOp | Relayout | Transfer
+
+
+# Nets of the CPU.
+
+
+class NetLayer(Record, frozen=True):
+    """A part of an op in a net: what it reads and writes, by the network's tensors."""
+
+    name: str
+    op: str
+    variant: str
+    inputs: tuple[tuple[str, Region], ...]
+    output: str
+    region: Region
+    constants: int | None
+
+
+class NetValue(Record, frozen=True):
+    """What enters or leaves an ncnn net or a part of one: a region of a tensor, image by image."""
+
+    tensor: str
+    region: Region
+
+
+class NcnnPart(Record, frozen=True):
+    """One ncnn net: its text, the arrays of its weights file in order, and its options.
+
+    `inputs` and `outputs` pair the net's blobs with numbers of values. It runs once for each image.
+    """
+
+    param: str
+    weights: tuple[Constant, ...]
+    options: dict[str, bool]
+    images: Span
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+
+
+class NcnnNet(Tagged, frozen=True):
+    """ncnn nets, one after the other, between which values stay in ncnn's packed layout.
+
+    `inputs` and `outputs` say in which tensors values lie outside; `copied` are the inputs that
+    cannot be read in place.
+    """
+
+    label: str
+    layers: tuple[NetLayer, ...]
+    values: tuple[NetValue, ...]
+    parts: tuple[NcnnPart, ...]
+    inputs: tuple[tuple[int, Access], ...]
+    outputs: tuple[tuple[int, Access], ...]
+    copied: tuple[int, ...] = ()
+
+
+class OnnxBinding(Record, frozen=True):
+    """An input or output of an ONNX model: its name and sizes there, and where it lies here."""
+
+    name: str
+    sizes: Sizes
+    access: Access
+
+
+class OnnxNet(Tagged, frozen=True):
+    """An ONNX model for ONNX Runtime: the constant `model` has its bytes."""
+
+    label: str
+    layers: tuple[NetLayer, ...]
+    model: Constant
+    inputs: tuple[OnnxBinding, ...]
+    outputs: tuple[OnnxBinding, ...]
+
+
+Net: TypeAlias = NcnnNet | OnnxNet
+
+
+# Commands.
+
+
+class Launch(Tagged, frozen=True):
+    """Enqueue a kernel."""
+
+    step: int
+    program: int
+    kernel: str
+    global_size: Sizes
+    local_size: Sizes | None
+    args: tuple[Argument, ...]
+    signals: int | None = None
+
+
+class RunNet(Tagged, frozen=True):
+    """Run a net on the CPU."""
+
+    net: int
+
+
+class Copy(Tagged, frozen=True):
+    """Copy a region from one planar float32 tensor to another, on the CPU."""
+
+    step: int
+    source: Access
+    target: Access
+
+
+class Fill(Tagged, frozen=True):
+    """Copy a constant into a region of a planar float32 tensor, on the CPU."""
+
+    step: int | None
+    constant: Constant
+    target: Access
+
+
+class Map(Tagged, frozen=True):
+    """Enqueue handing a staging buffer to the CPU, to read it or to overwrite all of it."""
+
+    step: int
+    buffer: int
+    access: Literal["read", "write"]
+    signals: int
+
+
+class Unmap(Tagged, frozen=True):
+    """Hand a staging buffer back to the GPU."""
+
+    step: int
+    buffer: int
+
+
+class Wait(Tagged, frozen=True):
+    """Wait on the CPU for an event."""
+
+    step: int
+    event: int
+
+
+class Flush(Tagged, frozen=True):
+    """Let the GPU begin with what is enqueued."""
+
+
+Command: TypeAlias = Launch | RunNet | Copy | Fill | Map | Unmap | Wait | Flush
+
+
+class Stage(Record, frozen=True):
+    """The commands of one chain: what is shared before it, and what each side then computes."""
+
+    label: str
+    commands: tuple[Command, ...]
+
+
+class Port(Record, frozen=True):
+    """An input or output of the network: the tensor that holds it on the CPU, and how callers see
+    it, with NumPy's name of its type.
+    """
+
+    tensor: int
+    shape: Sizes
+    type: str = "float32"
+
+
+class Executable(Record, frozen=True):
+    """All that a target needs to run a network as a plan says.
+
+    `model`, `network` and `soc` say what it was lowered for: the model's name, the digest of its
+    structure, the SoC's name. `setup` runs once, when everything is allocated; the commands of all
+    `stages` in order are one inference. `texts` has the sources of programs by SHA-256.
+    """
+
+    model: str
+    network: str
+    soc: str
+    buffers: tuple[Buffer, ...]
+    tensors: tuple[Tensor, ...]
+    constants: tuple[Constants, ...]
+    texts: dict[str, str]
+    programs: tuple[Program, ...]
+    nets: tuple[Net, ...]
+    steps: tuple[Step, ...]
+    setup: tuple[Command, ...]
+    stages: tuple[Stage, ...]
+    inputs: dict[str, Port]
+    outputs: dict[str, Port]
+    version: int = VERSION
+
+    @property
+    def commands(self) -> Iterator[Command]:
+        """The commands of one inference, in order."""
+        for stage in self.stages:
+            yield from stage.commands
+
+    @property
+    def fused(self) -> dict[str, tuple[str, ...]]:
+        """The layers that one set of kernels computes, by label, where they are several."""
+        ops = (step for step in self.steps if isinstance(step, GpuOp))
+        return {op.label: op.layers for op in ops if len(op.layers) > 1}
+
+    def bytes(self, *places: Place) -> int:
+        """Bytes of all buffers in some places."""
+        return sum(buffer.bytes for buffer in self.buffers if buffer.place in places)
+
+    def digest(self) -> str:
+        """SHA-256 of everything, constants by their recipes: equal on every machine."""
+        encoder = msgspec.json.Encoder(enc_hook=_recipe, order="deterministic")
+        return sha256(encoder.encode(self)).hexdigest()
+
+
+def _recipe(value: Any) -> Any:
+    if isinstance(value, Constants):
+        return value.recipe
+    raise NotImplementedError(f"{type(value).__name__} is not part of an executable")
