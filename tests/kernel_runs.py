@@ -13,7 +13,7 @@ from codl.ir import Array, Op, Region, to_text
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import TensorArg, Variant
-from codl.runtime.cpu_session import CpuHalf
+from codl.runtime.cpu_session import CpuShard
 from codl.runtime.memory import GpuTensor, SharedBuffer
 from codl.runtime.ncnn_net import CpuLayer, Home
 from codl.runtime.opencl import OpenClDevice
@@ -55,7 +55,7 @@ def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights
     own = op.restrict_weights(weights, part)
     layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
     out = Home.allocate(op.output, Region.whole(op.output)).of(part)
-    CpuHalf([layer], homes, {"y": out}, soc).run()
+    CpuShard([layer], homes, {"y": out}, soc).run()
     return out.view()
 
 

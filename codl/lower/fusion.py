@@ -1,4 +1,4 @@
-"""What of the GPU's half runs in one kernel: a convolution, and the residual add behind it."""
+"""What of the GPU's shard runs in one kernel: a convolution, and the residual add behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.lower.partition import Half, Part
+from codl.lower.partition import Part, Shard
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ def _adds_alike(layer: Layer) -> bool:
 
 
 def works(
-    half: Half, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
+    shard: Shard, outputs: Collection[str], variants: Mapping[str, str], soc: Soc
 ) -> list[Work]:
-    """The half in order, each residual add with its convolution where that is to compute it.
+    """The shard in order, each residual add with its convolution where that is to compute it.
 
     So an add may come before its turn: what it reads is there by then, and what it makes is read
-    later. `outputs` are the tensors that are read outside the half; `variants` those planned, by
+    later. `outputs` are the tensors that are read outside the shard; `variants` those planned, by
     layer.
     """
-    parts = {part.layer.name: part for part in half.parts}
+    parts = {part.layer.name: part for part in shard.parts}
     adds: dict[str, Part] = {}
-    for name, layer in residual_adds([part.layer for part in half.parts], outputs).items():
+    for name, layer in residual_adds([part.layer for part in shard.parts], outputs).items():
         own, add = parts[name], parts[layer.name]
         found = [registry.find(part.op, variants[part.layer.name]) for part in (own, add)]
         if own.region == add.region and pays(found[0], found[1], soc):

@@ -51,7 +51,7 @@ def lifetimes(
                 later = (s for s in range(stage + 1, len(waits)) if waits[s])
                 use("cpu", move.tensor, next(later, NEVER) - 1)
     for stage, segment in enumerate(program.segments):
-        for side, half in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
-            for tensor in (*half.inputs, *(n for n in segment.outputs if n in half.outputs)):
+        for side, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
+            for tensor in (*shard.inputs, *(n for n in segment.outputs if n in shard.outputs)):
                 use(side, tensor, stage)
     return found

@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Half:
+class Shard:
     """What one processor computes of a chain, in order; without parts it has nothing to do."""
 
     parts: tuple[Part, ...]
@@ -87,8 +87,8 @@ def cut(
     gpu_ratio: float,
     *,
     block: int,
-) -> tuple[Half, Half]:
-    """The CPU's and the GPU's half of a chain.
+) -> tuple[Shard, Shard]:
+    """The CPU's and the GPU's shard of a chain.
 
     `layers` in topological order; `outputs` names the tensors that are read outside the chain;
     `block` is the number of channels that the GPU's layout keeps together.
@@ -99,11 +99,11 @@ def cut(
             shares = split(layer.op, dim, gpu_ratio, align=block)
             for regions, share in zip(wanted, shares, strict=True):
                 regions[layer.output] = share
-    cpu, gpu = (_half(layers, regions, dim) for regions in wanted)
+    cpu, gpu = (_shard(layers, regions, dim) for regions in wanted)
     return cpu, gpu
 
 
-def _half(layers: Sequence[Layer], wanted: dict[str, Region], dim: Dim) -> Half:
+def _shard(layers: Sequence[Layer], wanted: dict[str, Region], dim: Dim) -> Shard:
     """Walk backwards: what is wanted of a tensor decides what is needed of those before it."""
     parts: list[Part] = []
     for layer in reversed(layers):
@@ -112,4 +112,4 @@ def _half(layers: Sequence[Layer], wanted: dict[str, Region], dim: Dim) -> Half:
         if part is not None:
             part.add_needs(wanted)
             parts.append(part)
-    return Half(tuple(reversed(parts)))
+    return Shard(tuple(reversed(parts)))

@@ -11,7 +11,7 @@ from codl.ir.plan import Chain, Plan, Sharing
 from codl.ir.region import Region, Shape
 from codl.ir.soc import Soc
 from codl.ir.types import Direction, Processor
-from codl.lower.partition import Half, cut
+from codl.lower.partition import Shard, cut
 
 #: The way to each processor.
 WAYS: Mapping[Processor, Direction] = {"cpu": "to_cpu", "gpu": "to_gpu"}
@@ -33,8 +33,8 @@ class Segment:
     chain: Chain
     outputs: tuple[str, ...]
     transfers: tuple[Transfer, ...]
-    cpu: Half
-    gpu: Half
+    cpu: Shard
+    gpu: Shard
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Residency:
             mine[name] = held
         return moved
 
-    def produce(self, processor: Processor, half: Half, outputs: Sequence[str]) -> None:
-        """Note that `processor` has computed its half of a chain with these outputs."""
-        self.held[processor] |= half.left(outputs)
+    def produce(self, processor: Processor, shard: Shard, outputs: Sequence[str]) -> None:
+        """Note that `processor` has computed its shard of a chain with these outputs."""
+        self.held[processor] |= shard.left(outputs)
 
 
 def lacking(

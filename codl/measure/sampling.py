@@ -47,7 +47,7 @@ def surroundings_tasks(
 
     For so many images at once too, where `batches` are given.
 
-    Every second pair is the two halves of one op, as a split runs them; the others are halves of
+    Every second pair is the two shards of one op, as a split runs them; the others are shards of
     two ops that ask for memory to a different degree.
     """
     ops = list(ops)
@@ -58,12 +58,12 @@ def surroundings_tasks(
     for side in PROCESSORS:
         able = [op for op in known if _default(op, side, soc)]
         tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
-    halves = [(cpu, gpu) for op in known for cpu, gpu in [_halves(op, soc)] if cpu and gpu]
+    shards = [(cpu, gpu) for op in known for cpu, gpu in [_shards(op, soc)] if cpu and gpu]
     # Half of them by how much they compute for a byte; half those that go through most memory, and
     # those that read most weights.
-    largest = sorted(halves, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 4]
-    heaviest = sorted(halves, key=lambda pair: -_weights(pair[0]))[: PAIRED_OPS // 4]
-    chosen = list(dict.fromkeys([*_evenly(halves, PAIRED_OPS // 2), *largest, *heaviest]))
+    largest = sorted(shards, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 4]
+    heaviest = sorted(shards, key=lambda pair: -_weights(pair[0]))[: PAIRED_OPS // 4]
+    chosen = list(dict.fromkeys([*_evenly(shards, PAIRED_OPS // 2), *largest, *heaviest]))
     # Beside one of quite another place in the order, and each of those once.
     away = len(chosen) // 2 + 1
     mixed = [(cpu, chosen[(i + away) % len(chosen)][1]) for i, (cpu, _) in enumerate(chosen)]
@@ -121,11 +121,11 @@ def _default(op: Op, processor: Processor, soc: Soc) -> str:
     return next((v.name for v in registry.variants(op, processor, soc)), "")
 
 
-def _halves(op: Op, soc: Soc) -> tuple[Op | None, Op | None]:
+def _shards(op: Op, soc: Soc) -> tuple[Op | None, Op | None]:
     """What each processor runs of an op that is split in the middle; None where that cannot be."""
 
-    def half(side: Processor) -> Op | None:
+    def shard(side: Processor) -> Op | None:
         part = part_of(op, side, op.dims[0], 0.5, soc) if op.dims else None
         return part if part and _default(part, side, soc) else None
 
-    return half("cpu"), half("gpu")
+    return shard("cpu"), shard("gpu")

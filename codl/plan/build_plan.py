@@ -34,7 +34,7 @@ def make_plan(
     method: str = "",
 ) -> Plan:
     """A plan of these chains, in the variants that are predicted fastest."""
-    # Chains are cut once, by the program; their variants then follow from the halves.
+    # Chains are cut once, by the program; their variants then follow from the shards.
     plan = Plan(
         model=network.name,
         digest=network.digest,
@@ -65,6 +65,6 @@ def _chain(one: Cut) -> Chain:
 
 def _in_variants(segment: Segment, cost: CostModel) -> Segment:
     """A segment in the variants that are predicted fastest."""
-    halves = segment.cpu, segment.gpu
-    variants = few_changes(segment.cpu, cost.variants(*halves), cost.soc)
+    shards = segment.cpu, segment.gpu
+    variants = few_changes(segment.cpu, cost.variants(*shards), cost.soc)
     return replace(segment, chain=replace(segment.chain, variants=variants))

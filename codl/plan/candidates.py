@@ -27,7 +27,7 @@ from codl.plan.subop_table import DIMS, Parts
 
 #: Ratios so many steps on either side of the balanced one are tried.
 NEAR = 1
-#: Where single ops are cut, from where both halves would take equally long if time were linear.
+#: Where single ops are cut, from where both shards would take equally long if time were linear.
 AROUND = (-6, -3, -1, 0, 1, 3, 6)
 #: A chain on both processors has so many layers at most.
 LONGEST = 24
@@ -41,10 +41,10 @@ Vector = NDArray[np.float64]
 
 
 class Segment(NamedTuple):
-    """Layers `start` ... `stop` - 1 as one chain, cut, with what each half takes.
+    """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
 
-    `reads` and `leaves` are the regions, by number, that the halves read from outside, and leave
-    for others; `work_ms` how long each half takes while the other one works; `kernels` how many
+    `reads` and `leaves` are the regions, by number, that the shards read from outside, and leave
+    for others; `work_ms` how long each shard takes while the other one works; `kernels` how many
     kernels, or small groups of them, are launched; `weights` the bytes of weights of both.
     """
 
@@ -63,7 +63,7 @@ class Segments:
     """The chains of one network, by where they begin.
 
     `complete`: all ratios and lengths, which is for small networks; otherwise ratios around the
-    one at which both halves would take equally long, and chains that lose little by their length.
+    one at which both shards would take equally long, and chains that lose little by their length.
     """
 
     def __init__(self, network: Network, cost: CostModel, *, complete: bool = False) -> None:
@@ -125,7 +125,7 @@ class Segments:
 
     @cached_property
     def _alone(self) -> Mapping[Dim, Vector]:
-        """Milliseconds of both halves of every layer, shaped (2, layers, steps + 1); or infinite.
+        """Milliseconds of both shards of every layer, shaped (2, layers, steps + 1); or infinite.
 
         Predicted around the balanced cut and on a line in between: this only says which chains are
         looked at. The ends of a dimension that a layer has not are there all the same.
@@ -269,7 +269,7 @@ class Segments:
         return found
 
     def _sums(self, drafts: Drafts, side: int, of_parts: Mapping[str, Vector]) -> dict[str, Vector]:
-        """What each draft's half does: sums over its parts, as one net or queue."""
+        """What each draft's shard does: sums over its parts, as one net or queue."""
         # The parts of all ways, one behind the other, and where each draft's begin and end there.
         of_way = drafts.parts[::-1, :, side].T
         rows = of_way[of_way > NONE]

@@ -15,7 +15,7 @@ from codl.ir import Network, Region, Shape, to_text
 from codl.ir.types import Direction, Processor, Storage
 from codl.kernels import registry
 from codl.lower.fusion import residual_adds, works
-from codl.lower.partition import Half, Part
+from codl.lower.partition import Part, Shard
 from codl.lower.program import Transfer
 from codl.plan.op_costs import Choice, OpCosts
 from codl.plan.profile_feedback import Corrections
@@ -42,7 +42,7 @@ MANY_LAUNCHES = 128
 
 @dataclass
 class CostModel(OpCosts):
-    """Predicted latencies of ops, of halves of chains, and of data sharing on one SoC."""
+    """Predicted latencies of ops, of shards of chains, and of data sharing on one SoC."""
 
     _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
     _dispatched: dict[Processor, NDArray[np.float64]] = field(default_factory=dict)
@@ -51,22 +51,24 @@ class CostModel(OpCosts):
         """The same predictors, with what measured plans say about them."""
         return CostModel(self.soc, self.predictors, self.by_op, corrections)
 
-    def half_ms(self, half: Half, processor: Processor, variants: Variants | None = None) -> float:
-        """A processor's half of a chain; infinite where it has no variant for a part.
+    def shard_ms(
+        self, shard: Shard, processor: Processor, variants: Variants | None = None
+    ) -> float:
+        """A processor's shard of a chain; infinite where it has no variant for a part.
 
         In the fastest variants, or in `variants` where they name one. Every op of the CPU was
-        measured as a net of its own, but a half is one net.
+        measured as a net of its own, but a shard is one net.
         """
-        chosen = self._chosen(half, processor, variants or {})
+        chosen = self._chosen(shard, processor, variants or {})
         total = sum(latency for _, latency in chosen)
-        runs = float(self.turns(np.float64(half.runs)))
-        together_ms = self.in_one_ms(total, len(half.parts), processor, runs=runs)
-        return together_ms if processor == "gpu" else together_ms + self._crossing_ms(half, chosen)
+        runs = float(self.turns(np.float64(shard.runs)))
+        together_ms = self.in_one_ms(total, len(shard.parts), processor, runs=runs)
+        return together_ms if processor == "gpu" else together_ms + self._crossing_ms(shard, chosen)
 
-    def _crossing_ms(self, half: Half, chosen: Sequence[tuple[Choice | None, float]]) -> float:
+    def _crossing_ms(self, shard: Shard, chosen: Sequence[tuple[Choice | None, float]]) -> float:
         """What the CPU's nets take longer because they are of two engines: packing, and calls."""
         names = ["" if choice is None else choice.variant for choice, _ in chosen]
-        moves = crossings(half.parts, names)
+        moves = crossings(shard.parts, names)
         if not moves or not self._known_targets.issuperset(PACKING):
             return 0.0
         self.prefetch_sharing(moves)
@@ -82,9 +84,9 @@ class CostModel(OpCosts):
             return np.ones_like(images)
         return np.maximum(1.0, images / self.soc.cpu.threads)
 
-    def launches(self, half: Half) -> int:
-        """How many ops of the GPU's half are launched: a GPU's kernels take a batch as a whole."""
-        return half.launches if self.soc.gpu.is_cpu else len(half.parts)
+    def launches(self, shard: Shard) -> int:
+        """How many ops of the GPU's shard are launched: a GPU's kernels take a batch as a whole."""
+        return shard.launches if self.soc.gpu.is_cpu else len(shard.parts)
 
     def in_one_ms(
         self, total: float, count: int, processor: Processor, *, runs: float = 1
@@ -105,15 +107,15 @@ class CostModel(OpCosts):
         return np.concatenate([[0.0], np.arange(1, len(single) + 1) * single[0] - single])
 
     def _chosen(
-        self, half: Half, processor: Processor, variants: Variants
+        self, shard: Shard, processor: Processor, variants: Variants
     ) -> list[tuple[Choice | None, float]]:
         """For every part the variant that is fastest after the ones before, and its latency.
 
-        That includes the copies of inputs that the half itself has computed in another storage.
+        That includes the copies of inputs that the shard itself has computed in another storage.
         """
         stored: dict[str, Storage | None] = {}
         chosen: list[tuple[Choice | None, float]] = []
-        for part in half.parts:
+        for part in shard.parts:
             latencies = {
                 choice: choice.latency_ms + self._relayouts_ms(part, choice, stored)
                 for choice in self._options(
@@ -191,22 +193,22 @@ class CostModel(OpCosts):
         self,
         network: Network,
         outputs: Sequence[str],
-        halves: tuple[Half, Half],
+        shards: tuple[Shard, Shard],
         variants: Variants | None = None,
     ) -> tuple[Load, Load]:
         """What each processor does of a chain, were it alone; in given variants, or the fastest.
 
-        The CPU's half begins with packing its inputs, and ends with storing its outputs where
+        The CPU's shard begins with packing its inputs, and ends with storing its outputs where
         others can read them.
         """
-        cpu, gpu = halves
+        cpu, gpu = shards
         packing = self.packing(packed(network.shapes, cpu.inputs, cpu.left(outputs)))
         load = self.load(gpu, "gpu", variants)
         saved_ms = self.saved_by_fusing_ms(gpu, outputs, variants or {})
         load = replace(load, latency_ms=load.latency_ms - saved_ms)
         return self.load(cpu, "cpu", variants) + packing, load
 
-    def saved_by_fusing_ms(self, gpu: Half, outputs: Sequence[str], variants: Variants) -> float:
+    def saved_by_fusing_ms(self, gpu: Shard, outputs: Sequence[str], variants: Variants) -> float:
         """What residual adds take less on the GPU where convolutions do them."""
         if not residual_adds([part.layer for part in gpu.parts], outputs):
             return 0.0
@@ -219,19 +221,19 @@ class CostModel(OpCosts):
         return (1 - ADDED_INSIDE) * sum(chosen[add.layer.name].latency_ms for add in adds)
 
     def packing(self, moves: Sequence[Moved]) -> Load:
-        """What the CPU packs before its half of a chain, and unpacks after it."""
+        """What the CPU packs before its shard of a chain, and unpacks after it."""
         return Load(
             bytes=float(sum(2 * shape.bytes for _, shape in moves)),
             flops=0.0,
             latency_ms=sum(self.sharing_ms(way, shape) for way, shape in moves),
         )
 
-    def load(self, half: Half, processor: Processor, variants: Variants | None = None) -> Load:
-        """A processor's half of a chain, by itself."""
+    def load(self, shard: Shard, processor: Processor, variants: Variants | None = None) -> Load:
+        """A processor's shard of a chain, by itself."""
         return Load(
-            bytes=float(sum(part.op.bytes for part in half.parts)),
-            flops=float(sum(part.op.flops for part in half.parts)),
-            latency_ms=self.half_ms(half, processor, variants),
+            bytes=float(sum(part.op.bytes for part in shard.parts)),
+            flops=float(sum(part.op.flops for part in shard.parts)),
+            latency_ms=self.shard_ms(shard, processor, variants),
         )
 
     def slowdowns(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -254,7 +256,7 @@ class CostModel(OpCosts):
         return found
 
     def launches_ms(self, count: int) -> float:
-        """What enqueueing so many kernels takes the CPU, before it gets to its own half."""
+        """What enqueueing so many kernels takes the CPU, before it gets to its own shard."""
         if not count or "dispatch_gpu" not in self.predictors.targets:
             return 0.0
         return max(0.0, self._dispatch_ms("gpu", count + 1) - self._dispatch_ms("gpu", 1))
@@ -272,13 +274,13 @@ class CostModel(OpCosts):
             self._dispatched[processor] = known
         return known
 
-    def variants(self, cpu: Half, gpu: Half) -> dict[str, dict[str, str]]:
+    def variants(self, cpu: Shard, gpu: Shard) -> dict[str, dict[str, str]]:
         """The chosen variant of every layer on every processor that has a part of it."""
         chosen: dict[str, dict[str, str]] = {}
-        sides: tuple[tuple[Processor, Half], ...] = (("cpu", cpu), ("gpu", gpu))
-        for processor, half in sides:
-            choices = self._chosen(half, processor, {})
-            for part, (choice, _) in zip(half.parts, choices, strict=True):
+        sides: tuple[tuple[Processor, Shard], ...] = (("cpu", cpu), ("gpu", gpu))
+        for processor, shard in sides:
+            choices = self._chosen(shard, processor, {})
+            for part, (choice, _) in zip(shard.parts, choices, strict=True):
                 if choice is None:
                     raise UnsupportedError(
                         f"The {processor} has no kernel variant with a predictor for "
@@ -291,7 +293,7 @@ class CostModel(OpCosts):
 def packed(
     shapes: Mapping[str, Shape], inputs: Mapping[str, Region], outputs: Mapping[str, Region]
 ) -> list[Moved]:
-    """What the CPU packs before its half of a chain, and unpacks after it for others to read."""
+    """What the CPU packs before its shard of a chain, and unpacks after it for others to read."""
     return [
         *(("load", region.shape(shapes[name])) for name, region in inputs.items()),
         *(("store", region.shape(shapes[name])) for name, region in outputs.items()),

@@ -1,7 +1,8 @@
 """Which of the CPU's engines runs an op that both can: the one of the ops around it.
 
-A half of a chain is one ncnn net, or a few nets and sessions of ONNX Runtime in turn. Between those
-every tensor is unpacked and packed again, which costs more than an op that only adds or copies.
+A shard of a chain is one ncnn net, or a few nets and sessions of ONNX Runtime in turn. Between
+those every tensor is unpacked and packed again, which costs more than an op that only adds or
+copies.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from collections.abc import Mapping
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
-from codl.lower.partition import Half, Part
+from codl.lower.partition import Part, Shard
 
 #: Ops that take no longer than what it costs to change engines for them.
 LIGHT = ("eltwise", "reshape", "concat")
 
 
 def few_changes(
-    half: Half, variants: Mapping[str, Mapping[str, str]], soc: Soc
+    shard: Shard, variants: Mapping[str, Mapping[str, str]], soc: Soc
 ) -> dict[str, dict[str, str]]:
-    """The variants with light ops of the CPU's half in ONNX Runtime where most neighbours are."""
+    """The variants with light ops of the CPU's shard in ONNX Runtime where most neighbours are."""
     chosen = {name: dict(own) for name, own in variants.items()}
     if soc.is_replayed:
         return chosen
-    around = {part.layer.name: _neighbours(part, half) for part in half.parts}
+    around = {part.layer.name: _neighbours(part, shard) for part in shard.parts}
     changed = True
     while changed:
         changed = False
-        for part in half.parts:
+        for part in shard.parts:
             name = part.layer.name
             if chosen[name]["cpu"] == CpuOrt.name or not _able(part, soc):
                 continue
@@ -45,11 +46,11 @@ def _able(part: Part, soc: Soc) -> bool:
     return registry.find(part.op, CpuOrt.name).refusal(part.op, soc) is None
 
 
-def _neighbours(part: Part, half: Half) -> list[str]:
-    """The layers of a half that make what a part reads, or read what it makes."""
+def _neighbours(part: Part, shard: Shard) -> list[str]:
+    """The layers of a shard that make what a part reads, or read what it makes."""
     layer = part.layer
     return [
         other.layer.name
-        for other in half.parts
+        for other in shard.parts
         if other.layer.output in layer.inputs or layer.output in other.layer.inputs
     ]

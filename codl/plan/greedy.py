@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from codl.ir import Dim, Layer, Network, Region
 from codl.ir.plan import Plan, Sharing
-from codl.lower.partition import Half, cut
+from codl.lower.partition import Shard, cut
 from codl.lower.program import Residency, Transfer, chain_outputs
 from codl.plan import unmeasured
 from codl.plan.build_plan import Cut, make_plan
@@ -25,7 +25,7 @@ class Candidate:
     layers: tuple[Layer, ...]
     dim: Dim
     gpu_ratio: float
-    halves: tuple[Half, Half]
+    shards: tuple[Shard, Shard]
     latency_ms: float
 
 
@@ -67,16 +67,16 @@ class ChainSearch:
     ) -> list[Candidate]:
         outputs, cost = chain_outputs(self.network, layers), self.cost
         block = cost.soc.gpu.vector_width
-        halves = [cut(layers, outputs, dim, ratio, block=block) for dim, ratio in cuts]
-        cost.prefetch((part.op for own, _ in halves for part in own.parts), "cpu")
-        cost.prefetch((part.op for _, own in halves for part in own.parts), "gpu")
-        transfers = [self._transfers(layers, outputs, own) for own in halves]
-        self._prefetch_sharing(outputs, halves, transfers)
-        loads = [cost.loads(self.network, outputs, own) for own in halves]
+        shards = [cut(layers, outputs, dim, ratio, block=block) for dim, ratio in cuts]
+        cost.prefetch((part.op for own, _ in shards for part in own.parts), "cpu")
+        cost.prefetch((part.op for _, own in shards for part in own.parts), "gpu")
+        transfers = [self._transfers(layers, outputs, own) for own in shards]
+        self._prefetch_sharing(outputs, shards, transfers)
+        loads = [cost.loads(self.network, outputs, own) for own in shards]
         works = works_of_loads(cost, loads)
         found = []
         for (dim, ratio), own, (before, after), work in zip(
-            cuts, halves, transfers, works, strict=True
+            cuts, shards, transfers, works, strict=True
         ):
             moves = priced(cost, moved(self.network, before))
             launches_ms = cost.launches_ms(cost.launches(own[1]) + len(moves))
@@ -88,13 +88,13 @@ class ChainSearch:
     def _prefetch_sharing(
         self,
         outputs: Sequence[str],
-        halves: Sequence[tuple[Half, Half]],
+        shards: Sequence[tuple[Shard, Shard]],
         transfers: Sequence[tuple[list[Transfer], list[Transfer]]],
     ) -> None:
         network, cost = self.network, self.cost
         cost.prefetch_sharing(
             way
-            for (cpu, _), (before, after) in zip(halves, transfers, strict=True)
+            for (cpu, _), (before, after) in zip(shards, transfers, strict=True)
             for way in (
                 *moved(network, [*before, *after]),
                 *packed(network.shapes, cpu.inputs, cpu.left(outputs)),
@@ -102,22 +102,22 @@ class ChainSearch:
         )
 
     def _transfers(
-        self, layers: Sequence[Layer], outputs: Sequence[str], halves: tuple[Half, Half]
+        self, layers: Sequence[Layer], outputs: Sequence[str], shards: tuple[Shard, Shard]
     ) -> tuple[list[Transfer], list[Transfer]]:
         """What moves before a chain and after it, between it and tensors whole on the CPU."""
         residency = self._residency_before(layers)
-        before = residency.require("cpu", halves[0].inputs)
-        before += residency.require("gpu", halves[1].inputs)
-        residency.produce("cpu", halves[0], outputs)
-        residency.produce("gpu", halves[1], outputs)
+        before = residency.require("cpu", shards[0].inputs)
+        before += residency.require("gpu", shards[1].inputs)
+        residency.produce("cpu", shards[0], outputs)
+        residency.produce("gpu", shards[1], outputs)
         shapes = self.network.shapes
         after = residency.require("cpu", {name: Region.whole(shapes[name]) for name in outputs})
         return before, after
 
     def computing_ms(self, candidate: Candidate) -> float:
-        """A candidate's slower half, data sharing left out."""
-        cpu, gpu = candidate.halves
-        return max(self.cost.half_ms(cpu, "cpu"), self.cost.half_ms(gpu, "gpu"))
+        """A candidate's slower shard, data sharing left out."""
+        cpu, gpu = candidate.shards
+        return max(self.cost.shard_ms(cpu, "cpu"), self.cost.shard_ms(gpu, "gpu"))
 
     def plan(self, strategy: str, candidates: Sequence[Candidate]) -> Plan:
         """A plan of chosen chains, with the variants and the predicted latency of the whole."""
@@ -154,14 +154,14 @@ class ChainSearch:
     def _prefetch(self) -> None:
         """Predict every part of every single op at once: most of what a search will ask."""
         block = self.cost.soc.gpu.vector_width
-        parts: dict[str, list[Half]] = {"cpu": [], "gpu": []}
+        parts: dict[str, list[Shard]] = {"cpu": [], "gpu": []}
         for layer in self.network.layers:
             for dim, ratio in self._cuts([layer]):
                 cpu, gpu = cut([layer], [layer.output], dim, ratio, block=block)
                 parts["cpu"].append(cpu)
                 parts["gpu"].append(gpu)
-        self.cost.prefetch((p.op for half in parts["cpu"] for p in half.parts), "cpu")
-        self.cost.prefetch((p.op for half in parts["gpu"] for p in half.parts), "gpu")
+        self.cost.prefetch((p.op for shard in parts["cpu"] for p in shard.parts), "cpu")
+        self.cost.prefetch((p.op for shard in parts["gpu"] for p in shard.parts), "gpu")
 
 
 def image_ratios(layers: Sequence[Layer]) -> list[float]:

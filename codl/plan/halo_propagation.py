@@ -1,7 +1,7 @@
 """Walks backwards from where chains end, all of a network at once: layer by layer, last to first.
 
-The regions that a half needs of a layer do not depend on where its chain begins. So one walk from a
-chain's end, at one dimension and ratio, gives all chains that end there. What a walk needs of a
+The regions that a shard needs of a layer do not depend on where its chain begins. So one walk from
+a chain's end, at one dimension and ratio, gives all chains that end there. What a walk needs of a
 tensor stands in a row of that tensor's boxes, so that a layer is passed by all walks together.
 """
 
@@ -40,7 +40,7 @@ class Drafts:
 
     `way` is the number of each one's way and `start` its first layer; `parts` (layers, ways, 2) the
     parts on the CPU and the GPU of each way's layers. `reads` and `leaves` are rows of a draft, a
-    processor's number, and a region's, ordered by draft: what a half needs from outside, and what
+    processor's number, and a region's, ordered by draft: what a shard needs from outside, and what
     it leaves for others.
     """
 

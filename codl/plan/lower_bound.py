@@ -19,7 +19,7 @@ class Bound:
     """What any plan must still take from a point on.
 
     The later of two clocks is never before a weighted mean of both, and every chain adds to that
-    mean at least what its halves and its launches take, data sharing left out.
+    mean at least what its shards and its launches take, data sharing left out.
     """
 
     share: float

@@ -57,7 +57,7 @@ class Objective:
         return self.goal == "latency" and self.memory_limit is None
 
     def spent(self, works: Pair, weights: float) -> Spent:
-        """Of a chain whose halves take `works` milliseconds and hold so many bytes of weights."""
+        """Of a chain whose shards take `works` milliseconds and hold so many bytes of weights."""
         size = weights if self.memory_limit is not None else 0.0
         if self.goal == "latency" or self.power_w is None:
             return Spent(0.0, size)

@@ -28,7 +28,7 @@ _COLUMNS = attrgetter("bytes", "flops", "latency_ms")
 
 
 class Works(NamedTuple):
-    """Milliseconds of the two halves of a segment, each alone, and when both begin at once."""
+    """Milliseconds of the two shards of a segment, each alone, and when both begin at once."""
 
     alone: Pair
     together: Pair
@@ -55,10 +55,10 @@ class Move(NamedTuple):
 def after_stage(
     clocks: Pair, moves: Sequence[Move], launches_ms: float = 0.0, works: Pair = START
 ) -> Pair:
-    """When each processor is done with an exchange and with its half of a chain.
+    """When each processor is done with an exchange and with its shard of a chain.
 
     `clocks` are the milliseconds since the start at which each is done with what it was given;
-    `launches_ms` is what enqueueing takes the CPU, `works` what each half takes.
+    `launches_ms` is what enqueueing takes the CPU, `works` what each shard takes.
     """
     cpu, gpu = clocks
     arrivals = []
@@ -93,7 +93,7 @@ def both_ends(works: ArrayLike, slowdowns: ArrayLike) -> NDArray[np.float64]:
 
 
 def works_of_loads(cost: CostModel, loads: Sequence[tuple[Load, Load]]) -> list[Works]:
-    """What pairs of halves take, of which is known what each does alone."""
+    """What pairs of shards take, of which is known what each does alone."""
     columns = np.array([[_COLUMNS(load) for load in pair] for pair in loads]).reshape(-1, 2, 3)
     alone = columns[:, :, 2]
     together = both_ends(alone, cost.slowdowns(columns))
@@ -102,7 +102,7 @@ def works_of_loads(cost: CostModel, loads: Sequence[tuple[Load, Load]]) -> list[
 
 
 def works_of(network: Network, segments: Sequence[Segment], cost: CostModel) -> list[Works]:
-    """What the halves of every segment take in the variants that its plan names."""
+    """What the shards of every segment take in the variants that its plan names."""
     loads = [
         cost.loads(network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants) for s in segments
     ]

@@ -11,7 +11,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
-from codl.lower.partition import Half, Part
+from codl.lower.partition import Part, Shard
 from codl.lower.program import Segment, build_program
 from codl.plan.cost_model import CostModel
 from codl.runtime.profiler import Span, totals_ms
@@ -42,8 +42,8 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
     return [
         _placed(part, side, segment, soc, cost)
         for segment in build_program(network, plan, soc).segments
-        for side, half in _halves(segment)
-        for part in half.parts
+        for side, shard in _shards(segment)
+        for part in shard.parts
     ]
 
 
@@ -81,7 +81,7 @@ def measured(
     return found
 
 
-def _halves(segment: Segment) -> tuple[tuple[Processor, Half], tuple[Processor, Half]]:
+def _shards(segment: Segment) -> tuple[tuple[Processor, Shard], tuple[Processor, Shard]]:
     return ("cpu", segment.cpu), ("gpu", segment.gpu)
 
 
@@ -90,7 +90,7 @@ def _placed(
 ) -> Placed:
     chain, layer = segment.chain, part.layer
     variant = chain.variants[layer.name][side]
-    latency_ms = cost.half_ms(Half((part,)), side, chain.variants) if cost else None
+    latency_ms = cost.shard_ms(Shard((part,)), side, chain.variants) if cost else None
     return Placed(
         op=layer.name,
         kind=layer.op.kind,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from codl.ir import Network
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.lower.partition import Half, Part
+from codl.lower.partition import Part, Shard
 from codl.lower.program import Segment, build_program, chain_outputs
 from codl.plan.cost_model import CostModel
 from codl.plan.pipeline_model import works_of
@@ -21,7 +21,7 @@ from codl.runtime.profiler import Span, totals_ms
 KINDS: Mapping[str, Processor] = {"net": "cpu", "kernel": "gpu"}
 #: A ratio beyond these is of something else than the op: another program's work, or no time at all.
 LEAST, MOST = 0.1, 10.0
-NOTHING = Half(())
+NOTHING = Shard(())
 #: Milliseconds by processor and the label of a net or of kernels.
 Spent: TypeAlias = Mapping[tuple[Processor, str], float]
 
@@ -36,9 +36,9 @@ def observe(engine: Engine, cost: CostModel, runs: int = 7) -> list[Sample]:
     works = works_of(engine.network, segments, cost)
     found: list[Sample] = []
     for segment, (alone, ends) in zip(segments, works, strict=True):
-        halves = ((segment.cpu, engine.nets), (segment.gpu, engine.fused))
-        for side, (half, groups) in enumerate(halves):
-            for label, together in _groups(half, groups).items():
+        shards = ((segment.cpu, engine.nets), (segment.gpu, engine.fused))
+        for side, (shard, groups) in enumerate(shards):
+            for label, together in _groups(shard, groups).items():
                 stretch = ends[side] / alone[side] if alone[side] else 1.0
                 expected = stretch * _alone_ms(engine.network, together, side, segment, cost)
                 measured = spent.get((PROCESSORS[side], label), 0.0)
@@ -58,22 +58,22 @@ def _spent(profiles: Iterable[Sequence[Span]]) -> Spent:
     return {key: median(own) for key, own in samples.items()}
 
 
-def _groups(half: Half, groups: Mapping[str, Sequence[str]]) -> dict[str, Half]:
-    """The parts of a half that are timed together, by their label; one alone has its own name."""
+def _groups(shard: Shard, groups: Mapping[str, Sequence[str]]) -> dict[str, Shard]:
+    """The parts of a shard that are timed together, by their label; one alone has its own name."""
     label_of = {name: label for label, names in groups.items() for name in names}
     found: dict[str, list[Part]] = {}
-    for part in half.parts:
+    for part in shard.parts:
         found.setdefault(label_of.get(part.layer.name, part.layer.name), []).append(part)
-    return {label: Half(tuple(parts)) for label, parts in found.items()}
+    return {label: Shard(tuple(parts)) for label, parts in found.items()}
 
 
 def _alone_ms(
-    network: Network, together: Half, side: int, segment: Segment, cost: CostModel
+    network: Network, together: Shard, side: int, segment: Segment, cost: CostModel
 ) -> float:
     """What parts that are timed together were predicted to take while the other side waits."""
     outputs = chain_outputs(network, [part.layer for part in together.parts])
-    halves = (together, NOTHING) if side == 0 else (NOTHING, together)
-    return cost.loads(network, outputs, halves, variants=segment.chain.variants)[side].latency_ms
+    shards = (together, NOTHING) if side == 0 else (NOTHING, together)
+    return cost.loads(network, outputs, shards, variants=segment.chain.variants)[side].latency_ms
 
 
 def _sample(part: Part, side: int, segment: Segment, ratio: float) -> Sample:

@@ -1,4 +1,4 @@
-"""What goes between engines inside the CPU's half of a chain: ncnn's nets and ONNX Runtime's.
+"""What goes between engines inside the CPU's shard of a chain: ncnn's nets and ONNX Runtime's.
 
 Ops are measured as nets of their own whose tensors stay packed. Where ONNX Runtime reads what ncnn
 computes, that is unpacked to memory of both; what ncnn reads of ONNX Runtime's is packed.
@@ -18,7 +18,7 @@ Crossing = tuple[Literal["load", "store"], Shape]
 
 
 def crossings(parts: Sequence[Part], variants: Sequence[str]) -> list[Crossing]:
-    """What goes from one engine to another in a half, each tensor once.
+    """What goes from one engine to another in a shard, each tensor once.
 
     `variants` are the names of the parts'.
     """

@@ -38,7 +38,7 @@ class Regret:
 
 
 @dataclass(frozen=True)
-class _Half:
+class _Shard:
     """A processor's part: predicted and measured latency of the variant chosen, and the best."""
 
     predicted: float
@@ -48,11 +48,11 @@ class _Half:
 
 def regret(parts: Iterable[Part], soc: Soc) -> Regret | None:
     """Over all ops with a split that was measured on both sides; None where there is none."""
-    halves: dict[Key, list[Part]] = {}
+    shards: dict[Key, list[Part]] = {}
     for part in parts:
-        halves.setdefault(key_of(part.processor, part.part), []).append(part)
-    ops = dict.fromkeys(plain(part.op) for own in halves.values() for part in own)
-    known = {key: _half(own) for key, own in halves.items()}
+        shards.setdefault(key_of(part.processor, part.part), []).append(part)
+    ops = dict.fromkeys(plain(part.op) for own in shards.values() for part in own)
+    known = {key: _shard(own) for key, own in shards.items()}
     found = [value for op in ops if (value := _of(op, known, soc)) is not None]
     if not found:
         return None
@@ -81,13 +81,13 @@ def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
     return found
 
 
-def _half(own: Sequence[Part]) -> _Half:
+def _shard(own: Sequence[Part]) -> _Shard:
     chosen = min(own, key=lambda part: part.predicted_ms)
     best = min(part.latency_ms for part in own)
-    return _Half(chosen.predicted_ms, chosen.latency_ms, best)
+    return _Shard(chosen.predicted_ms, chosen.latency_ms, best)
 
 
-def _of(op: Op, known: Mapping[Key, _Half], soc: Soc) -> float | None:
+def _of(op: Op, known: Mapping[Key, _Shard], soc: Soc) -> float | None:
     """Latency of the split with the lowest prediction over the lowest latency, less 1."""
     pairs = [
         [known[key] for key in keys]
@@ -96,6 +96,6 @@ def _of(op: Op, known: Mapping[Key, _Half], soc: Soc) -> float | None:
     ]
     if not any(len(pair) == 2 for pair in pairs):
         return None
-    chosen = min(pairs, key=lambda pair: max(half.predicted for half in pair))
-    best = min(max(half.best for half in pair) for pair in pairs)
-    return max(half.chosen for half in chosen) / best - 1
+    chosen = min(pairs, key=lambda pair: max(shard.predicted for shard in pair))
+    best = min(max(shard.best for shard in pair) for pair in pairs)
+    return max(shard.chosen for shard in chosen) / best - 1

@@ -12,14 +12,14 @@ from codl.lower.liveness import lifetimes
 from codl.lower.program import Program, Segment, Transfer
 from codl.runtime import transfer as exchange
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cpu_session import CpuHalf
-from codl.runtime.gpu_binding import Fallback, GpuHalf, kept_storages
+from codl.runtime.cpu_session import CpuShard
+from codl.runtime.gpu_binding import Fallback, GpuShard, kept_storages
 from codl.runtime.host_arena import HomePool
 from codl.runtime.kernel_provider import Supply
 from codl.runtime.memory import GpuTensor, TensorPool
 from codl.runtime.ncnn_net import Home
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.stage import Stage, build_cpu_half
+from codl.runtime.stage import Stage, build_cpu_shard
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Builder:
 
     def _stage(self, segment: Segment) -> Stage:
         chain = segment.chain
-        gpu = GpuHalf(
+        gpu = GpuShard(
             segment.gpu,
             chain,
             self._tensors,
@@ -158,7 +158,7 @@ class Builder:
         self.storages |= gpu.storages
         mine = [name for name in segment.outputs if name in segment.cpu.outputs]
         weights = {part.layer.name: self._supply.weights(part, "cpu") for part in segment.cpu.parts}
-        net = build_cpu_half(segment.cpu, chain, self.homes, mine, self._gpu.soc, weights)
+        net = build_cpu_shard(segment.cpu, chain, self.homes, mine, self._gpu.soc, weights)
         self._gpu_weights |= {m.int_ptr: m.size for kernel in gpu.kernels for m in kernel.constants}
         self._cpu_weight_bytes += sum(v.nbytes for own in weights.values() for v in own.values())
         return self._exchanges(chain.label, segment.transfers, tuple(gpu.kernels), net)
@@ -168,7 +168,7 @@ class Builder:
         label: str,
         transfers: tuple[Transfer, ...],
         kernels: tuple[BoundKernel, ...] = (),
-        net: CpuHalf | None = None,
+        net: CpuShard | None = None,
     ) -> Stage:
         return Stage(
             label=label,

@@ -1,4 +1,4 @@
-"""The CPU's half of a chain: nets of ncnn and sessions of ONNX Runtime, one after the other."""
+"""The CPU's shard of a chain: nets of ncnn and sessions of ONNX Runtime, one after the other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Step:
     net: CpuNet | OrtNet
 
 
-class CpuHalf:
+class CpuShard:
     """Layers over home arrays, in as few nets as the layers' engines and their order allow.
 
     Takes what `CpuNet` takes, and layers of any variant. What one net leaves to another has a home
@@ -110,6 +110,6 @@ def _net(group: Group, homes: Mapping[str, Home], soc: Soc) -> CpuNet | OrtNet:
                if name in homes}  # fmt: skip
     if not group.is_ort:
         return CpuNet(group.layers, inputs, outputs, soc)
-    from codl.runtime.ort_net import OrtNet  # which takes a while; most halves have none
+    from codl.runtime.ort_net import OrtNet  # which takes a while; most shards have none
 
     return OrtNet(group.layers, inputs, outputs, soc)

@@ -1,4 +1,4 @@
-"""The GPU's half of a chain: kernels bound in order, with transforms where layouts differ."""
+"""The GPU's shard of a chain: kernels bound in order, with transforms where layouts differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codl.ir.types import Storage
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, TensorArg
 from codl.lower.fusion import Work, works
-from codl.lower.partition import Half, Part
+from codl.lower.partition import Part, Shard
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.kernel_provider import Supply
 from codl.runtime.memory import GpuTensor, TensorPool
@@ -36,7 +36,7 @@ class Fallback:
         )
 
 
-class GpuHalf:
+class GpuShard:
     """Compiles and binds kernels over `tensors`, which live on; others are the pool's.
 
     With `fuse`, residual adds are computed by the convolutions before them where they can be.
@@ -44,7 +44,7 @@ class GpuHalf:
 
     def __init__(
         self,
-        half: Half,
+        shard: Shard,
         chain: Chain,
         tensors: Mapping[str, GpuTensor],
         gpu: OpenClDevice,
@@ -63,9 +63,9 @@ class GpuHalf:
         self._tensors = dict(tensors)
         #: Copies of tensors in other storages, valid inside this chain.
         self._copies: dict[tuple[str, Storage], GpuTensor] = {}
-        variants = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in half.parts}
-        alone = [Work(part) for part in half.parts]
-        ordered = works(half, tensors, variants, gpu.soc) if fuse else alone
+        variants = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
+        alone = [Work(part) for part in shard.parts]
+        ordered = works(shard, tensors, variants, gpu.soc) if fuse else alone
         last_reader = {name: work for work in ordered for name, _ in work.reads}
         for work in ordered:
             self._add(work, variants)

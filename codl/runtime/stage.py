@@ -1,7 +1,7 @@
 """One segment of a program on real devices: everything bound at compile time, then only run.
 
 The order inside a stage keeps both processors busy: what the GPU has and the CPU lacks is sent off
-first, then the CPU hands over what the GPU lacks, then the GPU's whole half is enqueued, and only
+first, then the CPU hands over what the GPU lacks, then the GPU's whole shard is enqueued, and only
 then does the CPU wait for its own share of the exchange and compute.
 """
 
@@ -15,9 +15,9 @@ from codl.ir import Weights
 from codl.ir.plan import Chain
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.lower.partition import Half
+from codl.lower.partition import Shard
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cpu_session import CpuHalf
+from codl.runtime.cpu_session import CpuShard
 from codl.runtime.ncnn_net import CpuLayer, Home
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
@@ -32,7 +32,7 @@ class Stage:
     to_cpu: tuple[ToCpu, ...]
     to_gpu: tuple[ToGpu, ...]
     kernels: tuple[BoundKernel, ...]
-    net: CpuHalf | None
+    net: CpuShard | None
     gpu: OpenClDevice
 
     def run(self, timeline: Timeline | None = None) -> None:
@@ -56,19 +56,19 @@ class Stage:
                     timeline.cpu("net", step.group.label, start, perf_counter())
 
 
-def build_cpu_half(
-    half: Half,
+def build_cpu_shard(
+    shard: Shard,
     chain: Chain,
     homes: dict[str, Home],
     outputs: Sequence[str],
     soc: Soc,
     weights: Mapping[str, Weights],
-) -> CpuHalf | None:
-    """The CPU's half of a chain over the home arrays; None where it is empty.
+) -> CpuShard | None:
+    """The CPU's shard of a chain over the home arrays; None where it is empty.
 
     `weights` are those of every part, by the name of its layer.
     """
-    if not half.parts:
+    if not shard.parts:
         return None
     layers = [
         CpuLayer(
@@ -80,8 +80,8 @@ def build_cpu_half(
             region=part.region,
             weights=weights[part.layer.name],
         )
-        for part in half.parts
+        for part in shard.parts
     ]
-    inputs = {name: homes[name].of(region) for name, region in half.inputs.items()}
-    results = {name: homes[name].of(half.outputs[name]) for name in outputs}
-    return CpuHalf(layers, inputs, results, soc)
+    inputs = {name: homes[name].of(region) for name, region in shard.inputs.items()}
+    results = {name: homes[name].of(shard.outputs[name]) for name in outputs}
+    return CpuShard(layers, inputs, results, soc)

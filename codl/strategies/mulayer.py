@@ -26,7 +26,7 @@ class MuLayer(Strategy):
         return search.plan(self.name, [self._split(search, layer) for layer in network.layers])
 
     def _split(self, search: ChainSearch, layer: Layer) -> Candidate:
-        """The share at which both halves are predicted to end together."""
+        """The share at which both shards are predicted to end together."""
         ratios = RATIOS if "OC" in layer.op.dims else (0.0, 1.0)
         candidates = [search.at([layer], "OC", ratio) for ratio in ratios]
         return min(candidates, key=search.computing_ms)

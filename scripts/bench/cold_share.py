@@ -69,7 +69,7 @@ def in_turns(engines: Mapping[tuple[str, Processor], Engine]) -> dict[tuple[str,
 
 
 def predicted_ms(engine: Engine, side: Processor, cost: CostModel) -> float:
-    """The halves of one processor, without sharing."""
+    """The shards of one processor, without sharing."""
     network, at = engine.network, PROCESSORS.index(side)
     return sum(
         cost.loads(network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants)[at].latency_ms

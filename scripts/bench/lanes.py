@@ -25,7 +25,7 @@ from codl.lower.program import build_program
 from codl.plan.single_processor import default_plan
 from codl.runtime import threads
 from codl.runtime.ncnn_net import CpuNet, Home
-from codl.runtime.stage import build_cpu_half
+from codl.runtime.stage import build_cpu_shard
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -46,9 +46,9 @@ def one_image(network: Network, soc: Soc) -> Callable[[], None]:
         part.layer.name: part.layer.op.restrict_weights(part.layer.weights, part.region)
         for part in segment.cpu.parts
     }
-    half = build_cpu_half(segment.cpu, segment.chain, homes, segment.outputs, soc, weights)
-    assert half is not None
-    nets = [step.net for step in half.steps]
+    shard = build_cpu_shard(segment.cpu, segment.chain, homes, segment.outputs, soc, weights)
+    assert shard is not None
+    nets = [step.net for step in shard.steps]
 
     def run() -> None:
         for net in nets:

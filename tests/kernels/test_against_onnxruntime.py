@@ -1,4 +1,4 @@
-"""Convolutions against ONNX Runtime: both halves of any split together are its whole output."""
+"""Convolutions against ONNX Runtime: both shards of any split together are its whole output."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def run_onnxruntime(op: Conv2d, x: Array, weights: Weights) -> Array:
 
 
 def check_every_split(op: Conv2d, dim: Any, gpu: OpenClDevice) -> None:
-    """All ratios; from one to the next, each half goes on to its next variant."""
+    """All ratios; from one to the next, each shard goes on to its next variant."""
     inputs, weights = operands(op)
     expected = run_onnxruntime(op, inputs[0], weights)
     turns = {processor: cycle(range(97)) for processor in ("cpu", "gpu")}
     for ratio in RATIOS:
         got, allowed, names = np.full(op.output, np.nan, np.float32), 0.0, []
-        halves = split(op, dim, ratio, align=gpu.soc.gpu.vector_width)
-        for processor, part in zip(("cpu", "gpu"), halves, strict=True):
+        shards = split(op, dim, ratio, align=gpu.soc.gpu.vector_width)
+        for processor, part in zip(("cpu", "gpu"), shards, strict=True):
             if part.is_empty:
                 continue
             found = registry.variants(op.restrict(part), processor, gpu.soc, every=True)  # type: ignore[arg-type]
             variant = found[next(turns[processor]) % len(found)]
             if processor == "cpu":
-                half = run_cpu(variant, op, part, inputs, weights, gpu.soc)
+                shard = run_cpu(variant, op, part, inputs, weights, gpu.soc)
             else:
-                half, _ = run_gpu(variant, op, part, inputs, weights, gpu)
-            got[part.slices] = half
+                shard, _ = run_gpu(variant, op, part, inputs, weights, gpu)
+            got[part.slices] = shard
             allowed = max(allowed, tolerance(variant))
             names.append(variant.name)
         error = np.abs(got - expected).max() / np.abs(expected).max()

@@ -1,4 +1,4 @@
-"""Every kernel variant on every device: halves of random splits equal the whole, by a reference."""
+"""Every kernel variant on every device: shards of random splits equal the whole, by a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks whose tensors lie on the GPU in images, as halves, or both, against ONNX Runtime."""
+"""Networks whose tensors lie on the GPU in images, as float16, or both, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -237,9 +237,9 @@ def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
     soc = of_gpu(first_soc, memory_types=("buffer", "image2d"))
     network = convert(simplify(import_onnx(branching().build(), "branching")))
     layers = [layer for layer in network.layers if layer.op.kind in ("conv2d", "pooling")][:2]
-    halves = chain_cut(layers, [layers[-1].output], "H", 1.0, block=soc.gpu.vector_width)
+    shards = chain_cut(layers, [layers[-1].output], "H", 1.0, block=soc.gpu.vector_width)
     for relayout, copies in ((0.1, True), (3.0, False)):
         cost = CostModel(soc, Law(relayout))
-        chosen = [v["gpu"] for v in cost.variants(*halves).values()]
+        chosen = [v["gpu"] for v in cost.variants(*shards).values()]
         assert ["image" in name for name in chosen] == [True, not copies]
-        assert cost.half_ms(halves[1], "gpu") == pytest.approx(2.1 if copies else 3.0)
+        assert cost.shard_ms(shards[1], "gpu") == pytest.approx(2.1 if copies else 3.0)

@@ -86,7 +86,7 @@ def test_chaining_is_never_predicted_slower_than_single_ops(network: Network) ->
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
 def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -> None:
-    """With the law in hand: transfers one by one, then the slower half of every chain.
+    """With the law in hand: transfers one by one, then the slower shard of every chain.
 
     On one processor that is all there is to it; where both work, transfers overlap with computing.
     """
@@ -97,11 +97,11 @@ def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -
     law, slower, both = Law(gpu=2.0), 0.0, 0.0
     program = build_program(network, plan, SOC)
     for segment in program.segments:
-        halves = [
-            sum(1e-8 * p.op.flops / speed + 1e-3 for p in half.parts)
-            for half, speed in ((segment.cpu, 1.0), (segment.gpu, 2.0))
+        shards = [
+            sum(1e-8 * p.op.flops / speed + 1e-3 for p in shard.parts)
+            for shard, speed in ((segment.cpu, 1.0), (segment.gpu, 2.0))
         ]
-        slower, both = slower + max(halves), both + sum(halves)
+        slower, both = slower + max(shards), both + sum(shards)
     moves = [m for segment in program.segments for m in segment.transfers] + list(program.final)
     shapes = network.shapes
     moved = [m.region.shape(shapes[m.tensor]) for m in moves]

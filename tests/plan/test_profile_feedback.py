@@ -76,8 +76,8 @@ def test_ratios_are_those_of_measured_to_predicted(slower: dict[str, float]) -> 
     segments = build_program(network, plan, SOC).segments
 
     def spans() -> Iterator[Span]:
-        for side, half in ((s, getattr(x, s)) for x in segments for s in ("cpu", "gpu")):
-            for part in half.parts:
+        for side, shard in ((s, getattr(x, s)) for x in segments for s in ("cpu", "gpu")):
+            for part in shard.parts:
                 speed = 2.0 if side == "gpu" else 1.0
                 ms = slower[side] * (1e-8 * part.op.flops / speed + 1e-3)
                 kind = "net" if side == "cpu" else "kernel"

@@ -19,7 +19,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Network, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry
-from codl.lower.partition import Half, cut
+from codl.lower.partition import Shard, cut
 from codl.lower.program import build_program
 from codl.plan import unmeasured
 from codl.plan.cost_model import PACKING, CostModel
@@ -139,9 +139,9 @@ def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> N
     names = {layer.name: {"cpu": name} for layer, name in zip(
         network.layers, (direct, ort, direct), strict=True
     )}  # fmt: skip
-    alone_ms = sum(cost.half_ms(Half((part,)), "cpu", names) for part in cpu.parts)
+    alone_ms = sum(cost.shard_ms(Shard((part,)), "cpu", names) for part in cpu.parts)
     packing_ms = cost.sharing_ms("load", shape) + cost.sharing_ms("store", shape)
-    assert cost.half_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
+    assert cost.shard_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
 
 
 class WithPacking(RateLaw):

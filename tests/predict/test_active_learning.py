@@ -115,14 +115,14 @@ def test_contested_splits_hold_the_best_one() -> None:
 
 def test_regret_is_that_of_the_split_chosen() -> None:
     latencies = {("cpu", 1.0): 8.0, ("gpu", 1.0): 6.0, ("cpu", 0.5): 4.0, ("gpu", 0.5): 3.0}
-    half = {side: p for keys in splits(OP, SOC) for side, p in keys if p.output.h == 14}
+    shard = {side: p for keys in splits(OP, SOC) for side, p in keys if p.output.h == 14}
     parts = [
-        Part(OP, side, OP if share == 1 else half[side], ms, ms * (3 if share < 1 else 1))  # type: ignore[arg-type,index]
+        Part(OP, side, OP if share == 1 else shard[side], ms, ms * (3 if share < 1 else 1))  # type: ignore[arg-type,index]
         for (side, share), ms in latencies.items()
     ]
     found = regret(parts, SOC)
     assert found is not None
-    # Halves are predicted to take 12 ms, so the GPU alone is chosen: 6 ms instead of 4.
+    # Shards are predicted to take 12 ms, so the GPU alone is chosen: 6 ms instead of 4.
     assert (found.ops, found.mean) == (1, 50.0)
     assert regret(parts[:2], SOC) is None
 

@@ -204,9 +204,9 @@ def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
     last = parse("conv2d in=2x12x5x5 oc=8 kernel=3 pad=1")
     ops = (first, mixed, last)
     layers = [Layer(f"l{i}", op, (f"t{i}",), f"t{i + 1}", {}) for i, op in enumerate(ops)]
-    for half in cut(layers, ["t3"], "N", 0.5, block=8):
-        assert [part.region.images.size for part in half.parts] == [4, 2, 1]
-        assert half.inputs == {"t0": Region.whole(Shape(4, 6, 5, 5))}
+    for shard in cut(layers, ["t3"], "N", 0.5, block=8):
+        assert [part.region.images.size for part in shard.parts] == [4, 2, 1]
+        assert shard.inputs == {"t0": Region.whole(Shape(4, 6, 5, 5))}
 
 
 def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
@@ -249,8 +249,8 @@ def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
         assert batch is not None
         assert batch.latency_ms == pytest.approx(times * single.latency_ms)
     layer = Layer("conv", ten, ("x",), "y", {})
-    half = cut([layer], ["y"], "N", 0.5, block=4)[1]
-    assert (cost.launches(half), CostModel(halved, Law()).launches(half)) == (1, 5)
+    shard = cut([layer], ["y"], "N", 0.5, block=4)[1]
+    assert (cost.launches(shard), CostModel(halved, Law()).launches(shard)) == (1, 5)
 
 
 def test_a_batch_is_shared_at_once_and_packed_image_by_image() -> None:

@@ -181,9 +181,9 @@ def fused(
     b.output(build(b, b.input("image", (1, 16, 8, 8))))
     network = convert(simplify(import_onnx(b.build(), "test")))
     outputs = {holder for holder, _ in network.outputs.values()}
-    _, half = chain_cut(network.layers, outputs, "H", 1.0, block=4)
-    variants = {part.layer.name: "gpu_direct" for part in half.parts} | (names or {})
-    return sum(work.add is not None for work in works(half, outputs, variants, soc))
+    _, shard = chain_cut(network.layers, outputs, "H", 1.0, block=4)
+    variants = {part.layer.name: "gpu_direct" for part in shard.parts} | (names or {})
+    return sum(work.add is not None for work in works(shard, outputs, variants, soc))
 
 
 def test_only_what_nobody_else_reads_is_fused() -> None:
@@ -229,14 +229,14 @@ def test_the_search_counts_what_fusing_saves(network: Network) -> None:
     for segment in (one for own in Segments(network, cost).starting for one in own):
         layers = network.layers[segment.start : segment.stop]
         outputs = chain_outputs(network, layers)
-        halves = chain_cut(layers, outputs, segment.dim, segment.gpu_ratio, block=4)
-        loads = cost.loads(network, outputs, halves)
+        shards = chain_cut(layers, outputs, segment.dim, segment.gpu_ratio, block=4)
+        loads = cost.loads(network, outputs, shards)
         assert segment.work_ms == pytest.approx([load.latency_ms for load in loads])
-        saved = cost.half_ms(halves[1], "gpu") - loads[1].latency_ms
+        saved = cost.shard_ms(shards[1], "gpu") - loads[1].latency_ms
         variants = {
-            name: own["gpu"] for name, own in cost.variants(*halves).items() if "gpu" in own
+            name: own["gpu"] for name, own in cost.variants(*shards).items() if "gpu" in own
         }
-        fused = [work for work in works(halves[1], outputs, variants, SOC) if work.add]
+        fused = [work for work in works(shards[1], outputs, variants, SOC) if work.add]
         each = sum(cost.fastest_ms([work.add.op for work in fused if work.add], "gpu"))
         assert saved == pytest.approx((1 - ADDED_INSIDE) * each)
         seen.add((len(fused), 0 < segment.gpu_ratio < 1))

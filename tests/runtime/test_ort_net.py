@@ -1,4 +1,4 @@
-"""Ops of the CPU side in ONNX Runtime, and halves that mix it with ncnn."""
+"""Ops of the CPU side in ONNX Runtime, and shards that mix it with ncnn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
 from codl.measure.op_runner import cpu_work
-from codl.runtime.cpu_session import CpuHalf, grouped
+from codl.runtime.cpu_session import CpuShard, grouped
 from codl.runtime.ncnn_net import CpuLayer, Home
 from codl.runtime.ort_net import OrtNet
 
@@ -169,9 +169,9 @@ def test_a_half_of_both_engines(first_soc: Soc) -> None:
         values[x.output] = reference(x.op, given, dict(x.weights)).astype(np.float32)
     source = Home(values["x"], Region.whole(layers[0].op.input), Region.whole(layers[0].op.input))
     result = Home.allocate(layers[-1].op.output, Region.whole(layers[-1].op.output))
-    half = CpuHalf(layers, {"x": source}, {"e": result}, first_soc)
+    shard = CpuShard(layers, {"x": source}, {"e": result}, first_soc)
     for _ in range(2):
-        half.run()
+        shard.run()
         np.testing.assert_allclose(result.array, values["e"], rtol=1e-5, atol=1e-5)
         result.array.fill(0)
 

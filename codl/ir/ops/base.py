@@ -26,7 +26,7 @@ AXES: Mapping[Dim, str] = {"H": "rows", "OC": "channels", "N": "images"}
 
 
 class Pad(NamedTuple):
-    """Explicit padding, in elements; either half of a split has it on its outer sides only."""
+    """Explicit padding, in elements; either shard of a split has it on its outer sides only."""
 
     top: int
     left: int
@@ -73,7 +73,7 @@ class Op:
     """One operator: a node's type, shapes and attributes, without its weights.
 
     Frozen and hashable, so that equal operators are measured and predicted once. A subclass sets
-    `kind` and implements the abstract properties; a half of a split op is again an `Op`.
+    `kind` and implements the abstract properties; a shard of a split op is again an `Op`.
     """
 
     inputs: tuple[Shape, ...]
