@@ -32,43 +32,11 @@ from codl.kernels.base import Choice, GpuVariant, KernelPlan
 from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
 from codl.kernels.tensor_columns import columns_of
+from codl.kernels.tuning import Trial, Tuned
 
 FOLDER = "tuning"
 #: What of a SoC's GPU side does not matter to how fast a choice is.
 _ELSEWHERE = {"icd", "cores", "memory_types", "element"}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One choice that was measured; `latency_ms` is None where it failed, and `reason` says why."""
-
-    choice: Choice
-    latency_ms: float | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best choice of a variant for an op, and everything that was tried for it.
-
-    `default_ms` and `best_ms` were measured against each other in one run; `default_ms` is None
-    where the first of the variant's choices fails. `complete`: the search was not cut short.
-    """
-
-    op: str
-    variant: str
-    source: str
-    choice: Choice
-    default_ms: float | None
-    best_ms: float
-    complete: bool
-    trials: tuple[Trial, ...]
-    measured: str
-    codl: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.op, self.variant
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from codl.ir.soc import Soc
 from codl.kernels import registry, tuned
 from codl.kernels.base import Choice, GpuVariant
 from codl.kernels.source import source_digest
-from codl.kernels.tuned import Trial, Tuned
+from codl.kernels.tuning import Trial, Tuned
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.progress import Progress, seconds_left
 from codl.measure.protocol import Protocol, measure_together

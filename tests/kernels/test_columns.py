@@ -21,7 +21,7 @@ from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColu
 from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.source import source_digest
-from codl.kernels.tuned import Tuned
+from codl.kernels.tuning import Tuned
 from codl.measure.op_runner import operands
 from codl.predict import features
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home

@@ -25,7 +25,7 @@ from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.kernels.source import source_digest
-from codl.kernels.tuned import Trial, Tuned
+from codl.kernels.tuning import Trial, Tuned
 from codl.measure import tuner
 from codl.measure.collector import collect
 from codl.measure.compare_variants import bench
@@ -331,7 +331,7 @@ import sys
 from pathlib import Path
 from codl import soc as socs
 from codl.kernels import tuned
-from codl.kernels.tuned import Trial, Tuned
+from codl.kernels.tuning import Trial, Tuned
 soc = socs.load(Path(sys.argv[1]))
 print("ready", flush=True)
 for index in range(int(sys.argv[3])):

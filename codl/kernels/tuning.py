@@ -1,0 +1,170 @@
+"""The tuned parameters of GPU kernels on one device, as a value that is passed to whoever plans.
+
+`codl tune` measures them; `codl.measure.tuning_file` keeps them beside the dataset that was
+measured with them. Kernels and features of a GPU variant are asked for by `Tuning.plan` and
+`Tuning.features`, so that measuring, training, planning and running never differ in the choice
+they mean. A result holds only for the kernel source that it was measured with, and only while its
+choice is still among the variant's; otherwise the variant's first choice holds, as it does where
+nothing was tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from codl.errors import CodlError
+from codl.ir.digest import digest
+from codl.ir.op_text import parse, to_text
+from codl.ir.ops.base import Op
+from codl.ir.region import Shape
+from codl.ir.soc import Soc
+from codl.kernels.base import Choice, GpuVariant, KernelPlan
+from codl.kernels.columns import FeatureColumns
+from codl.kernels.source import source_digest
+from codl.kernels.tensor_columns import columns_of
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice that was measured; `latency_ms` is None where it failed, and `reason` says why."""
+
+    choice: Choice
+    latency_ms: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best choice of a variant for an op, and everything that was tried for it.
+
+    `default_ms` and `best_ms` were measured against each other in one run; `default_ms` is None
+    where the first of the variant's choices fails. `complete`: the search was not cut short.
+    """
+
+    op: str
+    variant: str
+    source: str
+    choice: Choice
+    default_ms: float | None
+    best_ms: float
+    complete: bool
+    trials: tuple[Trial, ...]
+    measured: str
+    codl: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.op, self.variant
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was tuned on one device, by the op's text and the variant; by default nothing was.
+
+    >>> plan = tuning.plan(variant, op, soc)
+    >>> Tuning().choice(variant, op, soc) is None
+    True
+    """
+
+    results: Mapping[tuple[str, str], Tuned] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, results: Iterable[Tuned]) -> Tuning:
+        """Of some results; the last one of an op and a variant holds."""
+        return cls({result.key: result for result in results})
+
+    def with_results(self, results: Iterable[Tuned]) -> Tuning:
+        """The same with more results, which take the place of earlier ones of the same key."""
+        return Tuning.of([*self.results.values(), *results])
+
+    def find(self, variant: GpuVariant, op: Op, soc: Soc) -> Tuned | None:
+        """The result for an op, if it was measured with the source and choices of now.
+
+        Of a batch whose kernels compute one image at a time it is that for one image.
+        """
+        if not self._likely(variant, [op]):
+            return None
+        if op.images > 1 and not variant.plan(op, soc).whole_batch:
+            op = op.one_image
+        result = self.results.get((to_text(op), variant.name))
+        if result is None or dict(result.choice) not in map(dict, variant.choices(op, soc)):
+            return None
+        source = source_digest(variant.plan(op, soc, result.choice))
+        return result if source == result.source else None
+
+    def choice(self, variant: GpuVariant, op: Op, soc: Soc) -> Choice | None:
+        """The tuned choice; None where the variant's first holds."""
+        result = self.find(variant, op, soc)
+        return None if result is None else result.choice
+
+    def plan(self, variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
+        """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
+        choice = self.choice(variant, op, soc)
+        return variant.plan(op, soc) if choice is None else variant.plan(op, soc, choice)
+
+    def features(self, variant: Any, op: Op, soc: Soc) -> dict[str, float]:
+        """The features of a variant of either processor, in its tuned choice if there is one."""
+        return self.feature_rows(variant, [op], soc)[0]
+
+    def feature_rows(self, variant: Any, ops: Sequence[Op], soc: Soc) -> list[dict[str, float]]:
+        """As `features` has them, for many ops of a variant that is not written over columns."""
+        if variant.processor == "cpu":
+            return [variant.features(op, soc) for op in ops]
+        choices = self._choices(variant, ops, soc)
+        return [variant.features(op, soc, choices.get(at)) for at, op in enumerate(ops)]
+
+    def feature_columns(self, variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns:
+        """The features of many ops at once, as `features` has them for one.
+
+        For a variant that writes its features over columns (see `codl.kernels.columns`).
+        """
+        columns: Any = columns_of(variant.op_columns, ops)
+        tuned = {} if variant.processor == "cpu" else self._choices(variant, ops, soc)
+        features: FeatureColumns
+        if not tuned:
+            features = variant.feature_columns(columns, soc)
+            return features
+        default = variant.default_columns(columns, soc)
+        choices = {name: np.array(np.broadcast_to(own, len(ops))) for name, own in default.items()}
+        for at, choice in tuned.items():
+            for name, value in choice.items():
+                choices[name][at] = value
+        features = variant.feature_columns(columns, soc, choices)
+        return features
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Says which choices hold beside the defaults: what another one measured is not of this.
+
+        "" where there are none.
+        """
+        gained = [r for r in self.results.values() if r.best_ms != r.default_ms]
+        choices = {f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in gained}
+        return digest(choices)[:12] if choices else ""
+
+    def _choices(self, variant: GpuVariant, ops: Sequence[Op], soc: Soc) -> dict[int, Choice]:
+        """The tuned choices by the op's place; the others' first holds."""
+        asked = {at: self.find(variant, ops[at], soc) for at in self._likely(variant, ops)}
+        return {at: result.choice for at, result in asked.items() if result is not None}
+
+    def _likely(self, variant: GpuVariant, ops: Sequence[Op]) -> list[int]:
+        """The places of the ops that may have a result: the others need no closer look."""
+        tuned = self._inputs.get(variant.name)
+        if not tuned:
+            return []
+        return [at for at, op in enumerate(ops) if op.inputs in tuned or op.inputs[0].n > 1]
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, set[tuple[Shape, ...]]]:
+        """The inputs' shapes of every variant's results."""
+        shapes: dict[str, set[tuple[Shape, ...]]] = {}
+        for op, variant in self.results:
+            with suppress(CodlError):  # of an op that is written otherwise by now
+                shapes.setdefault(variant, set()).add(parse(op).inputs)
+        return shapes
