@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from simulated import SOC, write_dataset
+from support.simulated import SOC, write_dataset
 
 from codl import cache
 from codl.ir.soc import Soc

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_runs import assert_close, operands, reference, run_gpu
 from onnx import TensorProto, helper, numpy_helper
-from random_ops import movements, resizes, transposed_convolutions
+from support.kernel_runs import assert_close, operands, reference, run_gpu
+from support.random_ops import movements, resizes, transposed_convolutions
 
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_runs import assert_close, operands, reference, run_gpu
 from onnx import helper
+from support.kernel_runs import assert_close, operands, reference, run_gpu
 from test_movement_ops import model, same_as_onnx_runtime
 
 from codl.ir import (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from random_ops import batched, concats, convolutions, fully_connected, ops, poolings
+from support.random_ops import batched, concats, convolutions, fully_connected, ops, poolings
 
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.graph.onnx_import import session_options

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_runs import operands, run_cpu, run_gpu, tolerance
 from onnx import helper
-from random_ops import convolutions
+from support.kernel_runs import operands, run_cpu, run_gpu, tolerance
+from support.random_ops import convolutions
 
 from codl.frontend.graph.onnx_import import session_options
 from codl.ir import Activation, Array, Conv2d, Weights, parse, split, to_text

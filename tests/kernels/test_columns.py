@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_ops import convolutions, fully_connected, poolings
+from support.random_ops import convolutions, fully_connected, poolings
 
 from codl.ir import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse, to_text
 from codl.ir.soc import CpuSide, GpuSide, Soc

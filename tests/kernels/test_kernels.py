@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_runs import Case, cut, download, variants_for_gpus
-from random_ops import batched, ops
+from support.kernel_runs import Case, cut, download, variants_for_gpus
+from support.random_ops import batched, ops
 
 from codl.ir import Op, Region, Shape, Span, parse, split
 from codl.ir.soc import Soc

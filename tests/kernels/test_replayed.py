@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated import SOC
+from support.simulated import SOC
 from test_estimators_and_features import OPS
 
 from codl.errors import InvalidFileError, UnsupportedError

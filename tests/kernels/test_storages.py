@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from math import inf
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernel_runs import Case, operands, reference, run_gpu
-from plans import branching, defaults
+from support.kernel_runs import Case, operands, reference, run_gpu
+from support.plans import branching, defaults
+from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.ir import Layer, Network, Op, Region, Shape, parse
+from codl.ir import Layer, Network, Region, Shape, parse
 from codl.ir import soc as socs
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
@@ -211,26 +213,9 @@ def test_older_tables_of_sharing_are_read_and_extended(tmp_path: Any) -> None:
     assert [row.layout for row in table.read()] == ["blocked float32", "image float32"]
 
 
-class Law:
-    """Convolutions are faster in images, all else in buffers; a copy costs `relayout` ms."""
-
-    name = "law"
-    few: ClassVar[Mapping[str, frozenset[str]]] = {}
-
-    def __init__(self, relayout: float) -> None:
-        self.relayout = relayout
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        kinds = [f"{v.op_kind}_{v.name}" for v in registry.VARIANTS]
-        return (*kinds, *(f"{kind}_max" for kind in kinds), "data_sharing_relayout_image")
-
-    def latency_ms(self, target: str, ops: Sequence[Op]) -> Any:
-        slow = target.startswith("conv2d") != ("_image" in target)
-        return np.full(len(ops), 2.0 if slow else 1.0)
-
-    def sharing_ms(self, direction: str, shapes: Sequence[Shape]) -> Any:
-        return {"copy": np.full(len(shapes), self.relayout if direction == "relayout" else 0.0)}
+def slow_elsewhere(target: str) -> float:
+    """Convolutions are faster in images, all else in buffers."""
+    return 2.0 if target.startswith("conv2d") != ("_image" in target) else 1.0
 
 
 def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
@@ -239,7 +224,10 @@ def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
     layers = [layer for layer in network.layers if layer.op.kind in ("conv2d", "pooling")][:2]
     shards = chain_cut(layers, [layers[-1].output], "H", 1.0, block=soc.gpu.vector_width)
     for relayout, copies in ((0.1, True), (3.0, False)):
-        cost = CostModel(soc, Law(relayout))
+        predictors = SyntheticPredictors(
+            flops=inf, least_ms=1.0, times=slow_elsewhere, relayout=Line(relayout)
+        )
+        cost = CostModel(soc, predictors)
         chosen = [v["gpu"] for v in cost.variants(*shards).values()]
         assert ["image" in name for name in chosen] == [True, not copies]
         assert cost.shard_ms(shards[1], "gpu") == pytest.approx(2.1 if copies else 3.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulated import SOC
+from support.simulated import SOC
 from test_active_learning import BUDGET_S, dataset, tasks
 from test_synthetic_ops import OPS
 

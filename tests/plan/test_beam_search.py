@@ -9,7 +9,8 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import SOC, Law
+from support.simulated import SOC
+from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError
 from codl.frontend.convert import convert
@@ -49,7 +50,7 @@ def branches(b: ModelBuilder, x: str) -> str:
 
 NETWORKS = {build.__name__: network(build) for build in (line, residual, branches)}
 LAWS = st.builds(
-    lambda gpu, fixed, per_mb: Law(gpu=gpu, fixed=fixed, per_mb=per_mb),
+    lambda gpu, fixed, per_mb: SyntheticPredictors(gpu=gpu, exchange=Line(fixed, per_mb)),
     st.sampled_from([0.3, 1.0, 3.0]),
     st.sampled_from([1e-4, 0.01, 0.1, 3.0]),
     st.sampled_from([0.0, 0.1, 2.0]),
@@ -58,7 +59,7 @@ LAWS = st.builds(
 
 @given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS)
 @settings(max_examples=8, deadline=None, derandomize=True)
-def test_it_finds_what_looking_at_every_plan_finds(name: str, law: Law) -> None:
+def test_it_finds_what_looking_at_every_plan_finds(name: str, law: SyntheticPredictors) -> None:
     """Over the same chains, at a third of all ratios."""
     net, cost = NETWORKS[name], CostModel(SOC, law)
     segments = Segments(net, cost)
@@ -69,7 +70,7 @@ def test_it_finds_what_looking_at_every_plan_finds(name: str, law: Law) -> None:
 
 @given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS)
 @settings(max_examples=4, deadline=None, derandomize=True)
-def test_chains_left_out_would_hardly_have_helped(name: str, law: Law) -> None:
+def test_chains_left_out_would_hardly_have_helped(name: str, law: SyntheticPredictors) -> None:
     net, cost = NETWORKS[name], CostModel(SOC, law)
     some = fastest(net, cost, Segments(net, cost))
     all_ = fastest(net, cost, Segments(net, cost, complete=True), widest=10**6)
@@ -79,7 +80,7 @@ def test_chains_left_out_would_hardly_have_helped(name: str, law: Law) -> None:
 
 @given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS)
 @settings(max_examples=12, deadline=None, derandomize=True)
-def test_the_plan_takes_what_the_search_says(name: str, law: Law) -> None:
+def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors) -> None:
     """And never longer than one processor alone, or op by op, or by the paper's algorithm."""
     net, cost = NETWORKS[name], CostModel(SOC, law)
     found = fastest(net, cost, Segments(net, cost))
@@ -94,14 +95,15 @@ def test_the_plan_takes_what_the_search_says(name: str, law: Law) -> None:
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_no_plan_is_faster_than_the_bound(name: str) -> None:
-    net, cost = NETWORKS[name], CostModel(SOC, Law(fixed=1e-9, per_mb=0.0))
+    net, cost = NETWORKS[name], CostModel(SOC, SyntheticPredictors(exchange=Line(1e-9)))
     segments = Segments(net, cost)
     found = fastest(net, cost, segments)
     assert Bound.of(segments).left_ms[0] <= found.latency_ms * (1 + 1e-9)
 
 
 def test_dear_sharing_leaves_everything_on_one_processor() -> None:
-    plan = search(NETWORKS["residual"], CostModel(SOC, Law(gpu=0.5, fixed=100.0)), "test")
+    predictors = SyntheticPredictors(gpu=0.5, exchange=Line(100.0))
+    plan = search(NETWORKS["residual"], CostModel(SOC, predictors), "test")
     assert [chain.gpu_ratio for chain in plan.chains] == [0.0]
     assert plan.method == "dp, exact"
 
@@ -113,7 +115,7 @@ def test_an_exhaustive_search_of_many_layers_is_refused() -> None:
         return x
 
     with pytest.raises(CodlError, match="at most 5 ops; 'small' has 6"):
-        search(network(long), CostModel(SOC, Law()), "test", method="exhaustive")
+        search(network(long), CostModel(SOC, SyntheticPredictors()), "test", method="exhaustive")
 
 
 #: Watts of a simulated SoC whose GPU is slow and frugal.
@@ -124,7 +126,7 @@ FRUGAL = replace(SOC, power_w=POWER)
 @given(name=st.sampled_from(sorted(NETWORKS)), law=LAWS, goal=st.sampled_from(GOALS))
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_an_objective_finds_what_looking_at_every_plan_finds(
-    name: str, law: Law, goal: str
+    name: str, law: SyntheticPredictors, goal: str
 ) -> None:
     net, cost = NETWORKS[name], CostModel(FRUGAL, law)
     objective, segments = Objective.of(goal, FRUGAL), Segments(net, cost)
@@ -144,7 +146,7 @@ def test_energy_is_what_each_processor_takes_while_it_works() -> None:
 
 
 def test_a_frugal_gpu_gets_all_when_energy_counts() -> None:
-    cost = CostModel(FRUGAL, Law(gpu=0.7, fixed=1e-4))
+    cost = CostModel(FRUGAL, SyntheticPredictors(gpu=0.7, exchange=Line(1e-4, 0.1)))
     plans = {
         goal: search(NETWORKS["line"], cost, "test", objective=Objective.of(goal, FRUGAL))
         for goal in ("latency", "energy")
@@ -163,7 +165,8 @@ def test_without_a_sensor_there_is_no_energy_to_plan_for() -> None:
 
 def test_a_memory_limit_keeps_weights_on_one_side() -> None:
     """Rows split leave all weights on both sides; channels split, or one processor, does not."""
-    net, cost = NETWORKS["residual"], CostModel(SOC, Law(fixed=1e-5, per_mb=0.01))
+    net = NETWORKS["residual"]
+    cost = CostModel(SOC, SyntheticPredictors(exchange=Line(1e-5, 0.01)))
     own = sum(w.nbytes for layer in net.layers for w in layer.weights.values())
     free = search(net, cost, "test")
     tight = search(net, cost, "test", objective=Objective(memory_limit=own))

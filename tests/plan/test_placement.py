@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from laws import SOC, RateLaw
 from onnx import TensorProto, helper, numpy_helper
+from support.simulated import SOC
+from support.synthetic_predictors import of_few_kinds
 
 from codl.cli.placement import placement_table
 from codl.cli.search import plan_table
@@ -54,7 +55,7 @@ def plan(network: Network) -> Plan:
 
 
 def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> None:
-    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
     rows = predicted(network, plan, SOC, cost)
     assert [(one.op, one.processor, one.variant) for one in rows] == [
         ("conv", "cpu", "cpu_direct"),
@@ -73,7 +74,7 @@ def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> Non
 
 
 def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: Plan) -> None:
-    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
     before = predicted(network, plan, SOC, cost)
     spans = [
         Span("cpu", "net", "conv", 0.0, 2.0),
@@ -94,7 +95,7 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
 
 
 def test_layers_that_share_kernels_share_their_latency(network: Network, plan: Plan) -> None:
-    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
     spans = [Span("gpu", "kernel", "conv + add", 0.5, 2.5), Span("cpu", "net", "conv", 0.0, 2.0)]
     before = predicted(network, plan, SOC, cost)
     rows = measured(before, spans, {"conv": ("conv",)}, {"conv + add": ("conv", "add")})

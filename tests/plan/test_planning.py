@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from laws import SOC, Law
-from numpy.typing import NDArray
+from support.simulated import SOC
+from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network, Region, Shape, parse, to_text
+from codl.ir import Network, Region, parse, to_text
 from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
@@ -46,8 +44,11 @@ def network() -> Network:
     return convert(simplify(import_onnx(b.build(), "line")))
 
 
-def search(network: Network, **law: float) -> ChainSearch:
-    return ChainSearch(network, CostModel(SOC, Law(**law)))
+def search(
+    network: Network, *, gpu: float = 1.0, fixed: float = 0.01, per_mb: float = 0.1
+) -> ChainSearch:
+    predictors = SyntheticPredictors(gpu=gpu, exchange=Line(fixed, per_mb))
+    return ChainSearch(network, CostModel(SOC, predictors))
 
 
 def test_equal_processors_share_alike(network: Network) -> None:
@@ -94,7 +95,7 @@ def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -
     plan = s.plan(
         "test", [s.at([x], "H" if x.op.output.h > 1 else "OC", ratio) for x in network.layers]
     )
-    law, slower, both = Law(gpu=2.0), 0.0, 0.0
+    law, slower, both = SyntheticPredictors(gpu=2.0), 0.0, 0.0
     program = build_program(network, plan, SOC)
     for segment in program.segments:
         shards = [
@@ -114,19 +115,13 @@ def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -
 
 def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
     """Both directions at once, worked out by hand."""
-    law = Law()
-    parts = {
-        "to_cpu": {"transform": 0.5, "map": 0.1, "copy": 0.3, "unmap": 0.05},
-        "to_gpu": {"copy": 0.4, "unmap": 0.1, "transform": 0.6, "map": 0.2},
-    }
-
-    class Known(CostModel):
-        def sharing_parts(self, direction: Any, shape: Shape) -> Any:
-            return parts[direction]
-
+    to_cpu = {"transform": 0.5, "map": 0.1, "copy": 0.3, "unmap": 0.05}
+    to_gpu = {"copy": 0.4, "unmap": 0.1, "transform": 0.6, "map": 0.2}
+    parts = {"to_cpu": constant(to_cpu), "to_gpu": constant(to_gpu)}
+    cost = CostModel(SOC, SyntheticPredictors(parts=parts))  # type: ignore[arg-type]
     name, shape = next(iter(network.inputs.items()))
     moves = [Transfer(name, Region.whole(shape), way) for way in ("to_gpu", "to_cpu")]  # type: ignore[arg-type]
-    own = priced(Known(SOC, law), moved(network, moves))
+    own = priced(cost, moved(network, moves))
     cpu, gpu = after_stage((1.0, 2.0), own, 0.2, (10.0, 4.0))
     # The GPU transforms till 2.5; the CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
     # takes that from 2.5 to 3.3 and computes to 7.3. The CPU waits for the map at 2.6, copies to
@@ -137,8 +132,12 @@ def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
     assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
 
 
+def constant(parts: dict[str, float]) -> dict[str, Line]:
+    return {part: Line(ms) for part, ms in parts.items()}
+
+
 def test_parts_are_predicted_in_few_batches(network: Network) -> None:
-    law = Law()
+    law = SyntheticPredictors()
     ChainSearch(network, CostModel(SOC, law))
     assert len(law.asked) == len(set(law.asked))
 
@@ -183,7 +182,7 @@ class LawContext(Context):
     soc: Soc = WITH_IMAGES
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, Law(gpu=2.0), by_op)
+        return CostModel(self.soc, SyntheticPredictors(gpu=2.0), by_op)
 
 
 @pytest.mark.parametrize(
@@ -236,22 +235,10 @@ def test_unknown_strategy() -> None:
         find("codl-papr")
 
 
-class FarAway(Law):
-    """Twice as long with nothing in the caches."""
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (*super().targets, "cold_cpu")
-
-    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
-        if target == "cold_cpu":
-            return np.array([2 * item.warm_ms for item in ops])
-        return super().latency_ms(target, ops)
-
-
 def test_small_tensors_are_near_inside_a_network() -> None:
     small, large = "eltwise in=1x8x8x8,1x8x8x8", "eltwise in=1x64x160x160,1x64x160x160"
-    warm, cold = CostModel(SOC, Law()), CostModel(SOC, FarAway())
+    warm = CostModel(SOC, SyntheticPredictors())
+    cold = CostModel(SOC, SyntheticPredictors(cold={"cpu": 2.0}))
     for text, share in ((small, 0.0), (large, COLD_INSIDE["cpu"])):
         choices = [cost.choice(parse(text), "cpu") for cost in (warm, cold)]
         assert choices[0] is not None
@@ -260,7 +247,7 @@ def test_small_tensors_are_near_inside_a_network() -> None:
 
 
 def test_two_processors_must_be_worth_it(network: Network) -> None:
-    cost = CostModel(SOC, Law())
+    cost = CostModel(SOC, SyntheticPredictors())
     plan = best_plan(network, cost, "codl")
     alone_ms = [
         make_plan(

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laws import SOC, Law
+from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors
 from test_engine import image, row
 
 from codl.errors import UnsupportedError
@@ -56,7 +57,7 @@ def test_many_samples_outweigh_doubt_and_agree_on_their_mean() -> None:
 
 def test_corrected_costs_are_those_times_the_factors() -> None:
     op = parse(CONV.format(h=40))
-    cost = CostModel(SOC, Law(gpu=2.0))
+    cost = CostModel(SOC, SyntheticPredictors(gpu=2.0))
     before = cost.prefetch([op], "gpu")[0]
     corrections = Corrections([Sample("conv2d_gpu_direct", op, 3.0)])
     after = cost.corrected(corrections).prefetch([op], "gpu")[0]
@@ -69,7 +70,7 @@ def test_corrected_costs_are_those_times_the_factors() -> None:
 @pytest.mark.parametrize("slower", [{"cpu": 3.0, "gpu": 1.0}, {"cpu": 1.0, "gpu": 0.5}])
 def test_ratios_are_those_of_measured_to_predicted(slower: dict[str, float]) -> None:
     """Spans made up from the law: every op of a processor takes so many times as long."""
-    network, cost = row(3), CostModel(SOC, Law(gpu=2.0))
+    network, cost = row(3), CostModel(SOC, SyntheticPredictors(gpu=2.0))
     layers = network.layers
     cuts = [Cut(layers[:2], "H", 0.5), Cut(layers[2:], "OC", 0.5)]
     plan = make_plan(network, cost, cuts, strategy="test", sharing="missing")
@@ -100,7 +101,7 @@ class Mistaken(Context):
     gpu: float = 1.0
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, Law(gpu=self.gpu), by_op)
+        return CostModel(self.soc, SyntheticPredictors(gpu=self.gpu), by_op)
 
 
 @pytest.mark.parametrize("gpu", [1e3, 1e-3])
@@ -147,7 +148,9 @@ def test_two_processors_must_be_worth_it(
     monkeypatch.setattr(codl_refined, "interleave", known)
     monkeypatch.setattr(codl_refined, "observe", lambda engine, cost: [])
     notes: list[str] = []
-    with codl_refined.Trials(network, CostModel(SOC, Law()), notes.append) as trials:
+    with codl_refined.Trials(
+        network, CostModel(SOC, SyntheticPredictors()), notes.append
+    ) as trials:
         trials.run(plans["one"])
         assert trials.run(plans["both"])
         assert trials.result(plans["one"]).strategy == taken

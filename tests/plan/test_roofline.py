@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from laws import SOC, RateLaw
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from support.simulated import SOC
+from support.synthetic_predictors import Line, of_few_kinds
 
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
@@ -22,7 +20,7 @@ from codl.kernels import registry
 from codl.lower.partition import Shard, cut
 from codl.lower.program import build_program
 from codl.plan import unmeasured
-from codl.plan.cost_model import PACKING, CostModel
+from codl.plan.cost_model import CostModel
 from codl.plan.roofline import OTHERS_SHARE, PRODUCTS_SHARE, SAFETY, Estimated, rates_of
 from codl.plan.switches import crossings
 from codl.strategies import STRATEGIES, Context, find
@@ -32,7 +30,7 @@ class Simulated(Context):
     """Strategies that ask the law."""
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
-        return CostModel(self.soc, RateLaw(), by_op)
+        return CostModel(self.soc, of_few_kinds(), by_op)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_every_strategy_plans_and_names_what_is_estimated(
 
 
 def test_rates_are_those_of_what_was_measured() -> None:
-    cpu, gpu = (rates_of(side, RateLaw(), SOC) for side in ("cpu", "gpu"))  # type: ignore[arg-type]
+    cpu, gpu = (rates_of(side, of_few_kinds(), SOC) for side in ("cpu", "gpu"))  # type: ignore[arg-type]
     assert cpu is not None
     assert gpu is not None
     assert cpu.flops_per_ms == pytest.approx(1e8, rel=0.01)
@@ -90,34 +88,27 @@ def test_rates_are_those_of_what_was_measured() -> None:
 
 
 def test_what_has_a_predictor_keeps_it(network: Network) -> None:
-    cost = unmeasured.filled(CostModel(SOC, RateLaw()), network)
+    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
     assert isinstance(cost.predictors, Estimated)
     assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
     conv = network.layers[0].op
     target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)
-    expected = RateLaw().latency_ms(target, [conv])
+    expected = of_few_kinds().latency_ms(target, [conv])
     np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
     assert unmeasured.filled(cost, network) is cost
 
 
-class FewConvolutions(RateLaw):
-    """Too few convolutions on the GPU were measured, and say that they are ten times faster."""
-
-    def __init__(self, measured: str) -> None:
-        self.target = "conv2d_gpu_direct"
-        self.few = {self.target: frozenset([measured])}
-
-    def latency_ms(self, target: str, ops: Sequence[Any]) -> NDArray[np.float64]:
-        return super().latency_ms(target, ops) / (10 if target == self.target else 1)
-
-
 def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
+    """Too few convolutions on the GPU were measured, and say that they are ten times faster."""
     measured, smaller, larger = (f"conv2d in=1x8x8x8 oc={oc} kernel=1x1" for oc in (16, 8, 64))
-    predictors = FewConvolutions(measured)
+    target = "conv2d_gpu_direct"
+    predictors = of_few_kinds(
+        few={target: frozenset([measured])}, times=lambda name: 0.1 if name == target else 1.0
+    )
     cost = unmeasured.filled(CostModel(SOC, predictors), network)
     ops = [parse(measured), parse(smaller), parse(larger)]
-    own_ms = predictors.latency_ms(predictors.target, ops)
-    known_ms, estimated_ms, scaled_ms = cost.predictors.latency_ms(predictors.target, ops)
+    own_ms = predictors.latency_ms(target, ops)
+    known_ms, estimated_ms, scaled_ms = cost.predictors.latency_ms(target, ops)
     assert known_ms == own_ms[0]
     rates = rates_of("gpu", predictors, SOC)
     assert rates is not None
@@ -135,18 +126,10 @@ def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> N
     assert crossings(cpu.parts, [direct, ort, direct]) == [("store", shape), ("load", shape)]
     assert crossings(cpu.parts, [direct, ort, ort]) == [("store", shape)]
     assert crossings(cpu.parts, [ort, ort, ort]) == []
-    cost = unmeasured.filled(CostModel(SOC, WithPacking()), network)
+    cost = unmeasured.filled(CostModel(SOC, of_few_kinds(packing=Line(0.01, 0.1))), network)
     names = {layer.name: {"cpu": name} for layer, name in zip(
         network.layers, (direct, ort, direct), strict=True
     )}  # fmt: skip
     alone_ms = sum(cost.shard_ms(Shard((part,)), "cpu", names) for part in cpu.parts)
     packing_ms = cost.sharing_ms("load", shape) + cost.sharing_ms("store", shape)
     assert cost.shard_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
-
-
-class WithPacking(RateLaw):
-    """The law, with what packs and unpacks measured."""
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (*super().targets, *PACKING)

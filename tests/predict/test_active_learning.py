@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import GEMM, SOC, conv_parts, law_ms, op_row
+from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
 
 from codl.ir import Op, Shape, parse
 from codl.measure.dataset import Dataset

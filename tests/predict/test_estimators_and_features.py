@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 
 from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import GEMM, SOC, conv_parts, law_ms
+from support.simulated import GEMM, SOC, conv_parts, law_ms
 
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Shape, parse

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import GEMM, SOC, conv_parts, law_ms, op_row
+from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import parse, split

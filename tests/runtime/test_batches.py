@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,10 +12,11 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
-from kernel_runs import cut as cut_region
-from laws import SOC, Law
-from plans import make_plan
+from support.kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
+from support.kernel_runs import cut as cut_region
+from support.plans import make_plan
+from support.simulated import SOC
+from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import CodlError
 from codl.frontend.convert import convert
@@ -210,7 +209,7 @@ def test_what_mixes_images_is_computed_whole_by_whoever_reads_it() -> None:
 
 
 def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
-    cost = CostModel(SOC, Law())
+    cost = CostModel(SOC, SyntheticPredictors())
     for text in (
         "conv2d in={}x16x9x9 oc=8 kernel=3 pad=1",
         "fc in={}x16x3x3 oc=8",
@@ -229,19 +228,8 @@ def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
 def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
     """Between one image and one after the other, and launched at once on a real GPU."""
 
-    class Together(Law):
-        @property
-        def targets(self) -> tuple[str, ...]:
-            return (*super().targets, "batch_cpu", "batch_gpu")
-
-        def latency_ms(self, target: str, items: Sequence[Any]) -> Any:
-            if not target.startswith("batch"):
-                return super().latency_ms(target, items)
-            share = {"batch_cpu": 0.6, "batch_gpu": 0.01}[target]
-            return np.array([share * item.images * item.single_ms for item in items])
-
     halved = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
-    cost = CostModel(SOC, Together())
+    cost = CostModel(SOC, SyntheticPredictors(batch={"cpu": 0.6, "gpu": 0.01}))
     one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
     for processor, times in (("cpu", 6.0), ("gpu", 1.0)):
         single, batch = cost.choice(one, processor), cost.choice(ten, processor)  # type: ignore[arg-type]
@@ -250,16 +238,14 @@ def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
         assert batch.latency_ms == pytest.approx(times * single.latency_ms)
     layer = Layer("conv", ten, ("x",), "y", {})
     shard = cut([layer], ["y"], "N", 0.5, block=4)[1]
-    assert (cost.launches(shard), CostModel(halved, Law()).launches(shard)) == (1, 5)
+    one_by_one = CostModel(halved, SyntheticPredictors())
+    assert (cost.launches(shard), one_by_one.launches(shard)) == (1, 5)
 
 
 def test_a_batch_is_shared_at_once_and_packed_image_by_image() -> None:
-    class Parts(Law):
-        def sharing_ms(self, direction: Any, shapes: Sequence[Shape]) -> Any:
-            bytes_ = np.array([shape.bytes for shape in shapes], float)
-            return {"transform": 1.0 + 0 * bytes_, "map": 2.0 + 0 * bytes_, "copy": bytes_}
-
-    cost, shape = CostModel(SOC, Parts()), Shape(5, 3, 7, 7)
+    lines = {"transform": Line(1.0), "map": Line(2.0), "copy": Line(0.0, 1e6)}
+    predictors = SyntheticPredictors(parts={"to_gpu": lines}, packing=Line(0.0, 1e6))
+    cost, shape = CostModel(SOC, predictors), Shape(5, 3, 7, 7)
     assert cost.sharing_parts("to_gpu", shape) == {"transform": 1, "map": 2, "copy": shape.bytes}
     assert cost.sharing_ms("load", shape) == 5 * cost.sharing_ms("load", shape._replace(n=1))
 
@@ -269,7 +255,7 @@ def test_a_search_splits_the_images_of_the_whole_network() -> None:
     network = case(4)[0]
     assert image_ratios(network.layers) == [0.25, 0.5, 0.75]
     assert image_ratios(case(1)[0].layers) == []
-    law = Law(fixed=1e-3, per_mb=0.01)
+    law = SyntheticPredictors(exchange=Line(1e-3, 0.01))
     (whole,) = greedy_chains(ChainSearch(network, CostModel(SOC, law), "missing"))
     assert (whole.dim, whole.gpu_ratio) == ("N", 0.5)
     rows = ChainSearch(network, CostModel(SOC, law), "missing", dims=("H", "OC"))

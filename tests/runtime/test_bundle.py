@@ -19,7 +19,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from plans import CUTS, branching, legal, make_plan
+from support.plans import CUTS, branching, legal, make_plan
 from test_failures import Failing, source
 from test_subgraphs import floats, model, node, plan_of
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import CUTS, branching, legal, make_plan
+from support.plans import CUTS, branching, legal, make_plan
 
 from codl.errors import CodlError, MismatchError
 from codl.frontend.convert import convert

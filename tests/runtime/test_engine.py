@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import CUTS, branching, legal, make_plan
+from support.plans import CUTS, branching, legal, make_plan
 
 from codl.errors import CodlError
 from codl.frontend.convert import convert

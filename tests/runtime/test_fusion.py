@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernel_runs import assert_close, cut, download, operands
-from laws import SOC, Law
 from numpy.typing import NDArray
-from plans import defaults, make_plan
+from support.kernel_runs import assert_close, cut, download, operands
+from support.plans import defaults, make_plan
+from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors
 from test_failures import Failing, source
 from test_storages import gpu_variant
 
@@ -225,7 +226,7 @@ def test_only_sums_of_plain_convolutions_and_their_like_are_fused() -> None:
 
 def test_the_search_counts_what_fusing_saves(network: Network) -> None:
     """In every chain with a convolution and its add, and in no other: as the plan's cost has it."""
-    cost, seen = CostModel(SOC, Law()), set()
+    cost, seen = CostModel(SOC, SyntheticPredictors()), set()
     for segment in (one for own in Segments(network, cost).starting for one in own):
         layers = network.layers[segment.start : segment.stop]
         outputs = chain_outputs(network, layers)

@@ -8,7 +8,7 @@ from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
-from kernel_runs import assert_close, cut, operands, reference, run_cpu
+from support.kernel_runs import assert_close, cut, operands, reference, run_cpu
 
 from codl.ir import Region, Span, parse
 from codl.ir.soc import Soc

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_runs import operands, reference
 from numpy.typing import NDArray
-from random_ops import movements, ops
+from support.kernel_runs import operands, reference
+from support.random_ops import movements, ops
 from test_nd_math import norms, products, reductions, softmaxes
 
 from codl.ir import Array, Op, Region, Span, parse, split, to_text

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from plans import branching
+from support.plans import branching
 
 from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.frontend.convert import convert

@@ -1,0 +1,85 @@
+"""Every term of a plan's cost is counted: the price of one plan with it and without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.simulated import SOC
+from support.synthetic_predictors import Line, SyntheticPredictors
+
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Network
+from codl.ir.plan import Chain, Plan
+from codl.lower.program import build_program
+from codl.plan.cost_model import CostModel
+from codl.plan.pipeline_model import program_ms
+
+IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
+WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """Two images through convolutions and a residual add."""
+    b = ModelBuilder("batch")
+    x = b.relu(b.conv(b.input("x", (2, 16, 40, 40)), 32, 3, pad=1))
+    x = b.add(b.conv(x, 32, 3, pad=1), x)
+    b.output(b.conv(b.max_pool(x, 2, 2), 24, 1, pad=0))
+    return convert(simplify(import_onnx(b.build(), "batch")))
+
+
+def price(network: Network, predictors: SyntheticPredictors) -> float:
+    """Of a plan with two engines in the CPU's nets, and two storages on the GPU."""
+    cpu = ["cpu_direct", "cpu_direct", "cpu_ort", "cpu_direct", "cpu_direct"]
+    gpu = ["gpu_direct", "gpu_direct", "gpu_direct", "gpu_direct_image", "gpu_direct"]
+    layers = network.layers
+    variants = {
+        layer.name: {"cpu": own_cpu, "gpu": own_gpu}
+        for layer, own_cpu, own_gpu in zip(layers, cpu, gpu, strict=True)
+    }
+    cuts = [(layers[:2], "H", 0.5), (layers[2:], "N", 0.5)]
+    chains = tuple(
+        Chain(names, dim, ratio, {name: variants[name] for name in names})  # type: ignore[arg-type]
+        for names, dim, ratio in (
+            (tuple(layer.name for layer in own), dim, ratio) for own, dim, ratio in cuts
+        )
+    )
+    plan = Plan(network.name, network.digest, SOC.name, "test", "law", "missing", None, chains)
+    cost = CostModel(WITH_IMAGES, predictors)
+    return program_ms(network, build_program(network, plan, WITH_IMAGES), cost)
+
+
+@pytest.mark.parametrize(
+    ("term", "off"),
+    [
+        ("cold", {}),
+        ("contention", {}),
+        ("packing", None),
+        ("relayout", None),
+        ("exchange", Line(0.0)),
+    ],
+)
+def test_a_term_makes_a_plan_dearer(term: str, off: Any, network: Network) -> None:
+    every = SyntheticPredictors.with_all_terms()
+    changes: dict[str, Any] = {term: off, **({"parts": {}} if term == "exchange" else {})}
+    assert price(network, replace(every, asked=[], **changes)) < price(network, every)
+
+
+def test_launches_cost_the_cpu_and_nets_of_many_ops_save_calls(network: Network) -> None:
+    every = SyntheticPredictors.with_all_terms(contention={}, dispatch={})
+    plain_ms = price(network, every)
+    # What it takes to call a net of several ops once is saved; what each launch takes is added.
+    calls = replace(every, asked=[], dispatch={"cpu": Line(0.02)})
+    launches = replace(every, asked=[], dispatch={"gpu": Line(0.0, 5e4)})
+    assert price(network, calls) < plain_ms < price(network, launches)
+
+
+def test_images_at_once_are_cheaper_than_one_after_the_other(network: Network) -> None:
+    every = SyntheticPredictors.with_all_terms()
+    dear = replace(every, asked=[], batch={"cpu": 1.0, "gpu": 1.0})
+    assert price(network, every) < price(network, dear)
