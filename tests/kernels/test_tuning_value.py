@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulated import SOC
+from support.simulated import SOC
 
 from codl.ir import Op, parse, to_text
 from codl.kernels import registry
