@@ -16,6 +16,7 @@ from scipy.optimize import nnls
 from scipy.stats import norm
 
 from codl.predict.estimators.json_arrays import Vector, from_rows, rounded, to_rows
+from codl.predict.estimators.rowwise import rowwise_dot
 
 #: The quantiles that are stored; those between are interpolated.
 TAIL = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)
@@ -64,7 +65,7 @@ class Errors:
     def bounds(self, signs: Vector, coverage: float) -> tuple[Vector, Vector]:
         """Lowest and highest logarithm of measured over predicted, each shaped (items)."""
         low, high = np.interp([(1 - coverage) / 2, (1 + coverage) / 2], LEVELS, self.quantiles)
-        scale = np.column_stack([np.ones(len(signs)), signs]) @ self.scale
+        scale = rowwise_dot(np.column_stack([np.ones(len(signs)), signs]), self.scale)
         return low * scale, high * scale
 
     def state(self) -> dict[str, Any]:

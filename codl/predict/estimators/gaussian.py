@@ -16,6 +16,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.linalg.lapack import dpotrf, dpotri
 from scipy.optimize import minimize
 
+from codl.predict.estimators.rowwise import rowwise_matmul
+
 Vector = NDArray[np.float64]
 
 #: Logarithms of the noise and the amplitude that a search may go to.
@@ -138,7 +140,7 @@ def _distances(a: Vector, b: Vector) -> Vector:
     np.einsum("ij,ij->i", a, a, out=left[:, width])
     right[:, :width] = b
     np.einsum("ij,ij->i", b, b, out=right[:, width + 1])
-    squares = left @ right.T
+    squares = rowwise_matmul(left, right.T)
     np.abs(squares, out=squares)  # rounding makes a few negative; `maximum` is slower
     result: Vector = np.sqrt(squares, out=squares)
     return result

@@ -21,6 +21,7 @@ from codl.predict.estimators.conformal import Errors
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows, vector
 from codl.predict.estimators.linear import CodlLinear
+from codl.predict.estimators.rowwise import rowwise_dot
 from codl.predict.estimators.run_columns import RunColumns
 from codl.predict.estimators.run_effects import RunTerm
 from codl.predict.estimators.sparse_gp import (
@@ -185,7 +186,7 @@ class Codl(LatencyEstimator):
 
     def _seen(self, X: Vector, base: Vector) -> Vector:
         """What trees look at: the features' logarithms, alone and over the base."""
-        logs = _logs(X[:, self.columns_])
+        logs = _logs(X.take(self.columns_, axis=1))
         return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
 
     def _candidate(
@@ -292,7 +293,7 @@ class Codl(LatencyEstimator):
         self.columns_, self.center_, self.spread_ = kept, center[kept], spread[kept]
 
     def _scaled(self, X: Vector) -> Vector:
-        scaled: Vector = _logs(X[:, self.columns_])
+        scaled: Vector = _logs(X.take(self.columns_, axis=1))
         scaled -= self.center_
         scaled /= self.spread_
         return scaled
@@ -316,8 +317,7 @@ class Codl(LatencyEstimator):
         shares = self.shares_
         if self.trees_:
             shares = np.append(shares, 1 - shares.sum())
-        mixed: Vector = shares @ corrections
-        return mixed
+        return rowwise_dot(corrections.T, shares)
 
     def _predict(self, X: Vector) -> Vector:
         base = self.base_.typical(X)

@@ -19,6 +19,7 @@ from codl.predict.estimators.base import (
     number,
 )
 from codl.predict.estimators.json_arrays import rounded, to_rows, vector
+from codl.predict.estimators.rowwise import rowwise_dot
 from codl.predict.features import FeatureSet
 
 #: Significant digits of coefficients: more would only make files larger. Where none is negative,
@@ -35,7 +36,7 @@ class _Linear(LatencyEstimator):
     is_non_negative: ClassVar[bool] = False
 
     def _predict(self, X: Vector) -> Vector:
-        return X @ self.coef_ + self.intercept_
+        return rowwise_dot(X, self.coef_) + self.intercept_
 
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
         """Coefficients in the order of the features."""

@@ -19,6 +19,7 @@ from codl.predict.estimators.json_arrays import (
     to_rows,
     vector,
 )
+from codl.predict.estimators.rowwise import rowwise_dot, rowwise_matmul
 
 Groups = NDArray[np.intp]
 
@@ -66,7 +67,7 @@ class Member:
         weights = (self.amplitude**2 * self.weights).astype(np.float32)
         logs = on_line(scaled, self.line)
         for part, correlation in self._correlations(scaled, points):
-            logs[part] += correlation @ weights
+            logs[part] += rowwise_dot(correlation, weights)
         return logs
 
     def far(self, scaled: Vector, points: Vector) -> Vector:
@@ -144,12 +145,12 @@ def spread_axes(scaled: Vector) -> Vector:
 
 
 def along(scaled: Vector, axes: Vector | None) -> Vector:
-    result: Vector = scaled if axes is None else scaled @ axes
+    result: Vector = scaled if axes is None else rowwise_matmul(scaled, axes)
     return result
 
 
 def on_line(scaled: Vector, line: Vector) -> Vector:
-    result: Vector = scaled @ line[:-1] + line[-1]
+    result: Vector = rowwise_dot(scaled, line[:-1]) + line[-1]
     return result
 
 
