@@ -1,7 +1,7 @@
 """Ops that attention is made of, at a spread of sizes: measured first, whatever the models are.
 
 The models that a collection measures by default have no attention. A network with some is planned
-all the same, and what nobody has measured of it could only be estimated (`codl.plan.roofline`). A
+all the same, and what nobody has measured of it could only be estimated (`codl.plan.coverage`). A
 few dozen rows of each kernel variant take some tens of seconds, and such networks are planned by
 them.
 """

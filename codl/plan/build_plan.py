@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from codl.ir import Dim, Layer, Network
 from codl.ir.plan import Chain, Plan, Sharing
 from codl.lower.program import Segment, build_program
-from codl.plan import roofline as estimated
-from codl.plan import unmeasured
 from codl.plan.cost_model import CostModel
+from codl.plan.coverage import estimated, not_counted
 from codl.plan.cpu_backend_choice import few_changes
 from codl.plan.pipeline_model import program_ms
 
@@ -45,8 +44,8 @@ def make_plan(
         predicted_ms=None,
         chains=tuple(_chain(one) for one in cuts),
         source=cost.soc.source,
-        not_counted=unmeasured.not_counted(cost, network),
-        estimated=estimated.estimated(cost, network),
+        not_counted=not_counted(cost, network),
+        estimated=estimated(cost, network),
         method=method,
     )
     program = build_program(network, plan, cost.soc)

@@ -17,8 +17,7 @@ from codl.kernels import registry
 from codl.lower.fusion import residual_adds, works
 from codl.lower.partition import Part, Shard
 from codl.lower.program import Transfer
-from codl.plan.op_costs import Choice, OpCosts
-from codl.plan.profile_feedback import Corrections
+from codl.plan.op_costs import Choice, Corrections, OpCosts
 from codl.plan.switches import crossings
 from codl.predict.context_terms import Besides, Launches, Load
 from codl.predict.features import sharing_target

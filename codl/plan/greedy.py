@@ -9,9 +9,9 @@ from codl.ir import Dim, Layer, Network, Region
 from codl.ir.plan import Plan, Sharing
 from codl.lower.partition import Shard, cut
 from codl.lower.program import Residency, Transfer, chain_outputs
-from codl.plan import unmeasured
 from codl.plan.build_plan import Cut, make_plan
 from codl.plan.cost_model import CostModel, moved, packed
+from codl.plan.coverage import covered
 from codl.plan.pipeline_model import START, after_stage, priced, works_of_loads
 
 #: Ratios that a search tries; the ends are one processor alone.
@@ -44,7 +44,7 @@ class ChainSearch:
         dims: Sequence[Dim] = ("H", "OC", "N"),
     ) -> None:
         self.network = network
-        self.cost = unmeasured.filled(cost, network)
+        self.cost = covered(cost, network)
         self.sharing: Sharing = sharing
         self.dims = dims
         self._best: dict[tuple[str, ...], Candidate] = {}

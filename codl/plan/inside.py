@@ -19,11 +19,10 @@ from codl.ir.types import Processor
 from codl.kernels.columns import beyond, gpu_cache_bytes
 from codl.kernels.tensor_columns import Sizes
 from codl.plan.batches import together_ms
-from codl.plan.profile_feedback import Corrections
 from codl.predict.context_terms import Colds
 
 if TYPE_CHECKING:
-    from codl.plan.op_costs import LatencyPredictors
+    from codl.plan.op_costs import Corrections, LatencyPredictors
 
 #: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
 #: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the

@@ -17,7 +17,6 @@ from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.plan.inside import Asked, inside_ms
-from codl.plan.profile_feedback import Corrections
 from codl.predict.features import Item
 
 
@@ -41,6 +40,14 @@ class LatencyPredictors(Protocol):
         self, direction: Direction, shapes: Sequence[Shape]
     ) -> Mapping[str, NDArray[np.float64]]:
         """By the part of sharing; all of it a `copy` where parts are not known apart."""
+        ...
+
+
+class Corrections(Protocol):
+    """What plans that ran say about predictions."""
+
+    def factors(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
+        """What to multiply predictions with, shaped (ops)."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codl.ir import Network, OnnxModel, Op
@@ -14,7 +14,7 @@ from codl.kernels.ort import CpuOrt
 from codl.lower.partition import Part, Shard
 from codl.lower.program import Segment, build_program
 from codl.plan.cost_model import CostModel
-from codl.runtime.profiler import Span, totals_ms
+from codl.plan.profile_feedback import KINDS, Groups, Totals
 
 
 @dataclass(frozen=True)
@@ -48,37 +48,28 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
 
 
 def measured(
-    placed: Sequence[Placed],
-    spans: Iterable[Span],
-    nets: Mapping[str, Sequence[str]],
-    fused: Mapping[str, Sequence[str]],
+    placed: Sequence[Placed], totals: Totals, groups: Mapping[Processor, Groups]
 ) -> list[Placed]:
-    """The same with latencies from a profile.
-
-    `nets` are the ops of the CPU's nets, by label, and `fused` those that share kernels.
+    """The same with latencies from a profile; `groups` are the ops that each processor computes
+    together, by the label that they have there.
     """
-    totals = totals_ms(spans)
     shares: dict[tuple[Processor, str], tuple[float, int]] = {
         ("gpu", one.op): (totals.get(("kernel", one.op), 0.0), 1)
         for one in placed
         if one.processor == "gpu"
     }
     expected = {(one.processor, one.op): one.latency_ms or 0.0 for one in placed}
-    groups: tuple[tuple[Processor, str, Mapping[str, Sequence[str]]], ...] = (
-        ("cpu", "net", nets),
-        ("gpu", "kernel", fused),
-    )
-    for processor, kind, by_label in groups:
-        for label, ops in by_label.items():
+    for kind, processor in KINDS.items():
+        for label, ops in groups[processor].items():
             whole = sum(expected.get((processor, op), 0.0) for op in ops)
             for op in ops:
                 share = expected.get((processor, op), 0.0) / whole if whole else 1 / len(ops)
                 shares[processor, op] = (share * totals.get((kind, label), 0.0), len(ops))
-    found = []
+    rows = []
     for one in placed:
         ms, together = shares.get((one.processor, one.op), (0.0, 1))
-        found.append(replace(one, latency_ms=ms, together=together))
-    return found
+        rows.append(replace(one, latency_ms=ms, together=together))
+    return rows
 
 
 def _shards(segment: Segment) -> tuple[tuple[Processor, Shard], tuple[Processor, Shard]]:

@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias, get_args
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.plan import unmeasured
 from codl.plan.beam_search import every_way, fastest
 from codl.plan.build_plan import Cut, make_plan
 from codl.plan.candidates import Segment, Segments
 from codl.plan.cost_model import CostModel
+from codl.plan.coverage import covered
 from codl.plan.greedy import Candidate, ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.objective import LATENCY, Objective
 
@@ -48,7 +48,7 @@ def search(
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
     with _no_collection():
-        cost = unmeasured.filled(cost, network)
+        cost = covered(cost, network)
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
         best, best_ms = None, inf

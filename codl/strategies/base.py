@@ -13,12 +13,11 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.measure import dataset
 from codl.measure.dataset import Dataset
-from codl.plan import unmeasured
 from codl.plan.cost_model import CostModel
+from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
 from codl.plan.op_costs import LatencyPredictors
 from codl.plan.single_processor import default_plan, one_processor
-from codl.plan.without import WithoutWinograd
 from codl.predict.names import DEFAULT, FOLDER
 
 
@@ -61,7 +60,7 @@ class Context:
         None where the default predictor is not trained.
         """
         try:
-            return unmeasured.filled(self.cost(DEFAULT), network)
+            return covered(self.cost(DEFAULT), network)
         except InvalidFileError:
             return None
 

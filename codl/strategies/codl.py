@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.plan.alone import unless_alone
 from codl.plan.search import search
+from codl.plan.single_processor import unless_alone
 from codl.strategies.base import Context, Strategy
 
 

@@ -16,16 +16,16 @@ from typing import ClassVar
 from codl.errors import UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.types import PROCESSORS
+from codl.ir.types import PROCESSORS, Processor
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort, interleave, timed
-from codl.plan import unmeasured
 from codl.plan.cost_model import CostModel
-from codl.plan.profile_feedback import Corrections, Sample
-from codl.plan.profile_observation import observe
+from codl.plan.coverage import covered
+from codl.plan.profile_feedback import Groups, OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
 from codl.plan.single_processor import one_processor
 from codl.runtime.engine import Engine
+from codl.runtime.profiler import totals_ms
 from codl.strategies.base import Context, Strategy
 
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
@@ -52,7 +52,7 @@ class CodlRefined(Strategy):
                 f"{self.name} compares how long plans take, and knows neither the objective "
                 f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
             )
-        cost = unmeasured.filled(context.cost(self.default_predictor), network)
+        cost = covered(context.cost(self.default_predictor), network)
         with Trials(network, cost, context.note) as trials:
             for processor in PROCESSORS:
                 trials.run(one_processor(network, cost, processor, strategy=self.name))
@@ -60,7 +60,7 @@ class CodlRefined(Strategy):
             trials.run(search(network, cost, self.name, method=context.method))
             losses = 0
             for _ in range(ROUNDS):
-                corrected = cost.corrected(Corrections(trials.samples))
+                corrected = cost.corrected(ProfileCorrections(trials.samples))
                 plan = search(network, corrected, self.name, method=context.method)
                 if trials.has_run(plan):
                     break
@@ -74,7 +74,7 @@ class Trials:
     """Plans that run on the device, what they say of predictions, and the fastest of them."""
 
     def __init__(self, network: Network, cost: CostModel, note: Callable[[str], None]) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[OpRatio] = []
         self._network, self._cost, self._note = network, cost, note
         self._run: set[str] = set()
         self._best: Engine | None = None
@@ -137,6 +137,13 @@ class Trials:
         loser, self._best = (self._best, new) if faster else (new, self._best)
         loser.close()
         return faster
+
+
+def observe(engine: Engine, cost: CostModel, runs: int = 7) -> list[OpRatio]:
+    """Run an engine on what it was fed, and compare each net and kernel with its prediction."""
+    profiles = [totals_ms(engine.profile(1)) for _ in range(runs)]
+    groups: dict[Processor, Groups] = {"cpu": engine.nets, "gpu": engine.fused}
+    return op_ratios(engine.network, engine.plan, profiles, groups, cost)
 
 
 def _summary(plan: Plan) -> str:

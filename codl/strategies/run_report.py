@@ -15,7 +15,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.placement import Placed
 from codl.runtime.energy import energy_mj, find_sensors
 from codl.runtime.engine import Engine
-from codl.runtime.profiler import Span
+from codl.runtime.profiler import Span, totals_ms
 
 WARM_UP = 2
 
@@ -56,5 +56,7 @@ def measure(
         energy_mj=energy,
         energy_sensors=tuple(sensor.name for sensor in sensors),
         spans=spans,
-        placed=placement.measured(placed, spans, engine.nets, engine.fused),
+        placed=placement.measured(
+            placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}
+        ),
     )

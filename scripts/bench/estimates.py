@@ -18,7 +18,7 @@ from codl.ir import soc as socs
 from codl.ir.types import PROCESSORS
 from codl.measure import dataset as datasets
 from codl.measure.dataset import Dataset, OpRow
-from codl.plan.roofline import rates_of
+from codl.plan.coverage import rates_of
 from codl.predict.features import is_mulayer
 from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER

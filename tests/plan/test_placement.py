@@ -16,10 +16,10 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
-from codl.plan import unmeasured
 from codl.plan.cost_model import CostModel
+from codl.plan.coverage import covered
 from codl.plan.placement import measured, predicted
-from codl.runtime.profiler import Span
+from codl.runtime.profiler import Span, totals_ms
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def plan(network: Network) -> Plan:
 
 
 def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> None:
-    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
+    cost = covered(CostModel(SOC, of_few_kinds()), network)
     rows = predicted(network, plan, SOC, cost)
     assert [(one.op, one.processor, one.variant) for one in rows] == [
         ("conv", "cpu", "cpu_direct"),
@@ -74,7 +74,7 @@ def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> Non
 
 
 def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: Plan) -> None:
-    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
+    cost = covered(CostModel(SOC, of_few_kinds()), network)
     before = predicted(network, plan, SOC, cost)
     spans = [
         Span("cpu", "net", "conv", 0.0, 2.0),
@@ -85,7 +85,7 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
         Span("gpu", "kernel", "add", 6.0, 6.5),
     ]
     nets = {"conv": ("conv",), "cumsum ... softmax": ("cumsum", "softmax")}
-    rows = measured(before, spans, nets, {})
+    rows = measured(before, totals_ms(spans), {"cpu": nets, "gpu": {}})
     assert [one.together for one in rows] == [1, 1, 2, 2, 1]
     assert [rows[i].latency_ms for i in (0, 1, 4)] == pytest.approx([2.0, 1.25, 0.5])
     shares = [one.latency_ms or 0.0 for one in rows[2:4]]
@@ -95,10 +95,14 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
 
 
 def test_layers_that_share_kernels_share_their_latency(network: Network, plan: Plan) -> None:
-    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
+    cost = covered(CostModel(SOC, of_few_kinds()), network)
     spans = [Span("gpu", "kernel", "conv + add", 0.5, 2.5), Span("cpu", "net", "conv", 0.0, 2.0)]
     before = predicted(network, plan, SOC, cost)
-    rows = measured(before, spans, {"conv": ("conv",)}, {"conv + add": ("conv", "add")})
+    rows = measured(
+        before,
+        totals_ms(spans),
+        {"cpu": {"conv": ("conv",)}, "gpu": {"conv + add": ("conv", "add")}},
+    )
     assert [(one.latency_ms, one.together) for one in rows[:1]] == [(2.0, 1)]
     own = [one.latency_ms or 0.0 for one in (rows[1], rows[4])]
     assert sum(own) == pytest.approx(2.0)

@@ -22,13 +22,13 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.lower.program import Transfer, build_program
 from codl.measure.dataset import Dataset, OpRow
-from codl.plan.alone import WORTH, unless_alone
 from codl.plan.build_plan import Cut, make_plan
 from codl.plan.cost_model import CostModel, moved
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.inside import COLD_INSIDE
 from codl.plan.pipeline_model import after_stage, priced
 from codl.plan.search import search as best_plan
+from codl.plan.single_processor import WORTH, unless_alone
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import SINGLES
 

@@ -23,8 +23,7 @@ from codl.measure.protocol import Latency
 from codl.plan.build_plan import Cut, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.objective import Objective
-from codl.plan.profile_feedback import Corrections, Sample
-from codl.plan.profile_observation import observe
+from codl.plan.profile_feedback import OpRatio, ProfileCorrections
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import Span
@@ -35,23 +34,23 @@ CONV = "conv2d in=1x64x{h}x56 oc=64 kernel=3x3 pad=1"
 TARGET = "conv2d_gpu_direct"
 
 
-def factor(corrections: Corrections, text: str, target: str = TARGET) -> float:
+def factor(corrections: ProfileCorrections, text: str, target: str = TARGET) -> float:
     return float(corrections.factors(target, [parse(text)])[0])
 
 
 def test_a_sample_speaks_for_its_like_and_for_nothing_else() -> None:
-    slow = Corrections([Sample(TARGET, parse(CONV.format(h=40)), 2.0)])
+    slow = ProfileCorrections([OpRatio(TARGET, parse(CONV.format(h=40)), 2.0)])
     same, near = factor(slow, CONV.format(h=40)), factor(slow, CONV.format(h=28))
     assert 1.6 < same < 2.0
     assert 1.2 < near < same
     assert factor(slow, "conv2d in=1x8x4x4 oc=8 kernel=1x1") == pytest.approx(1.0, abs=1e-3)
     assert factor(slow, CONV.format(h=40), "conv2d_gpu_winograd") == 1.0
-    assert factor(Corrections(), CONV.format(h=40)) == 1.0
+    assert factor(ProfileCorrections(), CONV.format(h=40)) == 1.0
 
 
 def test_many_samples_outweigh_doubt_and_agree_on_their_mean() -> None:
     op = parse(CONV.format(h=40))
-    found = Corrections([Sample(TARGET, op, ratio) for ratio in (1.5, 6.0) * 20])
+    found = ProfileCorrections([OpRatio(TARGET, op, ratio) for ratio in (1.5, 6.0) * 20])
     assert factor(found, to_text(op)) == pytest.approx(3.0, rel=0.02)
 
 
@@ -59,7 +58,7 @@ def test_corrected_costs_are_those_times_the_factors() -> None:
     op = parse(CONV.format(h=40))
     cost = CostModel(SOC, SyntheticPredictors(gpu=2.0))
     before = cost.prefetch([op], "gpu")[0]
-    corrections = Corrections([Sample("conv2d_gpu_direct", op, 3.0)])
+    corrections = ProfileCorrections([OpRatio("conv2d_gpu_direct", op, 3.0)])
     after = cost.corrected(corrections).prefetch([op], "gpu")[0]
     for name, choice in before.items():
         expected = factor(corrections, to_text(op), f"conv2d_{name}") * choice.latency_ms
@@ -87,7 +86,7 @@ def test_ratios_are_those_of_measured_to_predicted(slower: dict[str, float]) -> 
     stand_in: Any = SimpleNamespace(
         network=network, plan=plan, soc=SOC, nets={}, fused={}, profile=lambda runs: [*spans()]
     )
-    samples = observe(stand_in, cost, runs=3)
+    samples = codl_refined.observe(stand_in, cost, runs=3)
     assert len(samples) == sum(len(s.cpu.parts) + len(s.gpu.parts) for s in segments)
     for sample in samples:
         side = "gpu" if "_gpu_" in sample.target else "cpu"

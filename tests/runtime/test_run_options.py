@@ -18,7 +18,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
-from codl.plan.without import WithoutWinograd
+from codl.plan.coverage import WithoutWinograd
 from codl.runtime import hints
 from codl.runtime.affinity import cores_of, speeds, with_cores
 from codl.runtime.cl_import import cl_module

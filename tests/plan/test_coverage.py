@@ -19,9 +19,15 @@ from codl.ir.plan import load_plan
 from codl.kernels import registry
 from codl.lower.partition import Shard, cut
 from codl.lower.program import build_program
-from codl.plan import unmeasured
 from codl.plan.cost_model import CostModel
-from codl.plan.roofline import OTHERS_SHARE, PRODUCTS_SHARE, SAFETY, Estimated, rates_of
+from codl.plan.coverage import (
+    OTHERS_SHARE,
+    PRODUCTS_SHARE,
+    SAFETY,
+    Estimated,
+    covered,
+    rates_of,
+)
 from codl.plan.switches import crossings
 from codl.strategies import STRATEGIES, Context, find
 
@@ -88,14 +94,14 @@ def test_rates_are_those_of_what_was_measured() -> None:
 
 
 def test_what_has_a_predictor_keeps_it(network: Network) -> None:
-    cost = unmeasured.filled(CostModel(SOC, of_few_kinds()), network)
+    cost = covered(CostModel(SOC, of_few_kinds()), network)
     assert isinstance(cost.predictors, Estimated)
     assert set(cost.predictors.rates) == {"softmax_cpu_ort", "softmax_gpu_direct"}
     conv = network.layers[0].op
     target = registry.target(registry.variants(conv, "gpu", SOC)[0], conv)
     expected = of_few_kinds().latency_ms(target, [conv])
     np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
-    assert unmeasured.filled(cost, network) is cost
+    assert covered(cost, network) is cost
 
 
 def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
@@ -105,7 +111,7 @@ def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
     predictors = of_few_kinds(
         few={target: frozenset([measured])}, times=lambda name: 0.1 if name == target else 1.0
     )
-    cost = unmeasured.filled(CostModel(SOC, predictors), network)
+    cost = covered(CostModel(SOC, predictors), network)
     ops = [parse(measured), parse(smaller), parse(larger)]
     own_ms = predictors.latency_ms(target, ops)
     known_ms, estimated_ms, scaled_ms = cost.predictors.latency_ms(target, ops)
@@ -126,7 +132,7 @@ def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> N
     assert crossings(cpu.parts, [direct, ort, direct]) == [("store", shape), ("load", shape)]
     assert crossings(cpu.parts, [direct, ort, ort]) == [("store", shape)]
     assert crossings(cpu.parts, [ort, ort, ort]) == []
-    cost = unmeasured.filled(CostModel(SOC, of_few_kinds(packing=Line(0.01, 0.1))), network)
+    cost = covered(CostModel(SOC, of_few_kinds(packing=Line(0.01, 0.1))), network)
     names = {layer.name: {"cpu": name} for layer, name in zip(
         network.layers, (direct, ort, direct), strict=True
     )}  # fmt: skip

@@ -1,0 +1,303 @@
+"""Which ops a SoC's predictors cover, and what stands in for those that they do not.
+
+Predictors are trained on the kinds of op in some models. Another model may have a softmax or a
+gather, or an ONNX subgraph, for which there is none, or one that has seen a handful of shapes. On a
+SoC at hand such an op gets an estimate by a roofline: how fast the SoC's predictors say that it
+computes and moves bytes. The plan names those ops. Work moves between processors by measurements
+and not by hope, so estimates are by the slowest of some ops, and on the GPU, whose kernels differ
+most, twice that.
+
+A replayed SoC has other people's measurements, of convolutions, say, and no pooling. What has no
+latency there on either processor costs 0 on both, so it hinders no chain, and the plan names it as
+not counted. An op that was measured on one processor runs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir import Network, Op, Shape, parse, to_text
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Direction, Processor
+from codl.kernels import registry
+from codl.plan.cost_model import CostModel
+from codl.plan.op_costs import LatencyPredictors
+from codl.predict.features import Item, sharing_target
+
+#: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
+#: that move bytes, and one that does hardly anything.
+PROBES = (
+    "conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1",
+    "conv2d in=1x256x14x14 oc=256 kernel=1x1",
+    "pooling in=1x64x56x56 kernel=2x2 stride=2",
+    "eltwise in=1x64x56x56,1x64x56x56",
+)
+TINY = "conv2d in=1x8x2x2 oc=8 kernel=1x1"
+#: Of what a probe takes, at least so much is its own and not what any op takes.
+OWN_PART = 0.5
+#: By how much more estimates are than what the rates say: see docs/predictors.md for how far those
+#: are off on a host's CPU and on its OpenCL device.
+SAFETY: Mapping[Processor, float] = {"cpu": 1.0, "gpu": 2.0}
+#: Kinds that multiply matrices; these reach about half of a convolution's rate.
+PRODUCTS = ("conv2d", "conv_transpose2d", "fc", "matmul")
+PRODUCTS_SHARE = 0.5
+#: Functions, sums and comparisons have no multiply-adds to keep a core's units busy.
+OTHERS_SHARE = 1 / 16
+#: Other libraries' latencies on the CPU go from tensor to tensor, so these are part of them.
+INCLUDED: tuple[Direction, ...] = ("load", "store")
+MOVES: tuple[Direction, ...] = ("to_gpu", "to_cpu")
+
+
+@dataclass(frozen=True)
+class Delegating:
+    """Wrapper around predictors that answers as they do; subclasses say where they differ."""
+
+    predictors: LatencyPredictors
+
+    @property
+    def name(self) -> str:
+        return self.predictors.name
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.predictors.targets
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return self.predictors.few
+
+    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        return self.predictors.latency_ms(target, items)
+
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        return self.predictors.sharing_ms(direction, shapes)
+
+
+@dataclass(frozen=True)
+class Estimated(Delegating):
+    """Predictors that estimate targets that they lack, or know too little of, by rates."""
+
+    #: The rates for every target that is estimated.
+    rates: dict[str, Rates]
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.predictors.targets, *sorted(self.rates))))
+
+    @cached_property
+    def _examples(self) -> dict[str, Examples]:
+        """What was measured of a target, where that was too little."""
+        few = self.predictors.few
+        return {name: Examples.of(name, self.predictors) for name in self.rates if name in few}
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return {}
+
+    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        if target not in self.rates:
+            return super().latency_ms(target, items)
+        rates, ops = self.rates[target], [op for op in items if isinstance(op, Op)]
+        estimates: NDArray[np.float64] = np.array([rates.latency_ms(op) for op in ops])
+        if target not in self.predictors.targets:
+            return estimates
+        own_ms = self.predictors.latency_ms(target, items)
+        examples, measured = self._examples[target], self.predictors.few[target]
+        most_ms = np.array([examples.most_ms(op) for op in ops])
+        is_known = np.array([to_text(op) in measured for op in ops])
+        return np.where(is_known, own_ms, np.maximum(np.minimum(estimates, most_ms), own_ms))
+
+
+@dataclass(frozen=True)
+class PartlyMeasured(Delegating):
+    """Predictors that answer 0 for targets and directions that nobody has measured."""
+
+    missing: frozenset[str]
+    free: frozenset[str]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*self.predictors.targets, *sorted(self.missing))
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        return {}
+
+    def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
+        if target in self.missing:
+            return np.zeros(len(items))
+        return super().latency_ms(target, items)
+
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        if direction in self.free:
+            return {"copy": np.zeros(len(shapes))}
+        return super().sharing_ms(direction, shapes)
+
+
+class WithoutWinograd(Delegating):
+    """Predictors that know nothing of Winograd variants.
+
+    Nor of muLayer's targets, which do not tell variants apart.
+    """
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name in self.predictors.targets
+            if "_winograd" not in name and not name.startswith("mulayer_")
+        )
+
+
+def covered(cost: CostModel, network: Network) -> CostModel:
+    """The cost model with an answer for every op: an estimate, or on a replayed SoC nothing."""
+    if not cost.soc.is_replayed:
+        return _with_estimates(cost, network)
+    if isinstance(cost.predictors, PartlyMeasured):
+        return cost
+    known = cost.predictors.targets
+    missing: set[str] = set()
+    for layer in network.layers:
+        own = _targets(layer.op, cost.soc)
+        if not own.intersection(known):
+            missing |= own
+    usual = registry.storages(cost.soc)[0]
+    free = {way for way in MOVES if sharing_target(way, usual) not in known}
+    partly = PartlyMeasured(cost.predictors, frozenset(missing), frozenset((*free, *INCLUDED)))
+    return replace(cost, predictors=partly)
+
+
+def _with_estimates(cost: CostModel, network: Network) -> CostModel:
+    """The cost model with estimates for ops that have no predictor on a processor.
+
+    One that has seen too few counts for those, and for others where it is slower than estimated;
+    the estimate is no more than what so much more work takes of those that it has seen.
+    """
+    if isinstance(cost.predictors, Estimated):
+        return cost
+    rates: dict[str, Rates] = {}
+    for processor in PROCESSORS:
+        missing = sorted(set(_poorly_covered(cost, network, processor)))
+        own = rates_of(processor, cost.predictors, cost.soc) if missing else None
+        if own is not None:
+            rates |= dict.fromkeys(missing, own)
+    return replace(cost, predictors=Estimated(cost.predictors, rates)) if rates else cost
+
+
+def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
+    """The layers, by name, whose latency on some processor is an estimate."""
+    predictors = cost.predictors
+    if not isinstance(predictors, Estimated):
+        return ()
+    return tuple(
+        layer.name
+        for layer in network.layers
+        if any(t in predictors.rates for p in PROCESSORS for t in _targets(layer.op, cost.soc, p))
+    )
+
+
+def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> Rates | None:
+    """How fast a processor is by its predictors; None where there are none for the probes."""
+
+    def fastest_ms(op: Op) -> float:
+        known = set(_targets(op, soc, processor)).intersection(predictors.targets)
+        latencies = (float(predictors.latency_ms(target, [op])[0]) for target in known)
+        return min(latencies, default=inf)
+
+    probes = {op: ms for op in map(parse, PROBES) if (ms := fastest_ms(op)) < inf}
+    if not probes:
+        return None
+    least_ms = min(fastest_ms(parse(TINY)), *probes.values())
+    own_ms = {op: max(ms - least_ms, OWN_PART * ms) for op, ms in probes.items()}
+    products = [op for op in probes if op.kind in PRODUCTS] or list(probes)
+    movers = [op for op in probes if op.kind not in PRODUCTS] or list(probes)
+    return Rates(
+        flops_per_ms=min(op.flops / own_ms[op] for op in products),
+        bytes_per_ms=min(op.bytes / own_ms[op] for op in movers),
+        least_ms=least_ms,
+        safety=SAFETY[processor],
+    )
+
+
+def _poorly_covered(cost: CostModel, network: Network, processor: Processor) -> Iterator[str]:
+    """Targets of which too little was measured, and those of ops that have no other."""
+    few = set(cost.predictors.few)
+    known = set(cost.predictors.targets) - few
+    for op in dict.fromkeys(layer.op for layer in network.layers):
+        own = _targets(op, cost.soc, processor)
+        yield from own if known.isdisjoint(own) else few.intersection(own)
+
+
+def not_counted(cost: CostModel, network: Network) -> tuple[str, ...]:
+    """The layers, by name, and the ways of data sharing that a plan's latency leaves out."""
+    predictors = cost.predictors
+    if not isinstance(predictors, PartlyMeasured):
+        return ()
+    layers = [
+        layer.name for layer in network.layers if _targets(layer.op, cost.soc) <= predictors.missing
+    ]
+    ways = [f"data sharing, {way}" for way in MOVES if way in predictors.free]
+    return (*layers, *ways)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A processor's operations and bytes in a millisecond, and what any op takes at least.
+
+    Estimates are `safety` times as long.
+    """
+
+    flops_per_ms: float
+    bytes_per_ms: float
+    least_ms: float
+    safety: float = 1.0
+
+    def latency_ms(self, op: Op) -> float:
+        share = PRODUCTS_SHARE if op.kind in PRODUCTS else OTHERS_SHARE
+        computing_ms = op.flops / (share * self.flops_per_ms)
+        return self.safety * (self.least_ms + max(computing_ms, op.bytes / self.bytes_per_ms))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The few ops that were measured of a target, and their latencies in milliseconds."""
+
+    measured: tuple[tuple[Op, float], ...]
+
+    @classmethod
+    def of(cls, target: str, predictors: LatencyPredictors) -> Examples:
+        ops = [parse(text) for text in sorted(predictors.few[target])]
+        latencies = predictors.latency_ms(target, ops).tolist()
+        return cls(tuple(zip(ops, latencies, strict=True)))
+
+    def most_ms(self, op: Op) -> float:
+        """What an op takes at most, by the nearest that does less; infinite where none does.
+
+        In one kernel so many times the work takes so many times as long, or less. Rates do not tell
+        that of a large GPU: its probes end before all of it is at work.
+        """
+        times = [
+            (max(op.flops / max(one.flops, 1), op.bytes / one.bytes), latency_ms)
+            for one, latency_ms in self.measured
+        ]
+        more, latency_ms = min((one for one in times if one[0] >= 1), default=(inf, 1.0))
+        return more * latency_ms
+
+
+def _targets(op: Op, soc: Soc, *processors: Processor) -> set[str]:
+    """The targets of an op's variants on some processors, or on all."""
+    return {
+        registry.target(variant, op)
+        for processor in processors or PROCESSORS
+        for variant in registry.variants(op, processor, soc)
+    }
