@@ -13,11 +13,10 @@ from codl.ir.soc import Soc
 from codl.ir.types import Constant, Processor
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import source_digest
+from codl.kernels.source import compile_options, source_digest
 from codl.lower.fusion import Work
 from codl.lower.partition import Part
 from codl.runtime.kernel_provider import Untouched, Way
-from codl.runtime.program_cache import options_of
 
 
 class Recorder:
@@ -140,5 +139,5 @@ def _kernels(plan: KernelPlan) -> dict[str, str]:
     return {
         "source": plan.source,
         "digest": source_digest(plan),
-        "options": options_of(plan.defines),
+        "options": compile_options(plan.defines),
     }

@@ -59,6 +59,10 @@ class ImageSize:
         rows, columns, _ = values.shape
         return cls(columns, rows, "float16" if values.dtype == np.float16 else "float32")
 
+    @property
+    def bytes(self) -> int:
+        return 4 * self.width * self.height * (2 if self.element == "float16" else 4)
+
     def __str__(self) -> str:
         return f"an image of {self.width}x{self.height} {self.element} texels"
 

@@ -7,6 +7,7 @@ here: drivers see no files, and a program's key in the cache is its whole text.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
@@ -14,6 +15,8 @@ from codl.cache import digest
 from codl.kernels.base import KernelPlan
 
 COMMON = "common.cl"
+#: The version of OpenCL C that sources are written in.
+STANDARD = "-cl-std=CL1.2"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
@@ -25,6 +28,11 @@ def source_text(plan: KernelPlan) -> str:
 def source_digest(plan: KernelPlan) -> str:
     """Changes whenever the text does."""
     return _digest((COMMON, plan.source))
+
+
+def compile_options(defines: Mapping[str, int | float | str]) -> str:
+    """The compiler's options for a plan's macros."""
+    return " ".join([STANDARD, *(f"-D{key}={value}" for key, value in sorted(defines.items()))])
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from codl.cache import Slot, digest
 from codl.errors import DeviceError
 from codl.kernels.base import KernelPlan
-from codl.kernels.source import source_digest, source_text
+from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cl_import import cl_module
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["binaries", "failures", "attempts"]
 
-STANDARD = "-cl-std=CL1.2"
 #: So many deaths of a process while the driver compiles a program are the driver's doing.
 DEATHS = 2
 CPUINFO = Path("/proc/cpuinfo")
@@ -50,7 +49,7 @@ class _Job:
 
     @classmethod
     def of(cls, plan: KernelPlan) -> _Job:
-        return cls(plan.source, source_text(plan), source_digest(plan), options_of(plan.defines))
+        return cls(plan.source, source_text(plan), source_digest(plan), compile_options(plan.defines))
 
 
 @dataclass(frozen=True)
@@ -220,10 +219,6 @@ class Programs:
 def _binary(program: cl.Program) -> bytes:
     (blob,) = program.get_info(cl_module().program_info.BINARIES)
     return bytes(blob)
-
-
-def options_of(defines: Mapping[str, int | float | str]) -> str:
-    return " ".join([STANDARD, *(f"-D{key}={value}" for key, value in sorted(defines.items()))])
 
 
 def _identity(device: cl.Device) -> dict[str, str]:

@@ -1,0 +1,165 @@
+"""The GPU's shard of a chain: kernels in order, with copies where storages differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codl.errors import DeviceError
+from codl.ir.executable import Access, GpuOp, Relayout
+from codl.ir.op_text import to_text
+from codl.ir.plan import Chain
+from codl.ir.region import Region
+from codl.ir.soc import Soc
+from codl.ir.tensor import Tensor
+from codl.ir.types import Storage
+from codl.kernels import registry
+from codl.kernels.base import ConstantArg, KernelPlan, TensorArg
+from codl.lower.arena import GpuArena
+from codl.lower.assembly import Assembly
+from codl.lower.fusion import Work, works
+from codl.lower.kernels import KernelLowering, packing
+from codl.lower.partition import Part, Shard
+from codl.lower.selection import Selection, Selector
+
+
+class GpuLowering:
+    """Lowers shards of one network over `tensors`, which live on between chains."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        arena: GpuArena,
+        kernels: KernelLowering,
+        selector: Selector,
+        *,
+        fuse: bool,
+    ) -> None:
+        self._assembly, self._arena, self._kernels = assembly, arena, kernels
+        self._selector, self._fuse = selector, fuse
+        self._tensors: dict[str, Tensor] = {}
+        #: Copies of tensors in other storages, valid inside one chain.
+        self._copies: dict[tuple[str, Storage], Tensor] = {}
+
+    def lower(self, shard: Shard, chain: Chain, tensors: Mapping[str, Tensor]) -> None:
+        """Emit a shard's kernels; raises `DeviceError` where no kernel is left for a layer."""
+        self._tensors, self._copies = dict(tensors), {}
+        planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
+        fused = works(shard, tensors, planned, self._selector.soc)
+        ordered = fused if self._fuse else [Work(part) for part in shard.parts]
+        chosen = [pair for work in ordered for pair in self._selected(work, planned)]
+        last_reader = {name: work for work, _ in chosen for name, _ in work.reads}
+        for work, selection in chosen:
+            self._emit(work, selection)
+            for name in dict(work.reads):
+                if last_reader[name] is work:
+                    self._release(name, is_kept=name in tensors)
+
+    def _selected(
+        self, work: Work, planned: Mapping[str, str]
+    ) -> list[tuple[Work, Selection]]:
+        """Kernels for a work; an add that fails in its convolution has kernels of its own."""
+        selection = self._selector.first(work, planned[work.part.layer.name])
+        if selection is not None:
+            return [(work, selection)]
+        if work.add is None:
+            raise DeviceError(
+                f"No kernel variant of {work.label!r} works here: the device refused all of them."
+            )
+        return [pair for part in work.parts for pair in self._selected(Work(part), planned)]
+
+    def _release(self, name: str, *, is_kept: bool) -> None:
+        """Give back what no further part reads."""
+        if not is_kept:
+            self._arena.give(self._tensors.pop(name))
+        for key in [key for key in self._copies if key[0] == name]:
+            self._arena.give(self._copies.pop(key))
+
+    def _emit(self, work: Work, selection: Selection) -> None:
+        plan, result = selection.plan, work.result
+        arguments: dict[TensorArg, tuple[Tensor, Region]] = {}
+        for index, (name, need) in enumerate(work.reads):
+            argument = TensorArg("input", index)
+            arguments[argument] = (self._read(name, plan.storage(argument)), need)
+        target, stored = self._target(result, plan.storage(TensorArg("output")))
+        arguments[TensorArg("output")] = (target, result.region)
+        constants = self._constants(work, selection)
+        step = self._assembly.step(self._gpu_op(work, selection, arguments, constants))
+        self._kernels.launch(plan, arguments, step=step, constants=constants)
+        output = result.layer.output
+        if stored is not target:
+            self._copy(target, stored, result.region)
+            self._arena.give(target)
+        self._tensors[output] = stored
+
+    def _gpu_op(
+        self,
+        work: Work,
+        selection: Selection,
+        arguments: Mapping[TensorArg, tuple[Tensor, Region]],
+        constants: int | None,
+    ) -> GpuOp:
+        *reads, writes = (Access(self._assembly.tensors.number(t), r) for t, r in arguments.values())
+        return GpuOp(
+            label=work.label,
+            layers=work.names,
+            ops=tuple(to_text(part.op) for part in work.parts),
+            variant=selection.variant.name,
+            choice=None if selection.choice is None else dict(selection.choice),
+            reads=tuple(reads),
+            writes=writes,
+            constants=constants,
+        )
+
+    def _constants(self, work: Work, selection: Selection) -> int | None:
+        layer, plan = work.part.layer, selection.plan
+        weights = layer.op.restrict_weights(layer.weights, work.part.region)
+        if not _reads_constants(plan):
+            return None
+        how = packing(plan, [to_text(part.op) for part in work.parts], selection.variant.name,
+                      weights)  # fmt: skip
+        return self._assembly.add_constants(how, weights, lambda: plan.pack(weights))
+
+    def _copy(self, source: Tensor, target: Tensor, region: Region) -> None:
+        accesses = (self._assembly.access(tensor, region) for tensor in (source, target))
+        step = self._assembly.step(Relayout(f"transform {source.name}", *accesses))
+        self._kernels.copy(source, target, region, step=step)
+
+    def _read(self, name: str, storage: Storage) -> Tensor:
+        """The tensor in a storage, copied there where it is in another."""
+        tensor = self._tensors[name]
+        if tensor.storage == storage:
+            return tensor
+        if (name, storage) not in self._copies:
+            copy = self._arena.take(name, tensor.shape, tensor.held, storage)
+            self._copy(tensor, copy, tensor.held)
+            self._copies[name, storage] = copy
+        return self._copies[name, storage]
+
+    def _target(self, part: Part, storage: Storage) -> tuple[Tensor, Tensor]:
+        """Where a part's kernels write, and where its output is then kept."""
+        name, shape = part.layer.output, part.layer.op.output
+        kept = self._tensors.get(name)
+        if kept is not None and kept.storage == storage:
+            return kept, kept
+        own = self._arena.take(name, shape, part.region, storage)
+        return own, kept or own
+
+
+def _reads_constants(plan: KernelPlan) -> bool:
+    return any(isinstance(arg, ConstantArg) for launch in plan.launches for arg in launch.args)
+
+
+def kept_storages(parts: Sequence[tuple[Part, str]], soc: Soc) -> dict[str, Storage]:
+    """How to keep every tensor that parts read or write: as its writer, or first reader, wants it.
+
+    `parts` come in order, each with the name of its variant.
+    """
+    storages: dict[str, Storage] = {}
+    for part, name in parts:
+        variant: Any = registry.find(part.op, name)
+        plan: KernelPlan = variant.plan(part.op, soc)  # no choice changes a storage
+        for index, tensor in enumerate(part.layer.inputs):
+            storages.setdefault(tensor, plan.storage(TensorArg("input", index)))
+        storages[part.layer.output] = plan.storage(TensorArg("output"))
+    return storages
