@@ -1,0 +1,159 @@
+"""The CPU's shard of a chain: nets of ncnn and models of ONNX Runtime, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codl.ir.executable import Access, NetLayer, RunNet
+from codl.ir.op_text import to_text
+from codl.ir.ops.base import Op, Weights
+from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.plan import Chain
+from codl.ir.region import Region
+from codl.ir.soc import Soc
+from codl.ir.tensor import Tensor
+from codl.ir.types import PLANAR
+from codl.kernels import registry
+from codl.kernels.ort import CpuOrt
+from codl.lower.assembly import Assembly
+from codl.lower.partition import Part, Shard
+
+
+@dataclass(frozen=True)
+class CpuLayer:
+    """One op of a net: what it reads (tensor and the region it needs of it) and writes."""
+
+    name: str
+    op: Op
+    variant: Any
+    inputs: tuple[tuple[str, Region], ...]
+    output: str
+    region: Region
+    weights: Weights
+
+    @classmethod
+    def of(cls, part: Part, variant: str) -> CpuLayer:
+        layer = part.layer
+        return cls(
+            name=layer.name,
+            op=part.op,
+            variant=registry.find(part.op, variant),
+            inputs=tuple(zip(layer.inputs, part.needs, strict=True)),
+            output=layer.output,
+            region=part.region,
+            weights=layer.op.restrict_weights(layer.weights, part.region),
+        )
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether ONNX Runtime computes it, and not ncnn."""
+        return isinstance(self.variant, CpuOrt)
+
+    def net_layer(self, constants: int | None) -> NetLayer:
+        return NetLayer(
+            name=self.name,
+            op=to_text(self.op),
+            variant=self.variant.name,
+            inputs=self.inputs,
+            output=self.output,
+            region=self.region,
+            constants=constants,
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that one library runs together, and where what enters and leaves lies."""
+
+    layers: tuple[CpuLayer, ...]
+    inputs: Mapping[str, Access]
+    outputs: Mapping[str, Access]
+
+    @property
+    def label(self) -> str:
+        """The first and the last layer, for people."""
+        first, last = self.layers[0].name, self.layers[-1].name
+        return first if len(self.layers) == 1 else f"{first} ... {last}"
+
+
+def lower_cpu(
+    shard: Shard,
+    chain: Chain,
+    tensors: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    assembly: Assembly,
+    soc: Soc,
+) -> None:
+    """Emit a shard's nets over `tensors`, in as few as libraries and order allow.
+
+    `outputs` are the tensors that are read by others. What one net leaves to another has memory of
+    its own.
+    """
+    from codl.lower.ncnn import lower_ncnn
+    from codl.lower.onnx import lower_onnx
+
+    layers = [CpuLayer.of(p, chain.variants[p.layer.name]["cpu"]) for p in shard.parts]
+    places = {n: assembly.access(tensors[n], region) for n, region in shard.inputs.items()}
+    places |= {name: assembly.access(tensors[name], shard.outputs[name]) for name in outputs}
+    groups = grouped(layers)
+    for layer in layers:
+        if layer.output not in places and _is_read_elsewhere(layer.output, groups):
+            places[layer.output] = _own_memory(layer, assembly)
+    for members in groups:
+        group = _group(members, places)
+        lowered = lower_onnx if members[0].is_onnx else lower_ncnn
+        assembly.emit(RunNet(assembly.net(lowered(group, assembly, soc))))
+
+
+def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
+    """Layers by library, in an order that changes libraries seldom.
+
+    A group takes every layer of its library whose inputs no later group computes; a model of its
+    own is alone in one.
+    """
+    left, groups = list(layers), []
+    while left:
+        if left[0].op.kind == OnnxModel.kind:
+            groups.append((left.pop(0),))
+            continue
+        taken: list[CpuLayer] = []
+        later: list[CpuLayer] = []
+        missing: set[str] = set()
+        for layer in left:
+            is_ready = not missing.intersection(name for name, _ in layer.inputs)
+            is_alike = layer.is_onnx == left[0].is_onnx
+            if is_ready and is_alike and layer.op.kind != OnnxModel.kind:
+                taken.append(layer)
+            else:
+                later.append(layer)
+                missing.add(layer.output)
+        groups.append(tuple(taken))
+        left = later
+    return groups
+
+
+def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> bool:
+    """Whether a group reads a tensor that another one computes."""
+    return any(
+        any(tensor == name for layer in group for name, _ in layer.inputs)
+        and all(layer.output != tensor for layer in group)
+        for group in groups
+    )
+
+
+def _own_memory(layer: CpuLayer, assembly: Assembly) -> Access:
+    shape, region = layer.op.output, layer.region
+    buffer = assembly.buffer("cpu", region.shape(shape).bytes)
+    return assembly.access(Tensor(layer.output, buffer, shape, region, PLANAR, 1), region)
+
+
+def _group(layers: tuple[CpuLayer, ...], places: Mapping[str, Access]) -> Group:
+    made = {layer.output for layer in layers}
+    read = dict.fromkeys(name for layer in layers for name, _ in layer.inputs)
+    return Group(
+        layers,
+        inputs={name: places[name] for name in read if name not in made},
+        outputs={layer.output: places[layer.output] for layer in layers if layer.output in places},
+    )

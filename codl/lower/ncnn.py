@@ -1,0 +1,231 @@
+"""ncnn's own text of the CPU's layers, and the arrays of its weights file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from codl.ir.constants import Arrays
+from codl.ir.executable import Access, Constant, NcnnNet, NcnnPart, NetValue
+from codl.ir.op_text import to_text
+from codl.ir.region import Region
+from codl.ir.soc import Soc
+from codl.kernels.ncnn import NcnnLayer, Shifts, activation_layer
+from codl.lower.assembly import Assembly, Numbered
+from codl.lower.cpu import CpuLayer, Group
+
+MAGIC = "7767517"
+#: In front of an op's first array ncnn wants a tag; this one says that plain float32 follows.
+TAG = "tag"
+PLAIN = np.zeros(1, np.float32)
+
+
+class Piece(NamedTuple):
+    """A region of a tensor."""
+
+    tensor: str
+    region: Region
+
+
+def lower_ncnn(group: Group, assembly: Assembly, soc: Soc) -> NcnnNet:
+    """Layers as ncnn nets: one for every run of layers that want the same options.
+
+    ncnn knows one image only: of a batch each runs through the same net.
+    """
+    tensors = assembly.tensors
+    inputs = {Piece(name, access.region): access for name, access in group.inputs.items()}
+    outputs = {Piece(name, access.region): access for name, access in group.outputs.items()}
+    layers = group.layers
+    constants = {x.name: _constants(x, assembly, soc) for x in layers}
+    values: Numbered[Piece] = Numbered()
+    for piece in inputs:
+        values.number(piece)
+    widths = {piece: tensors[access.tensor].shape.w for piece, access in inputs.items()}
+    parts, copied = [], set[Piece]()
+    runs = _by_options(layers, soc)
+    for index, (run, options) in enumerate(runs):
+        made = {Piece(x.output, x.region): x.op.output.w for x in run}
+        later = {name for rest, _ in runs[index + 1 :] for x in rest for name, _ in x.inputs}
+        names = {x.output for x in run}
+        kept = dict.fromkeys(piece for piece in made if piece.tensor in later)
+        kept |= dict.fromkeys(piece for piece in outputs if piece.tensor in names)
+        read = {name for x in run for name, _ in x.inputs} - names
+        known = {piece: width for piece, width in widths.items() if piece.tensor in read}
+        text = NetText(run, known, kept, soc, constants)
+        parts.append(text.part(options, values))
+        copied |= text.copied & inputs.keys()
+        widths |= made
+    return NcnnNet(
+        label=group.label,
+        layers=tuple(x.net_layer(constants[x.name]) for x in layers),
+        inputs=_numbered(inputs, values),
+        outputs=_numbered(outputs, values),
+        copied=tuple(sorted(values.number(piece) for piece in copied)),
+        parts=tuple(parts),
+        values=tuple(NetValue(*piece) for piece in values.values),
+    )
+
+
+def _numbered(
+    accesses: Mapping[Piece, Access], values: Numbered[Piece]
+) -> tuple[tuple[int, Access], ...]:
+    return tuple((values.number(piece), access) for piece, access in accesses.items())
+
+
+def _by_options(
+    layers: Sequence[CpuLayer], soc: Soc
+) -> list[tuple[list[CpuLayer], dict[str, bool]]]:
+    """Runs of layers that can share a net, each with the options that its layers insist on.
+
+    Those of a net run for the same images.
+    """
+    runs: list[tuple[list[CpuLayer], dict[str, bool]]] = []
+    for layer in layers:
+        wanted = layer.variant.plan(layer.op, soc).options
+        images, options = layer.region.images, runs[-1][1] if runs else {}
+        is_alike = runs and runs[-1][0][0].region.images == images
+        if not is_alike or any(options.get(k, v) != v for k, v in wanted.items()):
+            runs.append(([], {}))
+        runs[-1][0].append(layer)
+        runs[-1][1].update(wanted)
+    return runs
+
+
+def _constants(layer: CpuLayer, assembly: Assembly, soc: Soc) -> int | None:
+    """The arrays that a layer adds to the weights file; None where it has no weights."""
+    plan: NcnnLayer = layer.variant.plan(layer.op, soc)
+    if not plan.weights:
+        return None
+
+    def pack() -> Arrays:
+        arrays = plan.arrange(layer.weights)
+        dense = {name: np.ascontiguousarray(arrays[name], np.float32) for name in plan.weights}
+        return {TAG: PLAIN, **dense}
+
+    how = json.dumps({"ncnn": to_text(layer.op), "variant": layer.variant.name})
+    return assembly.add_constants(how, layer.weights, pack)
+
+
+class NetText:
+    """ncnn's text of one net, line by line.
+
+    `inputs` are what enters, with the tensor's width, and `outputs` what leaves. ncnn wants an
+    explicit Split where a blob has several readers, and a Crop where a reader needs less of a
+    tensor than another one does.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[CpuLayer],
+        inputs: Mapping[Piece, int],
+        outputs: Iterable[Piece],
+        soc: Soc,
+        constants: Mapping[str, int | None],
+    ) -> None:
+        self._inputs, self._constants = tuple(inputs), constants
+        self._images = layers[0].region.images
+        outputs = tuple(outputs)
+        self._regions = dict(self._inputs)
+        self._regions |= {layer.output: layer.region for layer in layers}
+        self._widths = {piece.tensor: width for piece, width in inputs.items()}
+        self._widths |= {layer.output: layer.op.output.w for layer in layers}
+        self._reads = Counter(name for layer in layers for name, _ in layer.inputs)
+        self._reads.update(piece.tensor for piece in outputs)
+        self._taken: Counter[str] = Counter()
+        self._blobs: Numbered[str] = Numbered()
+        self._lines: list[str] = []
+        self._weights: list[Constant] = []
+        #: Inputs that a layer reads which cannot read them in place.
+        self.copied: set[Piece] = set()
+        for name, _ in self._inputs:
+            self._write("Input", [], name, {})
+        for layer in layers:
+            self._add(layer, soc)
+        self._results = {piece: self._read(*piece) for piece in outputs}
+
+    def part(self, options: Mapping[str, bool], values: Numbered[Piece]) -> NcnnPart:
+        blobs = sum(int(line.split()[3]) for line in self._lines)
+        return NcnnPart(
+            param="\n".join([MAGIC, f"{len(self._lines)} {blobs}", *self._lines, ""]),
+            weights=tuple(self._weights),
+            options=dict(options),
+            images=self._images,
+            inputs=tuple((self._blob(p.tensor), values.number(p)) for p in self._inputs),
+            outputs=tuple((blob, values.number(p)) for p, blob in self._results.items()),
+        )
+
+    def _blob(self, tensor: str) -> str:
+        """A name without spaces for a tensor."""
+        return f"t{self._blobs.number(tensor)}"
+
+    def _add(self, layer: CpuLayer, soc: Soc) -> None:
+        sources = [self._read(name, region) for name, region in layer.inputs]
+        plan: NcnnLayer = layer.variant.plan(layer.op, soc)
+        if plan.copies_input:
+            names = {name for name, _ in layer.inputs}
+            self.copied.update(piece for piece in self._inputs if piece.tensor in names)
+        if plan.shifts is not None:
+            sources = [self._shifted(sources[0], plan.shifts)]
+        after = activation_layer(plan.after)
+        if after is None:
+            self._write(plan.type, sources, layer.output, plan.parameters)
+        else:
+            before = f"{self._blob(layer.output)}_raw"
+            self._line(plan.type, sources, [before], plan.parameters)
+            self._write(after.type, [before], layer.output, after.parameters)
+        constants = self._constants[layer.name]
+        if constants is not None:
+            self._weights += [Constant(constants, name) for name in (TAG, *plan.weights)]
+
+    def _shifted(self, source: str, shifts: Shifts) -> str:
+        """The blob that has the copies, one above the other."""
+        name = f"{source}_shifted"
+        copies = [f"{name}_{index}" for index in range(len(shifts.crops))]
+        self._line("Padding", [source], [f"{name}_padded"], shifts.padding)
+        self._line("Split", [f"{name}_padded"], [f"{copy}_whole" for copy in copies], {})
+        for copy, crop in zip(copies, shifts.crops, strict=True):
+            self._line("Crop", [f"{copy}_whole"], [copy], crop)
+        self._line("Concat", copies, [name], {0: 0})
+        return name
+
+    def _write(
+        self, kind: str, sources: list[str], tensor: str, parameters: Mapping[int, object]
+    ) -> None:
+        """A layer that makes `tensor`, and a Split behind it for several readers."""
+        name, reads = self._blob(tensor), self._reads[tensor]
+        self._line(kind, sources, [name], parameters)
+        if reads > 1:
+            self._line("Split", [name], [f"{name}_{i}" for i in range(reads)], {})
+
+    def _read(self, tensor: str, region: Region) -> str:
+        """The blob from which one more reader reads `region` of a tensor."""
+        name = self._blob(tensor)
+        if self._reads[tensor] > 1:
+            name = f"{name}_{self._taken[tensor]}"
+            self._taken[tensor] += 1
+        made = self._regions[tensor]
+        if (region.channels, region.rows) == (made.channels, made.rows):
+            return name
+        part = region.within(made)
+        sizes = {3: self._widths[tensor], 4: part.rows.size, 5: part.channels.size}
+        offsets = {0: 0, 1: part.rows.start, 2: part.channels.start}
+        self._line("Crop", [name], [f"{name}_crop"], {**offsets, **sizes})
+        return f"{name}_crop"
+
+    def _line(
+        self, kind: str, sources: list[str], targets: list[str], parameters: Mapping[int, object]
+    ) -> None:
+        words = [kind, f"layer{len(self._lines)}", str(len(sources)), str(len(targets))]
+        values = [_parameter(key, value) for key, value in parameters.items()]
+        self._lines.append(" ".join([*words, *sources, *targets, *values]))
+
+
+def _parameter(key: int, value: object) -> str:
+    """ncnn's `key=value`; arrays have a key of -23300 - key, and their length in front."""
+    if isinstance(value, tuple):
+        return f"{-23300 - key}={','.join([str(len(value)), *(repr(v) for v in value)])}"
+    return f"{key}={value!r}"

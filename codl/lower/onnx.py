@@ -1,0 +1,221 @@
+"""The CPU's layers that ONNX Runtime runs, as one ONNX model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir.executable import Constant, OnnxBinding, OnnxNet, Sizes
+from codl.ir.onnx_node import Node
+from codl.ir.op_text import to_text
+from codl.ir.ops.onnx_model import INPUT, OUTPUT
+from codl.ir.region import Region
+from codl.ir.soc import Soc
+from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
+from codl.lower.assembly import Assembly
+from codl.lower.cpu import CpuLayer, Group
+from codl.lower.ncnn import Piece
+
+#: By tensor, what it is called in a model, and its sizes there.
+Named: TypeAlias = dict[str, tuple[str, Sizes]]
+#: What the bytes of a model are called among its constants.
+MODEL = "model"
+
+
+def lower_onnx(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
+    """Layers as one ONNX model; a layer that is a model itself is alone."""
+    plan: OrtPlan = group.layers[0].variant.plan(group.layers[0].op, soc)
+    return _own_model(group, plan, assembly) if plan.model else _written(group, assembly, soc)
+
+
+def _own_model(group: Group, plan: OrtPlan, assembly: Assembly) -> OnnxNet:
+    (layer,) = group.layers
+    content = _as_array(plan.model)
+    model = assembly.add_constants(
+        _how(group.layers), {MODEL: content}, lambda: {MODEL: content}
+    )
+    inputs = {
+        name: (f"{INPUT}{index}", sizes)
+        for index, ((name, _), sizes) in enumerate(zip(layer.inputs, plan.inputs, strict=True))
+    }
+    return _net(group, model, inputs, {layer.output: (OUTPUT, plan.output)}, [model])
+
+
+def _written(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
+    shapes = {
+        name: tuple(access.region.shape(assembly.tensors[access.tensor].shape))
+        for name, access in (*group.inputs.items(), *group.outputs.items())
+    }
+    graph = OnnxGraph({n: access.region for n, access in group.inputs.items()},
+                      {n: shapes[n] for n in group.inputs})  # fmt: skip
+    for layer in group.layers:
+        graph.add(layer, soc)
+    inputs, outputs = graph.bind({n: (a.region, shapes[n]) for n, a in group.outputs.items()})
+    weights = {f"{x.name}/{key}": value for x in group.layers for key, value in x.weights.items()}
+    model = assembly.add_constants(
+        _how(group.layers), weights, lambda: {MODEL: graph.serialized(inputs, outputs)}
+    )
+    own = [_weights(layer, assembly) for layer in group.layers]
+    return _net(group, model, inputs, outputs, own)
+
+
+def _net(
+    group: Group, model: int, inputs: Named, outputs: Named, constants: Sequence[int | None]
+) -> OnnxNet:
+    return OnnxNet(
+        label=group.label,
+        layers=tuple(x.net_layer(own) for x, own in zip(group.layers, constants, strict=True)),
+        model=Constant(model, MODEL),
+        inputs=tuple(OnnxBinding(*named, group.inputs[n]) for n, named in inputs.items()),
+        outputs=tuple(OnnxBinding(*outputs[n], access) for n, access in group.outputs.items()),
+    )
+
+
+def _how(layers: Sequence[CpuLayer]) -> str:
+    """All that a model depends on but weights, as text."""
+    return json.dumps([[x.name, to_text(x.op), x.inputs, x.output, x.region] for x in layers])
+
+
+def _weights(layer: CpuLayer, assembly: Assembly) -> int | None:
+    """A layer's own weights, which the model has packed; None where it has none."""
+    if not layer.weights:
+        return None
+    return assembly.add_constants(to_text(layer.op), layer.weights, dict)
+
+
+def _as_array(content: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(content, np.uint8)
+
+
+@dataclass
+class OnnxGraph:
+    """Collects the nodes of a model.
+
+    Every piece of a tensor may be seen under several sizes; a value is made when it is first asked
+    for, by a slice or a reshape of one that is there.
+    """
+
+    regions: dict[str, Region]
+    shapes: dict[str, Sizes]
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
+    #: The sizes under which inputs are declared, by tensor.
+    declared: dict[str, Sizes] = field(default_factory=dict)
+    values: dict[Piece, dict[Sizes, str]] = field(default_factory=dict)
+
+    def add(self, layer: CpuLayer, soc: Soc) -> None:
+        plan: OrtPlan = layer.variant.plan(layer.op, soc)
+        names = {
+            f"x{index}": self._value(Piece(name, region), sizes)
+            for index, ((name, region), sizes) in enumerate(
+                zip(layer.inputs, plan.inputs, strict=True)
+            )
+        }
+        prefix = f"l{len(self.nodes)}"
+        for name, value in {**plan.constants, **plan.pack(layer.weights)}.items():
+            names[name] = self._constant(f"{prefix}.{name}", value)
+        result = self._write(plan.nodes, names, prefix)
+        after, constants = activation_nodes(layer.op.activation)
+        if after:
+            names = {"x0": result}
+            for name, value in constants.items():
+                names[name] = self._constant(f"{prefix}.after.{name}", value)
+            result = self._write(after, names, f"{prefix}.after")
+        self.regions[layer.output] = layer.region
+        self.shapes[layer.output] = tuple(layer.op.output)
+        self.values[Piece(layer.output, layer.region)] = {plan.output: result}
+
+    def bind(self, outputs: Mapping[str, tuple[Region, Sizes]]) -> tuple[Named, Named]:
+        """The model's inputs and outputs by tensor: the name and sizes of each."""
+        results: Named = {}
+        for name, (region, shape) in outputs.items():
+            piece = Piece(name, region)
+            is_whole = region == self.regions[name]
+            sizes = next(iter(self.values[piece])) if is_whole else shape
+            results[name] = (self._value(piece, sizes), sizes)
+        inputs = {
+            name: (next(iter(self.values[Piece(name, self.regions[name])].values())), sizes)
+            for name, sizes in self.declared.items()
+        }
+        return inputs, results
+
+    def serialized(self, inputs: Named, outputs: Named) -> NDArray[np.uint8]:
+        """The bytes of the ONNX model."""
+        from onnx import helper, numpy_helper
+
+        graph = helper.make_graph(
+            [
+                helper.make_node(n.type, n.inputs, n.outputs, name=n.name, **n.attributes)
+                for n in self.nodes
+            ],
+            "shard",
+            [_info(*named) for named in inputs.values()],
+            [_info(*named) for named in outputs.values()],
+            [
+                numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name)
+                for name, value in self.constants.items()
+            ],
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        version = helper.find_min_ir_version_for(opsets)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
+        return _as_array(model.SerializeToString(deterministic=True))
+
+    def _write(self, nodes: Sequence[Node], names: Mapping[str, str], prefix: str) -> str:
+        """Write nodes with names of their own; returns that of `y`."""
+        known = dict(names)
+        for node in nodes:
+            known |= {name: f"{prefix}.{name}" for name in node.outputs}
+            inputs, outputs = ([known[name] for name in own] for own in (node.inputs, node.outputs))
+            self._node(node.type, inputs, outputs, **node.attributes)
+        return known["y"]
+
+    def _node(
+        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> None:
+        name = f"{kind}_{len(self.nodes)}"
+        self.nodes.append(Node(name, kind, tuple(inputs), tuple(outputs), attributes))
+
+    def _constant(self, name: str, value: NDArray[Any]) -> str:
+        self.constants[name] = value
+        return name
+
+    def _value(self, piece: Piece, sizes: Sizes) -> str:
+        """The name of a piece of a tensor under some sizes."""
+        whole = Piece(piece.tensor, self.regions[piece.tensor])
+        if whole not in self.values:  # an input that is read for the first time
+            own = sizes if piece == whole else self.shapes[piece.tensor]
+            self.declared[piece.tensor] = own
+            self.values[whole] = {own: f"in.{len(self.declared)}"}
+        if piece not in self.values:
+            shape = self.shapes[piece.tensor]
+            self.values[piece] = self._slice(whole, piece.region, shape)
+        known = self.values[piece]
+        if sizes not in known:
+            source, name = next(iter(known.values())), f"view.{len(self.nodes)}"
+            to = self._constant(f"{name}.to", np.array(sizes, np.int64))
+            self._node("Reshape", (source, to), (name,))
+            known[sizes] = name
+        return known[sizes]
+
+    def _slice(self, whole: Piece, region: Region, shape: Sizes) -> dict[Sizes, str]:
+        source = self._value(whole, shape)
+        part, name = region.within(whole.region), f"part.{len(self.nodes)}"
+        bounds = zip(*part, strict=True)
+        given = [
+            self._constant(f"{name}.{key}", np.array(value, np.int64))
+            for key, value in zip(("starts", "ends", "axes"), (*bounds, (0, 1, 2)), strict=True)
+        ]
+        self._node("Slice", (source, *given), (name,))
+        return {(*(span.size for span in part), shape[3]): name}
+
+
+def _info(name: str, sizes: Sizes) -> Any:
+    from onnx import TensorProto, helper
+
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(sizes))

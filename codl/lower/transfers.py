@@ -1,0 +1,101 @@
+"""Data sharing: a region of a tensor on its way from one processor to the other.
+
+Where the device sees the host's memory as it is (fine-grained shared virtual memory), a kernel
+reads and writes the CPU's array in place, and that is all there is to do. Elsewhere the region goes
+through staging memory that is mapped by turns, and is copied once more. The staging memory of what
+the CPU hands over is mapped again at once, for the next inference, off this one's critical path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from codl.ir.executable import Access, Copy, Launch, Map, Transfer, Unmap, Wait
+from codl.ir.region import Region
+from codl.ir.tensor import Tensor
+from codl.ir.types import PLANAR
+from codl.lower.assembly import Assembly
+from codl.lower.kernels import KernelLowering
+from codl.lower.program import Transfer as Move
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A region that the GPU hands over: what the CPU does once it is there."""
+
+    commands: tuple[Wait | Copy | Unmap, ...]
+
+
+class TransferLowering:
+    """Emits transfers between `host` arrays and `device` tensors, by the network's tensors."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        kernels: KernelLowering,
+        host: Mapping[str, Tensor],
+        device: Mapping[str, Tensor],
+    ) -> None:
+        self._assembly, self._kernels = assembly, kernels
+        self._host, self._device = host, device
+        #: Staging memory that is to be mapped before the first inference.
+        self.mapped: list[Map] = []
+
+    def begin_to_cpu(self, move: Move) -> Pending:
+        """Emit what the GPU does; the CPU does not wait yet."""
+        host, device, step = self._sides(move)
+        event = self._assembly.event()
+        if self._is_shared(host):
+            self._kernels.copy(device, host, move.region, step=step)
+            last = self._assembly.commands.pop()
+            assert isinstance(last, Launch)
+            self._assembly.emit(replace(last, signals=event))
+            return Pending((Wait(step, event),))
+        staging = self._staging(move, host)
+        self._kernels.copy(device, staging, move.region, step=step)
+        self._assembly.emit(Map(step, staging.buffer, "read", event))
+        copy = Copy(step, self._access(staging, move), self._access(host, move))
+        return Pending((Wait(step, event), copy, Unmap(step, staging.buffer)))
+
+    def to_gpu(self, move: Move) -> None:
+        """Emit the whole transfer; what is enqueued after it sees the region."""
+        host, device, step = self._sides(move)
+        if self._is_shared(host):
+            self._kernels.copy(host, device, move.region, step=step)
+            return
+        staging, event = self._staging(move, host), self._assembly.event()
+        mapping = Map(step, staging.buffer, "write", event)
+        self.mapped.append(mapping)
+        self._assembly.emit(
+            Wait(step, event),
+            Copy(step, self._access(host, move), self._access(staging, move)),
+            Unmap(step, staging.buffer),
+        )
+        self._kernels.copy(staging, device, move.region, step=step)
+        self._assembly.emit(mapping)
+
+    def _sides(self, move: Move) -> tuple[Tensor, Tensor, int]:
+        """Both tensors, and the transfer's step."""
+        host, device = self._host[move.tensor], self._device[move.tensor]
+        source, target = (host, device) if move.direction == "to_gpu" else (device, host)
+        accesses = self._access(source, move), self._access(target, move)
+        label = f"{move.tensor} ({move.region})"
+        return host, device, self._assembly.step(Transfer(label, move.direction, *accesses))
+
+    def _is_shared(self, host: Tensor) -> bool:
+        return self._assembly.buffers[host.buffer].place == "shared"
+
+    def _access(self, tensor: Tensor, move: Move) -> Access:
+        return self._assembly.access(tensor, move.region)
+
+    def _staging(self, move: Move, host: Tensor) -> Tensor:
+        return staging(self._assembly, host, move.region)
+
+
+def staging(assembly: Assembly, tensor: Tensor, region: Region) -> Tensor:
+    """New staging memory for a region of a tensor."""
+    buffer = assembly.buffer("staging", region.shape(tensor.shape).bytes)
+    return Tensor(tensor.name, buffer, tensor.shape, region, PLANAR, 1)
