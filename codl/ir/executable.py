@@ -10,7 +10,7 @@ before it on the queue is done. Numbers refer to the tuples of the executable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
 
@@ -282,6 +282,22 @@ class Port(Record, frozen=True):
     tensor: int
     shape: Sizes
     type: str = "float32"
+
+
+class Refusal(Record, frozen=True):
+    """Kernels that a device does not build, allocate or launch: of a `GpuOp`, and the reason."""
+
+    label: str
+    variant: str
+    choice: dict[str, int] | None
+    reason: str
+
+    def is_of(self, label: str, variant: str, choice: Mapping[str, int] | None) -> bool:
+        own = (self.label, self.variant, self.choice)
+        return own == (label, variant, None if choice is None else dict(choice))
+
+    def __str__(self) -> str:
+        return f"{self.variant}: {self.reason}"
 
 
 class Executable(Record, frozen=True):

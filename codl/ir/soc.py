@@ -83,6 +83,16 @@ class GpuSide:
     #: Of `HINTS`, for drivers that take them.
     performance: str = "default"
     priority: str = "default"
+    #: Whether both processors may work on the same memory without mapping it (OpenCL 2.0).
+    fine_grained_svm: bool = False
+
+    @property
+    def sees_host_memory(self) -> bool:
+        """Whether kernels read and write the CPU's arrays in place.
+
+        Only where that memory is its own: a discrete card would read it over the bus each time.
+        """
+        return self.unified_memory and self.fine_grained_svm
 
     @property
     def is_cpu(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from hashlib import sha256
 from typing import Generic, TypeVar
 
@@ -62,9 +62,10 @@ class Assembly:
         return self.programs.number(Program(plan.source, digest, compile_options(plan.defines)))
 
     def add_constants(
-        self, how: str, weights: Arrays, pack: Callable[[], Mapping[str, object]]
+        self, how: str, weights: Arrays, pack: Callable[[], Arrays] | None = None
     ) -> int:
-        self.constants.append(Constants(how, weights, pack))  # type: ignore[arg-type]
+        """Constants that `pack` makes of weights, or the weights as they are."""
+        self.constants.append(Constants(how, weights, pack or (lambda: weights)))
         return len(self.constants) - 1
 
     def net(self, net: Net) -> int:

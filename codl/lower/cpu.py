@@ -113,7 +113,8 @@ def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
     A group takes every layer of its library whose inputs no later group computes; a model of its
     own is alone in one.
     """
-    left, groups = list(layers), []
+    left = list(layers)
+    groups: list[tuple[CpuLayer, ...]] = []
     while left:
         if left[0].op.kind == OnnxModel.kind:
             groups.append((left.pop(0),))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codl.errors import DeviceError
-from codl.ir.executable import Access, GpuOp, Relayout
+from codl.ir.executable import GpuOp, Relayout
 from codl.ir.op_text import to_text
 from codl.ir.plan import Chain
 from codl.ir.region import Region
@@ -55,17 +55,14 @@ class GpuLowering:
                 if last_reader[name] is work:
                     self._release(name, is_kept=name in tensors)
 
-    def _selected(
-        self, work: Work, planned: Mapping[str, str]
-    ) -> list[tuple[Work, Selection]]:
+    def _selected(self, work: Work, planned: Mapping[str, str]) -> list[tuple[Work, Selection]]:
         """Kernels for a work; an add that fails in its convolution has kernels of its own."""
         selection = self._selector.first(work, planned[work.part.layer.name])
         if selection is not None:
             return [(work, selection)]
         if work.add is None:
-            raise DeviceError(
-                f"No kernel variant of {work.label!r} works here: the device refused all of them."
-            )
+            reasons = self._selector.reasons(work)
+            raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
         return [pair for part in work.parts for pair in self._selected(Work(part), planned)]
 
     def _release(self, name: str, *, is_kept: bool) -> None:
@@ -99,7 +96,7 @@ class GpuLowering:
         arguments: Mapping[TensorArg, tuple[Tensor, Region]],
         constants: int | None,
     ) -> GpuOp:
-        *reads, writes = (Access(self._assembly.tensors.number(t), r) for t, r in arguments.values())
+        *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
         return GpuOp(
             label=work.label,
             layers=work.names,

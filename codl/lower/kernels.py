@@ -1,4 +1,4 @@
-"""From kernel plans to launches: every argument becomes a region, a constant, memory or a number."""
+"""From kernel plans to launches: arguments become regions, constants, memory or numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Arguments:
 
     @property
     def image_count(self) -> int:
-        """Images of the regions; those of one image are read again for every image of the others."""
+        """Images of the regions; a region of one image is read again for every other image."""
         return max((region.images.size for _, region in self.tensors.values()), default=1)
 
     def value(self, arg: Arg, image: int, assembly: Assembly) -> Argument:

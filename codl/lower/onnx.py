@@ -36,9 +36,7 @@ def lower_onnx(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
 def _own_model(group: Group, plan: OrtPlan, assembly: Assembly) -> OnnxNet:
     (layer,) = group.layers
     content = _as_array(plan.model)
-    model = assembly.add_constants(
-        _how(group.layers), {MODEL: content}, lambda: {MODEL: content}
-    )
+    model = assembly.add_constants(_how(group.layers), {MODEL: content})
     inputs = {
         name: (f"{INPUT}{index}", sizes)
         for index, ((name, _), sizes) in enumerate(zip(layer.inputs, plan.inputs, strict=True))

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from codl.errors import CodlError
+from codl.ir.executable import Refusal
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
 from codl.kernels.tuning import Tuning
 from codl.lower.fusion import Work
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """Kernels for something, by its label: a variant in a tuned choice, or untuned (None).
-
-    What a device refuses is named by one, so that it is lowered again without.
-    """
-
-    label: str
-    variant: str
-    choice: tuple[tuple[str, int], ...] | None = None
-
-    @classmethod
-    def of(cls, label: str, variant: str, choice: Choice | None) -> Attempt:
-        return cls(label, variant, None if choice is None else tuple(sorted(choice.items())))
 
 
 @dataclass(frozen=True)
@@ -45,14 +30,18 @@ class Selector:
 
     soc: Soc
     tuning: Tuning
-    without: Collection[Attempt] = ()
+    without: Sequence[Refusal] = ()
 
     def first(self, work: Work, planned: str) -> Selection | None:
         """What to try next; None where the device refused everything."""
         for variant, choice in self._options(work, planned):
-            if Attempt.of(work.label, variant.name, choice) not in self.without:
+            if not any(one.is_of(work.label, variant.name, choice) for one in self.without):
                 return Selection(variant, choice, self._plan(work, variant, choice))
         return None
+
+    def reasons(self, work: Work) -> str:
+        """Why the device refused what was tried for a work."""
+        return "; ".join(str(one) for one in self.without if one.label == work.label)
 
     def _options(self, work: Work, planned: str) -> Iterator[tuple[Any, Choice | None]]:
         """The planned variant, then, of what is not fused, every other one that accepts the op.
@@ -64,9 +53,7 @@ class Selector:
         refusal = first.refusal(op, self.soc)
         if refusal is not None:
             raise CodlError(f"{planned} cannot run {work.part.layer.name!r}: {refusal}.")
-        others: list[Any] = [
-            v for v in registry.variants(op, "gpu", self.soc) if v.name != planned
-        ]
+        others: list[Any] = [v for v in registry.variants(op, "gpu", self.soc) if v.name != planned]
         for variant in (first, *(others if work.add is None else ())):
             # Choices are known of the op without what is fused with it.
             choice = self.tuning.choice(variant, op, self.soc)

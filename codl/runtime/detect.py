@@ -224,4 +224,5 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         memory_types=_memory_types(device),
         max_image_width=device.max_image_width,
         max_image_height=device.max_image_height,
+        fine_grained_svm=device.fine_grained_svm,
     )

@@ -40,6 +40,7 @@ class ProbedDevice:
     extensions: tuple[str, ...]
     max_image_width: int = 0
     max_image_height: int = 0
+    fine_grained_svm: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,17 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
         extensions=tuple(device.extensions.split()),
         max_image_width=device.image2d_max_width if device.image_support else 0,
         max_image_height=device.image2d_max_height if device.image_support else 0,
+        fine_grained_svm=_has_fine_grained_svm(device),
     )
+
+
+def _has_fine_grained_svm(device: Any) -> bool:
+    """Whether host and kernels may share unmapped buffers; OpenCL 1.2 cannot be asked."""
+    cl = cl_module()
+    try:
+        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
+    except cl.Error:
+        return False
 
 
 if __name__ == "__main__":

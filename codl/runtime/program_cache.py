@@ -49,7 +49,9 @@ class _Job:
 
     @classmethod
     def of(cls, plan: KernelPlan) -> _Job:
-        return cls(plan.source, source_text(plan), source_digest(plan), compile_options(plan.defines))
+        return cls(
+            plan.source, source_text(plan), source_digest(plan), compile_options(plan.defines)
+        )
 
 
 @dataclass(frozen=True)
