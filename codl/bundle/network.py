@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from codl.ir import Array, Layer, Network, OnnxModel, Op, Shape, parse, to_text
+from codl.ir import Array, Layer, Network, Op, Shape, parse, to_text
+from codl.ir.ops.onnx_model import OnnxModel
 
 
 def to_json(network: Network) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from codl.ir import OnnxModel
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels.ort import CpuOrt
 from codl.plan.placement import Placed
 

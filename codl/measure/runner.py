@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.ir import Pool2d, Region, Shape, Size2, to_text
+from codl.ir import Region, Shape, to_text
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry, tuned

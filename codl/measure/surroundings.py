@@ -16,7 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from codl.ir import Op, Pool2d, Region, Shape, Size2
+from codl.ir import Op, Region, Shape
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry, tuned

@@ -16,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.ir import Conv2d, FullyConnected, Op, Pool2d, Shape, split
+from codl.ir import Op, Shape, split
 from codl.ir.ops.concat import Concat
+from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
 from codl.ir.region import Region
 
 SEED = 20220627

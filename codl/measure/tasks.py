@@ -11,10 +11,11 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl.errors import CodlError, InvalidFileError
 from codl.frontend.convert import load_network
-from codl.ir import Dim, Op, Pad, Region, Shape, Size2, parse, split, to_text
+from codl.ir import Dim, Op, Pad, Region, Shape, parse, split, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Direction, Processor, Storage
 from codl.kernels import registry

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from codl.ir import Network, OnnxModel, Op
+from codl.ir import Network, Op
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.ir.types import Processor

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from codl.ir import OnnxModel
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.soc import Soc
 from codl.kernels.ort import CpuOrt
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from codl.frontend.convert import load_network
-from codl.ir import Conv2d, Network, Region, to_text
+from codl.ir import Network, Region, to_text
+from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry, tuned

@@ -14,22 +14,12 @@ from onnx import helper
 from support.kernel_runs import assert_close, operands, reference, run_gpu
 from test_movement_ops import model, same_as_onnx_runtime
 
-from codl.ir import (
-    Activation,
-    Array,
-    Eltwise,
-    MatMul,
-    Norm,
-    Op,
-    Reduce,
-    Region,
-    Shape,
-    Softmax,
-    parse,
-    to_text,
-)
-from codl.ir.ops.eltwise import UNARY
-from codl.ir.ops.reduce import REDUCTIONS
+from codl.ir import Activation, Array, Op, Region, Shape, parse, to_text
+from codl.ir.ops.eltwise import UNARY, Eltwise
+from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.norm import Norm
+from codl.ir.ops.reduce import REDUCTIONS, Reduce
+from codl.ir.ops.softmax import Softmax
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice

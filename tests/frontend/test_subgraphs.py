@@ -19,7 +19,8 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.subgraph import ENCLOSED
 from codl.frontend.unsupported import enclose
-from codl.ir import Network, OnnxModel, parse, to_text
+from codl.ir import Network, parse, to_text
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry

@@ -13,8 +13,10 @@ from support.random_ops import batched, concats, convolutions, fully_connected, 
 
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.graph.onnx_import import session_options
-from codl.ir import Conv2d, Op, Pool2d, Region, Shape, Span, parse, split, to_text
+from codl.ir import Op, Region, Shape, Span, parse, split, to_text
 from codl.ir.network import Layer
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.pool2d import Pool2d
 from codl.lower.partition import cut
 
 DIMS = st.sampled_from(["H", "OC", "N"])

@@ -17,7 +17,8 @@ from support.kernel_runs import operands, run_cpu, run_gpu, tolerance
 from support.random_ops import convolutions
 
 from codl.frontend.graph.onnx_import import session_options
-from codl.ir import Activation, Array, Conv2d, Weights, parse, split, to_text
+from codl.ir import Activation, Array, Weights, parse, split, to_text
+from codl.ir.ops.conv2d import Conv2d
 from codl.kernels import registry
 from codl.runtime.opencl import OpenClDevice
 

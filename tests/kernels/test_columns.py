@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_ops import convolutions, fully_connected, poolings
 
-from codl.ir import Array, Conv2d, FullyConnected, Op, Pool2d, Region, parse, to_text
+from codl.ir import Array, Op, Region, parse, to_text
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
 from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.kernels import columns, registry, tiling, tiling_columns, tuned
 from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColumns

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.cli.options import read_seconds, read_shares
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
-from codl.ir import Conv2d, Shape, parse, to_text
+from codl.ir import Shape, parse, to_text
+from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.measure import protocol
 from codl.measure.collector import collect

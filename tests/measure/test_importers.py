@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.ir import Conv2d, Shape, Size2, parse
+from codl.ir import Shape, parse
 from codl.ir import soc as socs
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.window import Size2
 from codl.measure.dataset import Dataset
 from codl.measure.importers.importer import Imported, import_tables
 from codl.measure.importers.windows import fitted

@@ -7,7 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from codl.ir import Conv2d, FullyConnected, Op, Pool2d, parse, to_text
+from codl.ir import Op, parse, to_text
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
 from codl.ir.soc import Soc
 from codl.measure.synthetic_ops import similar_ops
 from codl.measure.tasks import SharingTask, make_tasks

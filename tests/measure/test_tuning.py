@@ -18,7 +18,8 @@ import pytest
 
 from codl import cache
 from codl.errors import CodlError, CodlWarning, MismatchError
-from codl.ir import Conv2d, Op, parse, to_text
+from codl.ir import Op, parse, to_text
+from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.kernels import registry, tuned
 from codl.kernels.base import Choice, KernelPlan

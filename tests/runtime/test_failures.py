@@ -21,7 +21,8 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Conv2d, Network, Region, Shape, parse
+from codl.ir import Array, Network, Region, Shape, parse
+from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry

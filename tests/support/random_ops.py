@@ -8,26 +8,18 @@ from math import prod
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from codl.ir import (
-    Activation,
-    Concat,
-    ConcatNd,
-    Conv2d,
-    ConvTranspose2d,
-    Eltwise,
-    FullyConnected,
-    Op,
-    Pad,
-    PadNd,
-    Pool2d,
-    Resize,
-    Shape,
-    Size2,
-    Slice,
-    Tile,
-    Transpose,
-)
+from codl.ir import Activation, Op, Pad, Shape
 from codl.ir.ops import base, resize
+from codl.ir.ops.concat import Concat
+from codl.ir.ops.concat_gather import ConcatNd
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv_transpose2d import ConvTranspose2d
+from codl.ir.ops.eltwise import Eltwise
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.resize import Resize
+from codl.ir.ops.window import Size2
 
 
 def batched(op: Op, images: int) -> Op:

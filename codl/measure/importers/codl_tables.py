@@ -15,7 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Conv2d, FullyConnected, Op, Pool2d, Shape, Size2, to_text
+from codl.ir import Op, Shape, to_text
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.window import Size2
 from codl.ir.types import Processor
 from codl.measure.dataset import SharingRow
 from codl.measure.importers.cells import Record, check_columns, read_table
