@@ -31,6 +31,16 @@ class UnknownNameError(CodlError):
         )
 
 
+class DuplicateNameError(CodlError):
+    """A name that is already taken in a registry."""
+
+    def __init__(self, kind: str, name: str, first: str, second: str) -> None:
+        super().__init__(
+            f"The {kind} {name!r} is registered twice, by {first} and by {second}: names must "
+            "be unique."
+        )
+
+
 class InvalidFileError(CodlError):
     """A file that cannot be used; `where` is the line or key at fault."""
 

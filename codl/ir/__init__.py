@@ -1,8 +1,8 @@
 """Plain data that every stage shares: regions, operators, networks, plans, SoCs."""
 
 from codl.ir.network import Layer, Network
-from codl.ir.op_text import OP_TYPES, parse, to_text
-from codl.ir.ops.base import Activation, Array, Dim, Op, Pad, Weights, split
+from codl.ir.op_text import parse, to_text
+from codl.ir.ops.base import OP_TYPES, Activation, Array, Dim, Op, Pad, Weights, split
 from codl.ir.region import Region, Shape, Span
 
 __all__ = [

@@ -8,59 +8,17 @@ Fields at their default are left out when written; `pad` takes one number, or to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache, lru_cache
-from typing import Any, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from codl.errors import CodlError, UnknownNameError
-from codl.ir.ops.base import ACTIVATIONS, Activation, Op, Pad
-from codl.ir.ops.concat import Concat
-from codl.ir.ops.concat_gather import ConcatNd, Gather
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.ops.conv_transpose2d import ConvTranspose2d
-from codl.ir.ops.eltwise import UNARY, Eltwise
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.max_indices import MaxIndices
-from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose, Windows
+from codl.ir.ops.base import ACTIVATIONS, OP_TYPES, Activation, Op, Pad
 from codl.ir.ops.nd import Numbers, Sizes
-from codl.ir.ops.norm import Norm
-from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.ops.pool2d import Pool2d
-from codl.ir.ops.reduce import Reduce
-from codl.ir.ops.reshape import Reshape
-from codl.ir.ops.resize import Resize
-from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape
 
-OP_TYPES: dict[str, type[Op]] = {
-    cls.kind: cls
-    for cls in (
-        Conv2d,
-        ConvTranspose2d,
-        Pool2d,
-        FullyConnected,
-        Concat,
-        Eltwise,
-        Reshape,
-        MatMul,
-        Softmax,
-        Norm,
-        Reduce,
-        Transpose,
-        Slice,
-        Tile,
-        PadNd,
-        Windows,
-        ConcatNd,
-        Gather,
-        Resize,
-        MaxIndices,
-        OnnxModel,
-    )
-}
 #: Fields come in this order; others, by their names, before the activation.
 ORDER = ("in", "oc", "mode", "kernel", "stride", "pad", "dilation", "groups", "count_pad")
 SHORT = {"inputs": "in", "shapes": "in", "out_channels": "oc", "activation": "act"}
@@ -88,48 +46,48 @@ def _fields(cls: type[Op]) -> dict[str, Field[Any]]:
 
 
 @cache
-def _types(kind: str) -> Mapping[str, Any]:
+def _types(cls: Any) -> Mapping[str, Any]:
     """The types of an op's fields; finding them takes longer than reading a text."""
-    return get_type_hints(OP_TYPES[kind])
+    return get_type_hints(cls)
+
+
+def parse(text: str) -> Op:
+    """Read what `to_text` or a person wrote; raises `CodlError` with the word that is wrong."""
+    kind = text.split(maxsplit=1)[0] if text.strip() else ""
+    cls: Any = OP_TYPES.find(kind)
+    op: Op = _parse(cls, text)
+    return op
 
 
 @lru_cache(maxsize=65536)
-def parse(text: str) -> Op:
-    """Read what `to_text` or a person wrote; raises `CodlError` with the word that is wrong."""
-    kind, *words = text.split() or [""]
-    if kind not in OP_TYPES:
-        raise UnknownNameError("op", kind, OP_TYPES)
-    cls = OP_TYPES[kind]
+def _parse(cls: Any, text: str) -> Op:
     known = _fields(cls)
     values: dict[str, Any] = {}
-    for word in words:
+    for word in text.split()[1:]:
         key, equals, value = word.partition("=")
         if key not in known or not equals:
-            raise UnknownNameError(f"field of {kind}", word, known)
+            raise UnknownNameError(f"field of {cls.kind}", word, known)
         values[known[key].name] = _read(cls, known[key], value)
-    missing = [key for key, f in known.items() if f.default is MISSING and f.name not in values]
+    missing = [key for key, f in known.items() if _is_required(f) and f.name not in values]
     if missing:
         raise CodlError(f"The op {text!r} lacks {', '.join(missing)}.")
-    op = cls(**values)
+    op: Op = cls(**values)
     _check(op, text)
     return op
 
 
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
 def _check(op: Op, text: str) -> None:
     """Refuse ops whose numbers do not fit together."""
-    if any(size < 1 for shape in op.inputs for size in shape) or any(s < 1 for s in op.output):
-        raise CodlError(f"The op {text!r} has an empty input or output ({op.output}).")
-    if isinstance(op, Conv2d | ConvTranspose2d) and (
-        op.input.c % op.groups or op.out_channels % op.groups
-    ):
-        raise CodlError(
-            f"The op {text!r}: groups={op.groups} must divide the {op.input.c} input and "
-            f"{op.out_channels} output channels."
-        )
-    if isinstance(op, Eltwise) and len(op.inputs) != (wanted := 1 if op.mode in UNARY else 2):
-        raise CodlError(
-            f"The op {text!r}: the mode {op.mode} takes {wanted} input(s), got {len(op.inputs)}."
-        )
+    if any(size < 1 for shape in op.inputs for size in shape):
+        raise CodlError(f"The op {text!r} has an empty input ({', '.join(map(str, op.inputs))}).")
+    if op.problem is not None:
+        raise CodlError(f"The op {text!r}: {op.problem}")
+    if any(size < 1 for size in op.output):
+        raise CodlError(f"The op {text!r} has an empty output ({op.output}).")
 
 
 def _write(value: Any) -> str:
@@ -154,36 +112,69 @@ def _read_sizes(text: str) -> tuple[int, ...]:
     return () if text == "-" else tuple(int(size) for size in text.split("x"))
 
 
-def _read(cls: type[Op], field: Field[Any], text: str) -> Any:
-    kind = _types(cls.kind)[field.name]
+def _read(cls: Any, field: Field[Any], text: str) -> Any:
+    """The value of a field from its text, by the field's type."""
+    kind, key = _types(cls)[field.name], SHORT.get(field.name, field.name)
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise UnknownNameError(f"{key} of {cls.kind}", text, get_args(kind))
+        return text
+    if kind is str:
+        return text
+    reader = READERS.get(kind)
+    if reader is None:
+        raise TypeError(f"{cls.__name__}.{field.name} is a {kind}: op_text cannot read such.")
     try:
-        if kind is Activation:
-            name, *numbers = text.split(":")
-            if name not in ACTIVATIONS:
-                raise UnknownNameError("activation", name, ACTIVATIONS)
-            return Activation(name, *(float(v) for v in numbers))
-        if kind is Pad:
-            sides = [int(v) for v in text.split(",")]
-            return Pad(*(sides * 4 if len(sides) == 1 else sides))
-        if kind is Size2:
-            sizes = [int(v) for v in text.split("x")]
-            return Size2(*(sizes * 2 if len(sizes) == 1 else sizes))
-        if field.name == "inputs":
-            shapes = text.split(",")
-            return tuple(Shape(*(int(v) for v in shape.split("x"))) for shape in shapes)
-        if kind == tuple[Sizes, ...]:
-            return tuple(_read_sizes(sizes) for sizes in text.split(","))
-        if kind == Sizes:
-            return _read_sizes(text)
-        if kind == Numbers:
-            return tuple(float(number) for number in text.split("x"))
-        if kind is bool:
-            return bool(int(text))
-        return kind(text) if kind in (int, float) else text
+        return reader.read(text)
     except (ValueError, TypeError) as error:
-        example = {"inputs": "1x64x56x56", "pad": "1 or 1,1,0,1", "kernel": "3 or 3x3"}
-        wanted = example.get(field.name, "a number")
         raise CodlError(
-            f"Cannot read {SHORT.get(field.name, field.name)}={text!r} of a {cls.kind}: "
-            f"expected something like {wanted}."
+            f"Cannot read {key}={text!r} of a {cls.kind}: expected something like {reader.example}."
         ) from error
+
+
+def _read_activation(text: str) -> Activation:
+    name, *numbers = text.split(":")
+    if name not in ACTIVATIONS:
+        raise UnknownNameError("activation", name, ACTIVATIONS)
+    return Activation(name, *(float(v) for v in numbers))
+
+
+def _read_pad(text: str) -> Pad:
+    sides = [int(v) for v in text.split(",")]
+    return Pad(*(sides * 4 if len(sides) == 1 else sides))
+
+
+def _read_size2(text: str) -> Size2:
+    sizes = [int(v) for v in text.split("x")]
+    return Size2(*(sizes * 2 if len(sizes) == 1 else sizes))
+
+
+def _read_shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(Shape(*(int(v) for v in shape.split("x"))) for shape in text.split(","))
+
+
+def _read_numbers(text: str) -> tuple[float, ...]:
+    return () if text == "-" else tuple(float(number) for number in text.split("x"))
+
+
+class Reader(NamedTuple):
+    """How fields of one type are read; `example` is a text that can be."""
+
+    read: Callable[[str], Any]
+    example: str
+
+
+#: How a field's text is read, by the field's type; `Literal` and `str` are read as they are.
+READERS: Mapping[Any, Reader] = {
+    Activation: Reader(_read_activation, "relu or clip:0:6"),
+    Pad: Reader(_read_pad, "1 or 1,1,0,1"),
+    Size2: Reader(_read_size2, "3 or 3x3"),
+    Shape: Reader(lambda text: _read_shapes(text)[0], "1x64x56x56"),
+    tuple[Shape, ...]: Reader(_read_shapes, "1x64x56x56"),
+    tuple[Sizes, ...]: Reader(lambda text: tuple(map(_read_sizes, text.split(","))), "1x64,64"),
+    Sizes: Reader(_read_sizes, "1x64"),
+    Numbers: Reader(_read_numbers, "0.5x2"),
+    bool: Reader(lambda text: bool(int(text)), "0 or 1"),
+    int: Reader(int, "a number"),
+    float: Reader(float, "a number"),
+}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from codl.ir.columns import (
+    Column,
+    ceil_div,
+    round_up,
+)
 from codl.ir.soc import Soc
-from codl.kernels.columns import Column, ceil_div, round_up
 from codl.kernels.tiling import GROUP, ITEMS_PER_UNIT
 
 

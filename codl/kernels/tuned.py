@@ -24,14 +24,16 @@ import numpy as np
 
 from codl import cache
 from codl.errors import CodlError, CodlWarning
+from codl.ir.columns import (
+    FeatureColumns,
+    columns_of,
+)
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
-from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
-from codl.kernels.tensor_columns import columns_of
 from codl.kernels.tuning import Trial, Tuned
 
 FOLDER = "tuning"
@@ -169,7 +171,7 @@ def features(variant: Any, op: Op, soc: Soc) -> dict[str, float]:
 def feature_columns(variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns:
     """The features of many ops at once, as `features` has them for one.
 
-    For a variant that writes its features over columns (see `codl.kernels.columns`).
+    For a variant that writes its features over columns (see `codl.kernels.feature_columns`).
     """
     found: FeatureColumns
     columns = columns_of(variant.op_columns, ops)

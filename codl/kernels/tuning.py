@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 
 from codl.errors import CodlError
+from codl.ir.columns import (
+    FeatureColumns,
+    columns_of,
+)
 from codl.ir.digest import digest
 from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
-from codl.kernels.columns import FeatureColumns
 from codl.kernels.source import source_digest
-from codl.kernels.tensor_columns import columns_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Tuning:
     def feature_columns(self, variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns:
         """The features of many ops at once, as `features` has them for one.
 
-        For a variant that writes its features over columns (see `codl.kernels.columns`).
+        For a variant that writes its features over columns (see `codl.kernels.feature_columns`).
         """
         columns: Any = columns_of(variant.op_columns, ops)
         tuned = {} if variant.processor == "cpu" else self._choices(variant, ops, soc)

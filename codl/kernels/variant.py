@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from codl.ir.columns import (
+    Columns,
+    FeatureColumns,
+)
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Processor, Storage
 from codl.kernels.base import Choice
-from codl.kernels.columns import ChoiceColumns, Columns, FeatureColumns, single
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+    single,
+)
 
 
 class OnCpu:

@@ -30,9 +30,8 @@ from codl.measure.tasks import (
 COUNTS = (1, 2, 4, 8, 16, 32)
 #: Ops whose cold latency is measured, and ops that are run beside others.
 COLD_OPS, PAIRED_OPS = 48, 24
-#: Ops that are measured in batches, of these kinds; and the most bytes that one may read and write.
+#: Ops that are measured in batches, and the most bytes that one may read and write.
 BATCH_OPS = 32
-BATCHED = ("conv2d", "pooling", "fc", "eltwise", "concat")
 MOST_BATCH_BYTES = 1 << 30
 #: Weights that are worth a thought: more than first caches hold.
 LEAST_WEIGHTS = 1 << 20
@@ -95,7 +94,7 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
 
 def in_batch(op: Op, images: int) -> Op | None:
     """The op of so many images, of one that has one; None where its inputs are no images."""
-    if op.kind not in BATCHED or any(shape.n != 1 for shape in op.inputs):
+    if not op.is_batched or any(shape.n != 1 for shape in op.inputs):
         return None
     return replace(op, inputs=tuple(shape._replace(n=images) for shape in op.inputs))
 

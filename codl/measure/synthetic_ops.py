@@ -9,57 +9,24 @@ as a part of such an op: sizes that no network has teach nothing that is asked f
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.ir import Op, Shape, split
-from codl.ir.ops.concat import Concat
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.ops.eltwise import Eltwise
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir import Op, split
 from codl.ir.region import Region
+from codl.ir.synthesis import STEP, SyntheticGroup
 
 SEED = 20220627
-#: How many of the ops are of each sort, where the models have all; sorts of no other are added.
-#: Each has kernel variants of its own, which learn from no other sort.
-WEIGHTS: Mapping[str, float] = {
-    "conv2d, 3x3": 9,
-    "conv2d, 1x1": 3,
-    "conv2d, other": 4,
-    "conv2d, groups": 4,
-    "fc": 5,
-    "pooling, max": 4,
-    "pooling, avg": 3,
-    "eltwise": 2,
-    "concat": 1,
-}
-#: A network is made for images of other sizes, and with more or fewer channels in every layer: maps
-#: and channels grow by 2 to a power up to these.
-RESOLUTION, WIDTH = 1.0, 1.0
-#: And an op's output channels are changed by 2 to this power more, its standard deviation.
-OWN_WIDTH = 0.4
-#: A fully connected layer lies between two, and is changed by 2 to this power.
-SPREAD = 1.0
-#: Columns for every row of an image; most are square.
-ASPECTS = (1.0, 1.0, 1.0, 1.0, 4 / 3, 3 / 4, 16 / 9)
-#: Maps do not get smaller than this, unless a model has such.
-LEAST_MAP = 4
-#: An op has at most so many times as many channels on one side as on the other, or as its model's
-#: has; images have `IMAGE` channels at most, and keep them.
-CHANNEL_RATIO, IMAGE = 8.0, 4
 #: An op is that one of so many whose sizes are farthest from all others': they fill the range.
 CANDIDATES = 12
-#: Above this, channels are a multiple of the step below it, as models have them.
-FEW_CHANNELS, STEP = 16, 8
 #: This share of candidates are parts of a split, of one of these shares of the output.
 PARTS, SHARES = 0.3, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
-Sizes = NDArray[np.float64]
+_Class: TypeAlias = tuple[SyntheticGroup, int]
 
 
 def similar_ops(ops: Sequence[Op], count: int) -> list[Op]:
@@ -69,12 +36,12 @@ def similar_ops(ops: Sequence[Op], count: int) -> list[Op]:
     than the largest of its class, so that they cost no more than the models' own.
     """
     dice, classes = random.Random(SEED), _classes(ops)
-    total = sum(WEIGHTS[sort] for sort in {_sort(own[0]) for own in classes.values()})
-    found: list[Op] = []
-    for own in classes.values():
-        wanted = count * WEIGHTS[_sort(own[0])] / total * _share(own, classes)
-        found += _spread(own, round(wanted), dice)
-    return found
+    weights = {group.name: group.weight for group, _ in classes}
+    made: list[Op] = []
+    for (group, inputs), own in classes.items():
+        share = group.weight / sum(weights.values()) * _share((group, inputs), classes)
+        made += _spread(own, round(count * share), dice)
+    return made
 
 
 def _spread(own: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]:
@@ -95,42 +62,27 @@ def _spread(own: Sequence[Op], wanted: int, dice: random.Random) -> list[Op]:
     return found
 
 
-def _sizes_of(op: Op) -> Sizes:
-    """Logarithms of channels in and out, rows and columns, and of a window's rows."""
-    sizes = [op.output.c, op.input.h, op.input.w, *(shape.c for shape in op.inputs)]
-    return np.log2([*sizes, op.kernel.h] if isinstance(op, Conv2d | Pool2d) else sizes)
+def _sizes_of(op: Op) -> NDArray[np.float64]:
+    """Logarithms of the sizes over whose range ops are spread."""
+    sizes: NDArray[np.float64] = np.log2(op.synthetic_sizes)
+    return sizes
 
 
-def _classes(ops: Sequence[Op]) -> dict[Hashable, list[Op]]:
-    """Ops that can be interpolated between: of one kind and, for convolutions, one algorithm."""
-    classes: dict[Hashable, list[Op]] = {}
+def _classes(ops: Sequence[Op]) -> dict[_Class, list[Op]]:
+    """Ops that can be interpolated between: of one group and algorithm, with as many inputs."""
+    classes: dict[_Class, list[Op]] = {}
     for op in ops:
-        if op.kind in _KINDS:
-            classes.setdefault(_class(op), []).append(op)
+        group = op.synthetic_group
+        if group is not None:
+            classes.setdefault((group, len(op.inputs)), []).append(op)
     return classes
 
 
-def _class(op: Op) -> Hashable:
-    strided = isinstance(op, Conv2d) and max(op.stride) > 1
-    return (_sort(op), strided, len(op.inputs))
-
-
-def _sort(op: Op) -> str:
-    if isinstance(op, Pool2d):
-        return f"{op.kind}, {op.mode}"
-    if not isinstance(op, Conv2d):
-        return op.kind
-    if op.groups > 1:
-        return f"{op.kind}, groups"
-    is_plain = max(op.stride) == 1 and op.kernel == (3, 3)
-    return f"{op.kind}, " + ("1x1" if op.kernel == (1, 1) else "3x3" if is_plain else "other")
-
-
-def _share(own: Sequence[Op], classes: Mapping[Hashable, Sequence[Op]]) -> float:
-    """A class's share of the ops of its sort: as many as it has, but not next to none."""
-    counts = [len(some) for some in classes.values() if _sort(some[0]) == _sort(own[0])]
-    least = sum(counts) / (2 * len(counts))
-    return max(len(own), least) / sum(max(count, least) for count in counts)
+def _share(one: _Class, classes: Mapping[_Class, Sequence[Op]]) -> float:
+    """A class's share of the ops of its group: as many as it has, but not next to none."""
+    counts = {key: len(own) for key, own in classes.items() if key[0].name == one[0].name}
+    least = sum(counts.values()) / (2 * len(counts))
+    return max(counts[one], least) / sum(max(count, least) for count in counts.values())
 
 
 def _another(a: Op, b: Op, dice: random.Random) -> Op | None:
@@ -139,7 +91,7 @@ def _another(a: Op, b: Op, dice: random.Random) -> Op | None:
     `b` is another of its class, for what has neither maps nor widths.
     """
     try:
-        op = _KINDS[a.kind](a, b, dice)
+        op = a.synthesize(b, dice)
         op = _part(op, dice) if dice.random() < PARTS else op
         return None if Region.whole(op.output).is_empty else op
     except CodlError:
@@ -152,88 +104,3 @@ def _part(op: Op, dice: random.Random) -> Op:
         return op
     sides = split(op, dice.choice(op.dims), dice.choice(SHARES), align=STEP)
     return op.restrict(dice.choice([side for side in sides if not side.is_empty]))
-
-
-def _factor(dice: random.Random, power: float) -> float:
-    return float(2 ** dice.uniform(-power, power))
-
-
-def _channels(size: float) -> int:
-    return max(1, round(size)) if size < FEW_CHANNELS else STEP * round(size / STEP)
-
-
-def _map(a: Shape, dice: random.Random, least: int = 1) -> tuple[int, int]:
-    """Rows and columns of a map for an image of another size and shape, `least` at least."""
-    h = a.h * _factor(dice, RESOLUTION)
-    w = h * a.w / a.h * dice.choice(ASPECTS)
-    return max(round(h), min(a.h, LEAST_MAP), least), max(round(w), min(a.w, LEAST_MAP), least)
-
-
-def _conv(a: Op, b: Op, dice: random.Random) -> Op:
-    assert isinstance(a, Conv2d)
-    h, w = _map(a.input, dice)
-    width = _factor(dice, WIDTH)
-    if a.groups > 1:
-        depthwise = a.groups == a.input.c == a.out_channels
-        per_group = 1 if depthwise else a.input.c // a.groups
-        c = max(1, _channels(a.input.c * width) // per_group) * per_group
-        groups = c // per_group
-        out = c if depthwise else a.out_channels // a.groups * groups
-        return replace(a, inputs=(Shape(1, c, h, w),), out_channels=out, groups=groups)
-    is_image = a.input.c <= IMAGE
-    c = a.input.c if is_image else _channels(a.input.c * width)
-    out = _channels(a.out_channels * width * 2 ** dice.gauss(0, OWN_WIDTH))
-    if not is_image:
-        own = a.out_channels / a.input.c
-        most = max(CHANNEL_RATIO, own, 1 / own)
-        out = _channels(min(max(out, c / most), c * most))
-    return replace(a, inputs=(Shape(1, c, h, w),), out_channels=out)
-
-
-def _fc(a: Op, b: Op, dice: random.Random) -> Op:
-    """Between two, at one place for both sizes, and around that."""
-    assert isinstance(a, FullyConnected)
-    assert isinstance(b, FullyConnected)
-    place = dice.random()
-
-    def size(first: int, second: int) -> int:
-        between = first ** (1 - place) * second**place
-        return max(1, _channels(between * 2 ** dice.gauss(0, SPREAD)))
-
-    shape = Shape(1, size(a.in_features, b.in_features), 1, 1)
-    return replace(a, inputs=(shape,), out_channels=size(a.out_channels, b.out_channels))
-
-
-def _pool(a: Op, b: Op, dice: random.Random) -> Op:
-    assert isinstance(a, Pool2d)
-    is_global = a.kernel == a.input[2:]
-    h, w = _map(a.input, dice, least=1 if is_global else max(a.kernel))
-    shape = Shape(1, _channels(a.input.c * _factor(dice, WIDTH)), h, w)
-    return replace(a, inputs=(shape,), kernel=type(a.kernel)(h, w) if is_global else a.kernel)
-
-
-def _eltwise(a: Op, b: Op, dice: random.Random) -> Op:
-    """Sizes that the inputs share still are shared, and what is stretched still is."""
-    h, w = _map(a.output, dice)
-    c = _channels(a.output.c * _factor(dice, WIDTH))
-    full = Shape(1, c, h, w)
-    shapes = (
-        Shape(*(new if old > 1 else 1 for old, new in zip(shape, full, strict=True)))
-        for shape in a.inputs
-    )
-    return replace(a, inputs=tuple(shapes))
-
-
-def _concat(a: Op, b: Op, dice: random.Random) -> Op:
-    h, w = _map(a.input, dice)
-    width = _factor(dice, WIDTH)
-    return replace(a, inputs=tuple(Shape(1, _channels(x.c * width), h, w) for x in a.inputs))
-
-
-_KINDS: Mapping[str, Callable[[Op, Op, random.Random], Op]] = {
-    Conv2d.kind: _conv,
-    FullyConnected.kind: _fc,
-    Pool2d.kind: _pool,
-    Eltwise.kind: _eltwise,
-    Concat.kind: _concat,
-}

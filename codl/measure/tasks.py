@@ -216,7 +216,7 @@ def op_tasks(op: Op, processor: Processor, soc: Soc, shares: Sequence[float]) ->
                 continue
             for rank, variant in enumerate(registry.variants(part, processor, soc)):
                 names = [registry.target(variant, op)]
-                if rank == 0 and op.kind in ("conv2d", "pooling", "fc"):
+                if rank == 0 and op.is_mulayer:
                     names.append(f"mulayer_{op.kind}_{processor}")
                 task = OpTask(tuple(names), variant.name, processor, op, dim, share, part)
                 tasks.append(task)

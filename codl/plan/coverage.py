@@ -44,8 +44,7 @@ OWN_PART = 0.5
 #: By how much more estimates are than what the rates say: see docs/predictors.md for how far those
 #: are off on a host's CPU and on its OpenCL device.
 SAFETY: Mapping[Processor, float] = {"cpu": 1.0, "gpu": 2.0}
-#: Kinds that multiply matrices; these reach about half of a convolution's rate.
-PRODUCTS = ("conv2d", "conv_transpose2d", "fc", "matmul")
+#: Ops that multiply matrices reach about half of a convolution's rate.
 PRODUCTS_SHARE = 0.5
 #: Functions, sums and comparisons have no multiply-adds to keep a core's units busy.
 OTHERS_SHARE = 1 / 16
@@ -219,8 +218,8 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
         return None
     least_ms = min(fastest_ms(parse(TINY)), *probes.values())
     own_ms = {op: max(ms - least_ms, OWN_PART * ms) for op, ms in probes.items()}
-    products = [op for op in probes if op.kind in PRODUCTS] or list(probes)
-    movers = [op for op in probes if op.kind not in PRODUCTS] or list(probes)
+    products = [op for op in probes if op.is_product] or list(probes)
+    movers = [op for op in probes if not op.is_product] or list(probes)
     return Rates(
         flops_per_ms=min(op.flops / own_ms[op] for op in products),
         bytes_per_ms=min(op.bytes / own_ms[op] for op in movers),
@@ -263,7 +262,7 @@ class Rates:
     safety: float = 1.0
 
     def latency_ms(self, op: Op) -> float:
-        share = PRODUCTS_SHARE if op.kind in PRODUCTS else OTHERS_SHARE
+        share = PRODUCTS_SHARE if op.is_product else OTHERS_SHARE
         computing_ms = op.flops / (share * self.flops_per_ms)
         return self.safety * (self.least_ms + max(computing_ms, op.bytes / self.bytes_per_ms))
 

@@ -14,9 +14,6 @@ from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
 from codl.lower.partition import Part, Shard
 
-#: Ops that take no longer than what it costs to change engines for them.
-LIGHT = ("eltwise", "reshape", "concat")
-
 
 def few_changes(
     shard: Shard, variants: Mapping[str, Mapping[str, str]], soc: Soc
@@ -41,7 +38,7 @@ def few_changes(
 
 
 def _able(part: Part, soc: Soc) -> bool:
-    if part.op.kind not in LIGHT:
+    if not part.op.is_light:
         return False
     return registry.find(part.op, CpuOrt.name).refusal(part.op, soc) is None
 

@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Op
+from codl.ir.columns import ColumnsByType
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
-from codl.kernels.columns import beyond, gpu_cache_bytes
-from codl.kernels.tensor_columns import Sizes
+from codl.kernels.feature_columns import (
+    beyond,
+    gpu_cache_bytes,
+)
 from codl.plan.batches import together_ms
 from codl.predict.context_terms import Colds
 
@@ -54,7 +57,7 @@ def inside_ms(
     if not asked:
         return {}
     single = [op.one_image for op in ops]
-    sizes = Sizes(single)
+    sizes = ColumnsByType(single)
     rows = {target: sizes.some(own.places) for target, own in asked.items()}
     warm_ms = np.concatenate([predictors.latency_ms(target, own) for target, own in rows.items()])
     places = np.concatenate([own.places for own in asked.values()])

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Layer, Op, Region
+from codl.ir.columns import (
+    amounts,
+)
 from codl.ir.ops.base import AXES, cuts
 from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.kernels.base import Variant
-from codl.kernels.tensor_columns import amounts
 from codl.lower.fusion import pays
 from codl.plan import region_array as boxes
 from codl.plan.cost_model import CostModel

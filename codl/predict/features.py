@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.ir import Op, Shape, parse, to_text
+from codl.ir.columns import (
+    FeatureColumns,
+)
 from codl.ir.soc import Soc
 from codl.ir.types import (
     BLOCKED,
@@ -32,14 +35,6 @@ from codl.ir.types import (
 from codl.kernels import registry, tuned
 from codl.kernels.activation import exponentials
 from codl.kernels.base import Variant
-from codl.kernels.columns import (
-    ConvColumns,
-    FcColumns,
-    FeatureColumns,
-    PoolColumns,
-    WindowColumns,
-)
-from codl.kernels.tensor_columns import OP_COLUMNS, OtherColumns
 from codl.predict import context_terms as surroundings
 from codl.predict import transfer_features as sharing
 from codl.predict.context_terms import Surrounding
@@ -165,7 +160,7 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
         shapes = _shapes(target, items)
         found = _of_shapes(feature_set, shapes, _sharing_targets()[target], soc)
     elif feature_set == "flops":
-        found = _of_columns(_flops(_checked(target, items)), len(items))
+        found = _of_columns(_mulayer(_checked(target, items)), len(items))
     else:
         found = _by_variant(target, _ops(target, items), soc)
     _refuse_infinite(target, items, found)
@@ -265,17 +260,6 @@ def _shapes(target: str, items: Sequence[Item]) -> Sequence[Shape]:
     return cast(Sequence[Shape], items)
 
 
-def _flops(ops: Sequence[Op]) -> FeatureColumns:
-    """muLayer's features: FLOPs, F0 = ih * iw * ic, F1 = (k / s)^2 * oc.
-
-    F0 and F1 alone for ops that compute next to nothing (pooling, concat); for fully connected
-    layers FLOPs and the features in and out.
-    """
-    own: Any = OP_COLUMNS.get(type(ops[0]), OtherColumns).of(ops)
-    if isinstance(own, FcColumns):
-        return {"flops": own.flops, "in_features": own.in_features, "out_features": own.oc}
-    f1 = own.ic if isinstance(own, PoolColumns) else own.oc
-    if isinstance(own, WindowColumns):
-        f1 = f1 * own.window / (own.sh * own.sw)
-    sizes = {"f0": own.input_elements, "f1": f1}
-    return {"flops": own.flops, **sizes} if isinstance(own, ConvColumns) else sizes
+def _mulayer(ops: Sequence[Op]) -> FeatureColumns:
+    """What muLayer looks at, of ops of one kind."""
+    return type(ops[0]).size_columns.of(ops).mulayer_features

@@ -10,15 +10,17 @@ from itertools import chain
 import numpy as np
 
 from codl.ir import Shape
-from codl.ir.soc import Soc
-from codl.ir.types import Direction, Storage
-from codl.kernels.columns import (
+from codl.ir.columns import (
     Column,
     FeatureColumns,
-    by_level,
     ceil_div,
-    packed_vectors,
     rest,
+)
+from codl.ir.soc import Soc
+from codl.ir.types import Direction, Storage
+from codl.kernels.feature_columns import (
+    by_level,
+    packed_vectors,
 )
 from codl.kernels.image import TEXEL
 

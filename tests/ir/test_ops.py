@@ -45,7 +45,7 @@ def test_text_as_a_person_writes_it() -> None:
         ("conv2d in=1x3x4x4 kernel=3", "lacks oc"),
         ("conv2d in=1x3x4 oc=3 kernel=3", "expected something like 1x64x56x56"),
         ("conv2d in=1x3x4x4 oc=3 kernel=3 groups=2", "groups=2 must divide the 3 input"),
-        ("conv2d in=1x3x2x2 oc=3 kernel=3", "empty input or output"),
+        ("conv2d in=1x3x2x2 oc=3 kernel=3", "has an empty output (1x3x0x0)"),
         ("conv2d in=1x3x4x4 oc=3 kernel=3 act=swish", "Unknown activation 'swish'"),
     ],
 )

@@ -14,13 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_ops import convolutions, fully_connected, poolings
 
-from codl.ir import Array, Op, Region, parse, to_text
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.ops.fully_connected import FullyConnected
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir import Array, Op, Region, columns, parse, to_text
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
+from codl.ir.ops.fully_connected import (
+    FcColumns,
+    FullyConnected,
+)
+from codl.ir.ops.pool2d import (
+    Pool2d,
+    PoolColumns,
+)
+from codl.ir.ops.window import (
+    WindowColumns,
+)
 from codl.ir.soc import CpuSide, GpuSide, Soc
-from codl.kernels import columns, registry, tiling, tiling_columns, tuned
-from codl.kernels.columns import ConvColumns, FcColumns, PoolColumns, WindowColumns
+from codl.kernels import feature_columns as caches
+from codl.kernels import registry, tiling, tiling_columns, tuned
 from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.source import source_digest
@@ -146,7 +158,7 @@ def test_halvings_count_vectors_of_falling_width(size: int) -> None:
         while left < width:
             width //= 2
         steps, left = steps + left // width, left % width
-    assert columns.halvings(np.array([float(size)]), 16)[0] == steps
+    assert caches.halvings(np.array([float(size)]), 16)[0] == steps
 
 
 PARTS = [
@@ -259,13 +271,13 @@ def test_rows_of_taps_in_the_input_are_counted(data: st.DataObject) -> None:
 def test_packed_vectors_are_as_wide_as_divides_the_channels(width: int) -> None:
     channels = np.arange(1.0, 200.0)
     widths = [max(w for w in (1, 4, 8, 16) if w <= width and c % w == 0) for c in channels]
-    assert columns.packed_vectors(channels, width).tolist() == (channels / widths).tolist()
+    assert caches.packed_vectors(channels, width).tolist() == (channels / widths).tolist()
 
 
 def test_bytes_beyond_a_cache_begin_where_it_is_half_full() -> None:
     amount = np.array([0.0, 40.0, 50.0, 100.0, 150.0, 400.0])
-    assert columns.beyond(amount, 100.0).tolist() == [0, 0, 0, 50, 150, 400]
-    assert columns.beyond(amount, 0.0).tolist() == amount.tolist()  # not known
+    assert caches.beyond(amount, 100.0).tolist() == [0, 0, 0, 50, 150, 400]
+    assert caches.beyond(amount, 0.0).tolist() == amount.tolist()  # not known
 
 
 def plain_general_steps(op: Conv2d, lanes: int) -> tuple[float, float, float]:

@@ -19,12 +19,20 @@ import pytest
 from codl import cache
 from codl.errors import CodlError, CodlWarning, MismatchError
 from codl.ir import Op, parse, to_text
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.soc import Soc
 from codl.kernels import registry, tuned
 from codl.kernels.base import Choice, KernelPlan
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import GpuDirect
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Trial, Tuned
 from codl.measure import tuner

@@ -1,1 +1,8 @@
-"""Operators: one file each, with shapes, FLOPs, needed ranges and a float64 reference."""
+"""Operators: one file each, with shapes, FLOPs, needed ranges and a float64 reference.
+
+Importing this package imports every module in it: each adds its op to `base.OP_TYPES`.
+"""
+
+from codl.registry import import_modules
+
+import_modules(__name__)

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import erf, lcm, pi, sqrt
+from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.columns import Columns, OpColumns
 from codl.ir.region import Region, Shape, Span
+from codl.ir.synthesis import SyntheticGroup
+from codl.registry import Registry
 
 Array: TypeAlias = NDArray[np.float32]
 Weights: TypeAlias = Mapping[str, Array]
@@ -73,13 +77,30 @@ class Op:
     """One operator: a node's type, shapes and attributes, without its weights.
 
     Frozen and hashable, so that equal operators are measured and predicted once. A subclass sets
-    `kind` and implements the abstract properties; a shard of a split op is again an `Op`.
+    `kind`, which adds it to `OP_TYPES`, and implements the abstract properties. Its fields are all
+    that it is: `codl.ir.op_text` writes and reads them by their types. A shard of a split op is
+    again an `Op`.
     """
 
     inputs: tuple[Shape, ...]
     activation: Activation = Activation()
 
     kind: ClassVar[str] = ""
+    #: Multiplies matrices, which keeps the multiply-add units of a core busy.
+    is_product: ClassVar[bool] = False
+    #: Takes no longer than changing the CPU's library for it: it runs in that of its neighbours.
+    is_light: ClassVar[bool] = False
+    #: Measured for several images at once, too: networks are made of it.
+    is_batched: ClassVar[bool] = False
+    #: One of the kinds that muLayer has a latency model for.
+    is_mulayer: ClassVar[bool] = False
+    #: The sizes of many such ops as columns, from which features are computed.
+    size_columns: ClassVar[type[Columns]] = OpColumns
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" in cls.__dict__:
+            OP_TYPES.add(cls.kind, cls)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -156,6 +177,29 @@ class Op:
         """A cut through the output channels must lie on a multiple of this."""
         return 1
 
+    @property
+    def problem(self) -> str | None:
+        """What of the op's numbers does not fit together; None for an op that can be computed."""
+        return None
+
+    @property
+    def synthetic_group(self) -> SyntheticGroup | None:
+        """The ops that new ones like this one are made with; None where `synthesize` makes none."""
+        return None
+
+    @property
+    def synthetic_sizes(self) -> tuple[int, ...]:
+        """The sizes over whose range new ops are spread: channels, rows and columns."""
+        return (self.output.c, self.input.h, self.input.w, *(shape.c for shape in self.inputs))
+
+    def synthesize(self, other: Op, dice: Random) -> Op:
+        """The op of another network in the place of this one, with sizes that it may have there.
+
+        `other` is one of the same group, for what can only be between two. May raise `CodlError`
+        where the sizes that were drawn do not fit.
+        """
+        raise NotImplementedError
+
     def needs(self, part: Region, index: int = 0) -> Region:
         """The region of input `index` from which the region `part` of the output is computed."""
         raise NotImplementedError
@@ -186,6 +230,10 @@ class Op:
 
     def with_activation(self, activation: Activation) -> Op:
         return replace(self, activation=activation)
+
+
+#: Every operator's class by its `kind`.
+OP_TYPES: Registry[type[Op]] = Registry("op")
 
 
 def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:

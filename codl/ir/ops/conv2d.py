@@ -3,16 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from random import Random
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Pad, Weights
+from codl.ir.columns import Column, Columns, FeatureColumns
+from codl.ir.ops.base import Op, Pad, Weights
 from codl.ir.ops.grouped import GroupedOp
-from codl.ir.ops.window import WindowOp
+from codl.ir.ops.window import WindowColumns, WindowOp
 from codl.ir.region import Region, Shape
+from codl.ir.synthesis import SyntheticGroup, channels, map_size, width
+
+#: New ops: output channels are changed by 2 to a power of this standard deviation.
+OWN_WIDTH = 0.4
+#: They have at most so many times as many channels on one side as on the other, or as their model's
+#: has; images have `IMAGE` channels at most, and keep them.
+CHANNEL_RATIO, IMAGE = 8.0, 4
+#: What is read of ops, together, and without a call for each.
+_SIZES = attrgetter("inputs", "kernel", "stride", "pad", "dilation", "out_channels", "groups")
+
+
+@dataclass(frozen=True)
+class ConvColumns(WindowColumns):
+    """Convolutions: also output channels (`oc`) and groups."""
+
+    oc: Column
+    groups: Column
+
+    @staticmethod
+    def _rows(ops: Sequence[Conv2d]) -> list[tuple[int, ...]]:
+        return [
+            (*shape, *kernel, *stride, *pad, *dilation, oc, groups)
+            for (shape,), kernel, stride, pad, dilation, oc, groups in map(_SIZES, ops)
+        ]
+
+    @cached_property
+    def group_ic(self) -> Column:
+        """Input channels of one group."""
+        return np.floor(self.ic / self.groups)
+
+    @cached_property
+    def is_depthwise(self) -> NDArray[np.bool_]:
+        depthwise: NDArray[np.bool_] = (
+            (self.groups > 1) & (self.groups == self.ic) & (self.groups == self.oc)
+        )
+        return depthwise
+
+    @property
+    def weight_elements(self) -> Column:
+        return self.oc * (self.group_ic * self.window + 1)
+
+    @property
+    def output_elements(self) -> Column:
+        return self.images * self.oc * self.pixels
+
+    @property
+    def mulayer_features(self) -> FeatureColumns:
+        f1 = self.oc * self.window / (self.sh * self.sw)
+        return {"flops": self.flops, "f0": self.input_elements, "f1": f1}
+
+    @property
+    def flops(self) -> Column:
+        return 2 * self.group_ic * self.window * self.output_elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +80,10 @@ class Conv2d(GroupedOp, WindowOp):
     """
 
     kind: ClassVar[str] = "conv2d"
+    is_product: ClassVar[bool] = True
+    is_batched: ClassVar[bool] = True
+    is_mulayer: ClassVar[bool] = True
+    size_columns: ClassVar[type[Columns]] = ConvColumns
 
     @property
     def output(self) -> Shape:
@@ -32,6 +93,42 @@ class Conv2d(GroupedOp, WindowOp):
     def flops(self) -> int:
         per_output = 2 * (self.input.c // self.groups) * self.kernel.h * self.kernel.w
         return per_output * self.output.elements
+
+    @property
+    def synthetic_group(self) -> SyntheticGroup:
+        """By the window, as few kernel variants take all of them."""
+        is_strided = max(self.stride) > 1
+        if self.groups > 1:
+            name, weight = "groups", 4
+        elif self.kernel == (1, 1):
+            name, weight = "1x1", 3
+        elif self.kernel == (3, 3) and not is_strided:
+            name, weight = "3x3", 9
+        else:
+            name, weight = "other", 4
+        return SyntheticGroup(f"conv2d, {name}", weight, is_strided)
+
+    def synthesize(self, other: Op, dice: Random) -> Conv2d:
+        h, w = map_size(self.input, dice)
+        times = width(dice)
+        if self.groups > 1:
+            return self._grouped_like(h, w, times)
+        is_image = self.input.c <= IMAGE
+        c = self.input.c if is_image else channels(self.input.c * times)
+        out = channels(self.out_channels * times * 2 ** dice.gauss(0, OWN_WIDTH))
+        if not is_image:
+            own = self.out_channels / self.input.c
+            most = max(CHANNEL_RATIO, own, 1 / own)
+            out = channels(min(max(out, c / most), c * most))
+        return replace(self, inputs=(Shape(1, c, h, w),), out_channels=out)
+
+    def _grouped_like(self, h: int, w: int, times: float) -> Conv2d:
+        """With as many channels in a group; a depthwise one has one in each."""
+        per_group = self.input.c // self.groups
+        c = max(1, channels(self.input.c * times) // per_group) * per_group
+        groups = c // per_group
+        out = self.out_channels // self.groups * groups
+        return replace(self, inputs=(Shape(1, c, h, w),), out_channels=out, groups=groups)
 
     def needs(self, part: Region, index: int = 0) -> Region:
         rows = self.input_rows(part.rows)[0]

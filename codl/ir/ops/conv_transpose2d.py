@@ -30,6 +30,7 @@ class ConvTranspose2d(GroupedOp):
     dilation: Size2 = Size2(1, 1)
 
     kind: ClassVar[str] = "conv_transpose2d"
+    is_product: ClassVar[bool] = True
 
     @property
     def inner_dims(self) -> tuple[Dim, ...]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from random import Random
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.columns import Column, Columns, FeatureColumns
 from codl.ir.ops.base import Dim, Op, Weights
 from codl.ir.region import Region, Shape, Span
+from codl.ir.synthesis import SyntheticGroup, channels, map_size, width
 
 
 def _softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -64,6 +69,82 @@ UNARY = tuple(MODES)[tuple(MODES).index("identity") :]
 PARAMETERS: Mapping[str, int] = {"selu": 2, "celu": 1, "thresholded_relu": 1, "shrink": 2}
 
 
+#: What is read of ops, together, and without a call for each.
+_SIZES = attrgetter("inputs", "activation.kind")
+
+
+@dataclass(frozen=True)
+class EltwiseColumns(Columns):
+    """One input or two: `n`, `c`, `h` and `w` of either, the first again where there is one."""
+
+    c0: Column
+    h0: Column
+    w0: Column
+    n1: Column
+    c1: Column
+    h1: Column
+    w1: Column
+    inputs: Column
+    is_active: Column
+
+    @staticmethod
+    def _rows(ops: Sequence[Eltwise]) -> list[tuple[int, ...]]:
+        return [
+            (*shapes[0], *shapes[-1], len(shapes), kind != "none")
+            for shapes, kind in map(_SIZES, ops)
+        ]
+
+    @property
+    def n0(self) -> Column:
+        return self.images
+
+    @cached_property
+    def oc(self) -> Column:
+        return np.maximum(self.c0, self.c1)
+
+    @cached_property
+    def oh(self) -> Column:
+        return np.maximum(self.h0, self.h1)
+
+    @cached_property
+    def ow(self) -> Column:
+        return np.maximum(self.w0, self.w1)
+
+    @cached_property
+    def pixels(self) -> Column:
+        """Output pixels of one channel."""
+        return self.oh * self.ow
+
+    @cached_property
+    def stretched(self) -> Column:
+        """Inputs whose pixels and the output's differ."""
+        first = (self.h0 != self.oh) | (self.w0 != self.ow)
+        second = (self.h1 != self.oh) | (self.w1 != self.ow)
+        found: Column = first * 1.0 + second * (self.inputs > 1)
+        return found
+
+    @cached_property
+    def input_elements(self) -> Column:
+        second = self.n1 * self.c1 * self.h1 * self.w1 * (self.inputs > 1)
+        return self.n0 * self.c0 * self.h0 * self.w0 + second
+
+    @property
+    def weight_elements(self) -> Column:
+        return np.zeros_like(self.images)
+
+    @property
+    def output_elements(self) -> Column:
+        return np.maximum(self.n0, self.n1) * self.oc * self.pixels
+
+    @property
+    def mulayer_features(self) -> FeatureColumns:
+        return {"f0": self.input_elements, "f1": self.oc}
+
+    @property
+    def flops(self) -> Column:
+        return self.output_elements
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eltwise(Op):
     """An axis of size 1 is stretched to the other input's; `identity` only has an activation."""
@@ -73,6 +154,9 @@ class Eltwise(Op):
     beta: float = 0.0
 
     kind: ClassVar[str] = "eltwise"
+    is_light: ClassVar[bool] = True
+    is_batched: ClassVar[bool] = True
+    size_columns: ClassVar[type[Columns]] = EltwiseColumns
 
     @property
     def parameters(self) -> tuple[float, ...]:
@@ -96,6 +180,29 @@ class Eltwise(Op):
     @property
     def flops(self) -> int:
         return self.output.elements
+
+    @property
+    def problem(self) -> str | None:
+        if self.mode not in MODES:
+            return f"mode={self.mode!r} must be one of {', '.join(MODES)}."
+        wanted = 1 if self.mode in UNARY else 2
+        if len(self.inputs) != wanted:
+            return f"the mode {self.mode} takes {wanted} input(s), got {len(self.inputs)}."
+        return None
+
+    @property
+    def synthetic_group(self) -> SyntheticGroup:
+        return SyntheticGroup("eltwise", 2)
+
+    def synthesize(self, other: Op, dice: Random) -> Eltwise:
+        """Sizes that the inputs share still are shared, and what is stretched still is."""
+        h, w = map_size(self.output, dice)
+        full = Shape(1, channels(self.output.c * width(dice)), h, w)
+        shapes = (
+            Shape(*(new if old > 1 else 1 for old, new in zip(shape, full, strict=True)))
+            for shape in self.inputs
+        )
+        return replace(self, inputs=tuple(shapes))
 
     def needs(self, part: Region, index: int = 0) -> Region:
         """The same region; all of an axis that is stretched."""

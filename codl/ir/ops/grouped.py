@@ -18,6 +18,15 @@ class GroupedOp(Op):
     groups: int = 1
 
     @property
+    def problem(self) -> str | None:
+        if not self.input.c % self.groups and not self.out_channels % self.groups:
+            return None
+        return (
+            f"groups={self.groups} must divide the {self.input.c} input and "
+            f"{self.out_channels} output channels."
+        )
+
+    @property
     def is_depthwise(self) -> bool:
         return self.groups > 1 and self.groups == self.input.c == self.out_channels
 

@@ -29,6 +29,7 @@ class MatMul(NdOp):
     alpha: float = 1.0
 
     kind: ClassVar[str] = "matmul"
+    is_product: ClassVar[bool] = True
 
     @property
     def flavor(self) -> str:

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from random import Random
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Pad, Weights
-from codl.ir.ops.window import WindowOp
+from codl.ir.columns import Column, Columns, FeatureColumns
+from codl.ir.ops.base import Op, Pad, Weights
+from codl.ir.ops.window import Size2, WindowColumns, WindowOp
 from codl.ir.region import Region, Shape
+from codl.ir.synthesis import SyntheticGroup, channels, map_size, width
+
+#: What is read of ops, together, and without a call for each.
+_SIZES = attrgetter("inputs", "kernel", "stride", "pad", "dilation")
+
+
+@dataclass(frozen=True)
+class PoolColumns(WindowColumns):
+    """Poolings: as many channels out as in."""
+
+    @staticmethod
+    def _rows(ops: Sequence[Pool2d]) -> list[tuple[int, ...]]:
+        return [
+            (*shape, *kernel, *stride, *pad, *dilation)
+            for (shape,), kernel, stride, pad, dilation in map(_SIZES, ops)
+        ]
+
+    @property
+    def weight_elements(self) -> Column:
+        return np.zeros_like(self.ic)
+
+    @property
+    def output_elements(self) -> Column:
+        return self.images * self.ic * self.pixels
+
+    @property
+    def mulayer_features(self) -> FeatureColumns:
+        f1 = self.ic * self.window / (self.sh * self.sw)
+        return {"f0": self.input_elements, "f1": f1}
+
+    @property
+    def flops(self) -> Column:
+        return self.window * self.output_elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +58,9 @@ class Pool2d(WindowOp):
     count_pad: bool = False
 
     kind: ClassVar[str] = "pooling"
+    is_batched: ClassVar[bool] = True
+    is_mulayer: ClassVar[bool] = True
+    size_columns: ClassVar[type[Columns]] = PoolColumns
 
     @property
     def acts_on_channels_alone(self) -> bool:
@@ -38,6 +77,16 @@ class Pool2d(WindowOp):
     @property
     def flops(self) -> int:
         return self.kernel.h * self.kernel.w * self.output.elements
+
+    @property
+    def synthetic_group(self) -> SyntheticGroup:
+        return SyntheticGroup(f"pooling, {self.mode}", 4 if self.mode == "max" else 3)
+
+    def synthesize(self, other: Op, dice: Random) -> Pool2d:
+        is_global = self.kernel == self.input[2:]
+        h, w = map_size(self.input, dice, least=1 if is_global else max(self.kernel))
+        shape = Shape(1, channels(self.input.c * width(dice)), h, w)
+        return replace(self, inputs=(shape,), kernel=Size2(h, w) if is_global else self.kernel)
 
     def needs(self, part: Region, index: int = 0) -> Region:
         return part._replace(rows=self.input_rows(part.rows)[0])

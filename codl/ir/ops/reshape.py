@@ -20,6 +20,7 @@ class Reshape(NdOp):
     to: Sizes
 
     kind: ClassVar[str] = "reshape"
+    is_light: ClassVar[bool] = True
 
     @property
     def out_sizes(self) -> Sizes:

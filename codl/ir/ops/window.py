@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.columns import Column, Columns, ceil_div
 from codl.ir.ops.base import Dim, Op, Pad
 from codl.ir.region import Span
 
@@ -20,6 +22,96 @@ class Size2(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.h}x{self.w}"
+
+
+@dataclass(frozen=True)
+class WindowColumns(Columns):
+    """What slides a window: input (`ih`, `iw`), kernel, stride, padding and dilation."""
+
+    ic: Column
+    ih: Column
+    iw: Column
+    kh: Column
+    kw: Column
+    sh: Column
+    sw: Column
+    top: Column
+    left: Column
+    bottom: Column
+    right: Column
+    dh: Column
+    dw: Column
+
+    @property
+    def input_elements(self) -> Column:
+        return self.images * self.ic * self.ih * self.iw
+
+    @cached_property
+    def padded_h(self) -> Column:
+        return self.ih + self.top + self.bottom
+
+    @cached_property
+    def padded_w(self) -> Column:
+        return self.iw + self.left + self.right
+
+    @cached_property
+    def extent_h(self) -> Column:
+        """Rows from the first to the last element of a window."""
+        return (self.kh - 1) * self.dh + 1
+
+    @cached_property
+    def extent_w(self) -> Column:
+        return (self.kw - 1) * self.dw + 1
+
+    @cached_property
+    def oh(self) -> Column:
+        """Rows of the output."""
+        return np.floor((self.padded_h - self.extent_h) / self.sh) + 1
+
+    @cached_property
+    def ow(self) -> Column:
+        return np.floor((self.padded_w - self.extent_w) / self.sw) + 1
+
+    @cached_property
+    def pixels(self) -> Column:
+        """Output pixels of one channel."""
+        return self.oh * self.ow
+
+    @cached_property
+    def window(self) -> Column:
+        return self.kh * self.kw
+
+    @cached_property
+    def is_padded(self) -> NDArray[np.bool_]:
+        padded: NDArray[np.bool_] = self.top + self.left + self.bottom + self.right > 0
+        return padded
+
+    @cached_property
+    def tap_rows(self) -> Column:
+        """Rows of windows that lie in the input, of the windows of one output column."""
+        return _inside(self.oh, self.ih, self.kh, (self.sh, self.dh, self.top))
+
+    @cached_property
+    def tap_columns(self) -> Column:
+        """Columns of windows that lie in the input, of the windows of one output row."""
+        return _inside(self.ow, self.iw, self.kw, (self.sw, self.dw, self.left))
+
+
+def _inside(
+    outs: Column, size: Column, taps: Column, step: tuple[Column, Column, Column]
+) -> Column:
+    """Taps of the windows of `outs` outputs that lie in an input of `size`.
+
+    `step`: the stride, the dilation, and the padding in front.
+    """
+    stride, dilation, before = step
+    found = np.zeros_like(size)
+    for tap in range(int(taps.max())):
+        offset = before - tap * dilation
+        first = np.maximum(ceil_div(offset, stride), 0)
+        last = np.minimum(np.floor((offset + size - 1) / stride), outs - 1)
+        found = found + np.where(tap < taps, np.maximum(last - first + 1, 0), 0)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +135,10 @@ class WindowOp(Op):
         return Size2(
             (self.kernel.h - 1) * self.dilation.h + 1, (self.kernel.w - 1) * self.dilation.w + 1
         )
+
+    @property
+    def synthetic_sizes(self) -> tuple[int, ...]:
+        return (*super().synthetic_sizes, self.kernel.h)
 
     @property
     def out_hw(self) -> Size2:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.concat import Concat
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.concat import (
+    Concat,
+    ConcatColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.tensor_columns import ConcatColumns
 from codl.kernels.variant import ByColumns, OnCpu
 
 

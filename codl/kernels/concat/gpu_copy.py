@@ -6,12 +6,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.ir.ops.concat import Concat
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.concat import (
+    Concat,
+    ConcatColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns
-from codl.kernels.tensor_columns import ConcatColumns
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 

@@ -13,23 +13,27 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from codl.ir.ops.conv2d import Conv2d
-from codl.ir.soc import Soc
-from codl.kernels.columns import (
+from codl.ir.columns import (
     Column,
-    ConvColumns,
     FeatureColumns,
-    beyond,
-    by_level,
     ceil_div,
-    halvings,
-    packed_vectors,
     rest,
     round_up,
 )
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
+from codl.ir.soc import Soc
 from codl.kernels.conv2d import window_sums
 from codl.kernels.conv2d.cpu_direct_columns import direct_columns
 from codl.kernels.conv2d.cpu_tiles import usual_tile
+from codl.kernels.feature_columns import (
+    beyond,
+    by_level,
+    halvings,
+    packed_vectors,
+)
 from codl.kernels.ncnn import (
     NO_GEMM,
     NO_WINOGRAD,

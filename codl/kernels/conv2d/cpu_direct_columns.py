@@ -14,16 +14,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.soc import Soc
-from codl.kernels.columns import (
-    FIRST_LEVEL,
+from codl.ir.columns import (
     Column,
-    ConvColumns,
     FeatureColumns,
+    rest,
+)
+from codl.ir.ops.conv2d import (
+    ConvColumns,
+)
+from codl.ir.soc import Soc
+from codl.kernels.feature_columns import (
+    FIRST_LEVEL,
     beyond,
     by_level,
     halvings,
-    rest,
 )
 
 #: A step of less than a whole vector beside one of a whole: loads are what it waits for, and two

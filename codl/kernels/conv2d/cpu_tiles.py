@@ -11,7 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.kernels.columns import Column, ConvColumns
+from codl.ir.columns import (
+    Column,
+)
+from codl.ir.ops.conv2d import (
+    ConvColumns,
+)
 
 #: Channels from which another row of the tables below holds; below the first it is always F(4x4).
 LEVELS = (8, 16, 32, 64, 128, 256, 512)

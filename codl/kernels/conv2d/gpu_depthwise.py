@@ -6,13 +6,24 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import (
+    Column,
+    FeatureColumns,
+)
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import feature_columns as caches
+from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan, Launch
-from codl.kernels.columns import ChoiceColumns, Column, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.tiling_columns import row_tile
 from codl.kernels.variant import ByChoiceColumns, ForStorage
@@ -84,7 +95,7 @@ class GpuDepthwise(ForStorage, ByChoiceColumns):
             "tiles": tiles * blocks,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            **columns.by_level("moved", moved_bytes, columns.gpu_cache_bytes(soc)),
+            **caches.by_level("moved", moved_bytes, caches.gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

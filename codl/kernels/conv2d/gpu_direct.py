@@ -7,17 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import (
+    Column,
+    FeatureColumns,
+)
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
-from codl.kernels import columns, tiling_columns
+from codl.kernels import feature_columns as caches
+from codl.kernels import tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
-from codl.kernels.columns import (
+from codl.kernels.feature_columns import (
     ChoiceColumns,
-    Column,
-    ConvColumns,
-    FeatureColumns,
     first_choice,
     single,
 )
@@ -97,7 +103,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        width, cache = soc.gpu.vector_width, columns.gpu_cache_bytes(soc)
+        width, cache = soc.gpu.vector_width, caches.gpu_cache_bytes(soc)
         tiles, items = t.tiles * t.out_blocks, t.strips * t.out_blocks
         steps, loop = ops.window * t.in_blocks, ops.window * ops.group_ic
         slow = _tiles_over_ends(ops, t)
@@ -121,13 +127,13 @@ class GpuDirect(ForStorage, ByChoiceColumns):
             "loop_length": loop,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "panels_streamed": columns.beyond(4.0 * width * loop, columns.FIRST_LEVEL) * tiles,
-            "weights_streamed": columns.beyond(weights, cache) * t.strips,
-            "input_again": columns.beyond(tile_input * t.strip, columns.FIRST_LEVEL)
+            "panels_streamed": caches.beyond(4.0 * width * loop, caches.FIRST_LEVEL) * tiles,
+            "weights_streamed": caches.beyond(weights, cache) * t.strips,
+            "input_again": caches.beyond(tile_input * t.strip, caches.FIRST_LEVEL)
             * t.strips
             * t.out_blocks,
-            **columns.by_level("weight", weights, cache),
-            **columns.by_level("moved", np.sum(list(moved.values()), axis=0), cache),
+            **caches.by_level("weight", weights, cache),
+            **caches.by_level("moved", np.sum(list(moved.values()), axis=0), cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import feature_columns as caches
+from codl.kernels import tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.image import TEXEL, image_defines, image_refusal
 from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
@@ -51,7 +61,7 @@ class GpuGrouped(ForStorage, ByChoiceColumns):
             "outputs": outputs,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            **columns.by_level("moved", moved_bytes, columns.gpu_cache_bytes(soc)),
+            **caches.by_level("moved", moved_bytes, caches.gpu_cache_bytes(soc)),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

@@ -6,13 +6,22 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 

@@ -7,10 +7,17 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
 from codl.ir.ops.base import Array
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns
+from codl.kernels import feature_columns as caches
 from codl.kernels.base import (
     WEIGHTED,
     Choice,
@@ -20,10 +27,12 @@ from codl.kernels.base import (
     ScratchArg,
     TensorArg,
 )
-from codl.kernels.columns import ChoiceColumns, ConvColumns, FeatureColumns
 from codl.kernels.conv2d import winograd_cuts
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.conv2d.winograd_cuts import SIDES, Cut, Tiling
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.tiling import base_defines, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 
@@ -60,7 +69,7 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
-        width, cache = soc.gpu.vector_width, columns.gpu_cache_bytes(soc)
+        width, cache = soc.gpu.vector_width, caches.gpu_cache_bytes(soc)
         out_channels = t.out_blocks * width
         odd = columns.rest(t.side, 2) > 0  # those of stride 2, with transforms of their own
         effort = np.where(t.side < 6, 0.6, np.where(t.side < 8, 0.8, 1.0)) * t.points * t.tiles
@@ -70,7 +79,7 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
         passes = columns.ceil_div(t.computed, t.together)
         moved = byte_columns(ops, soc, self.storage)
         moved_bytes = moved["input_bytes"] + moved["output_bytes"] + weights
-        far = columns.THIRD_LEVEL * cache
+        far = caches.THIRD_LEVEL * cache
         return {
             "padded_macs": t.points * t.computed * ops.ic * out_channels,
             "input_transforms": into * ~odd,
@@ -78,14 +87,14 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
             "strided_input_transforms": into * odd,
             "strided_output_transforms": out_of * odd,
             "weight_passes": t.points * t.out_blocks * ops.ic * passes,
-            "weights_streamed": columns.beyond(weights, cache) * t.blocks,
-            "weights_far": columns.beyond(weights, far),
-            "scratch_beyond": columns.beyond(scratch, cache) / t.most * t.computed,
+            "weights_streamed": caches.beyond(weights, cache) * t.blocks,
+            "weights_far": caches.beyond(weights, far),
+            "scratch_beyond": caches.beyond(scratch, cache) / t.most * t.computed,
             "block_tiles": t.most,
             "waves": columns.ceil_div(t.blocks, t.workers),
             "output_bytes": moved["output_bytes"],
-            "output_far": columns.beyond(moved["output_bytes"], far),
-            **columns.by_level("moved", moved_bytes, cache),
+            "output_far": caches.beyond(moved["output_bytes"], far),
+            **caches.by_level("moved", moved_bytes, cache),
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:

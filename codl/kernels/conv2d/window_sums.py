@@ -14,17 +14,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from codl.ir.columns import (
+    Column,
+    FeatureColumns,
+    ceil_div,
+)
 from codl.ir.ops.base import Array, Pad, Weights
-from codl.ir.ops.conv2d import Conv2d
+from codl.ir.ops.conv2d import (
+    Conv2d,
+    ConvColumns,
+)
 from codl.ir.ops.window import Size2
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.kernels.columns import (
-    Column,
-    ConvColumns,
-    FeatureColumns,
+from codl.kernels.feature_columns import (
     by_level,
-    ceil_div,
     packed_vectors,
 )
 from codl.kernels.ncnn import NcnnLayer, Shifts

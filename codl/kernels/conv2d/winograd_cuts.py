@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import (
+    Column,
+)
+from codl.ir.ops.conv2d import (
+    ConvColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns
 from codl.kernels.base import Choice
-from codl.kernels.columns import ChoiceColumns, Column, ConvColumns
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.eltwise import Eltwise
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.eltwise import (
+    Eltwise,
+    EltwiseColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels.columns import FeatureColumns
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.variant import ByColumns, OnCpu
 
 #: ncnn's codes of BinaryOp.

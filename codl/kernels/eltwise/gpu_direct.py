@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.eltwise import MODES, UNARY, Eltwise
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.eltwise import (
+    MODES,
+    UNARY,
+    Eltwise,
+    EltwiseColumns,
+)
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import tiling_columns
 from codl.kernels.activation import float_literal
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns
-from codl.kernels.tensor_columns import EltwiseColumns
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 

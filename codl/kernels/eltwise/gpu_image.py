@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.eltwise import Eltwise
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.eltwise import (
+    Eltwise,
+    EltwiseColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import tiling_columns
 from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
-from codl.kernels.columns import ChoiceColumns, FeatureColumns
 from codl.kernels.eltwise.gpu_direct import mode_defines
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
+)
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
-from codl.kernels.tensor_columns import EltwiseColumns
 from codl.kernels.tiling import ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 

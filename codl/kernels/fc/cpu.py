@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.columns import (
+    FeatureColumns,
+)
+from codl.ir.ops.fully_connected import (
+    FcColumns,
+    FullyConnected,
+)
 from codl.ir.soc import Soc
-from codl.kernels.columns import FcColumns, FeatureColumns, by_level, halvings
+from codl.kernels.feature_columns import (
+    by_level,
+    halvings,
+)
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
 from codl.kernels.variant import ByColumns, OnCpu
 

@@ -9,20 +9,25 @@ from typing import ClassVar
 
 import numpy as np
 
+from codl.ir import columns
+from codl.ir.columns import (
+    FeatureColumns,
+)
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.fully_connected import (
+    FcColumns,
+    FullyConnected,
+)
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
+from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelPlan, Launch
-from codl.kernels.columns import (
+from codl.kernels.conv2d.gpu_direct import pack_bias
+from codl.kernels.feature_columns import (
     ChoiceColumns,
-    FcColumns,
-    FeatureColumns,
     by_level,
     gpu_cache_bytes,
 )
-from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from codl.ir.ops.pool2d import Pool2d
+from codl.ir.columns import (
+    FeatureColumns,
+    rest,
+)
+from codl.ir.ops.pool2d import (
+    Pool2d,
+    PoolColumns,
+)
 from codl.ir.soc import Soc
-from codl.kernels.columns import FeatureColumns, PoolColumns, by_level, packed_vectors, rest
+from codl.kernels.feature_columns import (
+    by_level,
+    packed_vectors,
+)
 from codl.kernels.ncnn import NcnnLayer
 from codl.kernels.variant import ByColumns, OnCpu
 

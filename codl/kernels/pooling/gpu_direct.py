@@ -7,15 +7,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from codl.ir.ops.pool2d import Pool2d
-from codl.ir.soc import Soc
-from codl.kernels import columns, tiling_columns
-from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
-from codl.kernels.columns import (
-    ChoiceColumns,
+from codl.ir import columns
+from codl.ir.columns import (
     Column,
     FeatureColumns,
+)
+from codl.ir.ops.pool2d import (
+    Pool2d,
     PoolColumns,
+)
+from codl.ir.soc import Soc
+from codl.kernels import tiling_columns
+from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
+from codl.kernels.feature_columns import (
+    ChoiceColumns,
     by_level,
     gpu_cache_bytes,
 )

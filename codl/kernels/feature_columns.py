@@ -1,0 +1,77 @@
+"""What features over columns have in common: vectors, caches, and the choices of many ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from codl.ir.columns import Column, FeatureColumns, rest
+from codl.ir.soc import Soc
+
+
+def halvings(sizes: Column, width: int) -> Column:
+    """Steps through `sizes` elements, `width` at a time and the rest by ever narrower vectors."""
+    steps = np.floor(sizes / width)
+    left = sizes - steps * width
+    while width > 1:
+        width //= 2
+        fits = left >= width
+        steps += fits
+        left -= fits * float(width)
+    return steps
+
+
+def packed_vectors(channels: Column, width: int) -> Column:
+    """Vectors of ncnn's packed layout: as wide as divides the channels, 4 at least, or 1."""
+    vectors = channels
+    for lanes in (4, 8, 16):
+        if lanes <= width:
+            vectors = np.where(rest(channels, lanes) == 0, channels / lanes, vectors)
+    return vectors
+
+
+#: Bytes of a core's first-level cache, and caches of the second level that the third is worth:
+#: what is larger streams from memory. SoC files do not say; these are usual.
+FIRST_LEVEL, THIRD_LEVEL = 1 << 15, 16
+
+
+def beyond(amount: Column, cache_bytes: float) -> Column:
+    """The bytes of something that is read again and again and does not stay in a cache.
+
+    None where it fills half the cache, all where it is half as large again, or where the cache is
+    not known (0).
+    """
+    result: Column = amount * np.clip(amount / max(cache_bytes, 1.0) - 0.5, 0.0, 1.0)
+    return result
+
+
+def by_level(name: str, amount: Column, cache_bytes: float) -> FeatureColumns:
+    """Bytes, those from beyond the second-level cache, and those that are far away, in memory."""
+    return {
+        f"{name}_bytes": amount,
+        f"{name}_beyond": beyond(amount, cache_bytes),
+        f"{name}_far": beyond(amount, THIRD_LEVEL * cache_bytes),
+    }
+
+
+def gpu_cache_bytes(soc: Soc) -> float:
+    """What a core, or the whole GPU, has before the memory or a cache that others share."""
+    if soc.gpu.is_cpu:
+        return float(soc.cpu.l2_cache_bytes)
+    return float(max(soc.gpu.global_mem_cache_size, FIRST_LEVEL))
+
+
+def single(features: Mapping[str, Column]) -> dict[str, float]:
+    """The features of one op from columns of one."""
+    return {name: float(values[0]) for name, values in features.items()}
+
+
+#: Values of tuning parameters: a column for every op its own, a number for all ops the same.
+ChoiceColumns = Mapping[str, Any]
+
+
+def first_choice(choice: ChoiceColumns) -> dict[str, int]:
+    """The choice of the first op of columns."""
+    return {name: int(values[0]) for name, values in choice.items()}
