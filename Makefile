@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 # The environment: codl in editable form with its tools.
 $(READY): pyproject.toml
@@ -27,6 +27,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Tables, lists and the command reference in README.md and docs/, from docs/results and the code.
+docs: $(READY)
+	$(BIN)/python scripts/render_docs.py
 
 clean:
 	rm -rf $(VENV) $(DEMO)

@@ -52,6 +52,10 @@ PeersOption = Annotated[
 SecondsOption = Annotated[
     float, typer.Option("--seconds", help="Measure each model at least this long.")
 ]
+TimelinesOption = Annotated[
+    bool,
+    typer.Option("--timelines/--no-timelines", help="Keep a profile of every strategy, for plots."),
+]
 
 
 def evaluate_strategies(
@@ -65,6 +69,7 @@ def evaluate_strategies(
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
+    with_timelines: TimelinesOption = True,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
@@ -102,7 +107,7 @@ def evaluate_strategies(
             batch=batch,
         )
         rows += to_json(results)
-        timelines += _timelines(model, spans)
+        timelines += _timelines(model, spans) if with_timelines else []
     result: dict[str, Any] = {
         "soc": asdict(context.soc),
         "batch": batch,

@@ -1,4 +1,4 @@
-"""A table before it is drawn: one description for the terminal and for HTML.
+"""A table before it is drawn: one description for the terminal, HTML and Markdown.
 
 Numbers become text here and nowhere else, with three significant digits.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import floor, log10
+from textwrap import wrap
 from typing import Literal
 
 import rich.table
@@ -57,11 +58,11 @@ class Table:
 
     def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
         """Runs of columns under a common header, and those under none one by one."""
-        found: list[tuple[str, tuple[Column, ...]]] = []
+        groups: list[tuple[str, tuple[Column, ...]]] = []
         for group, run in groupby(self.columns, key=lambda column: column.group):
             columns = tuple(run)
-            found += [(group, columns)] if group else [("", (column,)) for column in columns]
-        return found
+            groups += [(group, columns)] if group else [("", (column,)) for column in columns]
+        return groups
 
     def failures(self) -> Iterator[str]:
         """A sentence for every failed row: a terminal's columns are too narrow for a reason."""
@@ -81,9 +82,9 @@ class Table:
             caption_justify="left",
         )
         for column in self.columns:
-            header = f"{column.group}\n{column.header}" if column.group else column.header
             justify: Literal["right", "left"] = "right" if column.numeric else "left"
-            table.add_column(Text(header), justify=justify, overflow="fold")
+            header = Text(_with_group(column, "\n"))
+            table.add_column(header, justify=justify, overflow="fold")
         for section in self.sections:
             if section.heading:
                 table.add_row(Text(section.heading, style="bold"))
@@ -91,6 +92,39 @@ class Table:
                 table.add_row(*_rich_cells(row))
             table.add_section()
         return table
+
+    def to_markdown(self) -> str:
+        """For documents: a pipe table, and under it what must be read with it.
+
+        The heading of a section, where there are any, is a first column.
+        """
+        has_headings = any(section.heading for section in self.sections)
+        headers = [_with_group(column, " ") for column in self.columns]
+        rules = ["---:" if column.numeric else "---" for column in self.columns]
+        lines = [headers, rules]
+        lines += [_plain_cells(row, len(headers)) for s in self.sections for row in s.rows]
+        if has_headings:
+            headings = [section.heading for section in self.sections for _ in section.rows]
+            lines = [
+                [text, *line] for text, line in zip(["", "---", *headings], lines, strict=True)
+            ]
+        table = [f"| {' | '.join(map(_in_markdown, line))} |" for line in lines]
+        notes = " ".join([*self.failures(), *self.caption])
+        return "\n".join([*table, *(["", *wrap(notes, 100)] if notes else [])])
+
+
+def _with_group(column: Column, between: str) -> str:
+    return f"{column.group}{between}{column.header}" if column.group else column.header
+
+
+def _plain_cells(row: Row, count: int) -> list[str]:
+    cells = [row.cells[0], "failed"] if row.failure else list(row.cells)
+    return cells + [""] * (count - len(cells))
+
+
+def _in_markdown(cell: str) -> str:
+    """A cell in which no character ends the cell or the row."""
+    return cell.replace("|", "\\|").replace("\n", "<br>")
 
 
 def _rich_cells(row: Row) -> list[Text]:

@@ -12,15 +12,17 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from codl.errors import CodlError
-from codl.report import plots, tables
+from codl.report import plots, summaries, tables
 from codl.report.content import Table
 from codl.report.findings import findings
 from codl.report.load import load_result
 from codl.report.results import (
     UNMEASURED,
     CollectResult,
+    ConformanceResult,
     EvalResult,
     Origin,
+    PackageResult,
     Result,
     RunResult,
     SearchResult,
@@ -191,12 +193,24 @@ def _run(key: str, result: RunResult) -> Section:
     )
 
 
+def _conformance(key: str, result: ConformanceResult) -> Section:
+    shown = (summaries.conformance_content([result]), summaries.refusals_content([result]))
+    return Section(key, "Conformance", result.origin, (Part(tables=shown),))
+
+
+def _package(key: str, result: PackageResult) -> Section:
+    shown = (summaries.bundles_content([result]),)
+    return Section(key, f"Bundle of {result.model}", result.origin, (Part(tables=shown),))
+
+
 SECTIONS: Mapping[type, Callable[[str, Any], Section]] = {
     EvalResult: _eval,
     TrainResult: _train,
     SearchResult: _search,
     CollectResult: _collect,
     RunResult: _run,
+    ConformanceResult: _conformance,
+    PackageResult: _package,
 }
 
 

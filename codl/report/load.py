@@ -19,10 +19,12 @@ from codl.report.results import (
     SPAN_KINDS,
     Chain,
     CollectResult,
+    ConformanceResult,
     EvalResult,
     EvalRow,
     Latency,
     Origin,
+    PackageResult,
     PeerRun,
     PredictorRow,
     Processor,
@@ -240,6 +242,38 @@ def _run(top: Field) -> RunResult:
     )
 
 
+def _conformance(top: Field) -> ConformanceResult:
+    refusals = top.key("refusals").pairs()
+    return ConformanceResult(
+        origin=_origin(top),
+        gpu=top.key("gpu").text(),
+        driver=top.key("driver").text(),
+        onnx=top.key("onnx").text(),
+        cases=top.key("cases").count(),
+        passed=top.key("passed").count(),
+        failed=top.key("failed").count(),
+        refused=top.key("refused").count(),
+        converted=top.key("converted").count(),
+        renamings=top.key("renamings").count(),
+        seconds=top.key("seconds").number(),
+        refusals={reason: number.count() for reason, number in refusals},
+    )
+
+
+def _package(top: Field) -> PackageResult:
+    return PackageResult(
+        origin=_origin(top),
+        model=top.key("model").text(),
+        soc=top.key("soc").text(),
+        strategy=top.key("strategy").text(),
+        bytes=top.key("bytes").count(),
+        cold_start_ms=top.key("cold_start_ms").number(),
+        import_ms=top.key("import_ms").number(),
+        load_ms=top.key("load_ms").number(),
+        first_run_ms=top.key("first_run_ms").number(),
+    )
+
+
 #: Every command whose results can be reported, and what reads them.
 COMMANDS: Mapping[str, Callable[[Field], Result]] = {
     "eval": _eval,
@@ -247,6 +281,8 @@ COMMANDS: Mapping[str, Callable[[Field], Result]] = {
     "search": _search,
     "collect": _collect,
     "run": _run,
+    "conformance": _conformance,
+    "package": _package,
 }
 
 

@@ -243,4 +243,45 @@ class RunResult:
     timeline: Timeline | None
 
 
-Result = EvalResult | TrainResult | SearchResult | CollectResult | RunResult
+@dataclass(frozen=True)
+class ConformanceResult:
+    """What `codl conformance` wrote: counts of ONNX's cases, and why some were refused."""
+
+    origin: Origin
+    gpu: str
+    driver: str
+    onnx: str
+    cases: int
+    passed: int
+    failed: int
+    refused: int
+    converted: int
+    renamings: int
+    seconds: float
+    refusals: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class PackageResult:
+    """What `codl package` said: a bundle, and what a new process took to its first output."""
+
+    origin: Origin
+    model: str
+    soc: str
+    strategy: str
+    bytes: int
+    cold_start_ms: float
+    import_ms: float
+    load_ms: float
+    first_run_ms: float
+
+
+Result = (
+    EvalResult
+    | TrainResult
+    | SearchResult
+    | CollectResult
+    | RunResult
+    | ConformanceResult
+    | PackageResult
+)

@@ -75,13 +75,13 @@ def eval_content(result: EvalResult) -> Table:
         notes.append(
             "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
         )
-    notes += _peers(result)
-    notes += _machine(result)
+    notes += peer_notes(result)
+    notes += machine_notes(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
     return Table(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
 
 
-def _peers(result: EvalResult) -> list[str]:
+def peer_notes(result: EvalResult) -> list[str]:
     """What libraries were run beside the strategies, and on how many cores they were seen."""
     found = {row.strategy: row.peer for row in result.rows if row.peer is not None}
     if not found:
@@ -97,7 +97,7 @@ def _peers(result: EvalResult) -> list[str]:
     ]
 
 
-def _machine(result: EvalResult) -> list[str]:
+def machine_notes(result: EvalResult) -> list[str]:
     """How much slower the processors were than predictions know of, where that was seen."""
     notes = []
     for model in result.models:

@@ -1,4 +1,4 @@
-"""The tables of docs/predictors.md: how well predictors do, whole shapes held out.
+"""How well predictors do with whole shapes held out: on phones, or from what `codl train` printed.
 
     python scripts/bench/predictors.py --trained train.json
     python scripts/bench/predictors.py --phones DIR [--seeds 3] [--jobs 2] [--json FILE]

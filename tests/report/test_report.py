@@ -17,10 +17,11 @@ from rich.console import Console, RenderableType
 
 from codl.errors import CodlError, InvalidFileError
 from codl.report import plots
-from codl.report.content import NONE, Table, digits, nearness, spread
+from codl.report.content import NONE, Column, Row, Section, Table, digits, nearness, spread
 from codl.report.findings import findings
 from codl.report.html import write_report
 from codl.report.load import COMMANDS, eval_result, load_result, train_result
+from codl.report.summaries import accuracy_content, comparison_content
 from codl.report.svg import SVG
 from codl.report.tables import eval_content, eval_table, train_table
 
@@ -464,3 +465,63 @@ def test_a_report_is_the_same_every_time(tmp_path: Path) -> None:
 def test_a_table_does_not_wait_for_matplotlib() -> None:
     code = "import sys, codl.report.tables, codl.report.html; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
+    ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
+    rows = [
+        row("cpu", 20.0),
+        row("gpu", 10.0),
+        row("codl", 5.0, speedup=2.0, cosine=0.99999, max_rel_err=1e-5),
+        row("ort", 8.0, speedup=1.25, peer=ran, cosine=1.0, max_rel_err=2e-4),
+        row("cpu", 30.0, model="other"),
+        row("codl", None, model="other", status="failed", reason="no plan"),
+    ]
+    table = comparison_content(eval_result(evaluation(rows=rows)))
+    assert [column.header for column in table.columns] == [
+        "model", "`cpu`", "`gpu`", "`codl`", "`ort`", "speedup of `codl`",
+    ]  # fmt: skip
+    assert [row.cells for row in table.sections[0].rows] == [
+        ("testnet", "20.0", "10.0", "5.00", "8.00", "2.00"),
+        ("other", "30.0", NONE, "failed", NONE, NONE),
+    ]
+    caption = " ".join(table.caption)
+    assert "least cosine of an output is 0.999990000, the largest max_rel_err 2.00e-04" in caption
+    assert "codl on other failed: no plan." in caption
+    assert "commit abc1234" in caption
+    assert "two halves of one CPU" in caption
+
+
+def test_accuracy_is_that_of_the_shape_split() -> None:
+    content = training()
+    content["predictors"][-1] |= {"name": "codl", "coverage90": 88.0}
+    table = accuracy_content(train_result(content))
+    assert [row.cells for row in table.sections[0].rows] == [
+        ("`cpu_gemm`", "2,000", "81.2", "81.2", NONE, "5.00", "88.0"),
+    ]
+
+
+def test_markdown_keeps_cells_apart() -> None:
+    rows = (Row(("a|b", "1")), Row(("c\nd",), failure="broken"))
+    columns = (Column("name", numeric=False), Column("ms", group="row"))
+    text = Table("t", columns, (Section("m", rows),), ("A note.",)).to_markdown()
+    assert text.splitlines() == [
+        "|  | name | row ms |",
+        "| --- | --- | ---: |",
+        "| m | a\\|b | 1 |",
+        "| m | c<br>d | failed |",
+        "",
+        "c d on m failed: broken A note.",
+    ]
+
+
+def test_conformance_and_bundles(tmp_path: Path) -> None:
+    counts = {"cases": 9, "passed": 6, "failed": 1, "refused": 2, "converted": 3, "renamings": 1}
+    device = {"gpu": "Test GPU", "driver": "9.9", "onnx": "1.2", "seconds": 1.5}
+    suite = {"command": "conformance", **counts, **device, "refusals": {"empty": 2}}
+    times = {"cold_start_ms": 900.0, "import_ms": 400, "load_ms": 300, "first_run_ms": 20}
+    bundle = {"command": "package", "model": "testnet", "soc": "testhost", "strategy": "codl"}
+    found = page(tmp_path, suite, {**bundle, **times, "bytes": 17_300_000})
+    assert found.starting("Test GPU (9.9)")[0][1:] == ["9", "6", "1", "2", "3", "1", "1.50"]
+    assert found.starting("2") == [["2", "empty"]]
+    assert found.starting("testnet")[0][1:] == ["testhost", "17.3", "900", "400", "300", "20.0"]

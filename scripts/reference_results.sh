@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# The result files of docs/results, made anew: scripts/reference_results.sh SOC [option of soc detect ...]
+#
+#   scripts/reference_results.sh host                     # this machine
+#   scripts/reference_results.sh h200 --device nvidia     # one with a GPU
+#   scripts/reference_results.sh conformance              # ONNX's cases only, on both CPU runtimes
+#
+# Nothing else should run meanwhile. Datasets, predictors and bundles lie in demo/reference; `make
+# docs` renders the tables afterwards.
+set -euo pipefail
+name=${1:?name a SoC, such as host, or conformance}
+shift
+root=$(cd "$(dirname "$0")/.." && pwd)
+results=$root/docs/results
+mkdir -p "$results" "$root/demo/reference"
+cd "$root/demo/reference"
+
+step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; "$@"; }
+codl() { step python -c 'from codl.cli import main; main()' "$@"; }
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+
+if [ "$name" = conformance ]; then
+    codl conformance --device intel -o "$results/conformance-intel.json"
+    codl conformance --device pocl -o "$results/conformance-pocl.json"
+    exit
+fi
+
+measured=retinaface,yolov2,vgg16,posenet,fast_style_transfer,mobilenet_v2,resnet50
+strategies=cpu,gpu,mulayer,codl-paper,codl,codl-refined,ideal
+
+codl soc detect --serial local --name "$name" "$@"
+codl collect --soc "$name" --budget 10m --json > "$results/collect-$name.json"
+codl train --soc "$name" --json > "$results/train-$name.json"
+codl eval --soc "$name" --models "$measured" --strategies "$strategies" --seconds 8 \
+    --no-timelines -o "$results/eval-$name.json"
+codl eval --soc "$name" --models alexnet,mobilenet_v1,resnet50_v2,bert,matmul,op_chain \
+    --strategies cpu,gpu,codl,codl-refined --seconds 4 \
+    --no-timelines -o "$results/eval-unmeasured-$name.json"
+codl eval --soc "$name" --models mobilenet_v2 --batch 4 --strategies cpu,gpu,codl --seconds 8 \
+    --no-timelines -o "$results/eval-batch-$name.json"
+codl eval --soc "$name" --models yolov2,vgg16,posenet --strategies cpu,gpu,codl \
+    --peers ort,ncnn,openvino,mnn --seconds 8 --no-timelines -o "$results/eval-peers-$name.json"
+for model in mobilenet_v2 yolov2 vgg16; do
+    codl package "$model" --soc "$name" -o "$model.codl" --json \
+        > "$results/package-$model-$name.json"
+done

@@ -1,0 +1,227 @@
+"""Writes the generated parts of the docs: tables of docs/results, lists, and docs/cli.md.
+
+    python scripts/render_docs.py            # rewrite README.md and docs/*.md where they are stale
+    python scripts/render_docs.py --check    # write nothing; exit code 1 where something is stale
+
+A generated part of a page stands between two comments:
+
+    <!-- table: VIEW [results/FILE.json ...] -->
+    ...
+    <!-- end -->
+
+VIEW is one of `VIEWS`, or of `LISTS` for what needs no file. Tables are made by `codl.report` from
+the files that commands write with `-o FILE`; scripts/reference_results.sh has the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from codl.cli.app import app
+from codl.frontend.models import BUILT_IN, described
+from codl.frontend.models.summary import summary
+from codl.ir import OP_TYPES
+from codl.kernels.registry import VARIANTS
+from codl.report.content import Column, Row, Section, Table, count
+from codl.report.load import load_result
+from codl.report.summaries import (
+    accuracy_content,
+    bundles_content,
+    comparison_content,
+    conformance_content,
+    refusals_content,
+)
+from codl.report.tables import plan_content, run_content, train_content
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+CLI_PAGE = DOCS / "cli.md"
+MARKED = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+#: Rich's markup in help texts, and the line that begins the examples.
+MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
+EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
+MISSING = "Not measured yet: `scripts/reference_results.sh` makes `{file}`."
+
+#: Tables of result files. Those of several files take all of them, the others the first.
+VIEWS: Mapping[str, Callable[[Sequence[Any]], Table]] = {
+    "comparison": lambda results: comparison_content(results[0]),
+    "accuracy": lambda results: accuracy_content(results[0]),
+    "training": lambda results: train_content(results[0]),
+    "plan": lambda results: plan_content(results[0]),
+    "run": lambda results: run_content(results[0]),
+    "conformance": conformance_content,
+    "refusals": refusals_content,
+    "bundles": bundles_content,
+}
+
+
+def models_content() -> Table:
+    """The built-in models, as `codl models` lists them."""
+    summaries = [summary(described(name, weights=False)) for name in BUILT_IN]
+    columns = (
+        Column("name", numeric=False),
+        Column("input", numeric=False),
+        Column("million weights"),
+        Column("GFLOPs"),
+        Column("what it is", numeric=False),
+    )
+    rows = tuple(
+        Row(
+            (
+                f"`{one.name}`",
+                ", ".join("x".join(map(str, shape)) for shape in one.inputs.values()),
+                f"{one.parameters / 1e6:.2f}",
+                f"{one.gflops:.2f}",
+                _first_sentence(inspect.getmodule(BUILT_IN[one.name])),
+            )
+        )
+        for one in summaries
+    )
+    return Table("Built-in models", columns, (Section("", rows),))
+
+
+def _first_sentence(module: Any) -> str:
+    """The first line of a module's docstring, without its full stop."""
+    return str(module.__doc__).strip().splitlines()[0].rstrip(".")
+
+
+def variants_content() -> Table:
+    """Every op with its kernel variants on either processor."""
+    columns = (
+        Column("op", numeric=False),
+        Column("variants on the CPU", numeric=False),
+        Column("variants on the GPU", numeric=False),
+    )
+    rows = tuple(
+        Row((f"`{kind}`", *(_variant_names(kind, side) for side in ("cpu", "gpu"))))
+        for kind in OP_TYPES
+    )
+    kinds = count(len(OP_TYPES))
+    title = f"{kinds} ops, {count(len(VARIANTS))} kernel variants"
+    return Table(title, columns, (Section("", rows),), (f"{title}.",))
+
+
+def _variant_names(kind: str, processor: str) -> str:
+    own = [v.name for v in VARIANTS if v.op_kind == kind and v.processor == processor]
+    return ", ".join(f"`{name}`" for name in own) or "none"
+
+
+#: Tables of what there is, which need no result file.
+LISTS: Mapping[str, Callable[[], Table]] = {
+    "models": models_content,
+    "variants": variants_content,
+}
+
+
+def pages() -> list[Path]:
+    """The pages that say how things are now; experiments are records and stay as they are."""
+    return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def rendered(page: Path) -> str:
+    """What a page should hold."""
+    if page == CLI_PAGE:
+        return cli_reference()
+    text = page.read_text(encoding="utf-8")
+    return MARKED.sub(lambda match: match[1] + _generated(match["what"]) + match["end"], text)
+
+
+def _generated(what: str) -> str:
+    view, *names = what.split()
+    if view in LISTS and not names:
+        return f"\n{LISTS[view]().to_markdown()}\n\n"
+    if view not in VIEWS or not names:
+        known = ", ".join([*LISTS, *(f"{name} FILE" for name in VIEWS)])
+        raise SystemExit(f"<!-- table: {what} --> must be one of {known}.")
+    for name in names:
+        if not (DOCS / name).is_file():
+            return f"\n{MISSING.format(file=name)}\n\n"
+    return f"\n{VIEWS[view]([load_result(DOCS / name) for name in names]).to_markdown()}\n\n"
+
+
+def cli_reference() -> str:
+    """docs/cli.md: every command with its arguments and options, from the typer app."""
+    top = typer.main.get_command(app)
+    parts = [
+        "# Commands",
+        "Generated by `make docs`; every command prints its part with `--help`. Results go to "
+        "stdout,\nprogress and messages to stderr. The exit code is 0, 1 after an error message, "
+        "or 2 for wrong\nusage.",
+    ]
+    for path, command in _commands(top, "codl"):
+        parts += [f"## {path}", *_described(command)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, with all words of its name."""
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def _described(command: Any) -> Iterator[str]:
+    text, *examples = EXAMPLES.split(inspect.cleandoc(command.help or ""))
+    yield MARKUP.sub("", text).strip()
+    if examples:
+        lines = (line.strip() for line in examples[0].strip().splitlines())
+        yield "\n".join(["```console", *(f"$ {line}" for line in lines), "```"])
+    shown = [p for p in command.params if p.name != "help" and not p.hidden]
+    shown.sort(key=lambda p: p.param_type_name != "argument")
+    rows = [_parameter(parameter) for parameter in shown]
+    columns = tuple(Column(name, numeric=False) for name in ("", "what it is", "default"))
+    table = Table("", columns, (Section("", tuple(rows)),))
+    if rows:
+        yield table.to_markdown()
+
+
+def _parameter(parameter: Any) -> Row:
+    """An argument or an option; its value in capitals."""
+    if parameter.param_type_name == "argument":
+        name = f"`{parameter.name.upper()}`"
+    else:
+        names = ", ".join(sorted(parameter.opts, key=len))
+        off = "".join(f" / {name}" for name in parameter.secondary_opts)
+        value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+        name = f"`{names}{off}{value}`"
+    return Row((name, MARKUP.sub("", parameter.help or ""), _default(parameter)))
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    value = parameter.default
+    if value in (None, "", ()) or not parameter.show_default:
+        return ""
+    if isinstance(value, bool):
+        return ("on" if value else "") if parameter.is_flag else str(value)
+    return f"`{value}`"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, list what is stale")
+    check = parser.parse_args().check
+    stale = [p for p in [*pages(), CLI_PAGE] if not p.is_file() or p.read_text() != rendered(p)]
+    for page in dict.fromkeys(stale):
+        print(f"{page.relative_to(ROOT)} {'is stale' if check else 'rewritten'}")
+        if not check:
+            page.write_text(rendered(page), encoding="utf-8")
+    if check and stale:
+        sys.exit("`make docs` renders them again.")
+
+
+if __name__ == "__main__":
+    main()

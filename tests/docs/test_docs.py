@@ -1,0 +1,149 @@
+"""The docs: what is generated is current, and commands, files and modules that are named exist."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from typer.exceptions import TyperException
+
+from codl.cli.app import app
+from codl.report.load import load_result
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FENCED = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(codl [^`]+)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+FILE = re.compile(r"`((?:codl|scripts|docs|tests)/[\w/.-]+\.\w+)`")
+MODULE = re.compile(r"`(codl(?:\.\w+)+)`")
+#: What follows a command in a shell, and is none of its words.
+SHELL = {"|", ">", "&&", ";", "&"}
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+render_docs = _script("render_docs")
+PAGES: list[Path] = render_docs.pages()
+RECORDS = sorted((DOCS / "experiments").glob("2*.md"))
+
+
+def _id(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """The `codl` command lines of a page's code blocks, continued ones in one line."""
+    for block in FENCED.finditer(text):
+        if block["kind"] in ("", "console", "sh"):
+            lines = block["text"].replace("\\\n", " ").splitlines()
+            stripped = (line.strip().removeprefix("$ ") for line in lines)
+            yield from (line for line in stripped if line.startswith("codl "))
+
+
+def _command(words: list[str]) -> Any:
+    """The command that a line names; its words are taken off the list."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "list_commands") and words and not words[0].startswith("-"):
+        names = command.list_commands(typer.Context(command))
+        assert words[0] in names, f"{words[0]!r} is none of {', '.join(names)}"
+        command = command.get_command(typer.Context(command), words.pop(0))
+    return command
+
+
+def _check_line(line: str) -> None:
+    """Raise where a line would be refused for its command, options or number of arguments."""
+    words = shlex.split(line, comments=True)[1:]
+    end = next((at for at, word in enumerate(words) if word in SHELL), len(words))
+    words = words[:end]
+    command = _command(words)
+    command.make_parser(typer.Context(command)).parse_args(words)
+
+
+def _check_mention(line: str) -> None:
+    """The same of a command in a sentence, which may leave arguments out."""
+    words = [word for word in line.split()[1:] if word != "..."]
+    command = _command(words)
+    known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+    given = {word.split("=")[0] for word in words if word.startswith("-")}
+    assert given <= known | {"--help"}, f"{line!r}: {given - known}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_generated_parts_are_current(page: Path) -> None:
+    stale = f"{_id(page)} differs from what it is made of: run `make docs`."
+    assert page.read_text() == render_docs.rendered(page), stale
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_commands_exist(page: Path) -> None:
+    text = page.read_text()
+    for line in _blocks(text):
+        _check_line(line)
+    for match in INLINE.finditer(text):
+        _check_mention(" ".join(match[1].split()))
+
+
+@pytest.mark.parametrize("line", ["codl nap", "codl soc nap", "codl run yolov2 --nap host"])
+def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
+    for check in (_check_line, _check_mention):
+        with pytest.raises((AssertionError, TyperException), match="nap"):
+            check(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_files_and_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    for target in LINK.findall(text):
+        assert (page.parent / target).exists(), target
+    for name in FILE.findall(text):
+        assert (ROOT / name).exists(), name
+    for name in MODULE.findall(text):
+        assert _is_there(name), name
+
+
+def _is_there(dotted: str) -> bool:
+    """Whether a module, or an attribute of one, exists; nothing is imported that is not found."""
+    module, _, attribute = dotted.rpartition(".")
+    if (ROOT / dotted.replace(".", "/")).is_dir():
+        return True
+    if (ROOT / (dotted.replace(".", "/") + ".py")).is_file():
+        return True
+    return hasattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("page", RECORDS, ids=_id)
+def test_experiments_say_of_what_day_and_commit_they_are(page: Path) -> None:
+    assert re.match(r"\d{4}-\d\d-", page.name)
+    head = "\n".join(page.read_text().splitlines()[:8])
+    assert re.search(r"\d{4}-\d\d-\d\d", head), "the day"
+    assert re.search(r"commit [0-9a-f]{7}", head), "the commit"
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=_id)
+def test_results_are_what_a_kept_command_writes(path: Path) -> None:
+    assert json.loads(path.read_text())["commit"]
+    load_result(path)
+    soc = path.stem.rpartition("-")[2]
+    script = (ROOT / "scripts" / "reference_results.sh").read_text()
+    names = {path.name, path.name.replace(f"-{soc}.", "-$name.")}
+    names |= {re.sub(r"^package-\w+-", "package-$model-", name) for name in names}
+    assert any(name in script for name in names), f"no command makes {path.name}"
