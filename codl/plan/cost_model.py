@@ -29,7 +29,7 @@ Moved: TypeAlias = tuple[Direction, Shape]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
 #: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
-#: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/experiments/2026-11-host.md).
+#: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/experiments).
 ADDED_INSIDE = 1 / 3
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0

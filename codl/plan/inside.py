@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
 #: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the
-#: tables (docs/experiments/2026-11-predictors.md). On the CPU more than all: a net also takes memory for what it makes.
+#: tables (docs/experiments). On the CPU more than all: a net also takes memory for what it makes.
 COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
 Vector = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from codl.plan.coverage import covered
 
 #: A plan that moves work between processors must be predicted to take less than this part of what
 #: one of them takes alone. What one takes is predicted within 10 % for most networks, and plans of
-#: many chains come out slower than predicted more often than faster (docs/predictors.md).
+#: many chains come out slower than predicted more often than faster (docs/experiments).
 WORTH = 0.9
 
 

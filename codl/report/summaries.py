@@ -86,7 +86,7 @@ def _accuracy_note(rows: Sequence[EvalRow]) -> tuple[str, ...]:
 
 def _failures(rows: Sequence[EvalRow]) -> list[str]:
     failed = [row for row in rows if row.latency_ms is None]
-    return [f"{row.strategy} on {row.model} failed: {row.reason}" for row in failed]
+    return [f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed]
 
 
 def accuracy_content(result: TrainResult) -> Table:
@@ -186,5 +186,5 @@ def bundles_content(results: Sequence[PackageResult]) -> Table:
 
 def origin_lines(origin: Origin) -> tuple[str, ...]:
     """Which file a table is of, and which codl made that when."""
-    made = f"codl {origin.codl}, commit {origin.commit}" if origin.commit else f"codl {origin.codl}"
-    return (f"`{origin.file}`: {made}, {origin.created}.",)
+    known = (origin.codl, origin.commit and f"commit {origin.commit}", origin.created)
+    return (f"`{origin.file}`: codl {', '.join(filter(None, known))}.",)
