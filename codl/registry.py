@@ -33,11 +33,14 @@ class Registry(Mapping[str, T], Generic[T]):
         self._places: dict[str, str] = {}
         Registry._instances.append(self)
 
-    def add(self, name: str, entry: T) -> T:
-        """Add an entry; raises `DuplicateNameError` where the name is taken."""
-        self._check_free(name, _origin(entry))
-        self._entries[name] = entry
-        self._places[name] = _origin(entry)
+    def add(self, name: str, entry: T, *, origin: object = None) -> T:
+        """Add an entry; raises `DuplicateNameError` where the name is taken.
+
+        `origin` is the function or class that errors name, the entry itself by default.
+        """
+        place = _place(entry if origin is None else origin)
+        self._check_free(name, place)
+        self._entries[name], self._places[name] = entry, place
         return entry
 
     def add_lazy(self, name: str, place: str) -> None:
@@ -95,7 +98,7 @@ def import_modules(package: ModuleType | str) -> None:
         import_module(f"{owner.__name__}.{module.name}")
 
 
-def _origin(entry: object) -> str:
+def _place(entry: object) -> str:
     """Where an entry is defined, as an error names it."""
     named = entry if hasattr(entry, "__qualname__") else type(entry)
     return f"{named.__module__}:{named.__qualname__}"

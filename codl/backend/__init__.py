@@ -4,7 +4,7 @@
 >>> rep = codl.backend.prepare(model)
 >>> (y,) = rep.run([x])
 
-What is run is the usual pipeline: import, simplification, lowering, a plan and the engine. The plan
+What is run is the usual pipeline: import, simplification, conversion, plan and engine. The plan
 puts every op on the GPU side, so that ONNX's conformance suite (`codl conformance`) tests the
 OpenCL kernels alone.
 

@@ -18,28 +18,13 @@ from onnx.backend.test.case.test_case import TestCase
 
 from codl.backend.backend import CodlRep
 from codl.errors import UnsupportedError
-from codl.frontend.converters import LOWERINGS
-from codl.frontend.converters.elementwise import ACTIVATIONS
+from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.passes import ALIASES, RESHAPES
 from codl.ir.soc import Soc
 
 Status = Literal["passed", "failed", "refused"]
 #: Nodes that ONNX Runtime folds away where only shapes and constants go in.
 FOLDED = ("Cast", "CastLike", "Constant", "ConstantOfShape", "Range", "Shape", "Size")
-#: What the backend must know, whatever else it does.
-# fmt: off
-PROMISED = (
-    "Conv", "ConvTranspose", "Gemm", "MatMul",
-    "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool",
-    "Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum",
-    "Clip", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu",
-    "Sigmoid", "Swish", "Tanh",
-    "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
-    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum", "Softmax",
-    "Concat", "DepthToSpace", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Slice",
-    "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze", "Upsample",
-)
-# fmt: on
 #: What is left out of a reason to count it together with others.
 GENERAL = (
     (r"The node '[^']*' \((\w+)\)", r"\1"),
@@ -94,7 +79,7 @@ def suite() -> tuple[Case, ...]:
 
 def known_ops() -> frozenset[str]:
     """The node types that codl runs, or should run."""
-    known = {*PROMISED, *LOWERINGS, *ACTIVATIONS, *ALIASES, *RESHAPES}
+    known = {*CONVERTERS, *ALIASES, *RESHAPES}
     return frozenset(known.difference(FOLDED))
 
 

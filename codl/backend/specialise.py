@@ -1,7 +1,7 @@
 """Parameters that a model takes as inputs become constants, with the values of one run.
 
-ONNX hands an op's axes, pads or weights over as inputs; codl's lowerings want many of those when
-the model is compiled. Which ones they are is each lowering's own word (`PARAMETERS`).
+ONNX hands an op's axes, pads or weights over as inputs; codl's converters want many of those when
+the model is compiled. Which ones they are is each converter's own word (`parameters`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from codl.frontend.converters import PARAMETERS
+from codl.frontend.converters.base import CONVERTERS
 
 #: What reads of its input the shape alone, which is fixed anyway.
 SHAPE_ONLY = ("Shape", "Size")
@@ -33,7 +33,8 @@ def parameter_inputs(graph: onnx.GraphProto) -> frozenset[str]:
             continue
         if needed.intersection(node.output):
             needed.update(node.input)
-        positions = PARAMETERS.get(node.op_type, ())
+        converter = CONVERTERS.get(node.op_type)
+        positions = converter.parameters if converter else ()
         needed.update(name for i, name in enumerate(node.input) if i in positions)
     return frozenset(info.name for info in data_inputs(graph) if info.name in needed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.frontend import models
-from codl.frontend.converters import LOWERINGS
-from codl.frontend.converters.base import Lowering, Step, unsupported
-from codl.frontend.converters.elementwise import ACTIVATIONS, activation_alone
+from codl.frontend.converters.base import CONVERTERS, Convert, Step, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
@@ -54,7 +52,7 @@ def convert(graph: Graph) -> Network:
     """Make a network of a graph; raises `UnsupportedError` with the node that has no operator."""
     builder = _Builder(graph)
     for node in graph.nodes:
-        if not (node.type in ACTIVATIONS and builder.fuse(node)):
+        if not builder.fuse(node):
             builder.add(node)
     return builder.network()
 
@@ -72,7 +70,10 @@ class _Builder:
         self._fused: dict[str, str] = {}
 
     def fuse(self, node: Node) -> bool:
-        """Let the op before an activation compute it, where nobody else reads that op's output."""
+        """Let the op before an activation compute it, where nothing else reads its output."""
+        converter = CONVERTERS.get(node.type)
+        if converter is None or converter.activation is None:
+            return False
         graph, before = self._graph, node.inputs[0]
         producer = self._layers.get(self._fused.get(before, before))
         shared = len(graph.consumers(before)) > 1 or before in graph.outputs
@@ -80,7 +81,7 @@ class _Builder:
             return False
         if not producer.op.fuses_activations:
             return False
-        op = producer.op.with_activation(ACTIVATIONS[node.type](graph, node))
+        op = producer.op.with_activation(converter.activation(graph, node))
         self._layers[producer.output] = replace(producer, op=op)
         self._fused[node.outputs[0]] = producer.output
         return True
@@ -89,7 +90,7 @@ class _Builder:
         """Add the layers that a node becomes."""
         for tensor in (*node.inputs, *node.outputs):
             self._check_known(tensor)
-        steps = _lowering(node)(self._graph, node)
+        steps = _converter(node)(self._graph, node)
         made = {step.output for step in steps}
         for name in node.outputs:
             if name not in made and self._graph.is_read(name):
@@ -143,12 +144,10 @@ class _Builder:
         return Network(graph.name, layers, self._inputs, outputs, self._constants)
 
 
-def _lowering(node: Node) -> Lowering:
-    if node.type in ACTIVATIONS:
-        return activation_alone
+def _converter(node: Node) -> Convert:
     if node.type == ENCLOSED:
         return enclosed
-    if node.type not in LOWERINGS:
-        known: Sequence[str] = sorted([*LOWERINGS, *ACTIVATIONS])
-        raise unsupported(node, f"codl has no operator for it (known: {', '.join(known)}).")
-    return LOWERINGS[node.type]
+    if node.type not in CONVERTERS:
+        known = ", ".join(sorted(CONVERTERS))
+        raise unsupported(node, f"codl has no operator for it (known: {known}).")
+    return CONVERTERS[node.type].convert

@@ -17,21 +17,20 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from codl.errors import UnsupportedError
-from codl.frontend.converters import LOWERINGS
-from codl.frontend.converters.elementwise import ACTIVATIONS, activation_alone
+from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.passes import FLOATS, is_alias
 from codl.frontend.subgraph import enclosing_node
 from codl.ir.onnx_node import Node
 
-#: Constants of more elements are not looked at to see whether a node can be lowered.
+#: Constants of more elements are not looked at to see whether a node can be converted.
 LARGE = 1 << 16
 #: Inputs that may be integers which the caller gives, by the node's type: they are held as floats.
 INDICES: Mapping[str, int] = {"Gather": 1}
 
 
 def enclose(graph: Graph) -> Graph:
-    """The graph with every group of nodes that codl cannot lower as one node."""
+    """The graph with every group of nodes that codl cannot convert as one node."""
     parts = _Parts(graph)
     foreign = {node.name for node in graph.nodes if not _is_known(graph, node)}
     if not foreign and not parts.inner:
@@ -44,7 +43,7 @@ def enclose(graph: Graph) -> Graph:
 
 
 def _is_known(graph: Graph, node: Node) -> bool:
-    """Whether a node has a lowering, and floats to compute with."""
+    """Whether a node has a converter, and floats to compute with."""
     for index, name in enumerate(node.inputs):
         given = name in graph.inputs and INDICES.get(node.type) == index
         given |= name in graph.inputs and node.type == "Cast"
@@ -54,11 +53,11 @@ def _is_known(graph: Graph, node: Node) -> bool:
         return False
     if is_alias(graph, node):
         return True
-    lowering = activation_alone if node.type in ACTIVATIONS else LOWERINGS.get(node.type)
-    if lowering is None or (node.proto is not None and node.proto.domain not in ("", "ai.onnx")):
+    converter = CONVERTERS.get(node.type)
+    if converter is None or (node.proto is not None and node.proto.domain not in ("", "ai.onnx")):
         return False
     try:
-        made = {step.output for step in lowering(_light(graph, node), node)}
+        made = {step.output for step in converter.convert(_light(graph, node), node)}
     except (UnsupportedError, KeyError):
         return False
     return made.issuperset(name for name in node.outputs if graph.is_read(name))

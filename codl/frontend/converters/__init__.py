@@ -1,38 +1,8 @@
-"""What each ONNX node means: one module a family, each with its `LOWERINGS` by node type.
+"""What each ONNX node means: converters to operators, one module a family.
 
-`PARAMETERS` has the positions of the inputs that a lowering wants as constants: not data, but
-weights, axes, sizes.
+Importing this package imports every module in it, and each adds its own to `base.CONVERTERS`.
 """
 
-from __future__ import annotations
+from codl.registry import import_modules
 
-from codl.frontend.converters import (
-    elementwise,
-    matmul,
-    movement,
-    norms,
-    reductions,
-    resize,
-    windows,
-)
-from codl.frontend.converters.base import Lowering
-
-LOWERINGS: dict[str, Lowering] = {
-    **windows.LOWERINGS,
-    **elementwise.LOWERINGS,
-    **movement.LOWERINGS,
-    **resize.LOWERINGS,
-    **matmul.LOWERINGS,
-    **reductions.LOWERINGS,
-    **norms.LOWERINGS,
-}
-
-PARAMETERS: dict[str, tuple[int, ...]] = {
-    **windows.PARAMETERS,
-    **elementwise.PARAMETERS,
-    **movement.PARAMETERS,
-    **matmul.PARAMETERS,
-    **reductions.PARAMETERS,
-    **norms.PARAMETERS,
-    **resize.PARAMETERS,
-}
+import_modules(__name__)

@@ -1,4 +1,4 @@
-"""What lowerings have in common: a node in, steps out."""
+"""How a converter is registered, and what converters have in common: a node in, steps out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from codl.errors import UnsupportedError
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.base import Array, Op, Weights
+from codl.ir.ops.base import Activation, Array, Op, Weights
 from codl.ir.region import Shape, as_nchw
+from codl.registry import Registry
 
 
 @dataclass(frozen=True)
 class Step:
     """One op that a node becomes; `inputs` and `output` are tensors by name.
 
-    `constants` are inputs that the lowering made itself; constants of the graph need not be named.
+    `constants` are inputs that the converter made itself; constants of the graph need not be named.
     """
 
     op: Op
@@ -30,7 +31,39 @@ class Step:
     constants: Mapping[str, Array] = field(default_factory=dict)
 
 
-Lowering: TypeAlias = Callable[[Graph, Node], Sequence[Step]]
+Convert: TypeAlias = Callable[[Graph, Node], Sequence[Step]]
+
+
+@dataclass(frozen=True)
+class Converter:
+    """What a type of ONNX node means.
+
+    `parameters` are the positions of inputs that it wants as constants: not data, but weights,
+    axes, sizes. `activation` is set for a function of every element, which the op before may fuse.
+    """
+
+    convert: Convert
+    parameters: tuple[int, ...] = ()
+    activation: Callable[[Graph, Node], Activation] | None = None
+
+
+#: By the type of the node, as ONNX names it.
+CONVERTERS: Registry[Converter] = Registry("ONNX node")
+
+
+def converts(*types: str, parameters: tuple[int, ...] = ()) -> Callable[[Convert], Convert]:
+    """Decorator: the function is the converter of nodes of these types.
+
+    It returns the ops that a node becomes, and raises `UnsupportedError` for a node that it cannot
+    convert: such a node runs whole in ONNX Runtime.
+    """
+
+    def register(convert: Convert) -> Convert:
+        for node_type in types:
+            CONVERTERS.add(node_type, Converter(convert, parameters), origin=convert)
+        return convert
+
+    return register
 
 
 def input_shape(graph: Graph, node: Node) -> Shape:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
-from codl.frontend.converters.base import Lowering, Step, attribute, constant_input, number
+from codl.frontend.converters.base import (
+    CONVERTERS,
+    Convert,
+    Converter,
+    Step,
+    attribute,
+    constant_input,
+    converts,
+    number,
+)
 from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
@@ -15,7 +25,80 @@ from codl.ir.ops.base import Activation
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.region import as_nchw
 
+#: Activations without parameters, and element-wise functions by the modes of `Eltwise`.
+PLAIN: Mapping[str, str] = {
+    "Erf": "erf",
+    "HardSwish": "hard_swish",
+    "Relu": "relu",
+    "Sigmoid": "sigmoid",
+    "Silu": "silu",
+    "Tanh": "tanh",
+}
+UNARY: Mapping[str, str] = {
+    "Abs": "abs",
+    "Acos": "acos",
+    "Acosh": "acosh",
+    "Asin": "asin",
+    "Asinh": "asinh",
+    "Atan": "atan",
+    "Atanh": "atanh",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Cosh": "cosh",
+    "Exp": "exp",
+    "Floor": "floor",
+    "Log": "log",
+    "Mish": "mish",
+    "Neg": "neg",
+    "Reciprocal": "reciprocal",
+    "Round": "round",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sinh": "sinh",
+    "Softplus": "softplus",
+    "Softsign": "softsign",
+    "Sqrt": "sqrt",
+    "Tan": "tan",
+}
+BINARY: Mapping[str, str] = {
+    "Add": "add",
+    "Div": "div",
+    "Max": "max",
+    "Min": "min",
+    "Mul": "mul",
+    "PRelu": "prelu",
+    "Pow": "pow",
+    "Sub": "sub",
+    "Sum": "add",
+}
 
+Activate: TypeAlias = Callable[[Graph, Node], Activation]
+
+
+def activates(*types: str, parameters: tuple[int, ...] = ()) -> Callable[[Activate], Activate]:
+    """Decorator: nodes of these types are the activation that the function returns."""
+
+    def register(activation: Activate) -> Activate:
+        converter = Converter(_alone(activation), parameters, activation)
+        for node_type in types:
+            CONVERTERS.add(node_type, converter, origin=activation)
+        return activation
+
+    return register
+
+
+def _alone(activation: Activate) -> Convert:
+    """The converter of an activation that no op before it can take in."""
+
+    def convert(graph: Graph, node: Node) -> list[Step]:
+        shape = as_nchw(graph.shapes[node.inputs[0]])
+        op = Eltwise(inputs=(shape,), mode="identity", activation=activation(graph, node))
+        return [Step(op, node.inputs[:1], node.outputs[0])]
+
+    return convert
+
+
+@activates("Clip", parameters=(1, 2))
 def _clip(graph: Graph, node: Node) -> Activation:
     """Bounds are attributes up to opset 6 and inputs after it."""
     low = constant_input(graph, node, 1, attribute(node, "min", -np.inf))
@@ -24,49 +107,37 @@ def _clip(graph: Graph, node: Node) -> Activation:
     return Activation("clip", *(float(np.clip(v, -limit, limit)) for v in (low, high)))
 
 
+@activates("Gelu")
 def _gelu(graph: Graph, node: Node) -> Activation:
     tanh = attribute(node, "approximate", "none") == "tanh"
     return Activation("gelu_tanh" if tanh else "gelu")
 
 
-def _plain(kind: str) -> Callable[[Graph, Node], Activation]:
-    return lambda graph, node: Activation(kind)
+@activates("Elu")
+def _elu(graph: Graph, node: Node) -> Activation:
+    return Activation("elu", number(attribute(node, "alpha", 1.0)))
 
 
-#: Nodes that are a function of every element alone, with no parameter but constants.
-ACTIVATIONS: Mapping[str, Callable[[Graph, Node], Activation]] = {
-    "Clip": _clip,
-    "Elu": lambda graph, node: Activation("elu", number(attribute(node, "alpha", 1.0))),
-    "Erf": _plain("erf"),
-    "Gelu": _gelu,
-    "HardSigmoid": lambda graph, node: Activation(
-        "hard_sigmoid", number(attribute(node, "alpha", 0.2)), number(attribute(node, "beta", 0.5))
-    ),
-    "HardSwish": _plain("hard_swish"),
-    "LeakyRelu": lambda graph, node: Activation(
-        "leaky_relu", number(attribute(node, "alpha", 0.01))
-    ),
-    "Relu": _plain("relu"),
-    "Sigmoid": _plain("sigmoid"),
-    "Silu": _plain("silu"),
-    "Tanh": _plain("tanh"),
-}
+@activates("HardSigmoid")
+def _hard_sigmoid(graph: Graph, node: Node) -> Activation:
+    alpha, beta = attribute(node, "alpha", 0.2), attribute(node, "beta", 0.5)
+    return Activation("hard_sigmoid", number(alpha), number(beta))
 
 
-def activation_alone(graph: Graph, node: Node) -> list[Step]:
-    """An activation that no op before it can take in."""
-    op = Eltwise(
-        inputs=(as_nchw(graph.shapes[node.inputs[0]]),),
-        mode="identity",
-        activation=ACTIVATIONS[node.type](graph, node),
-    )
-    return [Step(op, node.inputs[:1], node.outputs[0])]
+@activates("LeakyRelu")
+def _leaky_relu(graph: Graph, node: Node) -> Activation:
+    return Activation("leaky_relu", number(attribute(node, "alpha", 0.01)))
 
 
-def _binary(mode: str) -> Lowering:
+@activates(*PLAIN)
+def _plain(graph: Graph, node: Node) -> Activation:
+    return Activation(PLAIN[node.type])
+
+
+def _binary(mode: str) -> Convert:
     """From left to right where there are more than two inputs."""
 
-    def lowering(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[Step]:
         first, *others = (Operand.of(graph, name) for name in node.inputs)
         steps = [] if others else [function("identity", first, node.outputs[0])]
         for index, other in enumerate(others):
@@ -76,9 +147,10 @@ def _binary(mode: str) -> Lowering:
             first = Operand(output, np.broadcast_shapes(first.sizes, other.sizes))
         return steps
 
-    return lowering
+    return convert
 
 
+@converts("Mean")
 def _mean(graph: Graph, node: Node) -> list[Step]:
     """The sum, times one over the number of inputs."""
     *before, last = _binary("add")(graph, node)
@@ -88,6 +160,7 @@ def _mean(graph: Graph, node: Node) -> list[Step]:
     return [*before, total, combine(node, "mul", operands, node.outputs[0])]
 
 
+@converts("Swish")
 def _swish(graph: Graph, node: Node) -> list[Step]:
     """x * sigmoid(alpha * x), as a SiLU of alpha * x."""
     x, alpha = Operand.of(graph, node.inputs[0]), number(attribute(node, "alpha", 1.0))
@@ -99,56 +172,21 @@ def _swish(graph: Graph, node: Node) -> list[Step]:
     return [silu, combine(node, "mul", (inner, Operand.number(1 / alpha)), node.outputs[0])]
 
 
-def _unary(mode: str, *parameters: tuple[str, float]) -> Lowering:
+def _unary(mode: str, *parameters: tuple[str, float]) -> Convert:
     """A function of every element, with attributes and their defaults as parameters."""
 
-    def lowering(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[Step]:
         values = [number(attribute(node, name, default)) for name, default in parameters]
         return [function(mode, Operand.of(graph, node.inputs[0]), node.outputs[0], *values)]
 
-    return lowering
+    return convert
 
 
-LOWERINGS: Mapping[str, Lowering] = {
-    "Abs": _unary("abs"),
-    "Acos": _unary("acos"),
-    "Acosh": _unary("acosh"),
-    "Add": _binary("add"),
-    "Asin": _unary("asin"),
-    "Asinh": _unary("asinh"),
-    "Atan": _unary("atan"),
-    "Atanh": _unary("atanh"),
-    "Ceil": _unary("ceil"),
-    "Celu": _unary("celu", ("alpha", 1.0)),
-    "Cos": _unary("cos"),
-    "Cosh": _unary("cosh"),
-    "Div": _binary("div"),
-    "Exp": _unary("exp"),
-    "Floor": _unary("floor"),
-    "Log": _unary("log"),
-    "Max": _binary("max"),
-    "Mean": _mean,
-    "Min": _binary("min"),
-    "Mish": _unary("mish"),
-    "Mul": _binary("mul"),
-    "Neg": _unary("neg"),
-    "PRelu": _binary("prelu"),
-    "Pow": _binary("pow"),
-    "Reciprocal": _unary("reciprocal"),
-    "Round": _unary("round"),
-    "Selu": _unary("selu", ("alpha", 1.6732632), ("gamma", 1.0507010)),
-    "Shrink": _unary("shrink", ("bias", 0.0), ("lambd", 0.5)),
-    "Sign": _unary("sign"),
-    "Sin": _unary("sin"),
-    "Sinh": _unary("sinh"),
-    "Softplus": _unary("softplus"),
-    "Softsign": _unary("softsign"),
-    "Sqrt": _unary("sqrt"),
-    "Sub": _binary("sub"),
-    "Sum": _binary("add"),
-    "Swish": _swish,
-    "Tan": _unary("tan"),
-    "ThresholdedRelu": _unary("thresholded_relu", ("alpha", 1.0)),
-}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {"Clip": (1, 2)}
+for _node_type, _mode in UNARY.items():
+    converts(_node_type)(_unary(_mode))
+for _node_type, _mode in BINARY.items():
+    converts(_node_type)(_binary(_mode))
+converts("Celu")(_unary("celu", ("alpha", 1.0)))
+converts("Selu")(_unary("selu", ("alpha", 1.6732632), ("gamma", 1.0507010)))
+converts("Shrink")(_unary("shrink", ("bias", 0.0), ("lambd", 0.5)))
+converts("ThresholdedRelu")(_unary("thresholded_relu", ("alpha", 1.0)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 import numpy as np
 
-from codl.frontend.converters.base import Lowering, Step, attribute, has_input, number
+from codl.frontend.converters.base import Step, attribute, converts, has_input, number
 from codl.frontend.converters.operands import Operand, combine
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
@@ -18,6 +17,7 @@ from codl.ir.ops.nd import Sizes
 from codl.ir.region import Shape, as_nchw
 
 
+@converts("MatMul")
 def _matmul(graph: Graph, node: Node) -> list[Step]:
     """An operand of one axis is a row, or a column."""
     a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
@@ -33,6 +33,7 @@ def _matmul(graph: Graph, node: Node) -> list[Step]:
     return [Step(MatMul(shapes=(a, b), alpha=alpha), node.inputs, node.outputs[0])]
 
 
+@converts("Gemm")
 def _gemm(graph: Graph, node: Node) -> list[Step]:
     """alpha * a @ b + beta * c; constants take the factors in."""
     alpha, beta = (number(attribute(node, name, 1.0)) for name in ("alpha", "beta"))
@@ -87,8 +88,3 @@ def _with_constant(
     op = MatMul(shapes=(a,), matrix=(k, n), trans_a=trans_a)
     weights = {"weight": np.ascontiguousarray(matrix), "bias": bias}
     return Step(op, node.inputs[:1], output, weights)
-
-
-LOWERINGS: Mapping[str, Lowering] = {"Gemm": _gemm, "MatMul": _matmul}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {}

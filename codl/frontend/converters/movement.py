@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Lowering,
     Step,
     attribute,
     constant_input,
+    converts,
     has_input,
     unsupported,
 )
@@ -47,11 +46,14 @@ def parameter(graph: Graph, node: Node, name: str, index: int, default: Any = No
     return attribute(node, name, default)
 
 
+@converts("Flatten", "Identity")
+@converts("Reshape", "Squeeze", "Unsqueeze", parameters=(1,))
 def _reshape(graph: Graph, node: Node) -> list[Step]:
     to = tuple(graph.shapes[node.outputs[0]])
     return [_step(node, Reshape(shapes=(_sizes(graph, node),), to=to))]
 
 
+@converts("Transpose")
 def _transpose(graph: Graph, node: Node) -> list[Step]:
     """`axes` comes from a reshape before the node that a pass has merged with it."""
     shape = _sizes(graph, node)
@@ -67,6 +69,7 @@ def _permuted(node: Node, shape: Sizes, axes: Sizes, perm: Sizes, to: Sizes) -> 
     return _step(node, op)
 
 
+@converts("DepthToSpace")
 def _depth_to_space(graph: Graph, node: Node) -> list[Step]:
     n, c, h, w = _sizes(graph, node)
     r = int(node.attributes["blocksize"])
@@ -78,6 +81,7 @@ def _depth_to_space(graph: Graph, node: Node) -> list[Step]:
     return [_permuted(node, (n, c, h, w), axes, perm, to)]
 
 
+@converts("SpaceToDepth")
 def _space_to_depth(graph: Graph, node: Node) -> list[Step]:
     n, c, h, w = _sizes(graph, node)
     r = int(node.attributes["blocksize"])
@@ -87,6 +91,7 @@ def _space_to_depth(graph: Graph, node: Node) -> list[Step]:
     return [_permuted(node, (n, c, h, w), axes, perm, to)]
 
 
+@converts("Slice", parameters=(1, 2, 3, 4))
 def _slice(graph: Graph, node: Node) -> list[Step]:
     """Bounds as Python has them; one beyond an end means that end."""
     shape = _sizes(graph, node)
@@ -102,6 +107,7 @@ def _slice(graph: Graph, node: Node) -> list[Step]:
     return [_step(node, op)]
 
 
+@converts("Split", parameters=(1,))
 def _split(graph: Graph, node: Node) -> list[Step]:
     """One slice for every output that is named."""
     shape = _sizes(graph, node)
@@ -118,6 +124,7 @@ def _split(graph: Graph, node: Node) -> list[Step]:
     return steps
 
 
+@converts("Pad", parameters=(1, 2, 3))
 def _pad(graph: Graph, node: Node) -> list[Step]:
     """Pads of some axes or of all; `paddings` is what opset 1 calls them."""
     shape = _sizes(graph, node)
@@ -140,6 +147,7 @@ def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[Step]:
     return [_step(node, Tile(shapes=(shape,), repeats=repeats))]
 
 
+@converts("Tile", parameters=(1, 2))
 def _tile(graph: Graph, node: Node) -> list[Step]:
     """Opset 1 repeats one axis, given as an input, as later ones repeat all."""
     shape, repeats = _sizes(graph, node), ints(constant_input(graph, node, 1))
@@ -149,12 +157,14 @@ def _tile(graph: Graph, node: Node) -> list[Step]:
     return _stretched(node, shape, repeats)
 
 
+@converts("Expand", parameters=(1,))
 def _expand(graph: Graph, node: Node) -> list[Step]:
     shape, to = _sizes(graph, node), tuple(graph.shapes[node.outputs[0]])
     shape = (1,) * (len(to) - len(shape)) + shape
     return _stretched(node, shape, tuple(n // size for n, size in zip(to, shape, strict=True)))
 
 
+@converts("Concat")
 def _concat(graph: Graph, node: Node) -> list[Step]:
     """Along the channels of images in blocks of channels; otherwise as rows."""
     shapes = tuple(_sizes(graph, node, index) for index in range(len(node.inputs)))
@@ -166,38 +176,9 @@ def _concat(graph: Graph, node: Node) -> list[Step]:
     return [Step(op, node.inputs, node.outputs[0])]
 
 
+@converts("Gather")
 def _gather(graph: Graph, node: Node) -> list[Step]:
     data, indices = _sizes(graph, node), _sizes(graph, node, 1)
     axis = int(attribute(node, "axis", 0)) % len(data)
     op = Gather(shapes=(data, indices), axis=axis)
     return [Step(op, node.inputs[:2], node.outputs[0])]
-
-
-LOWERINGS: Mapping[str, Lowering] = {
-    "Concat": _concat,
-    "DepthToSpace": _depth_to_space,
-    "Expand": _expand,
-    "Flatten": _reshape,
-    "Gather": _gather,
-    "Identity": _reshape,
-    "Pad": _pad,
-    "Reshape": _reshape,
-    "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
-    "Split": _split,
-    "Squeeze": _reshape,
-    "Tile": _tile,
-    "Transpose": _transpose,
-    "Unsqueeze": _reshape,
-}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {
-    "Expand": (1,),
-    "Pad": (1, 2, 3),
-    "Reshape": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1, 2),
-    "Unsqueeze": (1,),
-}

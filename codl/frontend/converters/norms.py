@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Lowering,
     Step,
     attribute,
+    converts,
     has_input,
     number,
     unsupported,
@@ -34,6 +32,7 @@ def _per_channel(graph: Graph, name: str, rank: int) -> Operand:
     return Operand.of(graph, name, (1, *graph.shapes[name], *[1] * (rank - 2)))
 
 
+@converts("BatchNormalization")
 def _batch_norm(graph: Graph, node: Node) -> list[Step]:
     """x * slope + start, both computed here where all parameters are constants.
 
@@ -80,12 +79,14 @@ def _affine(
     ], (slope, start)
 
 
+@converts("LayerNormalization")
 def _layer_norm(graph: Graph, node: Node) -> list[Step]:
     sizes = tuple(graph.shapes[node.inputs[0]])
     axis = int(attribute(node, "axis", -1)) % len(sizes)
     return [*_statistics(node, sizes, axis), *_scaled(graph, node, axis, center=True)]
 
 
+@converts("RMSNormalization")
 def _rms_norm(graph: Graph, node: Node) -> list[Step]:
     axis = int(attribute(node, "axis", -1)) % len(graph.shapes[node.inputs[0]])
     return _scaled(graph, node, axis, center=False)
@@ -144,10 +145,12 @@ def _statistics(node: Node, sizes: Sizes, axis: int) -> list[Step]:
     return steps
 
 
+@converts("InstanceNormalization")
 def _instance_norm(graph: Graph, node: Node) -> list[Step]:
     return _grouped(graph, node, graph.shapes[node.inputs[0]][1])
 
 
+@converts("GroupNormalization")
 def _group_norm(graph: Graph, node: Node) -> list[Step]:
     """Opset 18 has a scale and bias for each group, later ones for each channel."""
     return _grouped(graph, node, int(attribute(node, "num_groups", 1)))
@@ -174,6 +177,7 @@ def _grouped(graph: Graph, node: Node, groups: int) -> list[Step]:
     return [*steps, Step(op, (node.inputs[0], *names), output, constants=constants)]
 
 
+@converts("MeanVarianceNormalization")
 def _mean_variance(graph: Graph, node: Node) -> list[Step]:
     """Over any axes, the batch's too: from the means of elements and of squares about them."""
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
@@ -192,15 +196,3 @@ def _mean_variance(graph: Graph, node: Node) -> list[Step]:
         combine(node, "add", (spread, Operand.number(1e-9)), wide.name),
         combine(node, "div", (apart, wide), output),
     ]
-
-
-LOWERINGS: Mapping[str, Lowering] = {
-    "BatchNormalization": _batch_norm,
-    "GroupNormalization": _group_norm,
-    "InstanceNormalization": _instance_norm,
-    "LayerNormalization": _layer_norm,
-    "MeanVarianceNormalization": _mean_variance,
-    "RMSNormalization": _rms_norm,
-}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""Element-wise steps of lowerings: operands of any rank under the four axes that kernels know."""
+"""Element-wise steps of converters: operands of any rank under the four axes that kernels know."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from codl.frontend.converters.base import (
-    Lowering,
+    Convert,
     Step,
     attribute,
+    converts,
     parameter_ints,
     unsupported,
 )
@@ -22,6 +23,19 @@ from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
 from codl.ir.region import as_nchw
 
+#: Reductions and their modes.
+MODES: Mapping[str, str] = {
+    "ReduceL1": "l1",
+    "ReduceL2": "l2",
+    "ReduceLogSum": "log_sum",
+    "ReduceLogSumExp": "log_sum_exp",
+    "ReduceMax": "max",
+    "ReduceMean": "mean",
+    "ReduceMin": "min",
+    "ReduceProd": "prod",
+    "ReduceSum": "sum",
+    "ReduceSumSquare": "sum_square",
+}
 #: The mode of the first of several reductions, and of all others but the last, where it is another.
 FIRST = {"log_sum": "sum"}
 LATER = {"sum_square": "sum", "log_sum": "sum"}
@@ -62,8 +76,8 @@ def _runs(sizes: Sizes, axes: Sizes) -> Iterator[Sizes]:
     yield tuple(run)
 
 
-def _reduce(mode: str) -> Lowering:
-    def lowering(graph: Graph, node: Node) -> list[Step]:
+def _reduce(mode: str) -> Convert:
+    def convert(graph: Graph, node: Node) -> list[Step]:
         sizes = tuple(graph.shapes[node.inputs[0]])
         axes = parameter_ints(graph, node, "axes", 1)
         if not axes:
@@ -75,13 +89,13 @@ def _reduce(mode: str) -> Lowering:
             return [Step(op, node.inputs[:1], node.outputs[0])]
         return reduced(node.inputs[0], sizes, mode, axes, node.outputs[0], keepdims=keepdims)
 
-    return lowering
+    return convert
 
 
-def _softmax(*, log: bool) -> Lowering:
+def _softmax(*, log: bool) -> Convert:
     """Along one axis; up to opset 12, along all axes from one on."""
 
-    def lowering(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[Step]:
         sizes = tuple(graph.shapes[node.inputs[0]]) or (1,)
         flat = graph.opset < 13
         axis = int(attribute(node, "axis", 1 if flat else -1)) % len(sizes)
@@ -89,7 +103,7 @@ def _softmax(*, log: bool) -> Lowering:
         op = Softmax(shapes=(sizes,), axes=axes, log=log)
         return [Step(op, node.inputs[:1], node.outputs[0])]
 
-    return lowering
+    return convert
 
 
 def _norm_mode(node: Node) -> str:
@@ -99,12 +113,14 @@ def _norm_mode(node: Node) -> str:
     return f"l{power}"
 
 
+@converts("GlobalLpPool")
 def _global_lp_pool(graph: Graph, node: Node) -> list[Step]:
     sizes = tuple(graph.shapes[node.inputs[0]])
     axes = tuple(range(2, len(sizes)))
     return reduced(node.inputs[0], sizes, _norm_mode(node), axes, node.outputs[0], keepdims=True)
 
 
+@converts("LpNormalization")
 def _lp_normalization(graph: Graph, node: Node) -> list[Step]:
     """Divided by its norm; where that is 0, so is the result."""
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
@@ -121,23 +137,7 @@ def _lp_normalization(graph: Graph, node: Node) -> list[Step]:
     ]
 
 
-LOWERINGS: Mapping[str, Lowering] = {
-    "GlobalLpPool": _global_lp_pool,
-    "LogSoftmax": _softmax(log=True),
-    "LpNormalization": _lp_normalization,
-    "ReduceL1": _reduce("l1"),
-    "ReduceL2": _reduce("l2"),
-    "ReduceLogSum": _reduce("log_sum"),
-    "ReduceLogSumExp": _reduce("log_sum_exp"),
-    "ReduceMax": _reduce("max"),
-    "ReduceMean": _reduce("mean"),
-    "ReduceMin": _reduce("min"),
-    "ReduceProd": _reduce("prod"),
-    "ReduceSum": _reduce("sum"),
-    "ReduceSumSquare": _reduce("sum_square"),
-    "Softmax": _softmax(log=False),
-}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {
-    node: (1,) for node in LOWERINGS if node.startswith("Reduce")
-}
+converts("Softmax")(_softmax(log=False))
+converts("LogSoftmax")(_softmax(log=True))
+for _node_type, _mode in MODES.items():
+    converts(_node_type, parameters=(1,))(_reduce(_mode))

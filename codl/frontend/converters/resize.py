@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Lowering,
     Step,
     attribute,
     constant_input,
+    converts,
     has_input,
     unsupported,
 )
@@ -42,6 +42,8 @@ class _Axes:
         return [i for i, (n, to, *rule) in enumerate(kept) if n != to or rule != [1, 0, 1]]
 
 
+@converts("Upsample", parameters=(1,))
+@converts("Resize", parameters=(1, 2, 3))
 def _resize(graph: Graph, node: Node) -> list[Step]:
     if attribute(node, "antialias", 0):
         raise unsupported(node, "antialias must be 0.")
@@ -127,8 +129,3 @@ def _step(
         **rule,
     )
     return Step(op, (source,), node.outputs[0] + name)
-
-
-LOWERINGS: Mapping[str, Lowering] = {"Resize": _resize, "Upsample": _resize}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {"Resize": (1, 2, 3), "Upsample": (1,)}

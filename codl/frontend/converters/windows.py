@@ -6,7 +6,6 @@ the other two; a convolution gets the taps along the first as channels of the in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -14,9 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Lowering,
+    Convert,
     Step,
     attribute,
+    converts,
     has_input,
     input_shape,
     unsupported,
@@ -121,6 +121,7 @@ def _same(
     return (large, small) if lower else (small, large)
 
 
+@converts("Conv", parameters=(1, 2))
 def _conv(graph: Graph, node: Node) -> list[Step]:
     weight = graph.constant(node.inputs[1])
     oc = weight.shape[0]
@@ -176,6 +177,7 @@ def _conv3d(
     return [*steps, Step(back, (steps[-1].output,), node.outputs[0])]
 
 
+@converts("ConvTranspose", parameters=(1, 2))
 def _conv_transpose(graph: Graph, node: Node) -> list[Step]:
     """ONNX's weights have the input channels first."""
     weight = graph.constant(node.inputs[1])
@@ -221,8 +223,8 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
     return tuple(total - total // 2 for total in totals)
 
 
-def _pool(mode: Literal["max", "avg"]) -> Lowering:
-    def lowering(graph: Graph, node: Node) -> list[Step]:
+def _pool(mode: Literal["max", "avg"]) -> Convert:
+    def convert(graph: Graph, node: Node) -> list[Step]:
         window = Window.of(graph, node, _ints(node, "kernel_shape", ()))
         count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
         rank = len(window.sizes)
@@ -246,7 +248,7 @@ def _pool(mode: Literal["max", "avg"]) -> Lowering:
             steps.append(_indices(graph, node, window))
         return steps
 
-    return lowering
+    return convert
 
 
 def _indices(graph: Graph, node: Node, window: Window) -> Step:
@@ -279,24 +281,18 @@ def _scaled(op: Pool2d, source: str, output: str, factors: Array) -> list[Step]:
     ]
 
 
-def _global_pool(mode: Literal["max", "avg"]) -> Lowering:
-    def lowering(graph: Graph, node: Node) -> list[Step]:
+def _global_pool(mode: Literal["max", "avg"]) -> Convert:
+    def convert(graph: Graph, node: Node) -> list[Step]:
         sizes = tuple(graph.shapes[node.inputs[0]])
         flat = (*sizes[:2], 1, prod(sizes[2:]))
         shape = as_nchw(sizes if len(sizes) <= 4 else flat)
         op = Pool2d(inputs=(shape,), mode=mode, kernel=Size2(shape.h, shape.w))
         return [Step(op, node.inputs[:1], node.outputs[0])]
 
-    return lowering
+    return convert
 
 
-LOWERINGS: Mapping[str, Lowering] = {
-    "AveragePool": _pool("avg"),
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "GlobalAveragePool": _global_pool("avg"),
-    "GlobalMaxPool": _global_pool("max"),
-    "MaxPool": _pool("max"),
-}
-
-PARAMETERS: Mapping[str, tuple[int, ...]] = {"Conv": (1, 2), "ConvTranspose": (1, 2)}
+converts("AveragePool")(_pool("avg"))
+converts("MaxPool")(_pool("max"))
+converts("GlobalAveragePool")(_global_pool("avg"))
+converts("GlobalMaxPool")(_global_pool("max"))
