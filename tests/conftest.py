@@ -1,14 +1,14 @@
-"""Fixtures: every OpenCL device of this machine, and SoCs around them.
+"""Fixtures: every OpenCL device of this machine, SoCs around them, and a simulated dataset.
 
-All drivers that survive a probe are loaded into the test process, so that one fixture runs a test
-on every device found.
+No driver is looked for until a collected test has a fixture that needs one. Such tests are marked
+`device`; the others must open no driver, and `pytest -m "not device"` runs them alone.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,16 @@ from support.simulated import SOC, write_dataset
 from codl import cache
 from codl.ir.soc import Soc
 from codl.measure.dataset import Dataset
-from codl.runtime import drivers, threads
-from codl.runtime.cl_import import cl_module
-from codl.runtime.detect import describe
-from codl.runtime.opencl import OpenClDevice, open_device
-from codl.runtime.probe import ProbedDevice, probe_all
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport
+    from codl.runtime.opencl import OpenClDevice
+    from codl.runtime.probe import ProbedDevice
+
+#: What this process may use, before anything is pinned.
+CORES = os.sched_getaffinity(0)
+#: Modules that open drivers, or are one, and what of them: `device` tests alone may use those.
+DRIVERS = {"pyopencl": ("get_platforms", "Context"), "ncnn": ("Net",)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,54 +36,49 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
 
 
-#: What this process may use, before anything is pinned.
-CORES = os.sched_getaffinity(0)
-FOUND: list[ProbedDevice] = [device for result in probe_all() for device in result.devices]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `soc`, or for what is made of it, runs on every device."""
+    own = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    if "soc" not in metafunc.fixturenames or "soc" in own:
+        return
+    found: tuple[ProbedDevice, ...] = ()
+    if "not device" not in metafunc.config.option.markexpr:
+        from support import devices
+
+        found = devices.probed()
+    names = [device.icd for device in found]
+    metafunc.parametrize("soc", found, ids=names, indirect=True, scope="session")
 
 
-def _load_all() -> None:
-    wanted = [drivers.find_driver(name) for name in dict.fromkeys(d.icd for d in FOUND)]
-    soc = describe("test", FOUND[0])
-    with drivers.loaded(wanted, cores=soc.gpu.cores), threads.pinned(soc.gpu.cores):
-        cl_module().get_platforms()
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "devices" in getattr(item, "fixturenames", ()):
+            item.add_marker("device")
 
 
-if FOUND:
-    _load_all()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Drivers are loaded before libraries with thread pools of their own, if they are at all."""
+    if any(item.get_closest_marker("device") for item in session.items):
+        from support import devices
+
+        devices.opened()
 
 
-@pytest.fixture(scope="session", params=FOUND, ids=lambda device: device.icd)
-def soc(request: pytest.FixtureRequest) -> Soc:
-    """A SoC around every OpenCL device of this machine in turn."""
-    return describe("test", request.param)
+@pytest.fixture(autouse=True)
+def _no_driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that is not marked `device` fails where it imports or uses a driver."""
+    if request.node.get_closest_marker("device"):
+        return
 
+    def refuse(*args: object, **options: object) -> None:
+        pytest.fail("This test opens a driver: let it ask for the fixture `devices`.")
 
-@pytest.fixture(scope="session")
-def first_soc() -> Soc:
-    """A SoC around the device that codl would choose."""
-    assert FOUND, f"no OpenCL device was found. {drivers.INSTALL_HINT}"
-    return describe("test", FOUND[0])
-
-
-@pytest.fixture(scope="session")
-def gpu(soc: Soc) -> OpenClDevice:
-    return open_device(soc)
-
-
-def taken_for_gpu(soc: Soc) -> OpenClDevice:
-    """A device as if it were a real GPU: vectors of four, and work-groups that share memory."""
-    like = replace(soc.gpu, type="gpu", vector_width=4, compute_units=16, local_mem_bytes=48 << 10)
-    return open_device(replace(soc, gpu=like))
-
-
-@pytest.fixture(scope="session")
-def as_gpu(soc: Soc) -> OpenClDevice:
-    return taken_for_gpu(soc)
-
-
-@pytest.fixture(scope="session")
-def first_gpu(first_soc: Soc) -> OpenClDevice:
-    return taken_for_gpu(first_soc)
+    for name, users in DRIVERS.items():
+        if name in sys.modules:
+            for user in users:
+                monkeypatch.setattr(sys.modules[name], user, refuse)
+        monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +87,53 @@ def _same_affinity() -> Iterator[None]:
     os.sched_setaffinity(0, CORES)
     yield
     os.sched_setaffinity(0, CORES)
+
+
+@pytest.fixture(scope="session")
+def devices() -> tuple[ProbedDevice, ...]:
+    """Every device of this machine, their drivers loaded; the first is what codl would choose."""
+    from support import devices
+
+    return devices.opened()
+
+
+@pytest.fixture(scope="session")
+def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> Soc:
+    """A SoC around every OpenCL device of this machine in turn."""
+    from codl.runtime.detect import describe
+
+    return describe("test", request.param)
+
+
+@pytest.fixture(scope="session")
+def first_soc(devices: tuple[ProbedDevice, ...]) -> Soc:
+    """A SoC around the device that codl would choose."""
+    from codl.runtime import drivers
+    from codl.runtime.detect import describe
+
+    assert devices, f"no OpenCL device was found. {drivers.INSTALL_HINT}"
+    return describe("test", devices[0])
+
+
+@pytest.fixture(scope="session")
+def gpu(soc: Soc) -> OpenClDevice:
+    from codl.runtime.opencl import open_device
+
+    return open_device(soc)
+
+
+@pytest.fixture(scope="session")
+def as_gpu(soc: Soc) -> OpenClDevice:
+    from support import devices
+
+    return devices.taken_for_gpu(soc)
+
+
+@pytest.fixture(scope="session")
+def first_gpu(first_soc: Soc) -> OpenClDevice:
+    from support import devices
+
+    return devices.taken_for_gpu(first_soc)
 
 
 @pytest.fixture(scope="session")

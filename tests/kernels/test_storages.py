@@ -33,6 +33,7 @@ from codl.runtime import detect
 from codl.runtime.engine import Engine
 from codl.runtime.memory import GpuTensor
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.probe import ProbedDevice
 from codl.strategies.evaluation import max_rel_err
 
 HALVES = (BLOCKED_HALF, IMAGE_HALF)
@@ -157,18 +158,16 @@ def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
         gpu.tensor(wide, Region.whole(wide), IMAGE)
 
 
-def test_detection_takes_memory_and_element_by_name() -> None:
-    from conftest import FOUND
-
-    soc = detect.describe("test", FOUND[0], memory_types=("image2d",), element="float16")
+def test_detection_takes_memory_and_element_by_name(devices: tuple[ProbedDevice, ...]) -> None:
+    soc = detect.describe("test", devices[0], memory_types=("image2d",), element="float16")
     assert soc.gpu.memory_types == ("image2d",)
     assert soc.gpu.max_image_width > 0
     assert registry.storages(soc) == (IMAGE_HALF,)
-    without = replace(FOUND[0], memory_types=("buffer",))
+    without = replace(devices[0], memory_types=("buffer",))
     with pytest.raises(DeviceError, match="has no image2d"):
         detect.describe("test", without, memory_types=("image2d",))
     with pytest.raises(UnknownNameError, match="float32"):
-        detect.describe("test", FOUND[0], element="float31")
+        detect.describe("test", devices[0], element="float31")
 
 
 def test_a_soc_file_with_another_memory_is_refused(first_soc: Soc, tmp_path: Any) -> None:

@@ -1,0 +1,40 @@
+"""Every OpenCL device of this machine, with their drivers loaded into the tests' process.
+
+Imported only once a test asks for a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from codl.ir.soc import Soc
+from codl.runtime import drivers, threads
+from codl.runtime.cl_import import cl_module
+from codl.runtime.detect import describe
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.probe import ProbedDevice, probe_all
+
+
+@cache
+def probed() -> tuple[ProbedDevice, ...]:
+    """The devices whose drivers survive a child process; the first is what codl would choose."""
+    return tuple(device for result in probe_all() for device in result.devices)
+
+
+@cache
+def opened() -> tuple[ProbedDevice, ...]:
+    """The same, with all of their drivers loaded: OpenCL's loader looks only once in a process."""
+    devices = probed()
+    if devices:
+        wanted = [drivers.find_driver(name) for name in dict.fromkeys(d.icd for d in devices)]
+        soc = describe("test", devices[0])
+        with drivers.loaded(wanted, cores=soc.gpu.cores), threads.pinned(soc.gpu.cores):
+            cl_module().get_platforms()
+    return devices
+
+
+def taken_for_gpu(soc: Soc) -> OpenClDevice:
+    """A device as if it were a real GPU: vectors of four, and work-groups that share memory."""
+    like = replace(soc.gpu, type="gpu", vector_width=4, compute_units=16, local_mem_bytes=48 << 10)
+    return open_device(replace(soc, gpu=like))
