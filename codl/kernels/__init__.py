@@ -1,1 +1,1 @@
-"""Kernel variants: what each implementation of an op is, compiled and run by `codl.device`."""
+"""Kernel variants: what each implementation of an op is, compiled and run by `codl.runtime`."""

@@ -1,7 +1,7 @@
 """What a kernel variant is: one implementation of an op on one processor, described, not run.
 
 A GPU variant turns an op into a `KernelPlan`: which `.cl` file, compiled with which macros,
-launched with which sizes and arguments, over which constants. `codl.device` compiles and runs
+launched with which sizes and arguments, over which constants. `codl.runtime` compiles and runs
 plans; nothing here imports OpenCL, so plans can be made, tested and predicted without a driver.
 
 How a tensor lies on the GPU is its `Storage`: a memory object with a layout, and the type of its

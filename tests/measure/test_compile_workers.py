@@ -31,15 +31,15 @@ OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("",
 DYING = """
 import os, sys
 from multiprocessing.connection import Connection
-from codl.collect import ahead
-from codl.collect.benchmarks import Bench
+from codl.measure import compile_workers
+from codl.measure.runner import Bench
 compile = Bench.compile
 def deadly(self, task):
     if task.op.activation.kind == "relu" and task.variant == "gpu_direct":
         os._exit(3)
     compile(self, task)
 Bench.compile = deadly
-ahead._work(Connection(int(sys.argv[1])))
+compile_workers._work(Connection(int(sys.argv[1])))
 """
 
 

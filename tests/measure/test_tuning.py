@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(
 SAVER = """
 import sys
 from pathlib import Path
-from codl import soc as socs
+from codl.ir import soc as socs
 from codl.kernels import tuned
 from codl.kernels.tuning import Trial, Tuned
 soc = socs.load(Path(sys.argv[1]))

@@ -23,10 +23,12 @@ from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.threads import CoreObserver, available_cores, pinned, spread
 
 
+@pytest.mark.device
 def test_an_opencl_implementation_is_always_there() -> None:
     assert any(result.devices for result in probe.probe_all())
 
 
+@pytest.mark.device
 def test_a_driver_that_crashes_takes_only_the_child_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +40,7 @@ def test_a_driver_that_crashes_takes_only_the_child_down(
         pytest.skip("no C compiler to make a crashing library with")
     site = tmp_path / "sitecustomize.py"
     site.write_text(
-        "from codl.device import drivers\n"
+        "from codl.runtime import drivers\n"
         f"drivers.find_drivers = lambda: [drivers.Driver('crash', {str(library)!r})]\n"
     )
     before = os.environ.get("PYTHONPATH", "")
@@ -48,6 +50,7 @@ def test_a_driver_that_crashes_takes_only_the_child_down(
     assert result.error == "the driver crashed (signal 11)"
 
 
+@pytest.mark.device
 def test_a_library_that_is_no_driver_has_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     result = probe.probe("no-such-driver")
     assert result.devices == ()
@@ -114,7 +117,7 @@ def test_both_sides_work_on_disjoint_cores(soc: Soc, tmp_path: Path) -> None:
         pytest.skip("a real GPU works on no core of this machine")
     path = soc.save(tmp_path / "test.yaml")
     program = (
-        "import json, sys; from codl import soc; from codl.runtime.detect import observe_cores; "
+        "import json, sys; from codl.ir import soc; from codl.runtime.detect import observe_cores; "
         "print(json.dumps(observe_cores(soc.load(sys.argv[1]))))"
     )
     command = [sys.executable, "-c", program, str(path)]
@@ -211,6 +214,7 @@ def test_an_unknown_soc_says_how_to_make_one(
         socs.load("hots")
 
 
+@pytest.mark.device
 def test_probing_answers_in_json() -> None:
     name = next(r.icd for r in probe.probe_all() if r.devices)
     command = [sys.executable, "-m", "codl.runtime.probe", name]

@@ -203,9 +203,9 @@ def test_a_failed_build_is_remembered_until_the_source_changes(
 CRASH = """
 import os, signal, sys
 from pathlib import Path
-from codl import soc as socs
-from codl.device.loader import cl_module
-from codl.device.opencl import open_device
+from codl.ir import soc as socs
+from codl.runtime.cl_import import cl_module
+from codl.runtime.opencl import open_device
 from codl.kernels.base import KernelPlan
 gpu = open_device(socs.load(Path(sys.argv[1])))
 cl_module().Program.build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
