@@ -11,7 +11,7 @@ DEMO := demo
 $(READY): pyproject.toml
 	$(PYTHON) scripts/bootstrap.py $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]' --group dev
 	touch $@
 
 # detect -> collect -> train -> search -> eval for YOLOv2 on this machine; results in demo/.

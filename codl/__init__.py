@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codl.optional import explained
 from codl.provenance import VERSION
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 
+@explained()
 def compile(
     model: str | Path,
     *,
@@ -45,6 +47,7 @@ def compile(
     return Engine(network, chosen, described)
 
 
+@explained()
 def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
     """Make a model ready to run from a bundle of `codl package`, in a fraction of `compile`'s time.
 

@@ -26,6 +26,7 @@ from codl.cli import (
 )
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
+from codl.optional import explained
 
 app = typer.Typer(
     help="Run a neural network on the CPU and the GPU of a device at the same time.",
@@ -62,7 +63,8 @@ def main() -> None:
     """Entry point: a `CodlError` becomes a message and exit code 1, a `CodlWarning` a message."""
     warnings.showwarning = _show_warning
     try:
-        app()
+        with explained():
+            app()
     except CodlError as error:
         fail(str(error))
         sys.exit(1)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codl.predict.estimators.base import LatencyEstimator
-from codl.predict.estimators.forest import RandomForest
-from codl.predict.estimators.gbdt import Gbdt
-from codl.predict.estimators.gp_ensemble import Codl
-from codl.predict.estimators.linear import CodlLinear, FlopsLinear
+from codl.optional import explained
+
+with explained():
+    from codl.predict.estimators.base import LatencyEstimator
+    from codl.predict.estimators.forest import RandomForest
+    from codl.predict.estimators.gbdt import Gbdt
+    from codl.predict.estimators.gp_ensemble import Codl
+    from codl.predict.estimators.linear import CodlLinear, FlopsLinear
 
 #: Every predictor by name; a new one is added here and passes the common test.
 ESTIMATORS: Mapping[str, type[LatencyEstimator]] = {

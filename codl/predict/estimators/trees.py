@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
+from codl.optional import explained
 from codl.predict.estimators.json_arrays import Vector, short
 
 #: A split's feature and number, or -1 and a leaf's value.
@@ -284,7 +285,8 @@ def _read(text: str, features: int) -> tuple[Node, ...]:
 def lightgbm() -> Any:
     """LightGBM, imported where it is first needed; it needs a library of the system."""
     try:
-        import lightgbm as library
+        with explained():
+            import lightgbm as library
     except OSError as error:
         raise CodlError(
             f"LightGBM cannot be loaded: {error}. It needs the GNU OpenMP runtime (libgomp1 on "

@@ -1,0 +1,58 @@
+"""Extras: packages that only a part of codl needs, and the one sentence where one is missing.
+
+The base is what an engine on a device needs. Code behind an extra imports its packages as usual;
+where a user comes in (the functions of `codl`, the command line, a package that is built on an
+extra) `explained` turns a missing one into an error that names the command to install it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from codl.errors import CodlError
+
+#: What each extra of the wheel is for.
+PURPOSES: Mapping[str, str] = {
+    "cli": "the command line",
+    "onnx": "reading ONNX models and operators that codl has none for",
+    "report": "reports",
+    "train": "predictors and tables of data",
+    "peers": "comparing with other libraries",
+}
+#: The modules that an extra brings, and the names that they are installed by.
+PACKAGES: Mapping[str, Mapping[str, str]] = {
+    "cli": {"rich": "rich", "typer": "typer"},
+    "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
+    "report": {"jinja2": "jinja2", "matplotlib": "matplotlib"},
+    "train": {
+        "lightgbm": "lightgbm",
+        "pandas": "pandas",
+        "scipy": "scipy",
+        "sklearn": "scikit-learn",
+    },
+    "peers": {"MNN": "MNN", "openvino": "openvino"},
+}
+
+
+class MissingPackageError(CodlError):
+    """A package of an extra that is not installed; the message has the command that installs it."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"{PACKAGES[extra][module]} is not installed; it is needed for {PURPOSES[extra]}: "
+            f"`pip install 'codl[{extra}]'`."
+        )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise `MissingPackageError` for a module of an extra that is missing; also as a decorator."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, own in PACKAGES.items() if module in own), None)
+        if extra is None:
+            raise
+        raise MissingPackageError(module, extra) from error

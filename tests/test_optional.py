@@ -1,0 +1,131 @@
+"""Extras: what runs with the base alone, and what is said where a package is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.plans import make_plan
+
+from codl import optional
+from codl.bundle.packaging import write
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir.soc import Soc
+from codl.measure.inputs import random_inputs
+from codl.optional import PACKAGES, MissingPackageError, explained
+
+ROOT = Path(__file__).parents[1]
+#: A process in which no package of any extra is installed.
+BASE_ONLY = f"""
+import sys
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {sorted({m for own in PACKAGES.values() for m in own})}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Nowhere())
+"""
+
+LOADED = """
+import codl, numpy as np
+from pathlib import Path
+folder = Path(sys.argv[1])
+with codl.load(folder / "small.codl") as engine:
+    np.savez(folder / "outputs.npz", **engine(dict(np.load(folder / "inputs.npz"))))
+"""
+
+COMPILED = """
+import numpy as np
+from codl.ir import Layer, Network, Shape, parse
+from codl.ir import soc as socs
+from codl.plan.single_processor import default_plan
+from codl.runtime.engine import Engine
+op = parse("conv2d in=1x8x16x16 oc=8 kernel=1x1")
+weights = {"weight": np.eye(8, dtype=np.float32)[:, :, None, None], "bias": np.ones(8, np.float32)}
+layer = Layer("same", op, ("x",), "y", weights)
+network = Network("same", (layer,), {"x": op.input}, {"y": ("y", op.output)})
+soc = socs.load(sys.argv[1])
+x = np.random.default_rng(0).random(op.input, np.float32)
+for processor in ("cpu", "gpu"):
+    with Engine(network, default_plan(network, soc, processor), soc) as engine:
+        assert np.allclose(engine({"x": x})["y"], x + 1, atol=1e-6)
+"""
+
+
+def base_only(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BASE_ONLY + code, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> None:
+    b = ModelBuilder("small")
+    b.output(b.relu(b.conv(b.input("image", (1, 3, 20, 16)), 32, 3, pad=1)))
+    network = convert(simplify(import_onnx(b.build(), "small")))
+    inputs = random_inputs(network)
+    plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
+    with write(network, plan, first_soc, tmp_path / "small.codl") as engine:
+        wanted = engine(inputs)
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    run = base_only(LOADED, tmp_path)
+    assert run.returncode == 0, run.stderr
+    outputs = np.load(tmp_path / "outputs.npz")
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(outputs[name], value)
+
+
+def test_a_network_is_compiled_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> None:
+    first_soc.save(tmp_path / "host.yaml")
+    run = base_only(COMPILED, tmp_path / "host.yaml")
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "package", "extra"),
+    [
+        ("import codl.predict.estimators", "scikit-learn", "train"),
+        ("import codl; codl.compile('squeezenet')", "onnx", "onnx"),
+        ("from codl.cli import main; main()", "typer", "cli"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_sentence(code: str, package: str, extra: str) -> None:
+    run = base_only(code)
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert re.search(
+        rf"{package} is not installed; it is needed for .*: `pip install 'codl\[{extra}\]'`\.$",
+        last,
+    )
+
+
+def test_only_packages_of_an_extra_are_explained() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), explained():
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+    @explained()
+    def needs(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    with pytest.raises(
+        MissingPackageError, match=r"needed for reports: `pip install 'codl\[report\]"
+    ):
+        needs("jinja2.sandbox")
+
+
+def test_extras_are_those_of_the_wheel() -> None:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for extra, packages in optional.PACKAGES.items():
+        assert set(extras[extra]) == set(packages.values())
+    base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+    assert not base & {name for own in optional.PACKAGES.values() for name in own.values()}
+    assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))
