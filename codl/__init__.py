@@ -29,9 +29,9 @@ def compile(
 
     `model` is a built-in name or an `.onnx` file; `soc` a SoC file or its name in `./socs`. `plan`
     is a file of `codl search`; without one the strategy plans, with the predictors that `codl
-    train` left in `./predictors`. `batch` is how many images a run takes, if not as many as the
-    model says; `shapes` are those of inputs whose sizes it leaves open. Raises `CodlError` where
-    something is missing or unknown.
+    train` left in `./predictors`. Kernels are as `codl tune` left them in `./lat_datasets`. `batch`
+    is how many images a run takes, if not as many as the model says; `shapes` are those of inputs
+    whose sizes it leaves open. Raises `CodlError` where something is missing or unknown.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
@@ -39,12 +39,16 @@ def compile(
     from codl.frontend.convert import load_network
     from codl.ir import soc as socs
     from codl.ir.plan import load_plan
+    from codl.measure import tuning_file
+    from codl.measure.dataset import Dataset
     from codl.runtime.engine import Engine
     from codl.strategies import Context, find
 
     described, network = socs.load(soc), load_network(str(model), batch, shapes)
-    chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, Context(described))
-    return Engine(network, chosen, described)
+    tuning = tuning_file.read(Dataset.of(described.name), described)
+    context = Context(described, tuning)
+    chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
+    return Engine(network, chosen, described, tuning)
 
 
 @explained()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 from support.simulated import SOC, write_dataset
 
-from codl import cache
 from codl.ir.soc import Soc
 from codl.measure.dataset import Dataset
+from codl.runtime import cache
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport

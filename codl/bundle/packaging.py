@@ -18,6 +18,7 @@ from codl.errors import CodlError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
@@ -40,7 +41,9 @@ class Packaged:
     max_rel_err: float
 
 
-def package(network: Network, plan: Plan, soc: Soc, path: Path) -> Packaged:
+def package(
+    network: Network, plan: Plan, soc: Soc, path: Path, tuning: Tuning = Tuning()
+) -> Packaged:
     """Write a bundle, try it in a process of its own, and only then put it in its place.
 
     Raises `CodlError` where what it computes there is not what the engine computes here.
@@ -49,7 +52,7 @@ def package(network: Network, plan: Plan, soc: Soc, path: Path) -> Packaged:
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
         untried = Path(folder) / path.name
-        with write(network, plan, soc, untried) as engine:
+        with write(network, plan, soc, untried, tuning) as engine:
             expected = engine(inputs)
         cold_start, found = measure(untried, inputs)
         error = max(max_rel_err(found[name], value) for name, value in expected.items())
@@ -62,12 +65,12 @@ def package(network: Network, plan: Plan, soc: Soc, path: Path) -> Packaged:
     return Packaged(path, path.stat().st_size, cold_start, error)
 
 
-def write(network: Network, plan: Plan, soc: Soc, path: Path) -> Engine:
+def write(network: Network, plan: Plan, soc: Soc, path: Path, tuning: Tuning = Tuning()) -> Engine:
     """Compile a network as a plan says and write what came of it; returns the engine.
 
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
-    network, recorder, tensors = networks.as_written(network), Recorder(soc), Tensors()
+    network, recorder, tensors = networks.as_written(network), Recorder(soc, tuning), Tensors()
     gpu = open_device(soc)
     with gpu.lock, gpu.programs.recording() as binaries:
         engine = Engine(network, plan, soc, supply=recorder)

@@ -14,6 +14,7 @@ from codl.ir.types import Constant, Processor
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import compile_options, source_digest
+from codl.kernels.tuning import Tuning
 from codl.lower.fusion import Work
 from codl.lower.partition import Part
 from codl.runtime.kernel_provider import Untouched, Way
@@ -22,8 +23,8 @@ from codl.runtime.kernel_provider import Untouched, Way
 class Recorder:
     """The usual supply, which notes what an engine has taken from it, by layer."""
 
-    def __init__(self, soc: Soc) -> None:
-        self._usual = Untouched(soc)
+    def __init__(self, soc: Soc, tuning: Tuning = Tuning()) -> None:
+        self._usual = Untouched(soc, tuning)
         #: By the work's label; the way that was taken last is the one that worked.
         self._taken: dict[str, tuple[Work, Way]] = {}
         self._packed: dict[str, Mapping[str, Constant]] = {}

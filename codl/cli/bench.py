@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from codl.cli.options import (
+    DatasetsOption,
     JsonOption,
     OutputOption,
     SerialOption,
@@ -21,7 +22,10 @@ from codl.cli.output import emit, progress
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.ir import soc as socs
+from codl.measure import dataset as datasets
+from codl.measure import tuning_file
 from codl.measure.compare_variants import BenchRow, bench
+from codl.measure.dataset import Dataset
 
 ModelArgument = Annotated[
     str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
@@ -37,6 +41,7 @@ def bench_kernels(
     model: ModelArgument = None,
     op: OpOption = None,
     every: EveryOption = False,
+    dataset: DatasetsOption = datasets.FOLDER,
     serial: SerialOption = "local",
     json: JsonOption = False,
     output: OutputOption = None,
@@ -54,11 +59,12 @@ def bench_kernels(
     if not found:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described = socs.load(soc)
+    tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
     with progress(f"Measuring on {described.name}") as update:
         for index, each in enumerate(found):
-            measured, others = bench(each, described, every=every)
+            measured, others = bench(each, described, tuning, every=every)
             rows += [_row(each, row) for row in measured]
             refused += [{"op": to_text(each), **asdict(other)} for other in others]
             update(index + 1, len(found), 0.0)

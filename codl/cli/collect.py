@@ -25,7 +25,9 @@ from codl.errors import CodlError
 from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
+from codl.measure import tuning_file
 from codl.measure.collector import Collected, collect
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
@@ -130,18 +132,19 @@ def collect_data(
         attention=ops is None,
     )
     target = Dataset.of(described.name, output)
-    chooser, time_s = None, None
+    tuning, chooser, time_s = tuning_file.read(target, described), None, None
     if limit_s is None:
         tasks = everything(scope, described)
     else:
         time_s = MEASURING * limit_s
         tasks, tiers = within(time_s, scope, described)
-        chooser = _chooser(described, target, limit_s, tiers)
+        chooser = _chooser(described, target, limit_s, tiers, tuning)
     with progress(f"Collecting on {described.name}") as update:
         done = collect(
             described,
             target,
             tasks,
+            tuning,
             resume=resume,
             budget_s=time_s,
             samples=samples,
@@ -153,11 +156,13 @@ def collect_data(
     emit("collect", result, lambda: _table(target, done, expected), as_json=json)
 
 
-def _chooser(soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Tier]) -> Settling:
+def _chooser(
+    soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
+) -> Settling:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
     from codl.predict.active_learning import Settling
 
-    return Settling(soc, target, budget_s, tiers)
+    return Settling(soc, target, budget_s, tiers, tuning=tuning)
 
 
 def _similar(given: int | None) -> int | None:

@@ -25,6 +25,8 @@ from codl.errors import CodlError
 from codl.frontend.models import choices
 from codl.ir import soc as socs
 from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
 from codl.measure.interleave import Effort, with_peers
 from codl.predict.names import FOLDER
 from codl.runtime.energy import find_sensors
@@ -84,8 +86,10 @@ def evaluate_strategies(
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
     check_serial(serial)
+    described = socs.load(soc)
     context = Context(
-        socs.load(soc),
+        described,
+        tuning_file.read(Dataset.of(described.name, dataset), described),
         predictors_folder=predictors,
         dataset_root=dataset,
         predictor=predictor,

@@ -13,6 +13,7 @@ from codl.bundle.packaging import Packaged, package
 from codl.cli.deployed import adapted, deployment_of, plan_of
 from codl.cli.options import (
     BatchOption,
+    DatasetsOption,
     JsonOption,
     ModelArgument,
     PlanOption,
@@ -29,6 +30,9 @@ from codl.frontend.models import BUNDLE
 from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.plan import Plan
+from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
 from codl.predict.names import FOLDER
 from codl.strategies import Context
 
@@ -42,6 +46,7 @@ def package_model(
     plan: PlanOption = None,
     strategy: StrategyOption = None,
     batch: BatchOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
     shape: ShapeOption = None,
@@ -62,11 +67,18 @@ def package_model(
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
     deployed, described = deployment_of(model), socs.load(soc)
-    asked = Context(described, predictors_folder=predictors, predictor=predictor, note=note)
+    asked = Context(
+        described,
+        tuning_file.read(Dataset.of(described.name, dataset), described),
+        predictors_folder=predictors,
+        dataset_root=dataset,
+        predictor=predictor,
+        note=note,
+    )
     context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
     chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-    made = package(network, chosen, context.soc, output)
+    made = package(network, chosen, context.soc, output, context.tuning)
     note(f"Wrote {output}")
     result = _result(network, chosen, made)
     emit("package", result, lambda: _table(result), as_json=json)

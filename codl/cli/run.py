@@ -39,6 +39,8 @@ from codl.frontend.models import BUNDLE
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.predict.names import FOLDER
@@ -104,8 +106,10 @@ def run_model(
         fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
         engine = _open_bundle(model, soc, wanted, fixed | {"predictor": predictor})
     else:
+        described = _load_soc(soc)
         asked = Context(
-            wanted.applied(_load_soc(soc)),
+            wanted.applied(described),
+            tuning_file.read(Dataset.of(described.name, dataset), described),
             predictors_folder=predictors,
             dataset_root=dataset,
             predictor=predictor,
@@ -114,7 +118,8 @@ def run_model(
         context = adapted(asked, deployed)
         network = load_network(model, batch, read_shapes(shape))
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-        engine, cost = Engine(network, chosen, context.soc), context.default_cost(network)
+        engine = Engine(network, chosen, context.soc, context.tuning)
+        cost = context.default_cost(network)
     with engine:
         given = read_inputs(engine.network, inputs, deployed, random_inputs)
         done = measure(engine, given, cost, rounds=rounds)

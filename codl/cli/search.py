@@ -34,6 +34,8 @@ from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
 from codl.plan import placement
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
@@ -83,6 +85,7 @@ def search_plan(
     described = socs.load(soc)
     asked = Context(
         described,
+        tuning_file.read(Dataset.of(described.name, dataset), described),
         predictors_folder=predictors,
         dataset_root=dataset,
         predictor=predictor,

@@ -12,6 +12,7 @@ from codl.cli.options import DatasetsOption, JsonOption, SocOption, ToPredictors
 from codl.cli.output import emit, note
 from codl.ir import soc as socs
 from codl.measure import dataset as datasets
+from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict.names import FOLDER, NAMES
 
@@ -69,9 +70,11 @@ def train_predictors(
 
     described = socs.load(soc)
     known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
+    data = Dataset.of(described.name, dataset)
     report = train(
         described,
-        Dataset.of(described.name, dataset),
+        data,
+        tuning_file.read(data, described),
         predictors=predictor or NAMES,
         folder=output,
         like=[(other, Dataset.of(other.name, dataset)) for other in known],

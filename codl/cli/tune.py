@@ -1,4 +1,4 @@
-"""`codl tune`: the fastest tiles and work-groups of GPU kernels, and the cache that keeps them."""
+"""`codl tune`: the fastest tiles and work-groups of GPU kernels, and the cache of compiled ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from codl import cache
 from codl.cli.options import (
     BudgetOption,
+    DatasetsOption,
     JsonOption,
     OutputOption,
     SerialOption,
@@ -25,8 +25,12 @@ from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
-from codl.kernels.tuned import path_of
+from codl.kernels.tuning import Tuned
+from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
 from codl.measure.tuner import TuneRun, TuneTask, tune, tune_tasks
+from codl.runtime import cache
 
 TunedSocOption = Annotated[
     str | None, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")
@@ -50,9 +54,13 @@ SharesOption = Annotated[
     typer.Option("--shares", help="The GPU's shares of an op's output that are tuned, 0 ... 1."),
 ]
 PruneOption = Annotated[
-    bool, typer.Option("--prune", help="Drop from the cache what was not used for long.")
+    bool,
+    typer.Option("--prune", help="Drop from the cache what was not used for long."),
 ]
-ClearOption = Annotated[bool, typer.Option("--clear", help="Empty the cache first.")]
+ClearOption = Annotated[
+    bool,
+    typer.Option("--clear", help="Empty the cache first, and forget what was tuned for the SoC."),
+]
 
 
 def tune_kernels(
@@ -63,6 +71,7 @@ def tune_kernels(
     variants: VariantsOption = None,
     shares: SharesOption = "1",
     budget: BudgetOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
     prune: PruneOption = False,
     clear: ClearOption = False,
     json: JsonOption = False,
@@ -70,10 +79,10 @@ def tune_kernels(
 ) -> None:
     """Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.
 
-    What is found holds from then on for measuring, planning and running; tune before `codl
-    collect`, so that predictors learn from tuned kernels. Each op is kept as soon as it is done: a
-    run that was stopped goes on where it was. --prune and --clear tend the cache, and do so alone
-    where no --soc is given.
+    Results lie in tuning.json of the SoC's dataset and hold for what is measured, planned and run
+    with it. Tune before `codl collect`, so that predictors learn from tuned kernels. Each op is
+    kept as soon as it is done: a run that was stopped goes on where it was. --prune and --clear
+    tend the cache of compiled kernels, and do so alone where no --soc is given.
 
     [dim]Examples:[/dim]
     codl tune --soc host --serial local --models yolov2 --budget 10m
@@ -90,16 +99,26 @@ def tune_kernels(
         described, limit_s = socs.load(soc), read_seconds(budget)
         sources = (models.split(",") if models else []) + (ops or [])
         tasks = tune_tasks(read_ops(sources or MEASURED), described, read_shares(shares))
-        result = _tuned(described, _only(tasks, variants), limit_s)
+        data = Dataset.of(described.name, dataset)
+        if clear:
+            tuning_file.forget(data)
+        result = _tuned(described, _only(tasks, variants), data, limit_s)
     usage = cleared if cleared and soc is None else cache.prune()
     result["cache"] = asdict(usage)
     emit("tune", result, lambda: _table(result), as_json=json, output=output)
 
 
-def _tuned(soc: Soc, tasks: Sequence[TuneTask], budget_s: float | None) -> dict[str, Any]:
+def _tuned(
+    soc: Soc, tasks: Sequence[TuneTask], dataset: Dataset, budget_s: float | None
+) -> dict[str, Any]:
+    tuning = tuning_file.read(dataset, soc)
+
+    def keep(result: Tuned) -> None:
+        tuning_file.add(dataset, soc, [result])
+
     with progress(f"Tuning on {soc.name}") as update:
-        done = tune(soc, tasks, budget_s=budget_s, progress=update)
-    note(f"Results are kept in {path_of(soc)}")
+        done = tune(soc, tasks, tuning, keep=keep, budget_s=budget_s, progress=update)
+    note(f"Results are kept in {tuning_file.path_of(dataset)}")
     device = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver}
     return {**device, **done.to_json()}
 
@@ -125,8 +144,8 @@ def _table(result: Mapping[str, Any]) -> Table:
         table.add_row(row["op"], row["variant"], *numbers, times, chosen, *counts)
     usage = result["cache"]
     table.caption = (
-        f"{result['measured']} measured in {result['seconds']:.0f} s, {result['cached']} in "
-        f"the cache before, {result['left']} left; the cache in {usage['folder']} has "
+        f"{result['measured']} measured in {result['seconds']:.0f} s, {result['cached']} known "
+        f"before, {result['left']} left; the cache in {usage['folder']} has "
         f"{usage['files']} files, {usage['bytes'] / 1e6:.1f} MB, {usage['pruned_files']} were "
         "pruned"
     )

@@ -230,6 +230,6 @@ class GpuVariant(Variant, Protocol):
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         """The kernels for `op`, with the first of `choices` where none is given.
 
-        This and `features` are asked through `codl.kernels.tuned`, which knows the best choice.
+        This and `features` are asked through a `Tuning`, which knows the best choice.
         """
         ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-from codl.cache import digest
+from codl.ir.digest import digest
 from codl.kernels.base import KernelPlan
 
 COMMON = "common.cl"

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from codl.errors import CodlError, MismatchError
 from codl.ir.soc import Soc
-from codl.kernels import tuned
+from codl.kernels.tuning import Tuning
 from codl.measure import timing as batches
 from codl.measure.compile_workers import Ahead, worker_count
 from codl.measure.dataset import Dataset, Row
@@ -67,6 +67,7 @@ def collect(
     soc: Soc,
     dataset: Dataset,
     tasks: Sequence[Task],
+    tuning: Tuning = Tuning(),
     *,
     resume: bool = False,
     budget_s: float | None = None,
@@ -76,7 +77,7 @@ def collect(
     progress: Progress | None = None,
 ) -> Collected:
     """Measure `tasks` until all are done, `budget_s` seconds or `samples` tasks are used up, or the
-    chooser has enough.
+    chooser has enough; kernels are measured as they were tuned.
 
     The rows of a batch are on disk before the next is begun, so a kill loses at most the one under
     way. Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where
@@ -84,9 +85,9 @@ def collect(
     """
     soc.check_present()
     start, rounds = time.monotonic(), rounds or Rounds()
-    run = _begin(soc, dataset, rounds, resume)
-    bench = Bench(soc, run, rounds)
-    with Ahead(soc, worker_count(soc)) as ahead:
+    run = _begin(soc, dataset, rounds, tuning, resume=resume)
+    bench = Bench(soc, run, rounds, tuning)
+    with Ahead(soc, worker_count(soc), tuning=tuning) as ahead:
         state = _State(dataset, Anchors(bench, dataset, run), ahead)
         missing = [task for task in tasks if state.lacks(task)]
         skipped, lacking = len(tasks) - len(missing), len(missing)
@@ -254,7 +255,7 @@ def _calibrate(dataset: Dataset, anchors: Anchors) -> None:
     dataset.write_manifest(manifest)
 
 
-def _begin(soc: Soc, dataset: Dataset, rounds: Rounds, resume: bool) -> str:
+def _begin(soc: Soc, dataset: Dataset, rounds: Rounds, tuning: Tuning, *, resume: bool) -> str:
     """Write or extend the manifest; returns the name of this run."""
     manifest: dict[str, Any] = {"runs": {}}
     if dataset.manifest_path.exists():
@@ -276,7 +277,7 @@ def _begin(soc: Soc, dataset: Dataset, rounds: Rounds, resume: bool) -> str:
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": _clock_mhz(soc),
         "protocol": asdict(rounds),
-        "tuning": tuned.fingerprint(soc),
+        "tuning": tuning.fingerprint,
     }
     dataset.write_manifest(manifest)
     return run

@@ -9,12 +9,13 @@ from typing import Any
 from codl.ir import Op
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.kernels.base import Choice, Variant
+from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.protocol import Latency, Protocol, measure_together
 from codl.runtime import threads
-from codl.runtime.opencl import open_device
+from codl.runtime.opencl import OpenClDevice, open_device
 
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
 
@@ -40,9 +41,14 @@ class Refused:
 
 
 def bench(
-    op: Op, soc: Soc, *, every: bool = False, protocol: Protocol | None = None
+    op: Op,
+    soc: Soc,
+    tuning: Tuning = Tuning(),
+    *,
+    every: bool = False,
+    protocol: Protocol | None = None,
 ) -> tuple[list[BenchRow], list[Refused]]:
-    """Measure an op; `every` includes variants that are not for this SoC."""
+    """Measure an op with kernels as tuned; `every` includes variants that are not for this SoC."""
     gpu = open_device(soc)
     threads.pin([0], soc.cpu.cores)
     works: list[tuple[Any, Callable[[int], None]]] = []
@@ -51,13 +57,16 @@ def bench(
         reason = _refusal(variant, op, soc, every)
         try:
             if reason is None:
-                works.append((variant, _work(variant, op, soc, gpu)))
+                works.append((variant, _work(variant, op, tuning, gpu)))
         except Exception as error:  # a variant that fails is a row, not the end
             reason = str(error)
         if reason is not None:
             refused.append(Refused(variant.name, variant.processor, reason))
     samples = measure_together([work for _, work in works], protocol)
-    rows = [_row(v, op, soc, own) for (v, _), own in zip(works, samples, strict=True)]
+    rows = [
+        _row(v, op, own, tuning.choice(v, op, soc) if v.processor == "gpu" else None)
+        for (v, _), own in zip(works, samples, strict=True)
+    ]
     return sorted(rows, key=lambda row: row.latency.median), refused
 
 
@@ -67,14 +76,13 @@ def _refusal(variant: Variant, op: Op, soc: Soc, every: bool) -> str | None:
     return ELSEWHERE if reason is None and variant not in able else reason
 
 
-def _work(variant: Any, op: Op, soc: Soc, gpu: Any) -> Callable[[int], None]:
+def _work(variant: Any, op: Op, tuning: Tuning, gpu: OpenClDevice) -> Callable[[int], None]:
     if variant.processor == "cpu":
-        return cpu_work(op, variant, soc)
-    return GpuWork(gpu, op, tuned.plan(variant, op, soc), filler(op))
+        return cpu_work(op, variant, gpu.soc)
+    return GpuWork(gpu, op, tuning.plan(variant, op, gpu.soc), filler(op))
 
 
-def _row(variant: Any, op: Op, soc: Soc, samples: Sequence[float]) -> BenchRow:
+def _row(variant: Any, op: Op, samples: Sequence[float], choice: Choice | None) -> BenchRow:
     latency = Latency.of(list(samples))
-    choice = tuned.choice(variant, op, soc) if variant.processor == "gpu" else None
     gflops = op.flops / latency.median / 1e6
     return BenchRow(variant.name, variant.processor, latency, gflops, choice)

@@ -22,6 +22,7 @@ from time import monotonic
 from types import TracebackType
 
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure.runner import Bench
 from codl.measure.tasks import ContentionTask, SharingTask, Task
 from codl.runtime import threads
@@ -63,9 +64,16 @@ class Ahead:
     process down would take this one down too.
     """
 
-    def __init__(self, soc: Soc, workers: int, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        soc: Soc,
+        workers: int,
+        command: Sequence[str] = COMMAND,
+        *,
+        tuning: Tuning = Tuning(),
+    ) -> None:
         self.deadly: dict[Task, str] = {}
-        self._soc, self._count, self._command = soc, workers, command
+        self._work, self._count, self._command = (soc, tuning), workers, command
         self._workers: list[_Worker] = []
         self._done: set[Task] = set()
         self._deaths: dict[Task, int] = {}
@@ -96,7 +104,7 @@ class Ahead:
         if not self._workers and len(left) < WORTH * self._count:
             return
         while len(self._workers) < self._count:
-            self._workers.append(_Worker.start(self._soc, self._command))
+            self._workers.append(_Worker.start(self._work, self._command))
         end = monotonic() + seconds
         while True:
             idle = [worker for worker in self._workers if worker.task is None]
@@ -132,7 +140,7 @@ class Ahead:
         else:
             self._done.add(task)
             self.deadly[task] = f"{DEATHS} processes died while it was compiled (code {code})"
-        self._workers.append(_Worker.start(self._soc, self._command))
+        self._workers.append(_Worker.start(self._work, self._command))
 
 
 @dataclass
@@ -145,7 +153,7 @@ class _Worker:
     has_begun: bool = False
 
     @classmethod
-    def start(cls, soc: Soc, command: Sequence[str]) -> _Worker:
+    def start(cls, work: tuple[Soc, Tuning], command: Sequence[str]) -> _Worker:
         mine, its = Pipe()
         with its:
             process = subprocess.Popen(
@@ -156,7 +164,7 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
             )
         with suppress(OSError):  # as below
-            mine.send(soc)
+            mine.send(work)
         return cls(process, mine)
 
     def give(self, task: Task) -> None:
@@ -191,8 +199,8 @@ def _cores(soc: Soc) -> set[int]:
 
 def _work(channel: Connection) -> None:
     """What a worker does: compile whatever it is given, until nobody gives it more."""
-    soc: Soc = channel.recv()
-    bench = Bench(soc, "")
+    soc, tuning = channel.recv()
+    bench = Bench(soc, "", tuning=tuning)
     # Here no side keeps to its cores: nothing is measured, and drivers compile on any thread.
     threads.pin(threads.thread_ids(), _cores(soc))
     channel.send(None)

@@ -16,7 +16,8 @@ from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels import registry, tuned
+from codl.kernels import registry
+from codl.kernels.tuning import Tuning
 from codl.measure.dataset import OpRow, Row, RowT, SharingRow
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.surroundings import Surroundings
@@ -68,13 +69,15 @@ class Prepared:
 class Bench:
     """Builds tasks on the two processors of a SoC, in this process."""
 
-    def __init__(self, soc: Soc, run: str, rounds: Rounds | None = None) -> None:
-        self.soc = soc
+    def __init__(
+        self, soc: Soc, run: str, rounds: Rounds | None = None, tuning: Tuning = Tuning()
+    ) -> None:
+        self.soc, self.tuning = soc, tuning
         self.rounds = rounds or Rounds()
         self._run = run
         self._gpu = open_device(soc)
         threads.pin([0], soc.cpu.cores)
-        self._surroundings = Surroundings(soc, self._gpu)
+        self._surroundings = Surroundings(soc, self._gpu, tuning)
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
@@ -122,7 +125,7 @@ class Bench:
         variant: Any = registry.find(task.part, task.variant)
         if task.processor == "cpu":
             return cpu_work(task.part, variant, self.soc)
-        plan = tuned.plan(variant, task.part, self.soc)
+        plan = self.tuning.plan(variant, task.part, self.soc)
         return GpuWork(self._gpu, task.part, plan, filler(task.part))
 
     def _exchange(self, task: SharingTask, blank: SharingRow) -> _Exchange:

@@ -21,7 +21,8 @@ from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Processor
-from codl.kernels import registry, tuned
+from codl.kernels import registry
+from codl.kernels.tuning import Tuning
 from codl.measure.dataset import BatchRow, ColdRow, ContentionRow
 from codl.measure.op_runner import (
     GpuTurns,
@@ -69,8 +70,8 @@ CACHES, MOST_EVICTED_BYTES = 2, 1 << 30
 class Surroundings:
     """Measures these tasks on the two processors of a SoC; raises where a measurement fails."""
 
-    def __init__(self, soc: Soc, gpu: OpenClDevice) -> None:
-        self.soc, self._gpu = soc, gpu
+    def __init__(self, soc: Soc, gpu: OpenClDevice, tuning: Tuning = Tuning()) -> None:
+        self.soc, self._gpu, self._tuning = soc, gpu, tuning
 
     def row(
         self, task: BatchTask | ColdTask | ContentionTask
@@ -229,7 +230,7 @@ class Surroundings:
 
     def _gpu_work(self, op: Op) -> GpuWork:
         variant: Any = registry.variants(op, "gpu", self.soc)[0]
-        return GpuWork(self._gpu, op, tuned.plan(variant, op, self.soc), filler(op))
+        return GpuWork(self._gpu, op, self._tuning.plan(variant, op, self.soc), filler(op))
 
     @cached_property
     def _calls(self) -> tuple[Work, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,10 @@ import numpy as np
 from codl.errors import DeviceError, MismatchError
 from codl.ir import Array, Op, to_text
 from codl.ir.soc import Soc
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Trial, Tuned
+from codl.kernels.tuning import Trial, Tuned, Tuning
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.progress import Progress, seconds_left
 from codl.measure.protocol import Protocol, measure_together
@@ -74,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class TuneRun:
-    """`results` and `failures` of now; `known` were in the cache, `left` did not get their turn."""
+    """`results` and `failures` of now; `known` were tuned before, `left` did not get their turn."""
 
     results: tuple[Tuned, ...] = ()
     known: tuple[Tuned, ...] = ()
@@ -148,11 +148,13 @@ def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[Tun
 def tune(
     soc: Soc,
     tasks: Sequence[TuneTask],
+    tuning: Tuning = Tuning(),
     *,
+    keep: Callable[[Tuned], object] = lambda result: None,
     budget_s: float | None = None,
     progress: Progress = lambda done, total, left: None,
 ) -> TuneRun:
-    """Search the tasks that the cache has no complete result for; each is saved when it is done.
+    """Search the tasks that `tuning` has no complete result for; `keep` gets each when it is done.
 
     `budget_s` is shared out: each task may take what is left over the tasks that are left. Raises
     `MismatchError` where the device's driver is not the SoC file's.
@@ -161,7 +163,7 @@ def tune(
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
     threads.pin([0], soc.cpu.cores)
-    found = [tuned.tuning(soc).find(task.variant, task.op, soc) for task in tasks]
+    found = [tuning.find(task.variant, task.op, soc) for task in tasks]
     missing = [(t, f) for t, f in zip(tasks, found, strict=True) if f is None or not f.complete]
     results: list[Tuned] = []
     failures: list[Failure] = []
@@ -173,7 +175,7 @@ def tune(
         outcome = Search(gpu, task, share, before.trials if before else ()).run()
         if isinstance(outcome, Tuned):
             results.append(outcome)
-            tuned.save(soc, [outcome])
+            keep(outcome)
         else:
             failures.append(outcome)
         done, elapsed = index + 1, time.monotonic() - begin

@@ -48,7 +48,7 @@ class CostModel(OpCosts):
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
-        return CostModel(self.soc, self.predictors, self.by_op, corrections)
+        return CostModel(self.soc, self.predictors, self.by_op, corrections, self.tuning)
 
     def shard_ms(
         self, shard: Shard, processor: Processor, variants: Variants | None = None

@@ -16,6 +16,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
+from codl.kernels.tuning import Tuning
 from codl.plan.inside import Asked, inside_ms
 from codl.predict.features import Item
 
@@ -72,6 +73,8 @@ class OpCosts:
     by_op: bool = False
     #: What plans that ran say about these predictions.
     corrections: Corrections | None = None
+    #: How the kernels were tuned that the predictions are of.
+    tuning: Tuning = Tuning()
     #: Every variant with a predictor, by name.
     _choices: dict[Processor, dict[Op, dict[str, Choice]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}

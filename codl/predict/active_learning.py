@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from codl.errors import CodlError
 from codl.ir import Op, Shape
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import Tier
 from codl.measure.tasks import OpTask, SharingTask, Task
@@ -98,6 +99,7 @@ class Settling:
     tiers: Mapping[Task, Tier] = field(default_factory=dict)
     looks: dict[str, list[Look]] = field(default_factory=dict)
     regret: Regret | None = None
+    tuning: Tuning = Tuning()
     _known: dict[str, _Known] = field(default_factory=dict)
     _parts: dict[str, list[Part]] = field(default_factory=dict)
     _rank: dict[Task, int] = field(default_factory=dict)
@@ -132,7 +134,7 @@ class Settling:
                 looks = self.looks.setdefault(own.target, []) if _is_learned(own) else None
                 if looks is None or (looks and len(own.samples) < (1 + NEWS) * looks[-1].rows):
                     continue
-                rows, known = _fit(own, self.soc)
+                rows, known = _fit(own, self.soc, self.tuning)
                 look, predicted = _held_out(own, rows)
                 looks.append(look)
                 self._known[own.target] = known
@@ -177,7 +179,9 @@ class Settling:
 
     def _table(self, target: str, tasks: Iterable[Task]) -> features.FeatureTable:
         feature_set = ESTIMATORS[ESTIMATOR].feature_set
-        return features.table(feature_set, target, [_item(task) for task in tasks], self.soc)
+        return features.table(
+            feature_set, target, [_item(task) for task in tasks], self.soc, self.tuning
+        )
 
     def _bounds(self, target: str, tasks: Sequence[Task]) -> list[Bounds]:
         values = self._table(target, tasks).values
@@ -259,9 +263,9 @@ def _item(task: Task) -> Item:
     return task.shape
 
 
-def _fit(own: Samples, soc: Soc) -> tuple[Rows, _Known]:
+def _fit(own: Samples, soc: Soc, tuning: Tuning) -> tuple[Rows, _Known]:
     estimator = ESTIMATORS[ESTIMATOR]
-    table = features.table(estimator.feature_set, own.target, own.items, soc)
+    table = features.table(estimator.feature_set, own.target, own.items, soc, tuning)
     rows = Rows(table.values, own.latency_ms, own.runs, own.groups)
     return rows, _Known(own, table, rows.fit(estimator, np.arange(len(own.samples))))
 

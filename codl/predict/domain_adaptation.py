@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from codl.errors import MismatchError
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.predict import cross_validation as held_out
 from codl.predict import features
 from codl.predict.cross_validation import Rows
@@ -39,7 +40,8 @@ class Known:
     """What is known of one target on one SoC.
 
     `measured` are latencies in milliseconds, in the typical run, by the item's text; `names` the
-    features of `estimator`; `tables` the digests of the files that it was learned from, by name.
+    features of `estimator`, of untuned kernels; `tables` the digests of the files that it was
+    learned from, by name.
     """
 
     soc: Soc
@@ -128,14 +130,21 @@ class Known:
         )
 
 
-def helps(own: Samples, soc: Soc, known: Sequence[Known], *, name: str = "codl") -> bool:
+def helps(
+    own: Samples,
+    soc: Soc,
+    known: Sequence[Known],
+    tuning: Tuning = Tuning(),
+    *,
+    name: str = "codl",
+) -> bool:
     """Whether known SoCs make predictions of held-out shapes better than a SoC's samples alone.
 
     True where there are too few shapes to hold any out.
     """
     folds = shape_folds(own.groups)
-    beside = table(own.target, own.items, soc, known)
-    alone = features.table(ESTIMATORS[name].feature_set, own.target, own.items, soc)
+    beside = table(own.target, own.items, soc, known, tuning)
+    alone = features.table(ESTIMATORS[name].feature_set, own.target, own.items, soc, tuning)
     found = [
         held_out.accuracy(
             ESTIMATORS[name], Rows(one.values, own.latency_ms, own.runs, own.groups), folds
@@ -145,7 +154,13 @@ def helps(own: Samples, soc: Soc, known: Sequence[Known], *, name: str = "codl")
     return found[0] is None or found[1] is None or found[0] > found[1]
 
 
-def table(target: str, items: Sequence[Item], soc: Soc, known: Sequence[Known]) -> FeatureTable:
+def table(
+    target: str,
+    items: Sequence[Item],
+    soc: Soc,
+    known: Sequence[Known],
+    tuning: Tuning = Tuning(),
+) -> FeatureTable:
     """The features of some items (at least one) on a new SoC beside known ones.
 
     Raises `MismatchError` where a known SoC's latencies are of another target.
@@ -153,7 +168,7 @@ def table(target: str, items: Sequence[Item], soc: Soc, known: Sequence[Known]) 
     for one in known:
         if one.target != target:
             raise MismatchError(f"{one.soc.name} is known by {one.target}, asked for {target}.")
-    own = features.table("variant", target, items, soc)
+    own = features.table("variant", target, items, soc, tuning)
     kept = [name for name in KEPT if name in own.names]
     columns = [one.latency_us(items) for one in known]
     columns += [own.values[:, own.names.index(name)] for name in kept]

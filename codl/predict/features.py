@@ -32,9 +32,10 @@ from codl.ir.types import (
     Processor,
     Storage,
 )
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.kernels.activation import exponentials
 from codl.kernels.base import Variant
+from codl.kernels.tuning import Tuning
 from codl.predict import context_terms as surroundings
 from codl.predict import transfer_features as sharing
 from codl.predict.context_terms import Surrounding
@@ -147,8 +148,14 @@ def variant_of(target: str, op: Op) -> Variant:
     return known[target]
 
 
-def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc) -> FeatureTable:
-    """The features of some items (at least one) of one target.
+def table(
+    feature_set: FeatureSet,
+    target: str,
+    items: Sequence[Item],
+    soc: Soc,
+    tuning: Tuning = Tuning(),
+) -> FeatureTable:
+    """The features of some items (at least one) of one target, of kernels as they were tuned.
 
     Raises `UnknownNameError` for a target that the items do not have, and `MismatchError` where a
     variant gives two items different features, or a feature that is not finite.
@@ -162,7 +169,7 @@ def table(feature_set: FeatureSet, target: str, items: Sequence[Item], soc: Soc)
     elif feature_set == "flops":
         found = _of_columns(_mulayer(_checked(target, items)), len(items))
     else:
-        found = _by_variant(target, _ops(target, items), soc)
+        found = _by_variant(target, _ops(target, items), soc, tuning)
     _refuse_infinite(target, items, found)
     return found
 
@@ -205,12 +212,12 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
         )
 
 
-def _by_variant(target: str, ops: Sequence[Op], soc: Soc) -> FeatureTable:
+def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if hasattr(variant, "feature_columns"):
-        found = _of_columns(tuned.feature_columns(variant, ops, soc), len(ops))
+        found = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
     else:
-        found = _of_rows(target, ops, tuned.feature_rows(variant, ops, soc))
+        found = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))
     # What a variant says of itself, and what is computed behind it: the same in all of them.
     behind = exponentials(ops)
     return FeatureTable((*found.names, ACTIVATION), np.column_stack([found.values, behind]))

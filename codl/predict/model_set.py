@@ -14,6 +14,7 @@ from codl.ir import Shape
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Direction
 from codl.kernels import registry
+from codl.kernels.tuning import Tuning
 from codl.predict import serialization as store
 from codl.predict.estimators import ESTIMATORS
 from codl.predict.features import SHARING_PARTS, Item, sharing_target
@@ -29,6 +30,7 @@ class Predictors:
     soc: Soc
     path: Path
     stored: Mapping[str, StoredPredictor]
+    tuning: Tuning = Tuning()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -72,11 +74,11 @@ class Predictors:
             return np.empty(0)
         stored = self.stored[target]
         # `table` has checked the features: no need to have scikit-learn look at them again.
-        return stored.estimator.typical(stored.table(items, self.soc).values)
+        return stored.estimator.typical(stored.table(items, self.soc, self.tuning).values)
 
 
-def load(soc: Soc, name: str, folder: Path = FOLDER) -> Predictors:
-    """Load and check all predictors of one name for a SoC.
+def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) -> Predictors:
+    """Load and check all predictors of one name for a SoC whose kernels were tuned so.
 
     Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored or a
     file cannot be read, and `MismatchError` for one that belongs to something else.
@@ -87,4 +89,4 @@ def load(soc: Soc, name: str, folder: Path = FOLDER) -> Predictors:
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)
-    return Predictors(name, soc, path, store.read(path, soc))
+    return Predictors(name, soc, path, store.read(path, soc, tuning), tuning)

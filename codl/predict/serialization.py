@@ -19,6 +19,7 @@ from codl import provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.predict import domain_adaptation as transfer
 from codl.predict import features
 from codl.predict.domain_adaptation import Known
@@ -26,7 +27,7 @@ from codl.predict.estimators import ESTIMATORS, LatencyEstimator
 from codl.predict.features import FeatureTable, Item
 from codl.predict.names import FOLDER
 
-VERSION = 7
+VERSION = 8
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8
@@ -46,7 +47,8 @@ class StoredPredictor:
     features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. `rows` of
     so many different `items` were fitted, of `tables` (by name, with the start of their SHA-256);
     `held_out` is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs
-    whose latencies are features too (`codl train --like`).
+    whose latencies are features too (`codl train --like`); `tuning` the fingerprint of the kernels'
+    choices.
     """
 
     predictor: str
@@ -60,14 +62,15 @@ class StoredPredictor:
     sources: tuple[str, ...]
     held_out: Mapping[str, Any]
     estimator: LatencyEstimator
+    tuning: str = ""
     known: tuple[Known, ...] = ()
     codl: str = provenance.VERSION
 
-    def table(self, items: Sequence[Item], soc: Soc) -> FeatureTable:
+    def table(self, items: Sequence[Item], soc: Soc, tuning: Tuning = Tuning()) -> FeatureTable:
         """The features of some items (at least one) in the order of the estimator's columns."""
         if self.known:
-            return transfer.table(self.target, items, soc, self.known)
-        return features.table(self.estimator.feature_set, self.target, items, soc)
+            return transfer.table(self.target, items, soc, self.known, tuning)
+        return features.table(self.estimator.feature_set, self.target, items, soc, tuning)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -101,6 +104,7 @@ def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
         "version": VERSION,
         "predictor": first.predictor,
         "soc": first.soc,
+        "tuning": first.tuning,
         "unit": UNIT,
         "feature_units": features.UNITS,
         "codl": first.codl,
@@ -152,7 +156,7 @@ def _in_lines(items: Sequence[str], begin: str) -> str:
     return f",{begin}".join(line for line in lines if line)
 
 
-def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
+def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> dict[str, StoredPredictor]:
     """Read and check one file: its predictors by target.
 
     Raises `InvalidFileError` for a file that is not of predictors or was changed,
@@ -162,6 +166,7 @@ def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
     fix = f"`codl train --soc {soc.name}` trains it again."
     content = _content(path, fix)
     _check_names(path, content, soc, fix)
+    _check_tuning(path, content["tuning"], soc, tuning)
     found = {}
     for target, own in content["targets"].items():
         where = f"targets, {target}"
@@ -169,11 +174,13 @@ def read(path: Path, soc: Soc) -> dict[str, StoredPredictor]:
             problem = f"expected a mapping, got {own!r:.80}."
             raise InvalidFileError(path, problem, where=where, fix=fix)
         _check_types(path, own, _TARGET_TYPES, fix=fix, within=f"{where}, ")
-        found[target] = _read_target(path, content, target, soc)
+        found[target] = _read_target(path, content, target, soc, tuning)
     return found
 
 
-def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) -> StoredPredictor:
+def _read_target(
+    path: Path, content: Mapping[str, Any], target: str, soc: Soc, tuning: Tuning
+) -> StoredPredictor:
     own, predictor = content["targets"][target], content["predictor"]
     fix = f"`codl train --soc {soc.name}` trains it again."
     names = tuple(_features(path, content["targets"], target, fix).split())
@@ -181,7 +188,7 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
     stored = {
         "predictor": predictor,
         "target": target,
-        **{key: content[key] for key in ("soc", "codl", "tables")},
+        **{key: content[key] for key in ("soc", "tuning", "codl", "tables")},
         "sources": tuple(content["sources"]),
         **{key: own[key] for key in ("rows", "held_out", "examples")},
         "items": own.get("items", own["rows"]),
@@ -189,7 +196,7 @@ def _read_target(path: Path, content: Mapping[str, Any], target: str, soc: Soc) 
     if not isinstance(stored["items"], int):
         problem = f"expected int, got {stored['items']!r:.80}."
         raise InvalidFileError(path, problem, where=f"targets, {target}, items", fix=fix)
-    _check_examples(path, {**stored, "features": list(names)}, soc, known)
+    _check_examples(path, {**stored, "features": list(names)}, soc, tuning, known)
     try:
         estimator = ESTIMATORS[predictor].from_state(own, names)
     except ValueError as error:
@@ -238,6 +245,7 @@ _TYPES: _Types = {
     "version": int,
     "predictor": str,
     "soc": str,
+    "tuning": str,
     "unit": str,
     "feature_units": str,
     "codl": str,
@@ -299,8 +307,20 @@ def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> 
             )
 
 
+def _check_tuning(path: Path, fingerprint: str, soc: Soc, tuning: Tuning) -> None:
+    """Kernels must be tuned as they were when the predictors learned their features."""
+    if fingerprint != tuning.fingerprint:
+        trained, now = (text or "untuned" for text in (fingerprint, tuning.fingerprint))
+        raise MismatchError(
+            f"{path}, tuning: is {trained!r}, but kernels are tuned as {now!r} now. `codl train "
+            f"--soc {soc.name}` trains it again; `codl collect --soc {soc.name} --serial local` "
+            "comes first where kernels were tuned after they had been measured. The tuning lies "
+            "in tuning.json of the dataset, whose folder --dataset names."
+        )
+
+
 def _check_examples(
-    path: Path, content: Mapping[str, Any], soc: Soc, known: Sequence[Known]
+    path: Path, content: Mapping[str, Any], soc: Soc, tuning: Tuning, known: Sequence[Known]
 ) -> None:
     """Compute the features of a target's examples again, and compare names, order and digests.
 
@@ -321,8 +341,8 @@ def _check_examples(
         targets = features.targets_of(item)
         if target not in targets:
             raise UnknownNameError("target", target, targets, fix=f"It stands in {path}. {fix}")
-        now = features.table(feature_set, target, [item], soc)
-        used = transfer.table(target, [item], soc, known) if known else now
+        now = features.table(feature_set, target, [item], soc, tuning)
+        used = transfer.table(target, [item], soc, known, tuning) if known else now
         if list(used.names) != names:
             raise MismatchError(
                 f"{path}, features: is {', '.join(map(str, names))}, but {target} has "

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from codl.errors import CodlError, MismatchError, UnknownNameError
 from codl.ir.soc import Soc
-from codl.kernels import tuned
+from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.predict import (
     cross_validation as held_out,
@@ -135,6 +135,7 @@ class _Step:
 def train(
     soc: Soc,
     dataset: Dataset,
+    tuning: Tuning = Tuning(),
     *,
     predictors: Sequence[str] = tuple(ESTIMATORS),
     folder: Path = FOLDER,
@@ -160,15 +161,15 @@ def train(
             raise UnknownNameError("predictor", name, ESTIMATORS)
     found, notes = samples.read(dataset)
     notes += [_empty(own, soc) for own in found if not own.samples]
-    notes += _tuned_since(soc, dataset)
+    notes += _tuned_since(soc, dataset, tuning)
     usable = [own for own in found if own.samples]
-    steps = _steps(soc, usable, predictors)
+    steps = _steps(soc, tuning, usable, predictors)
     if like:
-        steps, told = _beside(soc, steps, like)
+        steps, told = _beside(soc, tuning, steps, like)
         notes += told
     tell = _Counter(progress, len(steps) * (1 + evaluate))
     with threadpool_limits(1, user_api="blas"), _pool(jobs) as pool:
-        stored = _in_turn(pool, partial(_fit, soc), steps, tell)
+        stored = _in_turn(pool, partial(_fit, soc, tuning), steps, tell)
         files = _save(stored, folder)
         fitted = perf_counter()
         looks: list[dict[Split, HeldOut]] = [{} for _ in steps]
@@ -180,7 +181,9 @@ def train(
             ]
             files = _save(stored, folder)
     done = perf_counter()
-    rows = [row for each in zip(steps, stored, looks, strict=True) for row in _rows(soc, *each)]
+    rows = [
+        row for each in zip(steps, stored, looks, strict=True) for row in _rows(soc, tuning, *each)
+    ]
     return TrainReport(
         soc=soc.name,
         predictors=tuple(rows),
@@ -247,7 +250,9 @@ def _in_turn(
     return [found[at] for at in range(len(steps))]
 
 
-def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> list[_Step]:
+def _steps(
+    soc: Soc, tuning: Tuning, usable: Sequence[Samples], predictors: Sequence[str]
+) -> list[_Step]:
     """Every predictor of every target; features of a target are computed once for all of them.
 
     What sharing takes as a whole is for those that know nothing finer; others add its parts.
@@ -265,13 +270,13 @@ def _steps(soc: Soc, usable: Sequence[Samples], predictors: Sequence[str]) -> li
             if not estimator.is_of_wholes and own.target in summed:
                 continue
             if kind not in tables:
-                tables[kind] = features.table(kind, own.target, own.items, soc)
+                tables[kind] = features.table(kind, own.target, own.items, soc, tuning)
             steps.append(_Step(own, estimator, tables[kind]))
     return steps
 
 
 def _beside(
-    soc: Soc, steps: Sequence[_Step], like: Sequence[tuple[Soc, Dataset]]
+    soc: Soc, tuning: Tuning, steps: Sequence[_Step], like: Sequence[tuple[Soc, Dataset]]
 ) -> tuple[list[_Step], list[str]]:
     """The steps with known SoCs' latencies as features where they help, and notes where not."""
     wanted = {step.own.target for step in steps}
@@ -291,8 +296,8 @@ def _beside(
         others = tuple(known.get(step.own.target, ()))
         if step.estimator.name != DEFAULT or not others:
             result.append(step)
-        elif transfer.helps(step.own, soc, others, name=DEFAULT):
-            table = transfer.table(step.own.target, step.own.items, soc, others)
+        elif transfer.helps(step.own, soc, others, tuning, name=DEFAULT):
+            table = transfer.table(step.own.target, step.own.items, soc, others, tuning)
             result.append(replace(step, table=table, known=others))
         else:
             names = ", ".join(one.soc.name for one in others)
@@ -301,12 +306,12 @@ def _beside(
     return result, notes
 
 
-def _tuned_since(soc: Soc, dataset: Dataset) -> list[str]:
+def _tuned_since(soc: Soc, dataset: Dataset, tuning: Tuning) -> list[str]:
     """A note where features of the choices of now would stand beside latencies of others."""
     if soc.is_replayed:
         return []
     runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
-    old = [name for name, run in runs.items() if run.get("tuning", "") != tuned.fingerprint(soc)]
+    old = [name for name, run in runs.items() if run.get("tuning", "") != tuning.fingerprint]
     if not old:
         return []
     return [
@@ -322,16 +327,17 @@ def _empty(own: Samples, soc: Soc) -> str:
     )
 
 
-def _fit(soc: Soc, step: _Step) -> StoredPredictor:
+def _fit(soc: Soc, tuning: Tuning, step: _Step) -> StoredPredictor:
     """The estimator fitted on all rows."""
     own, table = step.own, step.table
     return StoredPredictor(
         predictor=step.estimator.name,
         target=own.target,
         soc=soc.name,
+        tuning=tuning.fingerprint,
         features=table.names,
         known=step.known,
-        examples=_examples(soc, step),
+        examples=_examples(soc, tuning, step),
         rows=len(own.samples),
         items=len(set(own.items)),
         tables=_digests(own),
@@ -351,7 +357,7 @@ def _evaluated(step: _Step, seeds: int) -> dict[Split, HeldOut]:
     return {"row": row, "shape": held_out.over_seeds(shape)}
 
 
-def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
+def _examples(soc: Soc, tuning: Tuning, step: _Step) -> Mapping[str, str]:
     """Digests of the features of the median and the slowest sample on this SoC; of all of a few.
 
     For the papers' predictors, whose files are to be small, of one alone: of the middle half the
@@ -366,7 +372,7 @@ def _examples(soc: Soc, step: _Step) -> Mapping[str, str]:
         if step.estimator.is_of_wholes:
             middle = [own.items[at] for at in order[median // 2 : median + median // 2]]
             chosen = [min(middle, key=lambda item: len(features.write(item)))]
-    part = features.table(step.estimator.feature_set, own.target, chosen, soc)
+    part = features.table(step.estimator.feature_set, own.target, chosen, soc, tuning)
     return store.examples_of(chosen, part)
 
 
@@ -377,10 +383,14 @@ def _digests(own: Samples) -> dict[str, str]:
 
 
 def _rows(
-    soc: Soc, step: _Step, stored: StoredPredictor, looks: Mapping[Split, HeldOut]
+    soc: Soc,
+    tuning: Tuning,
+    step: _Step,
+    stored: StoredPredictor,
+    looks: Mapping[Split, HeldOut],
 ) -> list[PredictorRow]:
     own, size = step.own, stored.bytes
-    with_features, without = _us_per_prediction(soc, own, stored)
+    with_features, without = _us_per_prediction(soc, tuning, own, stored)
     nothing = HeldOut(n_train=len(own.samples), n_test=0)
     return [
         PredictorRow(
@@ -397,13 +407,15 @@ def _rows(
     ]
 
 
-def _us_per_prediction(soc: Soc, own: Samples, stored: StoredPredictor) -> tuple[float, float]:
+def _us_per_prediction(
+    soc: Soc, tuning: Tuning, own: Samples, stored: StoredPredictor
+) -> tuple[float, float]:
     """Microseconds for each of a batch of items: with their features, and without."""
     items = (own.items * -(-TIMED_ROWS // len(own.items)))[:TIMED_ROWS]
     both, alone = [], []
     for _ in range(3):
         start = perf_counter()
-        table = stored.table(items, soc)
+        table = stored.table(items, soc, tuning)
         known = perf_counter()
         stored.estimator.predict(table.values)
         end = perf_counter()

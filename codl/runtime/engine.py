@@ -14,6 +14,7 @@ from codl.ir import Array, Network
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.lower.program import build_program
 from codl.runtime import threads
 from codl.runtime.builder import Builder, Memory
@@ -40,8 +41,8 @@ class Engine:
     also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `fused` has the
     layers that it computes together, by the label that their spans have: a convolution and the
     residual add behind it. With `fuse` off, for comparisons, every layer has kernels of its own.
-    `supply` hands over kernels and weights that are arranged already; by default both are made from
-    the network.
+    `tuning` has the choices that kernels are built in; `supply` hands over kernels and weights that
+    are arranged already, which are otherwise made from the network.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
@@ -52,6 +53,7 @@ class Engine:
         network: Network,
         plan: Plan,
         soc: Soc,
+        tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
         supply: Supply | None = None,
@@ -63,7 +65,9 @@ class Engine:
         self._gpu = open_device(soc)
         with self._gpu.lock:
             threads.pin([0], soc.cpu.cores)
-            builder = Builder(network, program, self._gpu, supply or Untouched(soc), fuse=fuse)
+            builder = Builder(
+                network, program, self._gpu, supply or Untouched(soc, tuning), fuse=fuse
+            )
             self._stages: list[Stage] | None = builder.stages()
         self._memory = builder.memory
         self.fallbacks = tuple(builder.fallbacks)

@@ -10,8 +10,9 @@ from codl.errors import CodlError
 from codl.ir import Weights
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant, KernelPlan
+from codl.kernels.tuning import Tuning
 from codl.lower.fusion import Work
 from codl.lower.partition import Part
 
@@ -52,10 +53,10 @@ class Supply(Protocol):
 
 
 class Untouched:
-    """The usual supply: a model's own weights, and kernels as the device's tuning has them."""
+    """The usual supply: a model's own weights, and kernels as they were tuned."""
 
-    def __init__(self, soc: Soc) -> None:
-        self._soc = soc
+    def __init__(self, soc: Soc, tuning: Tuning = Tuning()) -> None:
+        self._soc, self._tuning = soc, tuning
 
     def ways(self, work: Work, planned: str) -> Iterator[Way]:
         """The planned variant, then, of what is not fused, every other one that accepts the op.
@@ -70,7 +71,7 @@ class Untouched:
         others: list[Any] = [v for v in registry.variants(op, "gpu", soc) if v.name != planned]
         for variant in (first, *(others if work.add is None else ())):
             # Choices are known of the op without what is fused with it.
-            choice = tuned.choice(variant, op, soc)
+            choice = self._tuning.choice(variant, op, soc)
             for own in (None,) if choice is None else (choice, None):
                 yield Way.of(work, variant, own, soc)
 

@@ -18,10 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from codl.cache import Slot, digest
 from codl.errors import DeviceError
+from codl.ir.digest import digest
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
+from codl.runtime.cache import Slot
 from codl.runtime.cl_import import cl_module
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from codl.errors import InvalidFileError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure import dataset
 from codl.measure.dataset import Dataset
 from codl.plan.cost_model import CostModel
@@ -23,7 +24,7 @@ from codl.predict.names import DEFAULT, FOLDER
 
 @dataclass(frozen=True)
 class Context:
-    """What a strategy may use: the SoC, its predictors, and what was measured on it.
+    """What a strategy may use: the SoC, its tuned kernels, its predictors, and what was measured.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
     searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
@@ -31,6 +32,7 @@ class Context:
     """
 
     soc: Soc
+    tuning: Tuning = Tuning()
     predictors_folder: Path = FOLDER
     dataset_root: Path = dataset.FOLDER
     predictor: str | None = None
@@ -40,7 +42,7 @@ class Context:
     #: Told what goes on where planning takes long.
     note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
     #: Predictors that were loaded, which takes longer than a search.
-    _loaded: dict[tuple[Soc, Path, str], LatencyPredictors] = field(
+    _loaded: dict[tuple[Soc, str, Path, str], LatencyPredictors] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -48,11 +50,13 @@ class Context:
         """The cost model; raises where the predictors are not trained."""
         from codl.predict.model_set import load
 
-        key = (self.soc, self.predictors_folder, self.predictor or default)
+        name = self.predictor or default
+        key = (self.soc, self.tuning.fingerprint, self.predictors_folder, name)
         if key not in self._loaded:
-            self._loaded[key] = load(self.soc, key[2], self.predictors_folder)
+            self._loaded[key] = load(self.soc, name, self.predictors_folder, self.tuning)
         found = self._loaded[key]
-        return CostModel(self.soc, found if self.winograd else WithoutWinograd(found), by_op)
+        predictors = found if self.winograd else WithoutWinograd(found)
+        return CostModel(self.soc, predictors, by_op, tuning=self.tuning)
 
     def default_cost(self, network: Network) -> CostModel | None:
         """That by which any plan of a network is timed, with estimates of what has no predictor.

@@ -110,7 +110,7 @@ class Trials:
         return replace(self.best, method=f"{self.best.method}, refined by {count} plans that ran")
 
     def _engine(self, plan: Plan) -> Engine:
-        engine = Engine(self._network, plan, self._cost.soc)
+        engine = Engine(self._network, plan, self._cost.soc, self._cost.tuning)
         engine.feed(random_inputs(self._network))
         for _ in range(DUEL.warm_up):
             engine.run()

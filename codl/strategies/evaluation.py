@@ -129,7 +129,7 @@ def evaluate(
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
     engines, rows = _engines(model, strategies, network, reference, context)
-    machine = Machine.of(context.soc, context.dataset) if engines else None
+    machine = Machine.of(context.soc, context.dataset, context.tuning) if engines else None
     effort = effort or Effort()
     runs = {name: timed(engine.run, effort.lead_in) for name, engine in engines.items()}
     with started(peers, reference.model, network, reference.inputs, context) as others:
@@ -169,7 +169,7 @@ def _engines(
     for strategy in strategies:
         context.note(f"{model}: building {strategy.name}")
         try:
-            engine = Engine(network, strategy.plan(network, context), context.soc)
+            engine = Engine(network, strategy.plan(network, context), context.soc, context.tuning)
             rows[strategy.name] = _of_engine(model, engine, reference, cost)
             engines[strategy.name] = engine
         except CodlError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure import drift as anchors
 from codl.measure.dataset import Dataset
 from codl.measure.runner import Bench, Prepared
@@ -26,12 +27,13 @@ class Machine:
     usual_ms: Mapping[tuple[str, str], float]
 
     @classmethod
-    def of(cls, soc: Soc, dataset: Dataset) -> Machine | None:
+    def of(cls, soc: Soc, dataset: Dataset, tuning: Tuning = Tuning()) -> Machine | None:
         """None where the dataset has no anchors: it was imported, or there is none."""
         usual = anchors.first_ms(dataset)
         if not usual:
             return None
-        found = tuple(one for one in anchors.prepare(Bench(soc, "")) if anchors.key(one) in usual)
+        bench = Bench(soc, "", tuning=tuning)
+        found = tuple(one for one in anchors.prepare(bench) if anchors.key(one) in usual)
         return cls(found, usual) if found else None
 
     def visit(self) -> None:

@@ -27,7 +27,7 @@ from codl.ir import Network, Region, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.kernels.base import Launch, TensorArg
 from codl.measure.protocol import Latency
 from codl.runtime.bound_kernel import BoundKernel
@@ -183,9 +183,9 @@ def measure_conv(op: Conv2d, gpu: OpenClDevice, peak: float) -> ConvRow:
         TensorArg("input"): (source, whole),
         TensorArg("output"): (gpu.tensor(op.output, out), out),
     }
-    kernels = gpu.bind(tuned.plan(variant, op, gpu.soc), places, weights=weights)
+    kernels = gpu.bind(variant.plan(op, gpu.soc), places, weights=weights)
     took = seconds(gpu, kernels)
-    executed = 2 * macs(tuned.features(variant, op, gpu.soc))
+    executed = 2 * macs(variant.features(op, gpu.soc))
     return ConvRow(
         to_text(op), variant.name, 1e6 * took, op.flops / took / peak, executed / took / peak
     )

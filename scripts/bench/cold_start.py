@@ -18,9 +18,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from codl import cache
 from codl.frontend import models
 from codl.provenance import provenance
+from codl.runtime import cache
 
 #: The system's clock, which the parent reads too; making inputs is no part of it.
 CHILD = """

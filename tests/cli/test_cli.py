@@ -150,7 +150,8 @@ def test_tune_keeps_what_it_found(
 ) -> None:
     monkeypatch.setenv("CODL_CACHE", str(tmp_path))
     pooling = "pooling in=1x32x10x10 kernel=2x2 stride=2"
-    command = ["tune", "--soc", "test", "--serial", "local", "--ops", pooling]
+    tune = ["tune", "--soc", "test", "--dataset", str(tmp_path / "datasets")]
+    command = [*tune, "--serial", "local", "--ops", pooling]
     first = answer(workplace, *command, "-o", "tune.json")
     assert first["measured"] == len(first["rows"]) > 0
     keys = {"op", "variant", "default_ms", "best_ms", "speedup", "choice", "tried", "failed"}
@@ -158,11 +159,13 @@ def test_tune_keeps_what_it_found(
     assert all(row["best_ms"] <= row["default_ms"] for row in first["rows"])
     again = answer(workplace, *command)
     assert (again["measured"], again["cached"]) == (0, len(first["rows"]))
-    hasty = answer(workplace, "tune", "--soc", "test", "--models", "small.onnx", "--budget", "0s")
+    assert (tmp_path / "datasets" / "test" / "tuning.json").is_file()
+    hasty = answer(workplace, *tune, "--models", "small.onnx", "--budget", "0s")
     assert hasty["left"] > 0
     one = ["--ops", "fc in=1x32x5x5 oc=40", "--variants", "gpu_direct"]
-    (row,) = answer(workplace, "tune", "--soc", "test", *one)["rows"]
+    (row,) = answer(workplace, *tune, *one)["rows"]
     assert (row["op"], row["variant"]) == ("fc in=1x32x5x5 oc=40", "gpu_direct")
+    assert answer(workplace, *command, "--clear")["cached"] == 0, "all is forgotten"
 
 
 def test_the_cache_is_pruned_and_cleared(

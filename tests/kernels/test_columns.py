@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from platform import machine
 from typing import Any
 
@@ -32,11 +31,11 @@ from codl.ir.ops.window import (
 )
 from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.kernels import feature_columns as caches
-from codl.kernels import registry, tiling, tiling_columns, tuned
+from codl.kernels import registry, tiling, tiling_columns
 from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Tuned
+from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.op_runner import operands
 from codl.predict import features
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
@@ -111,7 +110,7 @@ def test_many_ops_have_the_features_that_each_has_alone(ops: list[Op]) -> None:
 
 def check_alone(variant: Any, ops: Sequence[Op], soc: Soc) -> None:
     """Also that a default of many is the first choice of each, and no feature is negative."""
-    table = tuned.feature_columns(variant, ops, soc)
+    table = Tuning().feature_columns(variant, ops, soc)
     rows = [variant.features(op, soc) for op in ops]
     if variant.processor == "gpu":
         chosen = [variant.choices(op, soc)[0] for op in ops]
@@ -182,7 +181,7 @@ def test_more_output_channels_never_cost_fewer_operations_or_bytes(soc: Soc) -> 
                 assert (np.diff(by_height, axis=0) >= 0).all(), (variant.name, name)
 
 
-def test_a_tuned_choice_changes_the_row_of_its_op_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_choice_changes_the_row_of_its_op_alone() -> None:
     soc, variant = SOCS[0], registry.find(PARTS[0], "gpu_winograd")
     other: Any = variant.choices(PARTS[3], soc)[1]  # type: ignore[attr-defined]
 
@@ -198,9 +197,7 @@ def test_a_tuned_choice_changes_the_row_of_its_op_alone(monkeypatch: pytest.Monk
         measured="",
         codl="",
     )
-    known = tuned.Tuning(Path("none"), {}, {found.key: found})
-    monkeypatch.setattr(tuned, "tuning", lambda soc: known)
-    table = tuned.feature_columns(variant, PARTS, soc)
+    table = Tuning.of([found]).feature_columns(variant, PARTS, soc)
     rows: Any = [variant.features(part, soc) for part in PARTS]
     rows[3] = variant.features(PARTS[3], soc, other)  # type: ignore[call-arg]
     assert rows[3] != variant.features(PARTS[3], soc)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from codl import cache
 from codl.ir import parse
 from codl.ir.soc import Soc
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.measure import collector
 from codl.measure import compile_workers as ahead
 from codl.measure import drift as anchors
@@ -23,6 +22,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.drift import Anchors
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
+from codl.runtime import cache
 from codl.runtime.opencl import open_device
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
@@ -53,7 +53,7 @@ def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
     programs, found = open_device(soc).programs, []
     for task in tasks:
         assert isinstance(task, OpTask)
-        plan = tuned.plan(registry.find(task.part, task.variant), task.part, soc)  # type: ignore[arg-type]
+        plan = registry.find(task.part, task.variant).plan(task.part, soc)  # type: ignore[arg-type]
         found.append(programs.slot("binaries", plan).load() is not None)
     return found
 

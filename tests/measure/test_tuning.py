@@ -1,12 +1,7 @@
-"""Tuning: what is searched, kept, looked up, and never believed once it is stale."""
+"""Tuning: what is searched, and that measuring, training and benching see its choices."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -16,32 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codl import cache
-from codl.errors import CodlError, CodlWarning, MismatchError
+from codl.errors import CodlWarning, MismatchError
 from codl.ir import Op, parse, to_text
-from codl.ir.columns import (
-    FeatureColumns,
-)
-from codl.ir.ops.conv2d import (
-    Conv2d,
-    ConvColumns,
-)
+from codl.ir.columns import FeatureColumns
+from codl.ir.ops.conv2d import Conv2d, ConvColumns
 from codl.ir.soc import Soc
-from codl.kernels import registry, tuned
+from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Trial, Tuned
+from codl.kernels.tuning import Trial, Tuned, Tuning
 from codl.measure import tuner
 from codl.measure.collector import collect
 from codl.measure.compare_variants import bench
 from codl.measure.dataset import Dataset
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.protocol import Protocol
-from codl.measure.tasks import make_tasks
+from codl.measure.runner import Bench
+from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import Rounds
 from codl.measure.tuner import TuneTask, is_faster, propose, tune, tune_tasks
 from codl.predict import features
@@ -85,11 +75,6 @@ class Repeating(GpuDirect):
         return replace(plan, launches=launches)
 
 
-@pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def variant(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = Repeating()
@@ -126,7 +111,8 @@ def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any)
 @pytest.mark.usefixtures("_quiet")
 def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -> None:
     soc, task = gpu.soc, TuneTask(OP, variant)
-    done = tune(soc, [task])
+    kept: list[Tuned] = []
+    done = tune(soc, [task], keep=kept.append)
     (found,) = done.results
     assert found.choice == FAST
     assert found.complete
@@ -136,24 +122,29 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     assert trials[-1].latency_ms is trials[0].latency_ms is None
     assert "does not build" in trials[-1].reason
     assert "differs from the default's" in trials[0].reason
-    assert tuned.choice(variant, OP, soc) == FAST
-    assert len(tuned.plan(variant, OP, soc).launches) == 1
-    assert tuned.features(variant, OP, soc) == {"repeats": 1.0}
+    tuning = Tuning.of(kept)
+    assert kept == [found]
+    assert tuning.choice(variant, OP, soc) == FAST
+    assert len(tuning.plan(variant, OP, soc).launches) == 1
+    assert tuning.features(variant, OP, soc) == {"repeats": 1.0}
     before = gpu.programs.compiled
-    again = tune(soc, [task])
+    again = tune(soc, [task], tuning)
     assert (again.results, again.known, again.left) == ((), (found,), 0)
     assert gpu.programs.compiled == before
 
 
 def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: Any) -> None:
-    def repeats(op: Op) -> float:
-        table = features.table("variant", registry.target(variant, op), [op], soc)
+    tuning = Tuning.of([result(variant, soc, FAST)])
+
+    def repeats(op: Op, tuning: Tuning) -> float:
+        table = features.table("variant", registry.target(variant, op), [op], soc, tuning)
         return float(table.values[0, table.names.index("repeats")])
 
-    before = repeats(OP)
-    tuned.save(soc, [result(variant, soc, FAST)])
-    assert (before, repeats(OP)) == (30.0, 1.0)
-    assert repeats(parse("conv2d in=1x16x12x12 oc=48 kernel=3 pad=1")) == 30.0
+    assert (repeats(OP, Tuning()), repeats(OP, tuning)) == (30.0, 1.0)
+    assert repeats(parse("conv2d in=1x16x12x12 oc=48 kernel=3 pad=1"), tuning) == 30.0
+    task = OpTask((), variant.name, "gpu", OP, "H", 1.0, OP)
+    works: list[Any] = [Bench(soc, "", tuning=own).work(task) for own in (Tuning(), tuning)]
+    assert [len(work._kernels) for work in works] == [30, 1]
 
 
 def test_training_on_what_was_measured_before_the_tuning_says_so(
@@ -165,8 +156,8 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     collect(soc, dataset, tasks, rounds=quick)
     how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
     assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
-    tuned.save(soc, [result(variant, soc, FAST)])
-    (note,) = (n for n in train(soc, dataset, **how).notes if "tuned" in n)  # type: ignore[arg-type]
+    tuning = Tuning.of([result(variant, soc, FAST)])
+    (note,) = (n for n in train(soc, dataset, tuning, **how).notes if "tuned" in n)  # type: ignore[arg-type]
     assert "Kernels were tuned after run1" in note
 
 
@@ -197,9 +188,9 @@ def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: 
 @pytest.mark.usefixtures("_quiet")
 def test_a_search_that_was_cut_short_goes_on(soc: Soc, variant: Any) -> None:
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
-    tuned.save(soc, [cut])
-    assert tune(soc, [TuneTask(OP, variant)], budget_s=0).left == 1
-    (found,) = tune(soc, [TuneTask(OP, variant)]).results
+    tuning = Tuning.of([cut])
+    assert tune(soc, [TuneTask(OP, variant)], tuning, budget_s=0).left == 1
+    (found,) = tune(soc, [TuneTask(OP, variant)], tuning).results
     assert found.complete
     assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"
     assert found.choice == FAST
@@ -256,135 +247,6 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert not is_faster(base, base)
 
 
-def flip(content: bytes) -> bytes:
-    """Another digit in the middle of a number: still JSON, still a choice."""
-    at = content.index(b'"choice": {"repeats": 1}') + len(b'"choice": {"repeats": ')
-    return content[:at] + b"3" + content[at + 1 :]
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": lambda content: content[: len(content) // 2],
-    "empty": lambda content: b"",
-    "bit flipped": flip,
-    "another version": lambda content: content.replace(b'"version": 1', b'"version": 9', 1),
-    "garbage": lambda content: b"\x00\xff garbage",
-    "garbage JSON": lambda content: b'{"results": [1, 2], "version": 1}',
-    "another type of JSON": lambda content: b"[]",
-    "another driver": lambda content: content.replace(b'"driver": "', b'"driver": "0', 1),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_results_are_not_believed_and_overwritten(
-    kind: str, first_soc: Soc, variant: Any
-) -> None:
-    soc = first_soc
-    variant.all = (SLOW, FAST, {"repeats": 3})
-    path = tuned.save(soc, [result(variant, soc, FAST)]).path
-    damaged = DAMAGE[kind](path.read_bytes())
-    assert damaged != path.read_bytes()
-    path.write_bytes(damaged)
-    tuned._read.cache_clear()
-    with pytest.warns(CodlWarning, match="is not used"):
-        assert tuned.choice(variant, OP, soc) is None
-    with pytest.warns(CodlWarning):
-        tuned.save(soc, [result(variant, soc, FAST)])
-    tuned._read.cache_clear()
-    assert tuned.choice(variant, OP, soc) == FAST
-
-
-def test_results_are_of_one_source_and_of_choices_that_still_exist(
-    first_soc: Soc, variant: Any
-) -> None:
-    soc = first_soc
-    tuned.save(soc, [result(variant, soc, FAST, source="another")])
-    assert tuned.choice(variant, OP, soc) is None
-    tuned.save(soc, [result(variant, soc, FAST)])
-    assert tuned.choice(variant, OP, soc) == FAST
-    variant.all = (SLOW,)
-    assert tuned.choice(variant, OP, soc) is None
-
-
-def test_results_are_of_one_device_driver_and_host(first_soc: Soc, variant: Any) -> None:
-    soc = first_soc
-    tuned.save(soc, [result(variant, soc, FAST)])
-    for field, value in (("driver", "2"), ("name", "another"), ("compute_units", 99)):
-        other = replace(soc, gpu=replace(soc.gpu, **{field: value}))  # type: ignore[arg-type]
-        assert tuned.choice(variant, OP, other) is None
-    assert tuned.choice(variant, OP, replace(soc, cpu=replace(soc.cpu, name="other"))) is None
-    renamed = replace(soc, name="renamed", gpu=replace(soc.gpu, cores=()))
-    assert tuned.choice(variant, OP, renamed) == FAST
-
-
-def test_a_person_can_read_the_results(first_soc: Soc, variant: Any) -> None:
-    path = tuned.save(first_soc, [result(variant, first_soc, FAST)]).path
-    assert path.suffix == ".json"
-    content = json.loads(path.read_text())
-    assert content["device"]["driver"] == first_soc.gpu.driver
-    (row,) = content["results"]
-    assert (row["op"], row["variant"], row["choice"]) == (to_text(OP), "gpu_repeating", FAST)
-    assert row["trials"][1] == {"choice": BROKEN, "latency_ms": None, "reason": "no luck"}
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(
-    first_soc: Soc, variant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
-    with pytest.raises(CodlError, match=r"cannot be written: .* Set CODL_CACHE"):
-        tuned.save(first_soc, [result(variant, first_soc, FAST)])
-
-
-SAVER = """
-import sys
-from pathlib import Path
-from codl.ir import soc as socs
-from codl.kernels import tuned
-from codl.kernels.tuning import Trial, Tuned
-soc = socs.load(Path(sys.argv[1]))
-print("ready", flush=True)
-for index in range(int(sys.argv[3])):
-    name = f"{sys.argv[2]} {index}"
-    trials = tuple(Trial({"a": n}, 1.0) for n in range(20))
-    tuned.save(soc, [Tuned(name, "v", "s", {"a": 1}, 1.0, 1.0, True, trials, "", "")])
-"""
-
-
-def savers(soc: Soc, folder: Path, names: str, count: int) -> list[subprocess.Popen[bytes]]:
-    path = soc.save(folder / "soc.yaml")
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(path), name, str(count)], stdout=subprocess.PIPE
-        )
-        for name in names
-    ]
-    for child in children:
-        assert child.stdout is not None
-        child.stdout.readline()
-    return children
-
-
-def test_two_processes_at_once_lose_no_result(first_soc: Soc, tmp_path: Path) -> None:
-    for child in savers(first_soc, tmp_path, "ab", 20):
-        assert child.wait() == 0
-        assert child.stdout is not None
-        child.stdout.close()
-    assert len(tuned.tuning(first_soc).results) == 40
-
-
-@pytest.mark.filterwarnings("error::codl.errors.CodlWarning")
-def test_a_kill_during_a_write_leaves_whole_results(first_soc: Soc, tmp_path: Path) -> None:
-    for delay in (0.02, 0.07, 0.15):
-        (child,) = savers(first_soc, tmp_path, "k", 1000)
-        time.sleep(delay)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
-        tuned._read.cache_clear()
-        assert tuned.tuning(first_soc).results  # a warning would be an error
-
-
 def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None:
     variant.all = (BROKEN, FAST)
     quick = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0)
@@ -396,8 +258,8 @@ def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None
     reasons = {each.variant: each.reason for each in refused}
     assert "does not build" in reasons["gpu_repeating"]
     assert reasons["gpu_grouped"] == "groups must be more than 1, got 1"
-    tuned.save(soc, [result(variant, soc, FAST)])
-    rows, _ = bench(OP, soc, protocol=quick)
+    tuning = Tuning.of([result(variant, soc, FAST)])
+    rows, _ = bench(OP, soc, tuning, protocol=quick)
     assert {row.variant: row.choice for row in rows}["gpu_repeating"] == FAST
 
 

@@ -91,7 +91,7 @@ def rename(content: dict[str, Any]) -> None:
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 7, got 1: another version of codl"),
+    (change("version", 1), InvalidFileError, "version: must be 8, got 1: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
     (change("tables", None), InvalidFileError, "tables: the key is missing"),
     (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
@@ -101,6 +101,7 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
     (change("predictor", "gbdt"), MismatchError, "predictor: is 'gbdt'.*'codl_linear'"),
     (rename, UnknownNameError, "Did you mean 'conv2d_cpu_gemm'"),
     (change("soc", "phone"), MismatchError, "soc: is 'phone'.*'simulated'"),
+    (change("tuning", "0123"), MismatchError, "tuning: is '0123', but .* 'untuned' now"),
     (of_gemm("features", "as fc"), InvalidFileError, "features: there is no such target"),
     (of_gemm("features", "rows"), MismatchError, "features: is rows, but .*padded_macs"),
     (of_gemm("examples", {}), InvalidFileError, "examples: there must be at least one"),
@@ -171,7 +172,7 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
 def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
     content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (7, "ms")
+    assert (content["version"], content["unit"]) == (8, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
     assert len(content["tables"][GEMM]) == 8
     assert content["sources"] == ["simulated"]

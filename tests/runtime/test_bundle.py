@@ -24,7 +24,6 @@ from test_failures import Failing, source
 from test_subgraphs import floats, model, node, plan_of
 
 import codl
-from codl import cache
 from codl.bundle import load, network, packaging, tensors
 from codl.bundle.archive import MANIFEST, PAGE, Archive, to_json, write_archive
 from codl.bundle.packaging import package, write
@@ -45,6 +44,7 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
+from codl.runtime import cache
 from codl.runtime.engine import Engine
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from codl import cache
-from codl.cache import Slot
 from codl.ir import parse
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
+from codl.runtime import cache
+from codl.runtime.cache import Slot
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.program_cache import Programs
 
@@ -163,7 +163,7 @@ def test_a_store_prunes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRITER = """
 import sys
-from codl.cache import Slot
+from codl.runtime.cache import Slot
 print("ready", flush=True)
 for index in range(10**6):
     Slot("binaries", {"of": "all"}).store(bytes([index % 256]) * 3_000_000)

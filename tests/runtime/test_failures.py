@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codl import cache
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
@@ -28,6 +27,7 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
+from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.engine import Engine
@@ -204,9 +204,9 @@ CRASH = """
 import os, signal, sys
 from pathlib import Path
 from codl.ir import soc as socs
+from codl.kernels.base import KernelPlan
 from codl.runtime.cl_import import cl_module
 from codl.runtime.opencl import open_device
-from codl.kernels.base import KernelPlan
 gpu = open_device(socs.load(Path(sys.argv[1])))
 cl_module().Program.build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 gpu.programs.build(KernelPlan("layout/transform.cl", (), {"V": 4}))

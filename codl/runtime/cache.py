@@ -1,4 +1,4 @@
-"""Files that can always be made again: compiled kernels, tuning results, builds that failed.
+"""Files that can always be made again: compiled kernels, and builds that failed.
 
 They lie in the user's cache folder, or where the variable CODL_CACHE says, under the version of
 their format. Nothing there is believed without a look: a file that is cut short, changed, of
@@ -9,19 +9,20 @@ writes the same file, leaves a whole one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_dir
+
+from codl.ir.digest import digest
 
 VARIABLE = "CODL_CACHE"
 #: Of all formats below; files of another version lie in another folder.
@@ -31,7 +32,6 @@ MAX_AGE_S = 60 * 86400
 #: A write takes no time: what is older was left by a process that died.
 PARTIAL_AGE_S = 3600
 PARTIAL = ".partial"
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,6 @@ def folder() -> Path:
     return Path(os.environ.get(VARIABLE) or user_cache_dir("codl")) / f"codl-v{VERSION}"
 
 
-def digest(content: str | bytes | Mapping[str, Any]) -> str:
-    """A name for some content that no other content has; the order of a mapping does not matter."""
-    if isinstance(content, Mapping):
-        content = json.dumps(content, sort_keys=True)
-    return sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
-
-
 def write(path: Path, content: bytes) -> None:
     """Put a whole file in its place at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +61,6 @@ def write(path: Path, content: bytes) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from reading a file, changing it and writing it back meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass(frozen=True)
@@ -97,10 +81,10 @@ class Slot:
         """The blob; None where there is none, or one that must not be believed."""
         try:
             head, _, blob = self.path.read_bytes().partition(b"\n")
-            found = json.loads(head)
+            header = json.loads(head)
         except (OSError, ValueError):
             return None
-        return blob if found == self._header(blob) else None
+        return blob if header == self._header(blob) else None
 
     def store(self, blob: bytes) -> None:
         """Write the blob, and keep the cache within its limits; no room for it is no error."""
@@ -147,9 +131,9 @@ def clear() -> Usage:
 
 
 def _files() -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file of the cache, of any version, but no locks: somebody may hold them."""
+    """Every file of the cache, of any version."""
     for path in folder().parent.glob("codl-v*/**/*"):
         with suppress(OSError):  # another process may be pruning too
             status = path.stat()
-            if path.is_file() and path.suffix != LOCK:
+            if path.is_file():
                 yield path, status

@@ -1,0 +1,154 @@
+"""The file of a device's tuning results: `lat_datasets/<soc>/tuning.json`, beside what they timed.
+
+JSON that a person can read, a line for every trial, with a version, the device and a checksum. A
+file of another device is refused: a tuned choice says nothing about other hardware or drivers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from codl.errors import CodlError, InvalidFileError, MismatchError
+from codl.ir.digest import digest
+from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuned, Tuning
+from codl.measure.dataset import Dataset
+
+NAME = "tuning.json"
+VERSION = 2
+#: What of a SoC's GPU side does not matter to how fast a choice is.
+_ELSEWHERE = {"icd", "cores", "memory_types", "element", "performance", "priority"}
+
+
+def path_of(dataset: Dataset) -> Path:
+    return dataset.folder / NAME
+
+
+def device_of(soc: Soc) -> dict[str, Any]:
+    """All that a result depends on but the op and the variant."""
+    gpu = {k: v for k, v in asdict(soc.gpu).items() if k not in _ELSEWHERE}
+    # Drivers for CPUs give models the same name, and kernels are cut for the SoC's cache.
+    return gpu | {"host": soc.cpu.name, "l2_cache_bytes": soc.cpu.l2_cache_bytes}
+
+
+def read(dataset: Dataset, soc: Soc) -> Tuning:
+    """What was tuned for a SoC's device; nothing where there is no file.
+
+    Raises `InvalidFileError` for a file that is damaged or of another version, and `MismatchError`
+    for one of another device.
+    """
+    path = path_of(dataset)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return Tuning()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFileError(path, f"cannot be read: {error}.", fix=_fix(soc)) from error
+    return Tuning.of(_parse(text, path, soc))
+
+
+def add(dataset: Dataset, soc: Soc, results: Iterable[Tuned]) -> Tuning:
+    """Write more results beside those of the file, other processes' too; raises as `read` does.
+
+    Raises `CodlError` where the file cannot be written.
+    """
+    path = path_of(dataset)
+    try:
+        with _locked(path.parent):
+            tuning = read(dataset, soc).with_results(results)
+            write(tuning, path, soc)
+    except OSError as error:
+        raise CodlError(
+            f"{path} cannot be written: {error}. Name another folder by --dataset."
+        ) from error
+    return tuning
+
+
+def write(tuning: Tuning, path: Path, soc: Soc) -> None:
+    """Write a whole file at once: a crash leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(_format(tuning, device_of(soc)))
+    partial.replace(path)
+
+
+def forget(dataset: Dataset) -> None:
+    """Delete the file, where there is one."""
+    path_of(dataset).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from reading the file, changing it and writing it back meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _format(tuning: Tuning, device: Mapping[str, Any]) -> str:
+    rows = [asdict(result) for _, result in sorted(tuning.results.items())]
+    head = {"version": VERSION, "device": device, "sha256": _checksum(device, rows)}
+    body = ",\n".join(_format_row(row) for row in rows)
+    return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + body + "\n]}\n"
+
+
+def _format_row(row: Mapping[str, Any]) -> str:
+    lines = ",\n".join(f"   {json.dumps(trial)}" for trial in row["trials"])
+    head = json.dumps({k: v for k, v in row.items() if k != "trials"})
+    return f"  {head[:-1]}, " + f'"trials": [\n{lines}]}}'
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    device: dict[str, Any]
+    sha256: str
+    results: list[dict[str, Any]]
+
+
+def _parse(text: str, path: Path, soc: Soc) -> list[Tuned]:
+    fix = _fix(soc)
+    try:
+        content = json.loads(text)
+        if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
+            problem = f"must be {VERSION}, got {content['version']!r}."
+            raise InvalidFileError(path, problem, where="version", fix=fix)
+        file = msgspec.convert(content, _File)
+        results = msgspec.convert(file.results, list[Tuned])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InvalidFileError(path, f"cannot be read: {error}.", fix=fix) from error
+    if file.sha256 != _checksum(file.device, file.results):
+        problem = "does not fit the results: the file was changed or cut."
+        raise InvalidFileError(path, problem, where="sha256", fix=fix)
+    _check_device(file.device, path, soc)
+    return results
+
+
+def _check_device(device: Mapping[str, Any], path: Path, soc: Soc) -> None:
+    here = json.loads(json.dumps(device_of(soc)))
+    for key in dict.fromkeys([*here, *device]):
+        if device.get(key) != here.get(key):
+            raise MismatchError(
+                f"{path}, device, {key}: is {device.get(key)!r}, but {here.get(key)!r} in the SoC "
+                f"{soc.name!r}: kernels were tuned for another device. {_fix(soc)}"
+            )
+
+
+def _fix(soc: Soc) -> str:
+    return f"`codl tune --soc {soc.name} --clear` begins anew."
+
+
+def _checksum(device: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
+    return digest({"device": device, "results": rows})
