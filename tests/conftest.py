@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from codl.predict.training import TrainReport
     from codl.runtime.opencl import OpenClDevice
     from codl.runtime.probe import ProbedDevice
+    from codl.targets.base import Target
 
 #: What this process may use, before anything is pinned.
 CORES = os.sched_getaffinity(0)
@@ -120,6 +122,15 @@ def gpu(soc: Soc) -> OpenClDevice:
     from codl.runtime.opencl import open_device
 
     return open_device(soc)
+
+
+@pytest.fixture(scope="session", params=["local", "process"])
+def target(request: pytest.FixtureRequest, first_soc: Soc) -> Iterator[Target]:
+    """The device that codl would choose, in this process and behind an agent."""
+    from codl.targets.connect import connect
+
+    with closing(connect(request.param, first_soc)) as connected:
+        yield connected
 
 
 @pytest.fixture(scope="session")

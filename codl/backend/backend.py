@@ -21,8 +21,9 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.plan.single_processor import default_plan
-from codl.runtime.detect import detect
 from codl.runtime.engine import Engine
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 Value = NDArray[Any]
 
@@ -159,7 +160,7 @@ class CodlBackend(Backend):  # type: ignore[misc]
 
 @cache
 def _here() -> Soc:
-    return detect("here")
+    return detect(connect("local"), "here")
 
 
 def _info(name: str, dtype: Any, shape: tuple[int, ...]) -> onnx.ValueInfoProto:

@@ -15,7 +15,6 @@ from codl.cli.options import (
     OutputOption,
     SerialOption,
     SocOption,
-    check_serial,
     read_ops,
 )
 from codl.cli.output import emit, progress
@@ -26,6 +25,7 @@ from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.compare_variants import BenchRow, bench
 from codl.measure.dataset import Dataset
+from codl.targets.connect import connect
 
 ModelArgument = Annotated[
     str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
@@ -54,7 +54,7 @@ def bench_kernels(
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     """
-    check_serial(serial)
+    connect(serial)
     found = read_ops([*([model] if model else []), *(op or [])])
     if not found:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,6 @@ from codl.cli.options import (
     SerialOption,
     SocOption,
     ToDatasetsOption,
-    check_serial,
     read_seconds,
     read_shares,
 )
@@ -32,6 +32,7 @@ from codl.measure.collector import Collected, collect
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
+from codl.targets.connect import connect
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import Settling
@@ -122,7 +123,6 @@ def collect_data(
     codl collect --soc host --serial local --budget 10m
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
     """
-    check_serial(serial)
     described, limit_s = socs.load(soc), read_seconds(budget)
     scope = Scope(
         ops=load_ops([part for text in ops or MEASURED for part in text.split(",")]),
@@ -131,18 +131,21 @@ def collect_data(
         shares=_shares(shares, few=limit_s is not None),
         attention=ops is None,
     )
-    target = Dataset.of(described.name, output)
-    tuning, chooser, time_s = tuning_file.read(target, described), None, None
+    dataset = Dataset.of(described.name, output)
+    tuning, chooser, time_s = tuning_file.read(dataset, described), None, None
     if limit_s is None:
         tasks = everything(scope, described)
     else:
         time_s = MEASURING * limit_s
         tasks, tiers = within(time_s, scope, described)
-        chooser = _chooser(described, target, limit_s, tiers, tuning)
-    with progress(f"Collecting on {described.name}") as update:
+        chooser = _chooser(described, dataset, limit_s, tiers, tuning)
+    with (
+        closing(connect(serial, described)) as target,
+        progress(f"Collecting on {described.name}") as update,
+    ):
         done = collect(
-            described,
             target,
+            dataset,
             tasks,
             tuning,
             resume=resume,
@@ -153,16 +156,16 @@ def collect_data(
         )
     expected = chooser.expected() if chooser else None
     result = {**asdict(done), "expected": expected}
-    emit("collect", result, lambda: _table(target, done, expected), as_json=json)
+    emit("collect", result, lambda: _table(dataset, done, expected), as_json=json)
 
 
 def _chooser(
-    soc: Soc, target: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
+    soc: Soc, dataset: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
 ) -> Settling:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
     from codl.predict.active_learning import Settling
 
-    return Settling(soc, target, budget_s, tiers, tuning=tuning)
+    return Settling(soc, dataset, budget_s, tiers, tuning=tuning)
 
 
 def _similar(given: int | None) -> int | None:
@@ -183,12 +186,12 @@ def _shares(given: str | None, *, few: bool) -> Sequence[float]:
     return FEW_SHARES if few else SHARES
 
 
-def _table(target: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:
-    title = f"Dataset of {target.folder.name}"
+def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:
+    title = f"Dataset of {dataset.folder.name}"
     names = ("file", "rows") + (("within 10 %", "within 5 %", "MAPE") if expected else ())
     table = Table(*names, title=title, title_justify="left")
     looks = {look["target"]: look for look in (expected or {"targets": []})["targets"]}
-    for name, rows in target.tables().items():
+    for name, rows in dataset.tables().items():
         look = looks.pop(name, {})
         table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
     for name, look in looks.items():  # the directions of data sharing

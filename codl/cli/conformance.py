@@ -14,7 +14,8 @@ from codl.cli.options import DeviceOption, JsonOption, OutputOption
 from codl.cli.output import emit, progress
 from codl.ir import soc as socs
 from codl.measure.progress import seconds_left
-from codl.runtime.detect import detect
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 if TYPE_CHECKING:
     from codl.backend.conformance import Summary
@@ -44,7 +45,7 @@ def run_conformance(
     """
     from codl.backend import conformance
 
-    described = socs.load(soc) if soc else detect("here", device=device)
+    described = socs.load(soc) if soc else detect(connect("local"), "here", device=device)
     cases = conformance.select(everything=everything, only=only)
     outcomes, start = [], perf_counter()
     with progress(f"Conformance on {described.gpu.name}") as update:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,22 +19,26 @@ from codl.cli.options import (
     OutputOption,
     SerialOption,
     SocArgument,
-    check_serial,
 )
 from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.ir import soc as socs
 from codl.ir.soc import ELEMENTS, MEMORY_TYPES, Soc
 from codl.measure.power import measure_power
-from codl.runtime import threads
-from codl.runtime.detect import choose, cpu_name, describe, detect, observe_cores
-from codl.runtime.energy import Found, find_sensors
-from codl.runtime.probe import ProbeResult, probe_all
+from codl.runtime.cpu_facts import CpuFacts
+from codl.runtime.detect import choose, describe
+from codl.runtime.energy import find_sensors
+from codl.runtime.probe import ProbeResult
+from codl.targets.connect import connect
+from codl.targets.detect import detect
+from codl.targets.info import TargetInfo
 
 soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
 
 
-def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
+def list_devices(
+    serial: SerialOption = "local", json: JsonOption = False, output: OutputOption = None
+) -> None:
     """List the processors of this machine, and where their threads really run.
 
     Every OpenCL driver is probed in a process of its own, so that one that crashes is reported and
@@ -41,22 +47,23 @@ def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
 
     [dim]Example:[/dim] codl devices --json
     """
-    probed = probe_all()
+    target = connect(serial)
+    probed, info = target.probe(), target.describe()
     failures = [{"icd": r.icd, "error": r.error} for r in probed if r.error]
     try:
-        soc, problem = describe("here", choose(probed, None)), ""
+        soc, problem = describe("here", choose(probed, None), cpu=info.cpu), ""
     except DeviceError as error:
         soc, problem = None, str(error)
-    seen = observe_cores(soc) if soc else {}
-    processors = [_cpu(soc, seen), *_gpus(probed, soc, seen)]
-    energy = find_sensors()
-    sensors = [{"name": sensor.name, "part": sensor.part} for sensor in energy.sensors]
+    target.close()
+    seen = _observed(serial, soc) if soc else {}
+    processors = [_cpu(info.cpu, soc, seen), *_gpus(probed, soc, seen)]
+    sensors = [asdict(sensor) for sensor in info.sensors]
     result = {
         "processors": processors,
         "failed": failures,
         "problem": problem,
         "energy_sensors": sensors,
-        "unreadable_sensors": energy.unreadable,
+        "unreadable_sensors": info.unreadable_sensors,
     }
 
     def render() -> Group:
@@ -68,23 +75,29 @@ def list_devices(json: JsonOption = False, output: OutputOption = None) -> None:
             lists = [", ".join(str(v) for v in p[key]) or "-" for key in cells]
             table.add_row(p["kind"], p["name"], p["driver"], *lists, "yes" if p["used"] else "")
         lines = [f"{f['icd']} failed: {f['error']}" for f in failures]
-        lines.append(_energy_line(energy))
+        lines.append(_energy_line(info))
         return Group(table, *lines, *([problem] if problem else []))
 
     emit("devices", result, render, as_json=json, output=output)
 
 
-def _energy_line(energy: Found) -> str:
-    found = ", ".join(f"{s.name} ({s.part})" for s in energy.sensors)
-    refused = [f"{name} cannot be read: {reason}" for name, reason in energy.unreadable.items()]
+def _observed(serial: str, soc: Soc) -> dict[str, list[int]]:
+    with closing(connect(serial, soc)) as target:
+        return target.observe_cores()
+
+
+def _energy_line(info: TargetInfo) -> str:
+    found = ", ".join(f"{s.name} ({s.part})" for s in info.sensors)
+    unreadable = info.unreadable_sensors.items()
+    refused = [f"{name} cannot be read: {reason}" for name, reason in unreadable]
     return "; ".join([f"Energy sensors: {found or 'none'}", *refused]) + "."
 
 
-def _cpu(soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
-    cores = soc.cpu.cores if soc else threads.available_cores()
+def _cpu(cpu: CpuFacts, soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
+    cores = soc.cpu.cores if soc else cpu.cores
     return {
         "kind": "cpu",
-        "name": cpu_name(),
+        "name": cpu.name,
         "driver": "ncnn",
         "cores": list(cores),
         "observed_cores": seen.get("cpu", []),
@@ -94,7 +107,7 @@ def _cpu(soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def _gpus(
-    probed: list[ProbeResult], soc: Soc | None, seen: dict[str, list[int]]
+    probed: Sequence[ProbeResult], soc: Soc | None, seen: dict[str, list[int]]
 ) -> list[dict[str, Any]]:
     found = []
     for device in (d for result in probed for d in result.devices):
@@ -169,9 +182,9 @@ def detect_soc(
 
     [dim]Example:[/dim] codl soc detect --serial local --name host
     """
-    check_serial(serial)
     chosen = [part for text in memory or () for part in text.split(",")]
-    soc = detect(name, device=device, memory_types=chosen, element=element)
+    with closing(connect(serial)) as target:
+        soc = detect(target, name, device=device, memory_types=chosen, element=element)
     path = soc.save(output or socs.FOLDER / f"{name}.yaml")
     note(f"Wrote {path}")
     emit("soc detect", {**asdict(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)

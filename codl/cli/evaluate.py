@@ -18,7 +18,6 @@ from codl.cli.options import (
     PredictorsOption,
     SerialOption,
     SocOption,
-    check_serial,
 )
 from codl.cli.output import emit, note
 from codl.errors import CodlError
@@ -36,6 +35,7 @@ from codl.strategies.evaluation import evaluate, to_json
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.process import check as check_peers
 from codl.strategies.peers.process import with_opencl_all
+from codl.targets.connect import connect
 
 ModelsOption = Annotated[
     str, typer.Option("--models", help="Built-in models or .onnx files, separated by commas.")
@@ -85,7 +85,7 @@ def evaluate_strategies(
     codl eval --soc host --serial local --models yolov2,vgg16
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
-    check_serial(serial)
+    connect(serial)
     described = socs.load(soc)
     context = Context(
         described,

@@ -15,7 +15,6 @@ from codl.cli.options import (
     JsonOption,
     OutputOption,
     SerialOption,
-    check_serial,
     read_ops,
     read_seconds,
     read_shares,
@@ -31,6 +30,7 @@ from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.tuner import TuneRun, TuneTask, tune, tune_tasks
 from codl.runtime import cache
+from codl.targets.connect import connect
 
 TunedSocOption = Annotated[
     str | None, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")
@@ -89,7 +89,7 @@ def tune_kernels(
     codl tune --soc host --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
     codl tune --prune
     """
-    check_serial(serial)
+    connect(serial)
     if soc is None and not (prune or clear):
         raise CodlError("Name the SoC to tune for by --soc, or tend the cache by --prune, --clear.")
     cleared = cache.clear() if clear else None

@@ -1,11 +1,12 @@
 """Anchors: a few ops that are measured with every batch, to see how fast the machine is just then.
 
-They are the same in every collection, so that a later run can be calibrated against the first.
+They are the same in every collection, so that a later run can be calibrated against the first. The
+target measures them; the collector keeps their levels, and says what is usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, get_args
@@ -13,11 +14,11 @@ from typing import Any, get_args
 import numpy as np
 
 from codl.ir import parse, to_text
-from codl.ir.types import Processor
+from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import Bench, Prepared
-from codl.measure.tasks import op_tasks
-from codl.measure.timing import WHOLE, Timed, level_s
+from codl.measure.tasks import OpTask, op_tasks
+from codl.measure.timing import WHOLE, level_s
 
 #: Short ones that keep the arithmetic units busy from the cache, and one that waits for memory.
 OPS = (
@@ -36,55 +37,17 @@ USUAL = 20
 class Anchors:
     """The anchors of one collection; `levels` are those of every batch, in milliseconds."""
 
-    bench: Bench
-    dataset: Dataset
-    run: str
-    prepared: tuple[Prepared, ...] = field(init=False)
     levels: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.prepared = tuple(prepare(self.bench))
+    def add(self, batch: Sequence[AnchorRow]) -> None:
+        """Keep the levels of a batch."""
+        for own in batch:
+            self.levels.setdefault((own.op, own.processor), []).append(own.latency_ms)
 
     @property
-    def timed(self) -> list[Timed]:
-        return [one.timed for one in self.prepared]
-
-    def begin(self) -> None:
-        """Forget the samples: a batch begins."""
-        for one in self.prepared:
-            one.timed.found.clear()
-
-    def end(self, batch: int) -> None:
-        """Keep the level of every anchor in a batch, and write it down."""
-        rows = []
-        for one in self.prepared:
-            row: Any = one.row()
-            self.levels.setdefault(key(one), []).append(row.latency_ms)
-            rows.append(
-                AnchorRow(
-                    op=row.op,
-                    processor=processor_of(one),
-                    batch=batch,
-                    latency_ms=row.latency_ms,
-                    p20_ms=row.p20_ms,
-                    p80_ms=row.p80_ms,
-                    runs=row.runs,
-                    run=self.run,
-                )
-            )
-        self.dataset.anchors().append(*rows)
-
-    def slowdown(self, processor: Processor) -> float:
-        """By how much of the usual level a processor was slower in this batch; 0 in the first."""
-        found = [
-            1e3 * level_s(one.timed.found[WHOLE]) / self.usual_ms(*key(one)) - 1
-            for one in self.prepared
-            if processor_of(one) == processor and self.levels.get(key(one))
-        ]
-        return median(found) if found else 0.0
-
-    def is_disturbed(self, processor: Processor) -> bool:
-        return self.slowdown(processor) > max(TOLERANCE, ORDINARY * self.spread(processor))
+    def tolerance(self) -> dict[str, float]:
+        """By which part of its usual level each processor may be slower in a quiet batch."""
+        return {p: max(TOLERANCE, ORDINARY * self.spread(p)) for p in PROCESSORS}
 
     def spread(self, processor: Processor) -> float:
         """By which part of its level one batch usually differs from the next; 0 before the second.
@@ -95,15 +58,17 @@ class Anchors:
         steps = [float(np.median(np.abs(np.diff(np.log(x))))) for x in own if len(x) > 1]
         return median(steps) if steps else 0.0
 
-    def usual_ms(self, op: str, processor: str) -> float:
-        return float(np.percentile(self.levels[op, processor], USUAL))
+    @property
+    def usual_ms(self) -> dict[tuple[str, str], float]:
+        """The usual levels in milliseconds, by op and processor."""
+        return {key: float(np.percentile(own, USUAL)) for key, own in self.levels.items()}
 
     def to_json(self) -> dict[str, dict[str, float]]:
         """The usual levels in milliseconds, by processor and op, as the manifest keeps them."""
-        found: dict[str, dict[str, float]] = {}
-        for op, processor in self.levels:
-            found.setdefault(processor, {})[op] = self.usual_ms(op, processor)
-        return found
+        by_processor: dict[str, dict[str, float]] = {}
+        for (op, processor), ms in self.usual_ms.items():
+            by_processor.setdefault(processor, {})[op] = ms
+        return by_processor
 
 
 def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, float]:
@@ -132,18 +97,42 @@ def first_ms(dataset: Dataset) -> dict[tuple[str, str], float]:
 
 def prepare(bench: Bench) -> list[Prepared]:
     """The anchors that the SoC can run, each in the default variant of either processor."""
-    found = []
+    ready = []
     for op in map(parse, OPS):
         for processor in get_args(Processor):
             tasks = op_tasks(op, processor, bench.soc, [1.0])[:1]
-            found += [one for task in tasks if isinstance(one := bench.prepare(task), Prepared)]
-    return found
+            ready += [one for task in tasks if isinstance(one := bench.prepare(task), Prepared)]
+    return ready
 
 
-def key(one: Prepared) -> tuple[str, str]:
+def level(one: Prepared) -> AnchorRow:
+    """What an anchor took, by its samples so far; the collector counts the batches."""
+    row, (op, processor) = one.row(), key(one)
+    return AnchorRow(
+        op=op,
+        processor=processor,
+        batch=0,
+        latency_ms=row.latency_ms,
+        p20_ms=row.p20_ms,
+        p80_ms=row.p80_ms,
+        runs=row.runs,
+        run=row.run,
+    )
+
+
+def slowdown(
+    anchors: Sequence[Prepared], processor: Processor, usual_ms: Mapping[tuple[str, str], float]
+) -> float:
+    """By how much of the usual level a processor is slower by these samples; 0 where none is."""
+    slower = [
+        1e3 * level_s(one.timed.found[WHOLE]) / usual_ms[key(one)] - 1
+        for one in anchors
+        if key(one)[1] == processor and key(one) in usual_ms
+    ]
+    return median(slower) if slower else 0.0
+
+
+def key(one: Prepared) -> tuple[str, Processor]:
     """The op of an anchor and its processor."""
-    return to_text(one.task.op), processor_of(one)  # type: ignore[union-attr]
-
-
-def processor_of(one: Prepared) -> Processor:
-    return one.task.processor  # type: ignore[union-attr]
+    assert isinstance(one.task, OpTask)
+    return to_text(one.task.op), one.task.processor

@@ -81,7 +81,7 @@ class Bench:
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
-        blank = _blank(task, self._run)
+        blank = blank_row(task, self._run)
         try:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, fill = self._exchange(task, blank)
@@ -97,16 +97,12 @@ class Bench:
         except Exception as error:  # a failed configuration is a result, not the end
             return _failed(blank, error)
 
-    def refused(self, task: Task, reason: str) -> Row:
-        """The failed row of a task that must not be tried."""
-        return _failed(_blank(task, self._run), DeviceError(reason))
-
     def compile(self, task: Task) -> None:
         """Build and run what a task has on the GPU, so that its kernels lie in the caches.
 
         What goes wrong here goes wrong in `prepare` too, which reports it.
         """
-        blank = _blank(task, "")
+        blank = blank_row(task, "")
         with suppress(Exception):
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, _ = self._exchange(task, blank)
@@ -304,7 +300,7 @@ def _as_copy(step: Step, before: Mapping[str, Step], blank: SharingRow) -> _Exch
     return lambda repeats: _seconds(repeats, {"copy": step}, before), fill
 
 
-def _blank(task: Task, run: str) -> Row:
+def blank_row(task: Task, run: str) -> Row:
     """The task's row, without numbers."""
     if isinstance(task, SurroundingsTask):
         return replace(task.blank, run=run)
@@ -314,6 +310,11 @@ def _blank(task: Task, run: str) -> Row:
         )
     op, part = to_text(task.op), to_text(task.part)
     return OpRow(op=op, dim=task.dim, share=task.share, part=part, run=run)
+
+
+def failed_row(task: Task, run: str, reason: str) -> Row:
+    """The row of a task that failed, or must not be tried."""
+    return _failed(blank_row(task, run), DeviceError(reason))
 
 
 def _failed(row: Row, error: Exception) -> Row:

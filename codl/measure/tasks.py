@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl.errors import CodlError, InvalidFileError
-from codl.frontend.convert import load_network
 from codl.ir import Dim, Op, Pad, Region, Shape, parse, split, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
@@ -168,6 +167,8 @@ Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
 
 def load_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models (built-in or `.onnx`) and of `.csv` files, in order."""
+    from codl.frontend.convert import load_network  # an agent measures tasks without it
+
     found: dict[Op, None] = {}
     for source in sources:
         if source.endswith(".csv"):

@@ -1,15 +1,12 @@
-"""Describes this machine as a SoC, and observes on which cores its two sides really run."""
+"""Describes a machine as a SoC, and observes on which cores its two sides really run."""
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from threading import Event, Thread, get_native_id
 
-import ncnn
 import numpy as np
 
 from codl.errors import DeviceError, UnknownNameError
@@ -18,42 +15,29 @@ from codl.ir.soc import ELEMENTS, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.kernels.ncnn import CpuVariant
 from codl.runtime import drivers, threads
+from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
 from codl.runtime.opencl import open_device
-from codl.runtime.probe import ProbedDevice, ProbeResult, probe_all
+from codl.runtime.probe import ProbedDevice, ProbeResult
 
-SYSTEM_CPU = Path("/sys/devices/system/cpu")
 OBSERVE_S = 0.5
 #: Preferred where several devices would do: GPUs first, then in this order.
 PREFERRED = ("intel-opencl-rt", "pocl-binary-distribution", "pocl")
-
-
-def detect(
-    name: str,
-    *,
-    device: str | None = None,
-    memory_types: Sequence[str] = (),
-    element: str = ELEMENTS[0],
-) -> Soc:
-    """Describe this machine.
-
-    `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
-    a CPU. `memory_types` and `element` are as in `GpuSide`; by default all that the device is good
-    at, and float32. Raises `DeviceError` where there is no OpenCL device or only one core for two
-    sides, or where the device has no such memory.
-    """
-    chosen = choose(probe_all(), device)
-    return describe(name, chosen, memory_types=memory_types, element=element)
 
 
 def describe(
     name: str,
     device: ProbedDevice,
     *,
+    cpu: CpuFacts | None = None,
     memory_types: Sequence[str] = (),
     element: str = ELEMENTS[0],
 ) -> Soc:
-    """This machine with `device` as its GPU side; a device that is a CPU gets half of the cores."""
+    """A machine with `device` as its GPU side; a device that is a CPU gets half of the cores.
+
+    The machine is this one, or what `cpu` says of another.
+    """
+    cpu = cpu or cpu_facts()
     if element not in ELEMENTS:
         raise UnknownNameError("element type", element, ELEMENTS)
     memory_types = memory_types or _memory_types(device)
@@ -63,7 +47,7 @@ def describe(
         if memory not in device.memory_types:
             known = ", ".join(device.memory_types)
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {known}.")
-    cores = physical_cores()
+    cores = cpu.cores
     cpu_cores: tuple[int, ...]
     gpu_cores: tuple[int, ...]
     if device.type == "gpu":
@@ -78,8 +62,8 @@ def describe(
         cpu_cores, gpu_cores = cores[:half], cores[half:]
     return Soc(
         name=name,
-        description=_description(device),
-        cpu=CpuSide(cpu_name(), cpu_cores, simd_floats(), l2_cache_bytes()),
+        description=_description(device, cpu),
+        cpu=CpuSide(cpu.name, cpu_cores, cpu.simd_floats, cpu.l2_cache_bytes),
         gpu=replace(
             _gpu_side(device, gpu_cores), memory_types=tuple(memory_types), element=element
         ),
@@ -155,49 +139,9 @@ def busy_net(soc: Soc) -> CpuNet:
     return CpuNet([layer], {"x": x}, {"y": y}, soc)
 
 
-def physical_cores() -> tuple[int, ...]:
-    """The cores that this process may use, one of each group that shares a physical core."""
-    firsts: dict[str, int] = {}
-    for core in threads.available_cores():
-        path = SYSTEM_CPU / f"cpu{core}/topology/thread_siblings_list"
-        siblings = path.read_text().strip() if path.exists() else str(core)
-        firsts.setdefault(siblings, core)
-    return tuple(firsts.values())
-
-
-def cpu_name() -> str:
-    """As the system calls it, else the architecture."""
-    for line in _cpuinfo():
-        if line.lower().startswith(("model name", "hardware")):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def simd_floats() -> int:
-    """Floats in the widest vector that ncnn uses here."""
-    flags = next((line for line in _cpuinfo() if line.startswith("flags")), "")
-    if " avx512f " in flags:
-        return 16
-    return 8 if " avx " in flags and ncnn.cpu_support_x86_avx() else 4
-
-
-def l2_cache_bytes() -> int:
-    """Of one core; 512 KiB where the system does not tell."""
-    path = SYSTEM_CPU / "cpu0/cache/index2/size"
-    if not path.exists():
-        return 1 << 19
-    text = path.read_text().strip()
-    return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def _description(device: ProbedDevice) -> str:
+def _description(device: ProbedDevice, cpu: CpuFacts) -> str:
     if device.type == "gpu":
-        return f"{cpu_name()} beside {device.name}"
+        return f"{cpu.name} beside {device.name}"
     return f"two halves of one CPU: ncnn on some cores, {device.platform} on the others"
 
 

@@ -45,6 +45,14 @@ class Sensor:
 
 
 @dataclass(frozen=True)
+class SensorInfo:
+    """A sensor by name, and what it counts."""
+
+    name: str
+    part: Part
+
+
+@dataclass(frozen=True)
 class Found:
     """The sensors that can be read, and why others cannot, by name."""
 

@@ -1,21 +1,13 @@
-"""Looks at a driver in a child process, so that one that crashes takes only the child down.
-
-`python -m codl.runtime.probe DRIVER` loads one driver, lists its devices, builds and runs a kernel
-on each, and prints JSON. `probe_all` does that for every driver that was found.
-"""
+"""Looks at a driver: loads it, lists its devices, and builds and runs a kernel on each."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from codl.runtime import drivers
 from codl.runtime.cl_import import cl_module
 
-TIMEOUT_S = 60
 SOURCE = "kernel void probe(global int *out) { out[get_global_id(0)] = get_global_id(0); }"
 
 
@@ -52,34 +44,12 @@ class ProbeResult:
     error: str = ""
 
 
-def probe_all() -> list[ProbeResult]:
-    """Probe every driver on this machine, each in a child process of its own."""
-    return [probe(driver.name) for driver in drivers.find_drivers()]
+def look(name: str) -> list[ProbedDevice]:
+    """Load a driver and run a kernel on each of its devices.
 
-
-def probe(name: str) -> ProbeResult:
-    """Probe one driver; a crash or a time-out becomes the result's `error`."""
-    command = [sys.executable, "-m", "codl.runtime.probe", name]
-    try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return ProbeResult(name, error=f"no answer within {TIMEOUT_S} s")
-    if child.returncode < 0:
-        return ProbeResult(name, error=f"the driver crashed (signal {-child.returncode})")
-    if child.returncode:
-        lines = child.stderr.strip().splitlines() or ["no message"]
-        return ProbeResult(name, error=lines[-1])
-    found = json.loads(child.stdout.splitlines()[-1])
-    return ProbeResult(name, tuple(_device(item) for item in found))
-
-
-def _device(item: dict[str, Any]) -> ProbedDevice:
-    tuples = {key: tuple(item[key]) for key in ("memory_types", "extensions")}
-    return ProbedDevice(**{**item, **tuples})
-
-
-def _look(name: str) -> list[ProbedDevice]:
-    """Run in the child: load the driver, run a kernel on each of its devices."""
+    A driver may take the process down, and no other can be loaded afterwards: this is for a process
+    that does nothing else. Raises `DeviceError` where there is no such driver.
+    """
     with drivers.loaded([drivers.find_driver(name)], cores=()):
         import numpy as np
 
@@ -147,7 +117,3 @@ def _has_fine_grained_svm(device: Any) -> bool:
         return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
     except cl.Error:
         return False
-
-
-if __name__ == "__main__":
-    print(json.dumps([asdict(device) for device in _look(sys.argv[1])]))

@@ -15,6 +15,8 @@ from threadpoolctl import ThreadpoolController
 TASKS = Path("/proc/self/task")
 #: A process is idle when it used less than this share of a look's time; looks last so long.
 IDLE_SHARE, LOOK_S = 0.2, 0.001
+#: The cores that this process was started on, before any of its threads was pinned to some of them.
+INITIAL_CORES = tuple(sorted(os.sched_getaffinity(0)))
 
 
 def available_cores() -> tuple[int, ...]:

@@ -46,6 +46,6 @@ class Machine:
         ratios: dict[str, list[float]] = {}
         for one in self.prepared:
             now_ms = 1e3 * median(one.timed.found[WHOLE])
-            own = ratios.setdefault(anchors.processor_of(one), [])
+            own = ratios.setdefault(anchors.key(one)[1], [])
             own.append(now_ms / self.usual_ms[anchors.key(one)])
         return {processor: median(own) for processor, own in ratios.items()}

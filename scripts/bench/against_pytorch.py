@@ -32,9 +32,10 @@ from codl.kernels.base import Launch, TensorArg
 from codl.measure.protocol import Latency
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
-from codl.runtime.detect import detect
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 TORCHVISION = {"vgg16": "vgg16", "resnet50": "resnet50", "mobilenet_v2": "mobilenet_v2"}
 TURNS, RUNS, WARM_UP, LARGEST, REPEATS = 4, 30, 10, 10, 50
@@ -210,7 +211,10 @@ def main() -> None:
     parser.add_argument("--no-pytorch", action="store_true", help="measure ours alone")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     options = parser.parse_args()
-    models, soc = options.models.split(","), detect("bench", device=options.device)
+    models, soc = (
+        options.models.split(","),
+        detect(connect("local"), "bench", device=options.device),
+    )
     networks = []
     for model in models:
         print(f"{model} ...", file=sys.stderr)

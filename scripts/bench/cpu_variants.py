@@ -18,7 +18,8 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.op_runner import one_op_net
 from codl.measure.tasks import read_csv
-from codl.runtime.detect import detect
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 OPS = Path(__file__).with_suffix(".csv")
 QUANTILE = 0.25
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--ops", type=Path, default=OPS, help="as `codl collect --ops` reads it")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each op")
     args = parser.parse_args()
-    soc = detect("bench")
+    soc = detect(connect("local"), "bench")
     os.sched_setaffinity(0, soc.cpu.cores[:1])
     ratios: dict[str, list[float]] = {}
     for op in dict.fromkeys(read_csv(args.ops)):

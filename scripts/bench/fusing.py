@@ -24,9 +24,10 @@ from codl.ir.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
-from codl.runtime.detect import detect
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import Span
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 MODELS = ("resnet50", "mobilenet_v2")
 #: Profiles of either engine, in turns; each is the middle one of its runs.
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each model")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    soc, rows = one_core_each(detect("bench", device=args.device)), []
+    soc, rows = one_core_each(detect(connect("local"), "bench", device=args.device)), []
     for model in args.models.split(","):
         rows.append(measure(model, soc, args.seconds, args.batch))
         if not args.json:

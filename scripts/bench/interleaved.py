@@ -11,8 +11,9 @@ import numpy as np
 
 from codl.ir.soc import Soc
 from codl.runtime import threads
-from codl.runtime.detect import detect
 from codl.runtime.opencl import OpenClDevice
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 #: A sample repeats its work until it lasts so long: less than a time slice of the system.
 SAMPLE_S = 0.002
@@ -91,7 +92,7 @@ def one_core_soc(device: str | None = None) -> Soc:
 
     An OpenCL device that is a GPU stays whole, and ncnn still gets one core.
     """
-    soc = detect("bench", device=device)
+    soc = detect(connect("local"), "bench", device=device)
     core = (soc.gpu.cores or soc.cpu.cores)[-1:]
     gpu = replace(soc.gpu, cores=core, compute_units=1) if soc.gpu.is_cpu else soc.gpu
     return replace(soc, cpu=replace(soc.cpu, cores=core), gpu=gpu)

@@ -36,9 +36,10 @@ from codl.measure.tasks import OpTask
 from codl.measure.timing import Rounds
 from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
-from codl.runtime.detect import detect
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import open_device
+from codl.targets.connect import connect
+from codl.targets.detect import detect
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
     args = parser.parse_args()
-    soc = one_core_each(detect("bench", device=args.device))
+    soc = one_core_each(detect(connect("local"), "bench", device=args.device))
     bench, rows = Bench(soc, "bench", QUICK), []
     for model in args.models.split(","):
         rows.append(measure(load_network(model), bench, args.seconds))

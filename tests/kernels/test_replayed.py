@@ -18,6 +18,7 @@ from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.predict import features
 from codl.runtime.opencl import open_device
+from codl.targets.local import LocalTarget
 
 REPLAYED = replace(SOC, name="phone", source="replayed")
 CONV = parse("conv2d in=1x6x8x8 oc=10 kernel=3 pad=1")
@@ -62,7 +63,7 @@ def test_nothing_runs_on_a_replayed_soc(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'phone': its file says source: replayed"):
         open_device(REPLAYED)
     with pytest.raises(UnsupportedError, match="somebody else's"):
-        collect(REPLAYED, Dataset(tmp_path / "phone"), [])
+        collect(LocalTarget(REPLAYED), Dataset(tmp_path / "phone"), [])
     assert not list(tmp_path.iterdir())
     variant = registry.find(CONV, "cpu_replayed_threads2")
     with pytest.raises(UnsupportedError, match="conv2d_cpu_replayed_threads2 cannot run"):

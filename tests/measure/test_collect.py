@@ -28,6 +28,8 @@ from codl.measure.protocol import Latency, Protocol, measure
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.measure.timing import Rounds
+from codl.targets.base import Target
+from codl.targets.local import LocalTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 #: The command with little effort, in batches of a few tasks, and nothing repeated.
@@ -51,10 +53,10 @@ def keys(dataset: Dataset) -> dict[str, list[Any]]:
     return {name: sorted(row.key for row in t.read()) for name, t in dataset.tables().items()}
 
 
-def test_every_variant_and_share_is_measured(first_soc: Soc, tmp_path: Path) -> None:
+def test_every_variant_and_share_is_measured(target: Target, tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
-    tasks = make_tasks(OPS, first_soc, [0.5, 1.0])
-    done = collect(first_soc, dataset, tasks, rounds=QUICK)
+    tasks = make_tasks(OPS, target.soc, [0.5, 1.0])
+    done = collect(target, dataset, tasks, rounds=QUICK)
     assert done.failed == done.left == 0
     names = set(dataset.tables())
     for op in ("conv2d", "pooling", "fc"):
@@ -69,22 +71,22 @@ def test_every_variant_and_share_is_measured(first_soc: Soc, tmp_path: Path) -> 
     assert parse(half.part).output.h == 5
     manifest = dataset.manifest()
     assert manifest["source"] == "measured"
-    assert manifest["soc"]["gpu"]["driver"] == first_soc.gpu.driver
+    assert manifest["soc"]["gpu"]["driver"] == target.soc.gpu.driver
     assert sum(manifest["files"].values()) == done.rows
 
 
-def test_a_dataset_is_neither_overwritten_nor_mixed(first_soc: Soc, tmp_path: Path) -> None:
+def test_a_dataset_is_neither_overwritten_nor_mixed(target: Target, tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
-    tasks = make_tasks(OPS[2:], first_soc, [1.0])
-    first = collect(first_soc, dataset, tasks, rounds=QUICK, samples=1)
+    tasks = make_tasks(OPS[2:], target.soc, [1.0])
+    first = collect(target, dataset, tasks, rounds=QUICK, samples=1)
     with pytest.raises(CodlError, match="--resume"):
-        collect(first_soc, dataset, tasks, rounds=QUICK)
-    again = collect(first_soc, dataset, tasks, rounds=QUICK, resume=True)
+        collect(target, dataset, tasks, rounds=QUICK)
+    again = collect(target, dataset, tasks, rounds=QUICK, resume=True)
     assert first.left + 1 == len(tasks)
     assert (again.skipped, again.left) == (1, 0)
-    other = Soc("test", "another", first_soc.cpu, first_soc.gpu)
+    other = Soc("test", "another", target.soc.cpu, target.soc.gpu)
     with pytest.raises(MismatchError, match="another SoC"):
-        collect(other, dataset, tasks, rounds=QUICK, resume=True)
+        collect(LocalTarget(other), dataset, tasks, rounds=QUICK, resume=True)
 
 
 def test_kills_lose_and_repeat_nothing(
@@ -110,7 +112,7 @@ def test_kills_lose_and_repeat_nothing(
             child.send_signal(signal.SIGKILL)
         assert 0 < lines(killed) < sum(map(len, wanted.values()))
     monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
-    done = collect(first_soc, killed, tasks, resume=True, rounds=QUICK)
+    done = collect(LocalTarget(first_soc), killed, tasks, resume=True, rounds=QUICK)
     assert done.skipped > 0
     assert keys(killed) == {name: sorted(own) for name, own in wanted.items()}
 
@@ -189,7 +191,7 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     monkeypatch.setattr("codl.runtime.opencl.OpenClDevice.bind", fail)
     dataset = Dataset.of("test", tmp_path)
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
-    done = collect(first_soc, dataset, tasks, rounds=QUICK)
+    done = collect(LocalTarget(first_soc), dataset, tasks, rounds=QUICK)
     assert done.failed == 1
     (row,) = dataset.ops("fc_gpu_direct").read()
     assert (row.status, row.reason) == ("failed", "out of resources")

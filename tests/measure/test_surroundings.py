@@ -23,6 +23,8 @@ from codl.plan.pipeline_model import both_ends
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.context_terms import Batch, Beside, Cold, Launches, Load
+from codl.targets.base import Target
+from codl.targets.local import LocalTarget
 
 OPS = [
     parse(text)
@@ -37,11 +39,11 @@ MS = st.floats(0.0, 100.0)
 SLOWER = st.floats(1.0, 3.0)
 
 
-def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: Path) -> None:
-    dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, first_soc, [3])
+def test_surroundings_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
+    dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, target.soc, [3])
     kinds = {type(task) for task in tasks}
     assert kinds == {DispatchTask, ColdTask, ContentionTask, BatchTask}
-    done = collect(first_soc, dataset, tasks, rounds=QUICK)
+    done = collect(target, dataset, tasks, rounds=QUICK)
     assert (done.left, done.failed) == (0, 0)
     found, notes = samples.read(dataset)
     assert not notes
@@ -50,7 +52,7 @@ def test_surroundings_are_measured_and_become_samples(first_soc: Soc, tmp_path: 
                  "contention_gpu", "batch_cpu", "batch_gpu"):  # fmt: skip
         own = by_target[name]
         assert own.processor == name[-3:]
-        table = features.table("variant", name, own.items, first_soc)
+        table = features.table("variant", name, own.items, target.soc)
         assert (table.values >= 0).all()
     pair = next(task for task in tasks if isinstance(task, ContentionTask))
     row = next(r for r in dataset.table("contention").read() if r.key == pair.key)
@@ -68,7 +70,7 @@ def test_large_caches_are_emptied_too(
 ) -> None:
     monkeypatch.setattr(surroundings, "last_cache_bytes", lambda: 40 << 20)
     tasks = [task for task in surroundings_tasks(OPS[:1], first_soc) if isinstance(task, ColdTask)]
-    collect(first_soc, Dataset.of("test", tmp_path), tasks, rounds=QUICK)
+    collect(LocalTarget(first_soc), Dataset.of("test", tmp_path), tasks, rounds=QUICK)
     rows = Dataset.of("test", tmp_path).table("cold").read()
     assert {row.processor: row.evicted_bytes for row in rows} == {
         "cpu": 80 << 20,

@@ -11,6 +11,7 @@ import pytest
 
 from codl.ir import parse, to_text
 from codl.ir.soc import Soc
+from codl.measure import batch as batches
 from codl.measure import collector
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
@@ -22,6 +23,8 @@ from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import WHOLE, Rounds, Timed, level_s
 from codl.predict import training_set as samples
 from codl.strategies import machine
+from codl.targets import local
+from codl.targets.local import LocalTarget
 
 OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
 
@@ -47,6 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     def use(machine: Machine) -> None:
         monkeypatch.setattr(rounds, "perf_counter", lambda: machine.now)
         monkeypatch.setattr(collector.time, "monotonic", lambda: machine.now)
+        monkeypatch.setattr(batches.time, "monotonic", lambda: machine.now)
 
     return use
 
@@ -148,7 +152,7 @@ def simulated(
 ) -> tuple[Dataset, SimulatedBench, Callable[..., Any]]:
     effort = Rounds(span_s=1.0)
     bench = SimulatedBench(machine, effort)
-    monkeypatch.setattr(collector, "Bench", lambda *args: bench)
+    monkeypatch.setattr(local, "Bench", lambda *args: bench)
     monkeypatch.setattr(
         anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
     )
@@ -156,7 +160,7 @@ def simulated(
 
     def run(**how: Any) -> Any:
         tasks = [t for t in make_tasks([OP], soc, [0.5, 1.0]) if isinstance(t, OpTask)]
-        return collect(soc, dataset, tasks, rounds=effort, **how)
+        return collect(LocalTarget(soc), dataset, tasks, rounds=effort, **how)
 
     return dataset, bench, run
 
@@ -174,7 +178,7 @@ def test_what_was_measured_while_the_machine_was_slow_is_measured_again(
     machine = Machine(lambda now: 1.2 if 2 < now < 6 else 1.0)
     clock(machine)
     dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
-    monkeypatch.setattr(collector, "MEMORY_BYTES", 400_000)  # a few tasks a batch
+    monkeypatch.setattr(batches, "MEMORY_BYTES", 400_000)  # a few tasks a batch
     done = run()
     assert done.again > 0
     assert (done.left, done.failed, done.stopped) == (0, 0, "done")
@@ -195,7 +199,7 @@ def test_a_machine_that_stays_slow_is_believed(
     machine = Machine(lambda now: 1.2 if now > 1 else 1.0)
     clock(machine)
     dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
-    monkeypatch.setattr(collector, "MEMORY_BYTES", 400_000)
+    monkeypatch.setattr(batches, "MEMORY_BYTES", 400_000)
     assert run().left == 0
     rows = [row for table in dataset.tables().values() for row in table.read()]
     assert max(row.latency_ms for row in rows) == pytest.approx(1.2)
@@ -222,7 +226,7 @@ def test_an_evaluation_says_how_slow_the_machine_is(
     simulation = Machine()
     clock(simulation)
     dataset, bench, run = simulated(first_soc, tmp_path, simulation, monkeypatch)
-    monkeypatch.setattr(machine, "Bench", lambda *args: bench)
+    monkeypatch.setattr(machine, "Bench", lambda *args, **how: bench)
     assert machine.Machine.of(first_soc, dataset) is None
     run(samples=5)
     beside = machine.Machine.of(first_soc, dataset)
@@ -245,6 +249,5 @@ def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
 
 
 def test_the_usual_level_is_that_of_quiet_batches() -> None:
-    known = Anchors.__new__(Anchors)
-    known.levels = {("op", "cpu"): [1.0, 1.4, 1.01, 1.3, 1.2, 1.35]}
-    assert known.usual_ms("op", "cpu") == pytest.approx(1.01)
+    known = Anchors({("op", "cpu"): [1.0, 1.4, 1.01, 1.3, 1.2, 1.35]})
+    assert known.usual_ms["op", "cpu"] == pytest.approx(1.01)

@@ -37,6 +37,7 @@ from codl.measure.tuner import TuneTask, is_faster, propose, tune, tune_tasks
 from codl.predict import features
 from codl.predict.training import train
 from codl.runtime.opencl import OpenClDevice
+from codl.targets.local import LocalTarget
 
 OP = parse("conv2d in=1x16x12x12 oc=32 kernel=3 pad=1")
 SLOW, FAST, WRONG, BROKEN = ({"repeats": repeats} for repeats in (30, 1, 0, -1))
@@ -153,7 +154,7 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
     soc, dataset = first_soc, Dataset.of("test", tmp_path)
     quick = Rounds(visits=1, samples=1, sample_s=0.0, span_s=0.0, more=1)
     tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], soc, [0.5, 1.0])
-    collect(soc, dataset, tasks, rounds=quick)
+    collect(LocalTarget(soc), dataset, tasks, rounds=quick)
     how = {"predictors": ["codl_linear"], "folder": tmp_path / "predictors"}
     assert "tuned" not in "".join(train(soc, dataset, **how).notes)  # type: ignore[arg-type]
     tuning = Tuning.of([result(variant, soc, FAST)])

@@ -13,13 +13,14 @@ from codl.runtime import drivers, threads
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
 from codl.runtime.opencl import OpenClDevice, open_device
-from codl.runtime.probe import ProbedDevice, probe_all
+from codl.runtime.probe import ProbedDevice
+from codl.targets.local import LocalTarget
 
 
 @cache
 def probed() -> tuple[ProbedDevice, ...]:
     """The devices whose drivers survive a child process; the first is what codl would choose."""
-    return tuple(device for result in probe_all() for device in result.devices)
+    return tuple(device for result in LocalTarget().probe() for device in result.devices)
 
 
 @cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,25 +13,30 @@ import pytest
 from codl.ir import parse
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.measure import collector
-from codl.measure import compile_workers as ahead
+from codl.kernels.tuning import Tuning
+from codl.measure import batch as batches
 from codl.measure import drift as anchors
 from codl.measure.collector import collect
-from codl.measure.compile_workers import MOST_ON_GPU, Ahead, needs_kernels, worker_count
 from codl.measure.dataset import Dataset
 from codl.measure.drift import Anchors
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
 from codl.runtime import cache
 from codl.runtime.opencl import open_device
+from codl.targets import compile_workers as ahead
+from codl.targets.compile_workers import (
+    MOST_ON_GPU,
+    CompileWorkers,
+    needs_kernels,
+    worker_count,
+)
+from codl.targets.local import LocalTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
 #: A worker that dies of convolutions with an activation in one variant, as of a driver's failure.
 DYING = """
-import os, sys
-from multiprocessing.connection import Connection
-from codl.measure import compile_workers
+import os
 from codl.measure.runner import Bench
 compile = Bench.compile
 def deadly(self, task):
@@ -39,7 +44,8 @@ def deadly(self, task):
         os._exit(3)
     compile(self, task)
 Bench.compile = deadly
-compile_workers._work(Connection(int(sys.argv[1])))
+from codl.targets.agent import main
+main(0.0)
 """
 
 
@@ -65,12 +71,14 @@ def test_workers_compile_and_survive_each_other(
     monkeypatch.setattr(ahead, "WORTH", 1)
     tasks = kernel_tasks(first_soc)
     assert not any(compiled(first_soc, tasks))
-    with Ahead(first_soc, 2, [sys.executable, "-c", DYING]) as workers:
-        workers.compile(tasks, 60)
+    with CompileWorkers(first_soc, 2, [sys.executable, "-c", DYING]) as workers:
+        workers.compile(tasks, Tuning(), 60)
     (fatal,) = (
         t for t in tasks if isinstance(t, OpTask) and t.variant == "gpu_direct" and t.op == OPS[1]
     )
-    assert workers.deadly == {fatal: "2 processes died while it was compiled (code 3)"}
+    assert workers.deadly == {
+        fatal: "2 processes died while it was compiled: A process ended with code 3."
+    }
     assert compiled(first_soc, tasks) == [task is not fatal for task in tasks]
 
 
@@ -78,12 +86,11 @@ def test_what_workers_die_of_is_a_failed_row(
     first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "WORTH", 1)
-    monkeypatch.setattr(collector, "worker_count", lambda soc: 1)
-    dying = partial(Ahead, command=[sys.executable, "-c", DYING])
-    monkeypatch.setattr(collector, "Ahead", dying)
+    dying = CompileWorkers(first_soc, 1, [sys.executable, "-c", DYING])
     monkeypatch.setattr(anchors, "TOLERANCE", float("inf"))
     dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)
-    done = collect(first_soc, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
+    with closing(LocalTarget(first_soc, workers=dying)) as target:
+        done = collect(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
     assert done.left == 0
     rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
     assert [row.status for row in rows.values()].count("failed") == 1
@@ -96,8 +103,8 @@ def test_workers_that_cannot_begin_are_done_without(
     first_soc: Soc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "WORTH", 1)
-    with Ahead(first_soc, 2, [sys.executable, "-c", "raise SystemExit(1)"]) as workers:
-        workers.compile(kernel_tasks(first_soc), 60)
+    with CompileWorkers(first_soc, 2, [sys.executable, "-c", "raise SystemExit(1)"]) as workers:
+        workers.compile(kernel_tasks(first_soc), Tuning(), 60)
         assert not workers.deadly
         assert not workers.is_used
 
@@ -112,8 +119,8 @@ def test_few_cores_are_left_alone(first_soc: Soc) -> None:
     assert 1 <= worker_count(with_cores(3, 1)) <= 3
     card = with_cores(16, 0)
     assert worker_count(replace(card, gpu=replace(card.gpu, type="gpu"))) <= MOST_ON_GPU
-    with Ahead(first_soc, 0) as workers:
-        workers.compile(kernel_tasks(first_soc), 60)
+    with CompileWorkers(first_soc, 0) as workers:
+        workers.compile(kernel_tasks(first_soc), Tuning(), 60)
         assert not workers.is_used
 
 
@@ -124,14 +131,12 @@ def test_a_machine_that_is_never_quiet_is_not_always_disturbed() -> None:
         "busy": [1.0, 1.2, 1.0, 1.1, 1.0],
         "slow for a while": [1.0, 1.2, 1.2, 1.2, 1.2],
     }
-    found = object.__new__(Anchors)
-    found.levels = {("op", side): own for side, own in levels.items()}
-    assert found.spread("quiet") <= 0.01  # type: ignore[arg-type]
-    assert 0.09 < found.spread("busy") < 0.2  # type: ignore[arg-type]
-    assert found.spread("slow for a while") == 0  # type: ignore[arg-type]
-    found.slowdown = lambda processor: 0.15  # type: ignore[method-assign, assignment]
-    assert found.is_disturbed("quiet")  # type: ignore[arg-type]
-    assert not found.is_disturbed("busy")  # type: ignore[arg-type]
+    anchors_of = Anchors({("op", side): own for side, own in levels.items()})
+    assert anchors_of.spread("quiet") <= 0.01  # type: ignore[arg-type]
+    assert 0.09 < anchors_of.spread("busy") < 0.2  # type: ignore[arg-type]
+    assert anchors_of.spread("slow for a while") == 0  # type: ignore[arg-type]
+    known = Anchors({("op", "cpu"): levels["quiet"], ("op", "gpu"): levels["busy"]})
+    assert known.tolerance["cpu"] < 0.15 < known.tolerance["gpu"]
 
 
 class Once:
@@ -148,9 +153,9 @@ class Once:
 def test_what_was_disturbed_is_kept_where_nothing_measures_it_again(
     first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "_is_disturbed", lambda anchors, prepared: True)
+    monkeypatch.setattr(batches.BatchRunner, "_is_disturbed", lambda *args: True)
     dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)[:3]
     rounds = replace(QUICK, span_s=1.0)
-    done = collect(first_soc, dataset, tasks, rounds=rounds, chooser=Once())
+    done = collect(LocalTarget(first_soc), dataset, tasks, rounds=rounds, chooser=Once())
     assert (done.again, done.left, done.stopped) == (3, 0, "settled")
     assert done.rows == sum(len(task.tables) for task in tasks)

@@ -1,0 +1,174 @@
+"""A batch of tasks, measured on the target in one go; what comes of it is judged by the collector.
+
+Everything whose timing matters happens here: kernels are compiled ahead, tasks are built until
+there is enough for a batch's time, and then all take turns with the anchors, which show whether the
+machine was as fast as usual.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from codl.ir.types import Processor
+from codl.kernels.tuning import Tuning
+from codl.measure import drift, timing
+from codl.measure.dataset import AnchorRow, Row
+from codl.measure.runner import Bench, Prepared, failed_row
+from codl.measure.tasks import OpTask, SharingTask, Task
+from codl.measure.timing import Rounds, Timed
+
+#: What a batch may take of the memory, and how often a task's tensors and weights lie there.
+MEMORY_SHARE, MEMORY_BYTES, COPIES = 0.25, 6 << 30, 3
+#: Tasks that take more than one such share of that, and all of them together at most the other:
+#: enough small ones must fit beside them to fill a batch's time.
+LARGE, ALL_LARGE = 0.02, 0.5
+
+
+@dataclass(frozen=True)
+class MeasureBatch:
+    """Tasks of which a target measures as many of the first as `left_s` and `rounds` allow.
+
+    `usual_ms` is what every anchor, by op and processor, usually takes, and `tolerance` by which
+    part of that a processor may be slower; in a run's first batch both are empty.
+    """
+
+    tasks: tuple[Task, ...]
+    run: str
+    rounds: Rounds
+    tuning: Tuning
+    left_s: float
+    usual_ms: Mapping[tuple[str, str], float]
+    tolerance: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The row of a task; `is_disturbed` where a processor that it ran on was slower than usual."""
+
+    task: Task
+    row: Row
+    is_disturbed: bool = False
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Rows and the levels of the anchors.
+
+    `lost` says how the process that measured ended before it was done, else "". Then `suspects` are
+    the tasks that it may have ended of: the one that was being built, or all that took turns.
+    """
+
+    measurements: tuple[Measurement, ...]
+    anchors: tuple[AnchorRow, ...]
+    lost: str = ""
+    suspects: tuple[Task, ...] = ()
+
+
+class CompilesAhead(Protocol):
+    """Compiles what comes next; `deadly` tasks took a process down, with what is known of it."""
+
+    @property
+    def deadly(self) -> Mapping[Task, str]: ...
+
+    @property
+    def is_used(self) -> bool: ...
+
+    def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
+
+
+class Watcher(Protocol):
+    """Told what is going on, so that it is known what a process died of."""
+
+    def building(self, index: int) -> None: ...
+    def timing(self) -> None: ...
+
+
+class Unwatched:
+    """A watcher that does not care: this process sees for itself."""
+
+    def building(self, index: int) -> None: ...
+    def timing(self) -> None: ...
+
+
+class BatchRunner:
+    """Measures the batches of one run; the anchors are built once."""
+
+    def __init__(self, bench: Bench, ahead: CompilesAhead) -> None:
+        self._bench, self._ahead = bench, ahead
+        self._anchors = drift.prepare(bench)
+
+    def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
+        """Build the first tasks and let them take turns, in a batch's time or what is left."""
+        # As much time each to compile, to build and to measure them.
+        seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
+        self._ahead.compile(batch.tasks, batch.tuning, seconds)
+        prepared, done = self._prepare(batch, seconds, watcher)
+        for anchor in self._anchors:
+            anchor.timed.found.clear()
+        watcher.timing()
+        timed: list[Timed] = [one.timed for one in (*self._anchors, *prepared)]
+        rounds = replace(batch.rounds, span_s=seconds)
+        timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared))
+        done += [
+            Measurement(one.task, one.row(), self._is_disturbed(batch, [one])) for one in prepared
+        ]
+        return BatchResult(tuple(done), tuple(map(drift.level, self._anchors)))
+
+    def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
+        """Whether a processor that some of these ran on is slower than usual."""
+        tasks = [one.task for one in prepared]
+        used: set[Processor] = {task.processor for task in tasks if isinstance(task, OpTask)}
+        if any(not isinstance(task, OpTask) for task in tasks):
+            used = {"cpu", "gpu"}
+        slowdown = {p: drift.slowdown(self._anchors, p, batch.usual_ms) for p in used}
+        return any(slowdown[p] > batch.tolerance.get(p, float("inf")) for p in used)
+
+    def _prepare(
+        self, batch: MeasureBatch, seconds: float, watcher: Watcher
+    ) -> tuple[list[Prepared], list[Measurement]]:
+        """Build tasks until there is enough for so many seconds, or for the memory.
+
+        Those that are ready, and the rows of those that failed or are done; deadly ones fail.
+        """
+        prepared: list[Prepared] = []
+        done: list[Measurement] = []
+        planned = taken = large = 0.0
+        limit, begin = _memory_bytes(), time.monotonic()
+        for index, task in enumerate(batch.tasks):
+            is_enough = planned >= seconds or time.monotonic() - begin >= seconds
+            if is_enough and (prepared or done):
+                break
+            size = COPIES * _bytes(task)
+            more = size if size > LARGE * limit else 0.0
+            if prepared and (taken + size > limit or (more and large + more > ALL_LARGE * limit)):
+                continue  # smaller ones may fit; it comes first in a later batch
+            taken, large = taken + size, large + more
+            watcher.building(index)
+            one = self._build(task, batch.run)
+            if isinstance(one, Prepared):
+                prepared.append(one)
+                planned += one.timed.seconds
+            else:
+                done.append(Measurement(task, one))
+        return prepared, done
+
+    def _build(self, task: Task, run: str) -> Prepared | Row:
+        if task in self._ahead.deadly:
+            return failed_row(task, run, self._ahead.deadly[task])
+        return self._bench.prepare(task)
+
+
+def _bytes(task: Task) -> int:
+    if isinstance(task, OpTask):
+        return task.part.bytes
+    return 2 * task.shape.bytes if isinstance(task, SharingTask) else 0
+
+
+def _memory_bytes() -> float:
+    """What a batch may take: devices and hosts with little memory get small batches."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(MEMORY_SHARE * total, MEMORY_BYTES)

@@ -1,0 +1,152 @@
+"""Tasks as records of text and numbers, for agents that measure them in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import msgspec
+
+from codl.errors import CodlError
+from codl.ir import Dim, Op, Shape, parse, to_text
+from codl.ir.ops.onnx_model import OnnxModel
+from codl.ir.types import Direction, Processor, Storage
+from codl.kernels.tuning import Tuned, Tuning
+from codl.measure.tasks import (
+    BatchTask,
+    ColdTask,
+    ContentionTask,
+    DispatchTask,
+    OpTask,
+    SharingTask,
+    Task,
+)
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="task"):
+    """Base of the records; ops are texts of `codl.ir.op_text`."""
+
+
+class OpRecord(_Record, frozen=True, tag="op"):
+    """An `OpTask`."""
+
+    tables: tuple[str, ...]
+    variant: str
+    processor: Processor
+    op: str
+    dim: Dim
+    share: float
+    part: str
+
+
+class SharingRecord(_Record, frozen=True, tag="sharing"):
+    """A `SharingTask`."""
+
+    direction: Direction
+    shape: Shape
+    storage: Storage
+
+
+class DispatchRecord(_Record, frozen=True, tag="dispatch"):
+    """A `DispatchTask`."""
+
+    processor: Processor
+    count: int
+
+
+class ColdRecord(_Record, frozen=True, tag="cold"):
+    """A `ColdTask`."""
+
+    processor: Processor
+    op: str
+    variant: str
+
+
+class ContentionRecord(_Record, frozen=True, tag="contention"):
+    """A `ContentionTask`."""
+
+    cpu: str
+    cpu_variant: str
+    gpu: str
+    gpu_variant: str
+
+
+class BatchRecord(_Record, frozen=True, tag="batch"):
+    """A `BatchTask`."""
+
+    processor: Processor
+    op: str
+    images: int
+    variant: str
+
+
+TaskRecord: TypeAlias = (
+    OpRecord | SharingRecord | DispatchRecord | ColdRecord | ContentionRecord | BatchRecord
+)
+#: The ONNX models of ops that are one, by the digest that their texts have.
+Models: TypeAlias = Mapping[str, bytes]
+
+
+def to_record(task: Task) -> TaskRecord:
+    """The record of a task; `models_of` has what its ops' texts do not hold."""
+    if isinstance(task, OpTask):
+        op, part = to_text(task.op), to_text(task.part)
+        return OpRecord(task.tables, task.variant, task.processor, op, task.dim, task.share, part)
+    if isinstance(task, SharingTask):
+        return SharingRecord(task.direction, task.shape, task.storage)
+    if isinstance(task, DispatchTask):
+        return DispatchRecord(task.processor, task.count)
+    if isinstance(task, ColdTask):
+        return ColdRecord(task.processor, to_text(task.op), task.variant)
+    if isinstance(task, ContentionTask):
+        cpu, gpu = to_text(task.cpu), to_text(task.gpu)
+        return ContentionRecord(cpu, task.cpu_variant, gpu, task.gpu_variant)
+    return BatchRecord(task.processor, to_text(task.op), task.images, task.variant)
+
+
+def from_record(record: TaskRecord, models: Models) -> Task:
+    """The task of a record; raises `CodlError` for a text that is no op, or a model that lacks."""
+    if isinstance(record, OpRecord):
+        op, part = _op(record.op, models), _op(record.part, models)
+        return OpTask(
+            record.tables, record.variant, record.processor, op, record.dim, record.share, part
+        )
+    if isinstance(record, SharingRecord):
+        return SharingTask(record.direction, record.shape, record.storage)
+    if isinstance(record, DispatchRecord):
+        return DispatchTask(record.processor, record.count)
+    if isinstance(record, ColdRecord):
+        return ColdTask(record.processor, _op(record.op, models), record.variant)
+    if isinstance(record, ContentionRecord):
+        cpu, gpu = _op(record.cpu, models), _op(record.gpu, models)
+        return ContentionTask(cpu, record.cpu_variant, gpu, record.gpu_variant)
+    return BatchTask(record.processor, _op(record.op, models), record.images, record.variant)
+
+
+def models_of(tasks: Iterable[Task]) -> dict[str, bytes]:
+    """The ONNX models of the tasks' ops, by digest."""
+    ops = [op for task in tasks for op in _ops(task)]
+    return {op.digest: op.model for op in ops if isinstance(op, OnnxModel)}
+
+
+def choices_of(tuning: Tuning) -> tuple[Tuned, ...]:
+    """What was tuned, without the trials: all that kernels are made by."""
+    return tuple(replace(result, trials=()) for result in tuning.results.values())
+
+
+def _ops(task: Task) -> Sequence[Op]:
+    if isinstance(task, OpTask):
+        return task.op, task.part
+    if isinstance(task, ContentionTask):
+        return task.cpu, task.gpu
+    return (task.op,) if isinstance(task, ColdTask | BatchTask) else ()
+
+
+def _op(text: str, models: Models) -> Op:
+    op = parse(text)
+    if not isinstance(op, OnnxModel):
+        return op
+    if op.digest not in models:
+        raise CodlError(f"The ONNX model of the op {text!r} was not sent with it.")
+    return replace(op, model=models[op.digest])

@@ -1,0 +1,146 @@
+"""A child process with which this one exchanges frames over its standard input and output.
+
+What it writes to standard error becomes lines of the log `codl.agent`. Every wait has a limit: a
+child that hangs is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from select import POLLERR, POLLHUP, POLLIN, POLLOUT, poll
+from threading import Thread
+from time import monotonic
+from typing import IO
+
+from codl.errors import DeviceError
+from codl.runtime import threads
+
+LOG = logging.getLogger("codl.agent")
+#: A child whose input has ended gets so long to end by itself.
+END_S = 5.0
+#: What libraries read from the environment when they are loaded; a child sets its own.
+VARIABLES = ("DPCPP_CPU_", "CL_CONFIG_", "POCL_", "OCL_ICD_VENDORS")
+
+
+class TimedOutError(DeviceError):
+    """A child did not read or write for as long as it may take."""
+
+
+class Pipe:
+    """A pipe to or from a child; whoever waits for it longer than until `deadline` gives up."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._descriptor = file, file.fileno()
+        os.set_blocking(self._descriptor, False)
+        self.deadline = float("inf")
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, none at the end; raises `TimedOutError`."""
+        while True:
+            try:
+                return os.read(self._descriptor, size)
+            except BlockingIOError:
+                self._wait(POLLIN)
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:
+                self._wait(POLLOUT)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+    def _wait(self, event: int) -> None:
+        left = self.deadline - monotonic()
+        waiting = poll()
+        waiting.register(self._descriptor, event | POLLHUP | POLLERR)
+        limit_ms = None if left == float("inf") else max(0.0, 1e3 * left)
+        if not waiting.poll(limit_ms):
+            raise TimedOutError("no answer in time")
+
+
+class Child:
+    """A running process with a pipe to its input and one from its output.
+
+    It begins on the given cores, or on those that this process was started on.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cores: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        with threads.pinned(cores or threads.INITIAL_CORES):
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(inherited() if environment is None else environment),
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.input, self.output = Pipe(self._process.stdin), Pipe(self._process.stdout)
+        self._lines: deque[str] = deque(maxlen=20)
+        self._log = Thread(target=self._pass_on, args=(self._process.stderr,), daemon=True)
+        self._log.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def limit(self, seconds: float) -> None:
+        """From now on it may take so long to read what is written or to write what is read."""
+        self.input.deadline = self.output.deadline = monotonic() + seconds
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> int:
+        """Close its input, at which it ends; its exit code, or minus the signal that ended it."""
+        self.input.close()
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self.output.close()
+        self._log.join(END_S)
+        return code
+
+    def ending(self) -> str:
+        """How it ended, and the last line that it wrote; it must be ending, or is killed."""
+        code = self.close()
+        last = f": {self._lines[-1]}" if self._lines else ""
+        return f"crashed (signal {-code}){last}" if code < 0 else f"ended with code {code}{last}"
+
+    def _pass_on(self, errors: IO[bytes]) -> None:
+        with errors:
+            for line in errors:
+                text = line.decode(errors="replace").rstrip()
+                if text:
+                    self._lines.append(text)
+                    LOG.info("%s", text)
+
+
+def inherited() -> dict[str, str]:
+    """This process's environment without what it set for the drivers that it loaded itself."""
+    return {name: v for name, v in os.environ.items() if not name.startswith(VARIABLES)}

@@ -1,0 +1,179 @@
+"""Frames: typed JSON messages with binary blobs over a byte stream, lengths first.
+
+A frame is a head of 16 bytes (`MAGIC`, its number in this direction, bytes of JSON, count of
+blobs; little-endian), the length of every blob (8 bytes each), the JSON and the blobs. Numbers
+count from 0, so that a frame that was lost or sent twice is noticed. Messages are msgspec structs:
+what does not fit its declared type is refused. The first error ends a connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from codl.errors import CodlError
+
+MAGIC = b"CDL1"
+HEAD = struct.Struct("<4sIII")
+#: The most that a frame may have of JSON, of blobs, and of bytes in all of its blobs together.
+MOST_JSON, MOST_BLOBS, MOST_BYTES = 64 << 20, 1 << 16, 8 << 30
+#: So much is read at a time: a length that lies costs no memory before its bytes have come.
+PIECE = 1 << 20
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class FrameError(CodlError):
+    """The other side sent what is no frame, or the connection has ended."""
+
+
+class ConnectionEnded(FrameError):  # noqa: N818 (an end is no defect)
+    """The other side closed the stream between two frames."""
+
+
+class Reader(Protocol):
+    """A byte stream to read; `read` gives at most `size` bytes, none at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Writer(Protocol):
+    """A byte stream to write; `write` takes all bytes that it is given."""
+
+    def write(self, data: bytes | memoryview, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest frame that is taken or sent."""
+
+    json_bytes: int = MOST_JSON
+    blobs: int = MOST_BLOBS
+    blob_bytes: int = MOST_BYTES
+
+    def check(self, json_bytes: int, blobs: int) -> None:
+        if json_bytes > self.json_bytes:
+            raise FrameError(
+                f"A frame has {json_bytes} bytes of JSON; at most {self.json_bytes} are allowed."
+            )
+        if blobs > self.blobs:
+            raise FrameError(f"A frame has {blobs} blobs; at most {self.blobs} are allowed.")
+
+    def check_blobs(self, lengths: Sequence[int]) -> None:
+        if sum(lengths) > self.blob_bytes:
+            raise FrameError(
+                f"A frame has {sum(lengths)} bytes of blobs; at most {self.blob_bytes} are allowed."
+            )
+
+
+LIMITS = Limits()
+
+
+class Connection(Generic[In, Out]):
+    """Messages to and from the other side of a byte stream; `incoming` is what may come.
+
+    Every method raises `FrameError`, and does so ever after once it has been raised.
+    """
+
+    def __init__(
+        self, reader: Reader, writer: Writer, incoming: Any, *, limits: Limits = LIMITS
+    ) -> None:
+        self._reader, self._writer, self._limits = reader, writer, limits
+        self._decoder = msgspec.json.Decoder(incoming)
+        self._encoder = msgspec.json.Encoder()
+        self._sent = self._received = 0
+        self._error: FrameError | None = None
+
+    def send(self, message: Out, blobs: Sequence[bytes | memoryview] = ()) -> None:
+        """Write a message with its blobs, and flush."""
+        self._check_open()
+        try:
+            text = self._encoder.encode(message)
+            views = [memoryview(blob).cast("B") for blob in blobs]
+            lengths = [view.nbytes for view in views]
+            self._limits.check(len(text), len(views))
+            self._limits.check_blobs(lengths)
+            head = HEAD.pack(MAGIC, self._sent & 0xFFFFFFFF, len(text), len(views))
+            self._writer.write(head + struct.pack(f"<{len(views)}Q", *lengths) + text)
+            for view in views:
+                self._writer.write(view)
+            self._writer.flush()
+        except FrameError as error:
+            raise self._ended(error) from None
+        except (OSError, ValueError) as error:
+            raise self._ended(ConnectionEnded(f"The other side cannot be reached: {error}.")) from (
+                error
+            )
+        self._sent += 1
+
+    def receive(self) -> tuple[In, list[bytes]]:
+        """The next message and its blobs; raises `ConnectionEnded` where there is none."""
+        self._check_open()
+        try:
+            text, blobs = self._frame()
+            message: In = self._decoder.decode(text)
+        except FrameError as error:
+            raise self._ended(error) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            problem = f"Frame {self._received} holds no message that is expected here: {error}"
+            raise self._ended(FrameError(problem)) from error
+        except (OSError, ValueError) as error:
+            raise self._ended(ConnectionEnded(f"The other side cannot be reached: {error}.")) from (
+                error
+            )
+        self._received += 1
+        return message, blobs
+
+    def send_last(self, message: Out) -> None:
+        """Say why the connection ends, if the other side still listens."""
+        self._error = None
+        try:
+            self.send(message)
+        finally:
+            self._error = self._error or ConnectionEnded("It was ended from this side.")
+
+    def refuse(self, problem: str) -> FrameError:
+        """End the connection because of a message that is valid but not now; the error to raise."""
+        return self._ended(FrameError(problem))
+
+    def _frame(self) -> tuple[bytes, list[bytes]]:
+        head = self._read(HEAD.size, "its head", may_end=True)
+        magic, number, json_bytes, count = HEAD.unpack(head)
+        if magic != MAGIC:
+            raise FrameError(f"Expected a frame, which begins with {MAGIC!r}; got {magic!r}.")
+        if number != self._received & 0xFFFFFFFF:
+            raise FrameError(f"Expected frame {self._received}, got frame {number}: out of order.")
+        self._limits.check(json_bytes, count)
+        sizes = self._read(8 * count, "the lengths of its blobs")
+        lengths = struct.unpack(f"<{count}Q", sizes)
+        self._limits.check_blobs(lengths)
+        text = self._read(json_bytes, "its JSON")
+        return text, [self._read(n, f"blob {i}") for i, n in enumerate(lengths)]
+
+    def _read(self, size: int, part: str, *, may_end: bool = False) -> bytes:
+        content = bytearray()
+        while len(content) < size:
+            piece = self._reader.read(min(PIECE, size - len(content)))
+            if not piece:
+                if may_end and not content:
+                    raise ConnectionEnded("The other side ended the connection.")
+                raise FrameError(
+                    f"Frame {self._received} is cut short: {part} should have {size} bytes, "
+                    f"{len(content)} came."
+                )
+            content += piece
+        return bytes(content)
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(f"The connection has ended: {self._error}")
+
+    def _ended(self, error: FrameError) -> FrameError:
+        self._error = error
+        return error

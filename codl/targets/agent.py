@@ -1,0 +1,228 @@
+"""The agent: serves requests on its standard input by the target that is this very process.
+
+It executes nothing that it is sent but kernels and nets. Libraries print to standard output as they
+like; for them it is standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from codl.errors import CodlError, CodlWarning
+from codl.provenance import VERSION as CODL
+from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.targets.messages import (
+    VERSION,
+    AnyReply,
+    AnyRequest,
+    Building,
+    Clocks,
+    Compile,
+    CoresSeen,
+    Describe,
+    Described,
+    Done,
+    Failed,
+    Hello,
+    Look,
+    Looked,
+    Measure,
+    Measured,
+    MeasuredRow,
+    ObserveCores,
+    Open,
+    OpenDevice,
+    Probe,
+    Probed,
+    ReadClocks,
+    Reply,
+    Timing,
+    Warned,
+)
+
+Answer = tuple[Reply, Sequence[bytes]]
+
+
+def main(begin: float) -> int:
+    """Serve until the input ends; `begin` is when this process did. Returns the exit code."""
+    reader, writer = _own_streams()
+    with reader, writer:
+        return Agent(reader, writer, begin).serve()
+
+
+def _own_streams() -> tuple[Any, Any]:
+    """Standard input and output for frames alone; whoever else uses them gets others."""
+    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return reader, writer
+
+
+class Agent:
+    """Answers one request after the other.
+
+    What is wrong with a request becomes `Failed`; what is wrong with a frame ends the connection.
+    """
+
+    def __init__(self, reader: Reader, writer: Writer, begin: float) -> None:
+        self._connection: Connection[AnyRequest, AnyReply] = Connection(reader, writer, AnyRequest)
+        self._begin = begin
+        self._target: Any = None
+
+    def serve(self) -> int:
+        """Until the other side closes the connection; 1 where that was because of an error."""
+        self._send(Hello(VERSION, CODL, self._begin, perf_counter()))
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = self._warn  # type: ignore[assignment]
+                while True:
+                    request, blobs = self._connection.receive()
+                    answer, parts = self._answer(request, blobs)
+                    self._connection.send(answer, parts)  # type: ignore[arg-type]
+        except ConnectionEnded:
+            return 0
+        except FrameError as error:
+            print(error, file=sys.stderr)
+            with suppress(FrameError):
+                self._connection.send_last(Failed("FrameError", str(error)))
+            return 1
+        finally:
+            if self._target is not None:
+                self._target.close()
+
+    def _answer(self, request: AnyRequest, blobs: list[bytes]) -> Answer:
+        try:
+            handler: Callable[..., Answer] = HANDLERS[type(request)]
+            return handler(self, request, blobs)
+        except FrameError:
+            raise
+        except CodlError as error:
+            return Failed(_kind(error), str(error)), ()
+        except Exception as error:  # a defect here, or a library's
+            traceback.print_exc()
+            return Failed(type(error).__name__, _first_line(error)), ()
+
+    def _send(self, message: AnyReply) -> None:
+        self._connection.send(message)
+
+    def _warn(self, message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, CodlWarning):
+            self._send(Warned(str(message)))
+        else:
+            print(message, file=sys.stderr)
+
+    @property
+    def target(self) -> Any:
+        """This process as the target of a SoC; raises `CodlError` where none was opened."""
+        if self._target is None:
+            from codl.targets.local import LocalTarget
+
+            self._target = LocalTarget()
+        return self._target
+
+    def open(self, request: Open, blobs: list[bytes]) -> Answer:
+        from codl.targets.local import LocalTarget
+
+        if self._target is not None:
+            raise self._connection.refuse("A SoC was opened already: Open must come first.")
+        self._target = LocalTarget(request.soc)
+        return Done(), ()
+
+    def open_device(self, request: OpenDevice, blobs: list[bytes]) -> Answer:
+        self.target.open_device()
+        return Done(), ()
+
+    def look(self, request: Look, blobs: list[bytes]) -> Answer:
+        from codl.runtime.probe import look
+
+        return Looked(tuple(look(request.icd))), ()
+
+    def describe(self, request: Describe, blobs: list[bytes]) -> Answer:
+        return Described(self.target.describe()), ()
+
+    def probe(self, request: Probe, blobs: list[bytes]) -> Answer:
+        return Probed(tuple(self.target.probe())), ()
+
+    def observe_cores(self, request: ObserveCores, blobs: list[bytes]) -> Answer:
+        seen = self.target.observe_cores()
+        return CoresSeen(tuple(seen["cpu"]), tuple(seen["gpu"])), ()
+
+    def read_clocks(self, request: ReadClocks, blobs: list[bytes]) -> Answer:
+        return Clocks(self.target.clocks_mhz()), ()
+
+    def compile(self, request: Compile, blobs: list[bytes]) -> Answer:
+        from codl.kernels.tuning import Tuning
+        from codl.measure.task_records import from_record
+
+        models = dict(zip(request.models, blobs, strict=True))
+        self.target.compile(from_record(request.task, models), Tuning.of(request.tuning))
+        return Done(), ()
+
+    def measure(self, request: Measure, blobs: list[bytes]) -> Answer:
+        from codl.kernels.tuning import Tuning
+        from codl.measure.batch import MeasureBatch
+        from codl.measure.task_records import from_record
+
+        models = dict(zip(request.models, blobs, strict=True))
+        tasks = tuple(from_record(record, models) for record in request.tasks)
+        batch = MeasureBatch(
+            tasks=tasks,
+            run=request.run,
+            rounds=request.rounds,
+            tuning=Tuning.of(request.tuning),
+            left_s=float("inf") if request.left_s is None else request.left_s,
+            usual_ms={(own.op, own.processor): own.latency_ms for own in request.usual_ms},
+            tolerance=request.tolerance,
+        )
+        result = self.target.measure(batch, watcher=self)
+        index = {task: at for at, task in enumerate(tasks)}
+        rows = tuple(
+            MeasuredRow(index[one.task], msgspec.to_builtins(one.row), one.is_disturbed)
+            for one in result.measurements
+        )
+        return Measured(rows, result.anchors), ()
+
+    def building(self, index: int) -> None:
+        self._send(Building(index))
+
+    def timing(self) -> None:
+        self._send(Timing())
+
+
+HANDLERS: dict[type[Any], Callable[..., Answer]] = {
+    Look: Agent.look,
+    Describe: Agent.describe,
+    Probe: Agent.probe,
+    Open: Agent.open,
+    OpenDevice: Agent.open_device,
+    ObserveCores: Agent.observe_cores,
+    ReadClocks: Agent.read_clocks,
+    Compile: Agent.compile,
+    Measure: Agent.measure,
+}
+
+
+def _kind(error: CodlError) -> str:
+    """The nearest of codl's own classes: others cannot be raised on the other side."""
+    return next(c.__name__ for c in type(error).__mro__ if c.__module__ == CodlError.__module__)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main(perf_counter()))

@@ -1,0 +1,228 @@
+"""The host's end of an agent: starts it, asks it, and starts it again after it was lost."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+from codl import errors
+from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.runtime.child import Child, TimedOutError
+from codl.runtime.frames import Connection, ConnectionEnded, FrameError
+from codl.targets.messages import (
+    VERSION,
+    AnyReply,
+    AnyRequest,
+    Failed,
+    Hello,
+    Reply,
+    Request,
+    Warned,
+)
+
+#: An agent on this machine. Its clock is read before anything of codl is imported.
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import time; begin = time.perf_counter(); "
+    "from codl.targets.agent import main; raise SystemExit(main(begin))",
+)
+#: Python's modules of an agent are read from a disk that may be slow.
+START_S = 120.0
+Blobs = Sequence[bytes | memoryview]
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class AgentLostError(DeviceError):
+    """An agent crashed, was killed, hung, or said what cannot be understood; it has ended."""
+
+
+@dataclass
+class _Running:
+    child: Child
+    connection: Connection[AnyReply, AnyRequest]
+    #: By this process's clock.
+    begin: float
+    #: None before the agent has said that it is there.
+    hello: Hello | None = None
+
+
+class AgentClient:
+    """An agent behind a command that speaks frames; started at the first request.
+
+    `prelude` requests are made of every agent that is started, before anything else: the state that
+    one that was lost took with it. `name` is what errors call it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] = COMMAND,
+        *,
+        name: str = "the agent",
+        cores: Sequence[int] = (),
+        prelude: Sequence[Request] = (),
+    ) -> None:
+        self._command, self._name, self._cores = tuple(command), name, tuple(cores)
+        self._prelude = tuple(prelude)
+        self._running: _Running | None = None
+
+    def ask(
+        self,
+        request: Request,
+        reply: type[ReplyT],
+        blobs: Blobs = (),
+        *,
+        on_event: Callable[[Reply], None] | None = None,
+        limit_s: float | None = None,
+    ) -> tuple[ReplyT, list[bytes]]:
+        """The answer to a request, and the blobs that came with it.
+
+        Raises `AgentLostError` where it does not answer, and codl's own errors as the agent raised
+        them.
+        """
+        running = self._ready()
+        return self._exchange(running, request, reply, blobs, on_event, limit_s)
+
+    def spawn(self) -> None:
+        """Start the agent's process without waiting for it, as where several begin at once."""
+        begin = perf_counter()
+        child = Child(self._command, cores=self._cores)
+        child.limit(START_S)
+        connection: Connection[AnyReply, AnyRequest] = Connection(
+            child.output, child.input, AnyReply
+        )
+        self._running = _Running(child, connection, begin)
+
+    def _ready(self) -> _Running:
+        """The running agent, greeted and made what the one before was."""
+        if self._running is None:
+            self.spawn()
+        running = self._running
+        assert running is not None
+        if running.hello is None:
+            first, _ = self._receive(running)
+            if not isinstance(first, Hello) or first.version != VERSION:
+                raise self._lost(f"expected an agent of version {VERSION}, which says so first")
+            running.hello = first
+            for request in self._prelude:
+                self._exchange(running, request, request.reply, (), None, None)
+        return running
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the agent on this machine; None where none runs."""
+        return self._running.child.pid if self._running else None
+
+    def close(self) -> None:
+        """End the agent; the next request starts another."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.child.close()
+
+    def fileno(self) -> int:
+        """What becomes readable when the agent answers."""
+        assert self._running is not None
+        return self._running.child.output.fileno()
+
+    def _exchange(
+        self,
+        running: _Running,
+        request: Request,
+        reply: type[ReplyT],
+        blobs: Blobs,
+        on_event: Callable[[Reply], None] | None,
+        limit_s: float | None,
+    ) -> tuple[ReplyT, list[bytes]]:
+        limit = request.limit_s if limit_s is None else limit_s
+        self._post(running, request, blobs, limit)
+        while True:
+            running.child.limit(limit)
+            answer, parts = self._receive(running)
+            if isinstance(answer, reply):
+                return answer, parts
+            if isinstance(answer, Failed):
+                raise self._failure(answer)
+            if isinstance(answer, Warned):
+                warnings.warn(answer.text, CodlWarning, stacklevel=4)
+            elif on_event is not None:
+                on_event(answer)
+            else:
+                raise self._lost(
+                    f"answered {type(request).__name__} with {type(answer).__name__}, "
+                    f"where {reply.__name__} was expected"
+                )
+
+    def post(self, request: Request, blobs: Blobs = (), *, limit_s: float | None = None) -> None:
+        """Send a request whose answer is taken later, by `receive`."""
+        self._post(self._ready(), request, blobs, request.limit_s if limit_s is None else limit_s)
+
+    def _post(self, running: _Running, request: Request, blobs: Blobs, limit_s: float) -> None:
+        running.child.limit(limit_s)
+        try:
+            running.connection.send(request, blobs)  # type: ignore[arg-type]
+        except TimedOutError:
+            raise self._hung() from None
+        except FrameError as error:
+            # Its last words may say why it ended.
+            if isinstance(error, ConnectionEnded):
+                self._last_words(running)
+                raise self._lost("") from error
+            raise self._lost(str(error)) from error
+
+    def receive(self) -> tuple[AnyReply, list[bytes]]:
+        """The next frame; raises `AgentLostError`."""
+        assert self._running is not None
+        return self._receive(self._running)
+
+    def _receive(self, running: _Running) -> tuple[AnyReply, list[bytes]]:
+        try:
+            return running.connection.receive()
+        except TimedOutError:
+            raise self._hung() from None
+        except ConnectionEnded as error:
+            raise self._lost("") from error
+        except FrameError as error:
+            raise self._lost(str(error)) from error
+
+    def _last_words(self, running: _Running) -> None:
+        """Raise what an agent said before it closed the connection, if it said anything."""
+        try:
+            while True:
+                answer, _ = running.connection.receive()
+                if isinstance(answer, Failed):
+                    raise self._lost(answer.text)
+        except (FrameError, TimedOutError):
+            return
+
+    def _hung(self) -> AgentLostError:
+        assert self._running is not None
+        self._running.child.kill()
+        self.close()
+        return AgentLostError(f"{_capital(self._name)} gave no answer in time and was ended.")
+
+    def _lost(self, reason: str) -> AgentLostError:
+        """The error of an agent that ended, or must, for a reason or by itself."""
+        running, self._running = self._running, None
+        assert running is not None
+        if reason:
+            running.child.kill()
+            running.child.close()
+            return AgentLostError(f"{_capital(self._name)} was ended: {reason}.".replace("..", "."))
+        return AgentLostError(f"{_capital(self._name)} {running.child.ending()}.")
+
+    def _failure(self, answer: Failed) -> CodlError:
+        """The error as the agent raised it; another exception becomes a `DeviceError`."""
+        kind = getattr(errors, answer.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, CodlError)):
+            return DeviceError(f"{_capital(self._name)} failed: {answer.kind}: {answer.text}")
+        error = kind.__new__(kind)
+        error.args = (answer.text,)
+        return error
+
+
+def _capital(name: str) -> str:
+    return name[:1].upper() + name[1:]

@@ -1,0 +1,214 @@
+"""What is said to an agent and what it answers; each is one frame.
+
+One request is under way at a time. An agent answers with any number of events and then with the
+request's `reply`, or with `Failed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+
+from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuned
+from codl.measure.dataset import AnchorRow
+from codl.measure.task_records import TaskRecord
+from codl.measure.timing import Rounds
+from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.targets.info import TargetInfo
+
+#: Of the messages; an agent of another version is refused.
+VERSION = 1
+
+
+class Message(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag=True
+):
+    """Base of everything that is sent."""
+
+
+class Reply(Message, frozen=True):
+    """An answer, or an event on the way to one."""
+
+
+class Hello(Reply, frozen=True):
+    """The first frame of an agent; `begin` and `ready` are its clock's when it began and now."""
+
+    version: int
+    codl: str
+    begin: float
+    ready: float
+
+
+class Failed(Reply, frozen=True):
+    """Why a request failed; `kind` is the name of one of codl's errors, or of another exception."""
+
+    kind: str
+    text: str
+
+
+class Warned(Reply, frozen=True):
+    """An event: a warning of codl's."""
+
+    text: str
+
+
+class Advanced(Reply, frozen=True):
+    """An event: so far has the request come (see `codl.measure.progress`)."""
+
+    done: int
+    total: int
+    seconds_left: float
+
+
+class Building(Reply, frozen=True):
+    """An event of `Measure`: the task of this index is being built."""
+
+    index: int
+
+
+class Timing(Reply, frozen=True):
+    """An event of `Measure`: all that was built now takes turns."""
+
+
+class Done(Reply, frozen=True):
+    """There is nothing more to say."""
+
+
+class Request(Message, frozen=True):
+    """Base of what a target is asked; `reply` is the answer, which takes at most `limit_s`.
+
+    The limit is for the time between two frames.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    limit_s: ClassVar[float] = 60.0
+
+
+class Described(Reply, frozen=True):
+    info: TargetInfo
+
+
+class Describe(Request, frozen=True):
+    """What the machine is."""
+
+    reply: ClassVar[type[Reply]] = Described
+
+
+class Looked(Reply, frozen=True):
+    devices: tuple[ProbedDevice, ...]
+
+
+class Look(Request, frozen=True):
+    """Load a driver and run a kernel on each of its devices; the process is for nothing else."""
+
+    icd: str
+    reply: ClassVar[type[Reply]] = Looked
+
+
+class Probed(Reply, frozen=True):
+    drivers: tuple[ProbeResult, ...]
+
+
+class Probe(Request, frozen=True):
+    """Look at every driver of the machine, each in a process of its own."""
+
+    reply: ClassVar[type[Reply]] = Probed
+    limit_s: ClassVar[float] = 600.0
+
+
+class Open(Request, frozen=True):
+    """Be the target of a SoC; must come before anything that measures or runs on it."""
+
+    soc: Soc
+
+
+class OpenDevice(Request, frozen=True):
+    """Open the SoC's device now, which others do when they need it: what fails, fails here."""
+
+
+class CoresSeen(Reply, frozen=True):
+    cpu: tuple[int, ...]
+    gpu: tuple[int, ...]
+
+
+class ObserveCores(Request, frozen=True):
+    """Work on either side alone and see on which cores."""
+
+    reply: ClassVar[type[Reply]] = CoresSeen
+
+
+class Clocks(Reply, frozen=True):
+    mhz: dict[str, float]
+
+
+class ReadClocks(Request, frozen=True):
+    """The clocks of the SoC's cores."""
+
+    reply: ClassVar[type[Reply]] = Clocks
+
+
+class Compile(Request, frozen=True):
+    """Build and run once what a task has on the GPU; `models` are the blobs' digests."""
+
+    task: TaskRecord
+    models: tuple[str, ...]
+    tuning: tuple[Tuned, ...]
+    limit_s: ClassVar[float] = 600.0
+
+
+class UsualLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an anchor usually takes."""
+
+    op: str
+    processor: str
+    latency_ms: float
+
+
+class MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The row of the task of this index, as a CSV file has it."""
+
+    index: int
+    row: dict[str, Any]
+    is_disturbed: bool
+
+
+class Measured(Reply, frozen=True):
+    rows: tuple[MeasuredRow, ...]
+    anchors: tuple[AnchorRow, ...]
+
+
+class Measure(Request, frozen=True):
+    """A `MeasureBatch`; `models` are the blobs' digests."""
+
+    tasks: tuple[TaskRecord, ...]
+    models: tuple[str, ...]
+    run: str
+    rounds: Rounds
+    tuning: tuple[Tuned, ...]
+    left_s: float | None
+    usual_ms: tuple[UsualLevel, ...]
+    tolerance: dict[str, float]
+    reply: ClassVar[type[Reply]] = Measured
+    limit_s: ClassVar[float] = 300.0
+
+
+AnyRequest: TypeAlias = (
+    Describe | Look | Probe | Open | OpenDevice | ObserveCores | ReadClocks | Compile | Measure
+)
+AnyReply: TypeAlias = (
+    Hello
+    | Failed
+    | Warned
+    | Advanced
+    | Building
+    | Timing
+    | Done
+    | Described
+    | Looked
+    | Probed
+    | CoresSeen
+    | Clocks
+    | Measured
+)
