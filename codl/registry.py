@@ -33,14 +33,21 @@ class Registry(Mapping[str, T], Generic[T]):
         self._places: dict[str, str] = {}
         Registry._instances.append(self)
 
-    def add(self, name: str, entry: T, *, origin: object = None) -> T:
-        """Add an entry; raises `DuplicateNameError` where the name is taken.
+    def add(self, name: str, entry: T, *, origin: object = None, before: str | None = None) -> T:
+        """Add an entry, behind all others or before one of them.
 
-        `origin` is the function or class that errors name, the entry itself by default.
+        `origin` is the function or class that errors name, the entry itself by default. Raises
+        `DuplicateNameError` where the name is taken, and `UnknownNameError` for another `before`.
         """
         place = _place(entry if origin is None else origin)
         self._check_free(name, place)
+        if before is not None and before not in self._places:
+            raise UnknownNameError(self.noun, before, self)
         self._entries[name], self._places[name] = entry, place
+        if before is not None:
+            names = list(self._places)
+            behind = names[names.index(before) : -1]
+            self._places |= {other: self._places.pop(other) for other in behind}
         return entry
 
     def add_lazy(self, name: str, place: str) -> None:

@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def names() -> list[str]:
-    gpu = [variant for variant in registry.VARIANTS if variant.processor == "gpu"]
+    gpu = [v for v in registry.VARIANTS.values() if v.processor == "gpu"]
     return [f"{variant.op_kind} {variant.name}" for variant in gpu]
 
 
@@ -163,7 +163,7 @@ class Oclgrind(OpenClDevice):
 def check(soc: Soc, log: Log, only: str, every_choice: bool) -> Iterator[Finding]:
     gpu, added = Oclgrind(soc), set()
     for op in parts(soc):
-        for variant in registry.variants(op, "gpu", soc, every=True):
+        for variant in registry.variants(op, "gpu", soc, include_unfit=True):
             name = f"{op.kind} {variant.name}"
             if only not in name:
                 continue

@@ -29,7 +29,8 @@ from codl.cli.app import app
 from codl.frontend.models import BUILT_IN, described
 from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
-from codl.kernels.registry import VARIANTS
+from codl.ir.types import PROCESSORS, Processor
+from codl.kernels import registry
 from codl.report.content import Column, Row, Section, Table, count
 from codl.report.load import load_result
 from codl.report.summaries import (
@@ -101,16 +102,16 @@ def variants_content() -> Table:
         Column("variants on the GPU", numeric=False),
     )
     rows = tuple(
-        Row((f"`{kind}`", *(_variant_names(kind, side) for side in ("cpu", "gpu"))))
+        Row((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
         for kind in OP_TYPES
     )
     kinds = count(len(OP_TYPES))
-    title = f"{kinds} ops, {count(len(VARIANTS))} kernel variants"
+    title = f"{kinds} ops, {count(len(registry.VARIANTS))} kernel variants"
     return Table(title, columns, (Section("", rows),), (f"{title}.",))
 
 
-def _variant_names(kind: str, processor: str) -> str:
-    own = [v.name for v in VARIANTS if v.op_kind == kind and v.processor == processor]
+def _variant_names(kind: str, processor: Processor) -> str:
+    own = [v.name for v in registry.of_kind(kind, processor)]
     return ", ".join(f"`{name}`" for name in own) or "none"
 
 

@@ -28,10 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from codl.ir.columns import Columns
 from codl.ir.ops.base import Weights
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Constant, ImageSize, Processor, Storage
@@ -117,9 +118,9 @@ def no_constants(weights: Weights) -> Mapping[str, Constant]:
 class KernelPlan:
     """How a GPU variant computes one op.
 
-    `source` is a `.cl` file's path relative to this package; `defines` its macros; `pack` arranges
-    the op's weights once, at compile time (arrays of float32 or float16); `scratch` names buffers
-    by size in bytes, and images by their size. `images` are the constants that become images:
+    `source` is a `.cl` file as `codl.kernels.source` names it; `defines` its macros; `pack`
+    arranges the op's weights once, at compile time (float32 or float16); `scratch` names buffers by
+    size in bytes, and images by their size. `images` are the constants that become images:
     packed as (rows, columns, 4). Equal source and defines are compiled once, so sizes that vary
     with a split belong in `args`, not in `defines`. `storages` says how tensors lie that are not
     blocked float32; `whole_batch` that the launches compute all images and not only one.
@@ -172,10 +173,16 @@ def _halved(constants: Mapping[str, Constant]) -> Mapping[str, Constant]:
     return {k: v if k == "bias" else v.astype(np.float16) for k, v in constants.items()}
 
 
+#: What runs a variant: ncnn, ONNX Runtime, our own OpenCL kernels; or nothing, for latencies that
+#: were measured elsewhere.
+Backend: TypeAlias = Literal["ncnn", "ort", "opencl", "replayed"]
+
+
 class Variant(Protocol):
     """One implementation of one kind of op on one processor.
 
-    Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`.
+    Ops are passed as `Any`: a variant is only ever given ops of its `op_kind`. The capabilities
+    below have defaults in `codl.kernels.variant`.
     """
 
     @property
@@ -187,6 +194,24 @@ class Variant(Protocol):
     @property
     def name(self) -> str:
         """Such as `cpu_gemm`; unique among the variants of an op kind."""
+        ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def is_plannable(self) -> bool:
+        """Whether it may be planned; one that is hardly ever the best runs only when asked for."""
+        ...
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether all images of a batch are computed at once, and not one after the other."""
+        ...
+
+    @property
+    def op_columns(self) -> type[Columns] | None:
+        """What its features are computed over; None where they are computed op by op."""
         ...
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
@@ -207,12 +232,17 @@ Choice: TypeAlias = Mapping[str, int]
 
 
 class GpuVariant(Variant, Protocol):
-    """A variant that runs OpenCL kernels of this package."""
+    """A variant that runs OpenCL kernels."""
 
-    #: The types of device that this variant is written for; on others it works, slowly.
-    meant_for: ClassVar[frozenset[str]]
-    #: Whether all images of a batch are computed in one launch, and not one after the other.
-    takes_batch: ClassVar[bool]
+    @property
+    def meant_for(self) -> frozenset[str]:
+        """The types of device that this variant is written for; on others it works, slowly."""
+        ...
+
+    @property
+    def adds_slowly_on(self) -> frozenset[str]:
+        """The types of device on which adding a residual in the kernel costs more than it saves."""
+        ...
 
     @property
     def storage(self) -> Storage:

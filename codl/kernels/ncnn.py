@@ -52,11 +52,6 @@ class NcnnLayer:
 class CpuVariant(Variant, Protocol):
     """A variant that is a layer of an ncnn net."""
 
-    @property
-    def usual(self) -> bool:
-        """Whether it may be planned; one that is hardly ever the best runs only when asked for."""
-        ...
-
     def plan(self, op: Any, soc: Soc) -> NcnnLayer: ...
 
 

@@ -17,6 +17,7 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Activation, Weights
 from codl.ir.ops.nd import Sizes
 from codl.ir.soc import Soc
+from codl.kernels.base import Backend
 from codl.kernels.replayed import work
 from codl.kernels.variant import OnCpu
 
@@ -59,6 +60,7 @@ class CpuOrt(OnCpu):
     refuse: Callable[[Any], str | None] = lambda op: None
 
     name: ClassVar[str] = "cpu_ort"
+    backend: ClassVar[Backend] = "ort"
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         return self.refuse(op)

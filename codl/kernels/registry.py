@@ -1,4 +1,4 @@
-"""Every kernel variant that codl knows, from the lists of their packages."""
+"""Every kernel variant by the op that it computes, and which of them a SoC has."""
 
 from __future__ import annotations
 
@@ -6,69 +6,27 @@ from collections.abc import Iterable
 from typing import Any
 
 from codl.errors import UnknownNameError
-from codl.ir import OP_TYPES
 from codl.ir.ops.base import Op
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Layout, Processor, Storage
-from codl.kernels import (
-    concat,
-    conv2d,
-    conv_transpose2d,
-    eltwise,
-    fc,
-    gather,
-    matmul,
-    norm,
-    onnx,
-    pooling,
-    reduce,
-    replayed,
-    reshape,
-    resize,
-    softmax,
-    strided,
-)
 from codl.kernels.base import Variant
-from codl.kernels.conv2d import replayed as replayed_conv2d
-from codl.kernels.ort import CpuOrt
+from codl.kernels.replayed import replayed_variants
+from codl.registry import Registry
 
-#: In order of preference: the first that accepts an op is its default.
-PACKAGES = (
-    conv2d,
-    conv_transpose2d,
-    pooling,
-    fc,
-    concat,
-    eltwise,
-    reshape,
-    resize,
-    matmul,
-    softmax,
-    norm,
-    reduce,
-    strided,
-    gather,
-    onnx,
-)
-VARIANTS: tuple[Variant, ...] = tuple(
-    variant for package in PACKAGES for variant in package.VARIANTS
-)
-#: Those that somebody else has measured, of every kind of op: what a replayed SoC has.
-REPLAYED: tuple[replayed.Replayed, ...] = tuple(
-    variant
-    for kind in OP_TYPES
-    for variant in (
-        replayed_conv2d.VARIANTS if kind == replayed_conv2d.KIND else replayed.every(kind)
-    )
-)
+#: By op kind and name, such as "conv2d cpu_gemm"; those of one kind are in order of preference.
+VARIANTS: Registry[Variant] = Registry("kernel variant")
 
 
-def takes_batch(variant: Any) -> bool:
-    """Whether a variant computes the images of a batch at once, and not one after the other.
+def register(*variants: Variant, before: str | None = None) -> None:
+    """Add variants in order of preference: the first that accepts an op is its default.
 
-    The CPU has several side by side; on the GPU it takes kernels that count images.
+    They come behind those that are already there, or before the variant of their kind named
+    `before`.
     """
-    return variant.processor == "cpu" or bool(variant.takes_batch)
+    for variant in variants:
+        kind = variant.op_kind
+        place = f"{kind} {before}" if before else None
+        VARIANTS.add(f"{kind} {variant.name}", variant, before=place)
 
 
 def target(variant: Variant, op: Op) -> str:
@@ -80,37 +38,49 @@ def target(variant: Variant, op: Op) -> str:
     return f"{name}_{op.flavor}" if op.flavor else name
 
 
+def of_kind(kind: str, processor: Processor | None = None) -> list[Variant]:
+    """The variants of a kind of op that can run somewhere, in order of preference."""
+    return [
+        variant
+        for variant in VARIANTS.values()
+        if variant.op_kind == kind and processor in (None, variant.processor)
+    ]
+
+
 def known_to(op: Op) -> list[Variant]:
     """All variants of an op's kind, those that cannot run included."""
-    kind = op.kind
-    return [v for v in (*VARIANTS, *REPLAYED) if v.op_kind == kind]
+    return [*of_kind(op.kind), *replayed_variants(op.kind)]
 
 
-def variants(op: Op, processor: Processor, soc: Soc, *, every: bool = False) -> list[Variant]:
+def variants(
+    op: Op, processor: Processor, soc: Soc, *, include_unfit: bool = False
+) -> list[Variant]:
     """The variants that accept `op` on a processor, the default first.
 
     Where the SoC's memory types have none (or an image would be too large), those of any other. On
     the CPU ncnn's are preferred, and ONNX Runtime's stand in where ncnn refuses.
-    `every` includes all that are right but not for this SoC: written for another type of device,
-    or with tensors in memory, or of an element type, that its file does not name; or never best.
-    A replayed SoC has only variants that were measured elsewhere.
+    `include_unfit` includes all that are right but not for this SoC: written for another type of
+    device, or with tensors in memory, or of an element type, that its file does not name; or never
+    best. A replayed SoC has only variants that were measured elsewhere.
     """
-    return list(accepting(op, candidates(op.kind, processor, soc, every=every), soc))
+    return list(
+        accepting(op, candidates(op.kind, processor, soc, include_unfit=include_unfit), soc)
+    )
 
 
 def candidates(
-    kind: str, processor: Processor, soc: Soc, *, every: bool = False
+    kind: str, processor: Processor, soc: Soc, *, include_unfit: bool = False
 ) -> list[list[Any]]:
     """The variants of a kind of op: the first of these lists that has any for an op has all."""
     if soc.is_replayed:
-        own = [v for v in REPLAYED if v.op_kind == kind and v.processor == processor]
-        return [[v for v in own if every or v.usual]]
-    known: list[Any] = [v for v in VARIANTS if v.op_kind == kind and v.processor == processor]
-    if every:
+        own = [v for v in replayed_variants(kind) if v.processor == processor]
+        return [[v for v in own if include_unfit or v.is_plannable]]
+    known: list[Any] = of_kind(kind, processor)
+    if include_unfit:
         return [known]
     if processor == "cpu":
         return [
-            [v for v in known if v.usual and not isinstance(v, CpuOrt)],
+            [v for v in known if v.is_plannable and v.backend != "ort"],
             known,
         ]
     meant = [v for v in known if soc.gpu.type in v.meant_for]

@@ -9,13 +9,15 @@ trained on but never planned with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, NoReturn
 
 from codl.errors import UnsupportedError
 from codl.ir.ops.base import Op
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Processor, Storage
-from codl.kernels.base import Choice
+from codl.kernels.base import Backend, Choice
+from codl.registry import Registry
 
 #: Numbers of CPU threads that a table may have columns for, beside the SoC's own.
 THREADS = (1, 2, 3, 4, 6, 8)
@@ -33,7 +35,9 @@ class Replayed:
     threads: int | None = None
     storage: ClassVar[Storage] = BLOCKED
     meant_for: ClassVar[frozenset[str]] = frozenset()
-    takes_batch: ClassVar[bool] = False
+    adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
+    backend: ClassVar[Backend] = "replayed"
+    op_columns: ClassVar[None] = None
 
     @property
     def name(self) -> str:
@@ -41,8 +45,12 @@ class Replayed:
         return f"{self.processor}_replayed" + (f"_threads{self.threads}" if self.threads else "")
 
     @property
-    def usual(self) -> bool:
+    def is_plannable(self) -> bool:
         return self.threads is None
+
+    @property
+    def takes_batch(self) -> bool:
+        return self.processor == "cpu"
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         if soc.is_replayed:
@@ -63,8 +71,14 @@ class Replayed:
         )
 
 
-def every(op_kind: str, cls: type[Replayed] = Replayed) -> tuple[Replayed, ...]:
+#: Of kinds of op whose replayed kernels have features of their own; the others are `Replayed`.
+CLASSES: Registry[type[Replayed]] = Registry("replayed kernel")
+
+
+@cache
+def replayed_variants(op_kind: str) -> tuple[Replayed, ...]:
     """The variants of one kind of op: of either processor, and of other numbers of threads."""
+    cls = CLASSES.get(op_kind, Replayed)
     more = (cls(op_kind, "cpu", threads) for threads in THREADS)
     return (cls(op_kind, "cpu"), cls(op_kind, "gpu"), *more)
 

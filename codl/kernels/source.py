@@ -1,7 +1,9 @@
 """The text of a plan's kernels, as it is compiled.
 
-A source may `#include "conv2d/other.cl"`, by the path relative to this package. That is expanded
-here: drivers see no files, and a program's key in the cache is its whole text.
+A source is named by its path relative to this package, such as "conv2d/gpu_direct.cl"; one of
+another package as "package:file.cl", relative to that. It may `#include` others by such names, and
+those beside it by their own. That is expanded here: drivers see no files, and a program's key in
+the cache is its whole text.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
+from codl.errors import InvalidFileError
 from codl.ir.digest import digest
 from codl.kernels.base import KernelPlan
 
-COMMON = "common.cl"
+PACKAGE, COMMON = "codl.kernels", "common.cl"
 #: The version of OpenCL C that sources are written in.
 STANDARD = "-cl-std=CL1.2"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
@@ -40,9 +43,23 @@ def _text(names: tuple[str, ...]) -> str:
     return "".join(_expanded(name) for name in names)
 
 
-def _expanded(name: str) -> str:
-    text = resources.files("codl.kernels").joinpath(name).read_text()
-    return INCLUDE.sub(lambda match: _expanded(match[1]), text)
+def _expanded(name: str, includer: str = PACKAGE) -> str:
+    """The text of a source, with those that it includes in their places."""
+    package, path = _located(name, includer)
+    try:
+        text = resources.files(package).joinpath(path).read_text()
+    except (OSError, ImportError) as error:
+        raise InvalidFileError(name, f"the kernel source cannot be read: {error}.") from error
+    return INCLUDE.sub(lambda match: _expanded(match[1], package), text)
+
+
+def _located(name: str, includer: str) -> tuple[str, str]:
+    """The package and the path in it of a source that one of the package `includer` names."""
+    package, colon, path = name.rpartition(":")
+    if colon:
+        return package, path
+    beside = includer != PACKAGE and resources.files(includer).joinpath(name).is_file()
+    return (includer if beside else PACKAGE), name
 
 
 @cache

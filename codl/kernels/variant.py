@@ -10,7 +10,7 @@ from codl.ir.columns import (
 )
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Processor, Storage
-from codl.kernels.base import Choice
+from codl.kernels.base import Backend, Choice
 from codl.kernels.feature_columns import (
     ChoiceColumns,
     single,
@@ -18,13 +18,16 @@ from codl.kernels.feature_columns import (
 
 
 class OnCpu:
-    """Base of CPU variants: takes any op of its kind."""
+    """Base of CPU variants: takes any op of its kind, as a layer of an ncnn net."""
 
     processor: ClassVar[Processor] = "cpu"
+    backend: ClassVar[Backend] = "ncnn"
+    #: The CPU has the images of a batch side by side.
+    takes_batch: ClassVar[bool] = True
+    op_columns: ClassVar[type[Columns] | None] = None
 
     @property
-    def usual(self) -> bool:
-        """Whether it may be planned; one that is hardly ever the best runs only when asked for."""
+    def is_plannable(self) -> bool:
         return True
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
@@ -35,10 +38,12 @@ class OnGpu:
     """Base of GPU variants: takes any op of its kind, on any type of device, image by image."""
 
     processor: ClassVar[Processor] = "gpu"
-    #: The types of device that it is written for; on others it works, slowly.
-    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
-    #: Whether it computes all images of a batch in one launch.
+    backend: ClassVar[Backend] = "opencl"
+    is_plannable: ClassVar[bool] = True
     takes_batch: ClassVar[bool] = False
+    meant_for: ClassVar[frozenset[str]] = frozenset({"cpu", "gpu"})
+    adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
+    op_columns: ClassVar[type[Columns] | None] = None
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         return None
@@ -55,7 +60,7 @@ class ForStorage(OnGpu):
         self.name = f"{self.base_name}{storage.suffix}"
 
 
-class ByColumns:
+class ByColumns(OnCpu):
     """Base of variants of the CPU whose features are written once, over columns of many ops."""
 
     op_columns: ClassVar[type[Columns]]
@@ -68,7 +73,7 @@ class ByColumns:
         raise NotImplementedError
 
 
-class ByChoiceColumns:
+class ByChoiceColumns(OnGpu):
     """Base of variants of the GPU whose features are written once, over columns of many ops."""
 
     op_columns: ClassVar[type[Columns]]

@@ -16,7 +16,6 @@ from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.kernels import registry
-from codl.kernels.ort import CpuOrt
 from codl.lower.assembly import Assembly
 from codl.lower.partition import Part, Shard
 
@@ -49,7 +48,7 @@ class CpuLayer:
     @property
     def is_onnx(self) -> bool:
         """Whether ONNX Runtime computes it, and not ncnn."""
-        return isinstance(self.variant, CpuOrt)
+        return bool(self.variant.backend == "ort")
 
     def net_layer(self, constants: int | None) -> NetLayer:
         return NetLayer(

@@ -96,5 +96,5 @@ def works(
 
 def pays(convolution: Any, add: Any, soc: Soc) -> bool:
     """Whether two variants may become one kernel on a SoC, and that is the faster way."""
-    slow_on: frozenset[str] = getattr(convolution, "adds_slowly_on", frozenset())
+    slow_on: frozenset[str] = convolution.adds_slowly_on
     return bool(convolution.storage == add.storage) and soc.gpu.type not in slow_on

@@ -53,7 +53,7 @@ def bench(
     threads.pin([0], soc.cpu.cores)
     works: list[tuple[Any, Callable[[int], None]]] = []
     refused: list[Refused] = []
-    for variant in (v for v in registry.VARIANTS if v.op_kind == op.kind):
+    for variant in registry.of_kind(op.kind):
         reason = _refusal(variant, op, soc, every)
         try:
             if reason is None:
@@ -72,7 +72,7 @@ def bench(
 
 def _refusal(variant: Variant, op: Op, soc: Soc, every: bool) -> str | None:
     reason = variant.refusal(op, soc)
-    able = registry.variants(op, variant.processor, soc, every=every)
+    able = registry.variants(op, variant.processor, soc, include_unfit=every)
     return ELSEWHERE if reason is None and variant not in able else reason
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from codl.ir import Array, Op, Region, Weights
 from codl.ir.soc import Soc
 from codl.kernels.base import KernelPlan, TensorArg
-from codl.kernels.ort import CpuOrt
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.memory import GpuTensor, SharedBuffer
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
@@ -97,7 +96,7 @@ class GpuTurns:
 
 def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
     """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
-    if isinstance(variant, CpuOrt):
+    if variant.backend == "ort":
         return repeated(OrtNet(*_row_of_ops([op], variant), soc).run)
     net = one_op_net(op, variant, soc)
     net.pack_inputs()

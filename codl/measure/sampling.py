@@ -87,7 +87,7 @@ def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[Bat
                 if batch is None or batch.bytes > MOST_BATCH_BYTES:
                     continue
                 variant = next(iter(registry.variants(batch, side, soc)), None)
-                if variant is not None and registry.takes_batch(variant):
+                if variant is not None and variant.takes_batch:
                     found.append(BatchTask(side, op, images, variant.name))
     return found
 

@@ -95,7 +95,7 @@ class OpCosts:
                 for name, variant in self._targets(op, processor):
                     of_target = asked.setdefault(name, Asked([], []))
                     of_target.places.append(len(new))
-                    of_target.together.append(registry.takes_batch(variant))
+                    of_target.together.append(variant.takes_batch)
                     named.setdefault(name, []).append((variant, own))
                 new.append(op)
             found.append(own)

@@ -11,7 +11,6 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.kernels.ort import CpuOrt
 from codl.lower.partition import Part, Shard
 from codl.lower.program import Segment, build_program
 from codl.plan.cost_model import CostModel
@@ -109,7 +108,7 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc) -> str:
     else:
         reason = "never split" if not op.dims else "whole, by the strategy's choice"
     variant = registry.find(part.op, chain.variants[part.layer.name][side])
-    refusal = _ncnn_refusal(part.op, soc) if isinstance(variant, CpuOrt) else ""
+    refusal = _ncnn_refusal(part.op, soc) if variant.backend == "ort" else ""
     return f"{reason}; {refusal}" if refusal else reason
 
 
@@ -117,9 +116,8 @@ def _ncnn_refusal(op: Op, soc: Soc) -> str:
     """Why ONNX Runtime stands in for ncnn."""
     refusals = [
         variant.refusal(op, soc)
-        for variant in registry.VARIANTS
-        if (variant.op_kind, variant.processor) == (op.kind, "cpu")
-        and not isinstance(variant, CpuOrt)
+        for variant in registry.of_kind(op.kind, "cpu")
+        if variant.backend != "ort"
     ]
     first = next((reason for reason in refusals if reason), None)
     return f"not in ncnn: {first}" if first else f"ncnn has no {op.kind}"

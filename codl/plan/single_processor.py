@@ -120,13 +120,12 @@ def _gpu_ratio(processor: Processor) -> float:
 def _default(layer: Layer, processor: Processor, soc: Soc) -> str:
     """The first variant that is meant for this SoC or, where there is none, that works at all."""
     variants = registry.variants(layer.op, processor, soc) or registry.variants(
-        layer.op, processor, soc, every=True
+        layer.op, processor, soc, include_unfit=True
     )
     if not variants:
         refusals = "; ".join(
             f"{variant.name}: {variant.refusal(layer.op, soc)}"
-            for variant in registry.VARIANTS
-            if (variant.op_kind, variant.processor) == (layer.op.kind, processor)
+            for variant in registry.of_kind(layer.op.kind, processor)
         )
         raise UnsupportedError(
             f"The {processor} has no kernel variant for {layer.name!r} ({layer.op.kind}). "

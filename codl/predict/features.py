@@ -214,7 +214,7 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
 
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
-    if hasattr(variant, "feature_columns"):
+    if variant.op_columns is not None:
         found = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
     else:
         found = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))

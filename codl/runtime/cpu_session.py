@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.soc import Soc
-from codl.kernels.ort import CpuOrt
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
 
 if TYPE_CHECKING:
@@ -76,13 +75,13 @@ def grouped(layers: Sequence[CpuLayer]) -> list[Group]:
             groups.append(Group((left[0],), True))
             del left[0]
             continue
-        is_ort = isinstance(left[0].variant, CpuOrt)
+        is_ort = left[0].variant.backend == "ort"
         taken: list[CpuLayer] = []
         later: list[CpuLayer] = []
         missing: set[str] = set()
         for layer in left:
             ready = not missing.intersection(name for name, _ in layer.inputs)
-            alike = isinstance(layer.variant, CpuOrt) == is_ort
+            alike = (layer.variant.backend == "ort") == is_ort
             if ready and alike and layer.op.kind != OnnxModel.kind:
                 taken.append(layer)
             else:

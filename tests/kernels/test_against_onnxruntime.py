@@ -62,7 +62,7 @@ def check_every_split(op: Conv2d, dim: Any, gpu: OpenClDevice) -> None:
         for processor, part in zip(("cpu", "gpu"), shards, strict=True):
             if part.is_empty:
                 continue
-            found = registry.variants(op.restrict(part), processor, gpu.soc, every=True)  # type: ignore[arg-type]
+            found = registry.variants(op.restrict(part), processor, gpu.soc, include_unfit=True)  # type: ignore[arg-type]
             variant = found[next(turns[processor]) % len(found)]
             if processor == "cpu":
                 shard = run_cpu(variant, op, part, inputs, weights, gpu.soc)

@@ -39,7 +39,7 @@ def test_halves_on_the_cpu_equal_the_whole(op: Op, dim: Any, ratio: float, first
     for part in split(op, dim if dim in op.dims else op.dims[0], ratio):
         if part.is_empty:
             continue
-        for variant in registry.variants(op.restrict(part), "cpu", soc, every=True):
+        for variant in registry.variants(op.restrict(part), "cpu", soc, include_unfit=True):
             case.on_cpu(variant, soc, part)
 
 
@@ -53,7 +53,7 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
     _, part = split(op, dim if dim in op.dims else op.dims[0], ratio, align=block)
     if part.is_empty:
         return
-    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True):
         case.on_gpu(variant, gpu, part)
 
 
@@ -72,7 +72,7 @@ def test_the_half_on_the_gpu_equals_its_part_of_the_whole(
 )
 def test_variants_at_sizes_of_networks(text: str, gpu: OpenClDevice) -> None:
     case = Case.of(parse(text), seed=1)
-    found = registry.variants(case.op, "gpu", gpu.soc, every=True)
+    found = registry.variants(case.op, "gpu", gpu.soc, include_unfit=True)
     assert found, "every op here has a variant on the GPU"
     for variant in found:
         case.on_gpu(variant, gpu)

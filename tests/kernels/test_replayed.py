@@ -14,6 +14,7 @@ from codl.ir import OP_TYPES, parse
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.kernels.replayed import replayed_variants
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.predict import features
@@ -30,11 +31,14 @@ def test_a_replayed_soc_has_these_variants_and_no_other() -> None:
         for side in features.PROCESSORS:
             assert [v.name for v in registry.variants(op, side, REPLAYED)] == [f"{side}_replayed"]
             for every in (False, True):
-                names = [v.name for v in registry.variants(op, side, SOC, every=every)]
+                names = [v.name for v in registry.variants(op, side, SOC, include_unfit=every)]
                 assert not [name for name in names if "replayed" in name]
 
 
-@pytest.mark.parametrize("variant", registry.REPLAYED, ids=lambda v: f"{v.op_kind}_{v.name}")
+REPLAYED_VARIANTS = [v for kind in OP_TYPES for v in replayed_variants(kind)]
+
+
+@pytest.mark.parametrize("variant", REPLAYED_VARIANTS, ids=lambda v: f"{v.op_kind}_{v.name}")
 def test_every_variant_has_features(variant: registry.Variant) -> None:
     ops = [op for op in map(parse, OPS) if op.kind == variant.op_kind]
     own = [op for op in ops if op.flavor == ops[0].flavor]

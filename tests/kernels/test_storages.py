@@ -40,7 +40,7 @@ HALVES = (BLOCKED_HALF, IMAGE_HALF)
 
 
 def gpu_variant(layer: Layer, storage: Storage, soc: Soc) -> str:
-    found: list[Any] = registry.variants(layer.op, "gpu", soc, every=True)
+    found: list[Any] = registry.variants(layer.op, "gpu", soc, include_unfit=True)
     fitting = [v.name for v in found if v.storage in (storage, PLANAR)]
     return next((name for name in fitting if "direct" in name), fitting[0])
 
@@ -100,7 +100,7 @@ def test_a_network_in_any_storage(storages: Sequence[Storage], soc: Soc) -> None
 )
 def test_every_choice_over_images(text: str, gpu: OpenClDevice) -> None:
     case = Case.of(parse(text), seed=1)
-    for variant in registry.variants(case.op, "gpu", gpu.soc, every=True):
+    for variant in registry.variants(case.op, "gpu", gpu.soc, include_unfit=True):
         assert not isinstance(variant, type)
         if variant.storage == IMAGE:  # type: ignore[attr-defined]
             for choice in variant.choices(case.op, gpu.soc):  # type: ignore[attr-defined]

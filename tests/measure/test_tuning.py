@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.variants import with_variants
 
 from codl.errors import CodlWarning, MismatchError
 from codl.ir import Op, parse, to_text
@@ -79,7 +80,7 @@ class Repeating(GpuDirect):
 @pytest.fixture
 def variant(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = Repeating()
-    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, made))
+    with_variants(monkeypatch, made)
     return made
 
 
@@ -253,7 +254,7 @@ def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None
     quick = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0)
     rows, refused = bench(OP, soc, protocol=quick)
     names = {row.variant for row in rows} | {each.variant for each in refused}
-    assert names == {v.name for v in registry.VARIANTS if v.op_kind == "conv2d"}
+    assert names == {v.name for v in registry.of_kind("conv2d")}
     assert {row.processor for row in rows} == {"cpu", "gpu"}
     assert all(row.latency.median > 0 and row.gflops > 0 for row in rows)
     reasons = {each.variant: each.reason for each in refused}

@@ -253,7 +253,9 @@ OPS = (
 )
 
 
-@pytest.mark.parametrize("variant", registry.VARIANTS, ids=lambda v: f"{v.op_kind}_{v.name}")
+@pytest.mark.parametrize(
+    "variant", registry.VARIANTS.values(), ids=lambda v: f"{v.op_kind}_{v.name}"
+)
 @pytest.mark.parametrize("feature_set", ["flops", "variant"])
 def test_every_variant_has_features(
     variant: registry.Variant, feature_set: features.FeatureSet

@@ -359,6 +359,6 @@ def test_ops_that_mix_images_are_not_cut(op: NdOp) -> None:
 )
 def test_variants_that_take_a_batch_say_so(text: str, as_gpu: OpenClDevice) -> None:
     op = parse(text)
-    for variant in registry.variants(op, "gpu", as_gpu.soc, every=True):
+    for variant in registry.variants(op, "gpu", as_gpu.soc, include_unfit=True):
         plan = variant.plan(op, as_gpu.soc)  # type: ignore[attr-defined]
-        assert registry.takes_batch(variant) == plan.whole_batch, variant.name
+        assert variant.takes_batch == plan.whole_batch, variant.name

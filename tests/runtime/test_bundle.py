@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.plans import CUTS, branching, legal, make_plan
+from support.variants import with_variants
 from test_failures import Failing, source
 from test_subgraphs import floats, model, node, plan_of
 
@@ -134,7 +135,7 @@ def test_every_variant_finds_its_weights(first_soc: Soc, tmp_path: Path) -> None
         weights, x = operands(op)[1], f"x{number}"
         inputs[x] = op.input
         for side in ("cpu", "gpu"):
-            for variant in registry.variants(op, side, soc, every=True):  # type: ignore[arg-type]
+            for variant in registry.variants(op, side, soc, include_unfit=True):  # type: ignore[arg-type]
                 name = f"{op.kind} {number} {variant.name}"
                 layers.append(Layer(name, op, (x,), name, weights))
                 chosen = {name: {side: variant.name}}
@@ -226,7 +227,7 @@ def test_a_variant_that_failed_is_not_tried_again(
 ) -> None:
     text = source(tmp_path, "kernel void another(__global float *x) { x[0] = 0; }")
     spoilt: Any = Failing(text)
-    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, spoilt))
+    with_variants(monkeypatch, spoilt)
     chains = tuple(
         Chain((x.name,), "H", 1.0, {x.name: {"gpu": "gpu_failing"}}) for x in small.layers
     )

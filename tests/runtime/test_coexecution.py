@@ -74,7 +74,7 @@ def test_layers_of_a_chain_may_want_different_options_of_ncnn(
     plan = make_plan(network, first_soc, [(4, "H", 0.4), (len(network.layers), "H", 0.0)])
     names = {}
     for index, layer in enumerate(network.layers):
-        found = registry.variants(layer.op, "cpu", first_soc, every=True)
+        found = registry.variants(layer.op, "cpu", first_soc, include_unfit=True)
         names[layer.name] = found[(3 * index + shift) % len(found)].name
     chains = [
         replace(chain, variants={op: {**chain.variants[op], "cpu": names[op]} for op in chain.ops})

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.variants import with_variants
 
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.frontend.convert import convert
@@ -24,7 +25,6 @@ from codl.ir import Array, Network, Region, Shape, parse
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.runtime import cache
@@ -145,7 +145,7 @@ def test_what_fails_is_got_around(
     failure: Any, soc: Soc, network: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoilt: Any = Failing(failure(folder))
-    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, spoilt))
+    with_variants(monkeypatch, spoilt)
     x = np.random.default_rng(0).standard_normal((1, 16, 12, 12), np.float32)
     with pytest.warns(CodlWarning, match="'conv1' runs in .* and not in gpu_failing"):
         engine = Engine(network, plan_of(network, soc, "gpu_failing"), soc)
@@ -163,8 +163,7 @@ def test_where_nothing_works_every_reason_is_given(
     soc: Soc, network: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoilt: Any = Failing(too_much_scratch(folder))
-    cpu = [v for v in registry.VARIANTS if v.processor == "cpu"]
-    monkeypatch.setattr(registry, "VARIANTS", (*cpu, spoilt))
+    with_variants(monkeypatch, spoilt, gpu=False)
     plan = plan_of(network, soc, "gpu_failing", "gpu_failing")
     with pytest.raises(DeviceError, match=r"No kernel variant of 'conv1' .* gpu_failing: A buffer"):
         Engine(network, plan, soc)

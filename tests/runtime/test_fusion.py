@@ -15,6 +15,7 @@ from support.kernel_runs import assert_close, cut, download, operands
 from support.plans import defaults, make_plan
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
+from support.variants import with_variants
 from test_failures import Failing, source
 from test_storages import gpu_variant
 
@@ -83,7 +84,7 @@ def test_every_variant_adds_a_residual_to_a_part_and_to_nothing_else(
 ) -> None:
     op, inputs, weights, expected = case(text)
     _, part = split(op, dim, 0.5, align=gpu.soc.gpu.vector_width)
-    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, every=True):
+    for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True):
         around = run(variant, op, part, inputs, weights, gpu)
         assert_close(variant, op, cut(around, part), cut(expected, part))
         for rest in Region.whole(op.output).minus(part):
@@ -270,7 +271,7 @@ def test_a_fused_kernel_that_fails_is_replaced_by_two(
 ) -> None:
     text = '#ifdef ADDED\n#error no\n#endif\n#include "conv2d/gpu_direct.cl"\n'
     spoilt: Any = Failing(source(tmp_path, text))
-    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, spoilt))
+    with_variants(monkeypatch, spoilt)
     plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)], "missing")
     x = np.random.default_rng(3).random((1, 3, 21, 13), np.float32)
     with Engine(network, plan, first_soc) as engine:

@@ -92,7 +92,7 @@ def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.floa
 
 
 def variants_for_gpus(op: Op, soc: Soc) -> list[Any]:
-    found: list[Any] = registry.variants(op, "gpu", soc, every=True)
+    found: list[Any] = registry.variants(op, "gpu", soc, include_unfit=True)
     return [variant for variant in found if variant.meant_for == {"gpu"}]
 
 

@@ -117,7 +117,7 @@ class SyntheticPredictors:
     @cached_property
     def targets(self) -> tuple[str, ...]:
         """What has a predictor, as a stored set of them would list it."""
-        variants = [v for v in registry.VARIANTS if v.op_kind in self.kinds]
+        variants = [v for v in registry.VARIANTS.values() if v.op_kind in self.kinds]
         plain = [f"{v.op_kind}_{v.name}" for v in variants]
         flavors = [f"{name}_{flavor}" for name in plain for flavor in ("max", "avg")]
         mulayer = [mulayer_target(kind, side) for kind in self.kinds for side in PROCESSORS]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
-from codl.kernels.base import Variant
 from codl.kernels.concat import cpu, cpu_ort, gpu_copy, gpu_image, gpu_rows
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     cpu.CpuCopy(),
     gpu_copy.GpuCopy(),
     gpu_copy.GpuCopy(BLOCKED_HALF),

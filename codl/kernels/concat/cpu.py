@@ -13,10 +13,10 @@ from codl.ir.ops.concat import (
 )
 from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.variant import ByColumns, OnCpu
+from codl.kernels.variant import ByColumns
 
 
-class CpuCopy(OnCpu, ByColumns):
+class CpuCopy(ByColumns):
     name: ClassVar[str] = "cpu_copy"
     op_kind: ClassVar[str] = "concat"
     op_columns: ClassVar[type[ConcatColumns]] = ConcatColumns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
-from codl.kernels.base import Variant
 from codl.kernels.conv2d import (
     cpu,
     cpu_ort,
@@ -18,9 +17,12 @@ from codl.kernels.conv2d import (
     gpu_narrow,
     gpu_winograd,
     gpu_winograd_gemm,
+    replayed,
 )
+from codl.kernels.registry import register
+from codl.kernels.replayed import CLASSES
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     cpu.CpuWinograd(),
     cpu.CpuGemm(),
     cpu.CpuDirect(),
@@ -51,3 +53,4 @@ VARIANTS: tuple[Variant, ...] = (
     gpu_grouped.GpuGrouped(IMAGE_HALF),
     cpu_ort.VARIANT,
 )
+CLASSES.add("conv2d", replayed.ReplayedConv2d)

@@ -43,7 +43,7 @@ from codl.kernels.ncnn import (
     fused_activation,
     left_over,
 )
-from codl.kernels.variant import ByColumns, OnCpu
+from codl.kernels.variant import ByColumns
 
 #: Up to this many channels on both sides ncnn keeps to its direct kernels, whatever is asked.
 SMALL = 16
@@ -55,7 +55,7 @@ MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class _CpuConv(OnCpu, ByColumns):
+class _CpuConv(ByColumns):
     """What the algorithms share: the layer, and the bytes that any of them moves."""
 
     op_kind: ClassVar[str] = "conv2d"
@@ -70,7 +70,7 @@ class _CpuConv(OnCpu, ByColumns):
         return f"cpu_{self.algorithm}" + ("" if self.packed else "_unpacked")
 
     @property
-    def usual(self) -> bool:
+    def is_plannable(self) -> bool:
         return self.packed
 
     @property
@@ -279,7 +279,7 @@ class CpuWinograd(_CpuConv):
         return f"cpu_winograd{tile}" + ("" if self.packed else "_unpacked")
 
     @property
-    def usual(self) -> bool:
+    def is_plannable(self) -> bool:
         return self.packed and self.tile is None
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.kernels.base import Choice
-from codl.kernels.replayed import Replayed, every
+from codl.kernels.replayed import Replayed
 
 #: Channels that phones' libraries keep together, on the CPU's vectors and in the GPU's texels.
 BLOCK = 4
@@ -140,7 +140,3 @@ class _Work:
             found[f"output_transforms_f{size}"] = points * self.out_channels
         weights = self.in_channels * self.out_channels if self._suits_winograd else 0.0
         return {**found, "weights_transformed": weights}
-
-
-KIND = Conv2d.kind
-VARIANTS = every(KIND, ReplayedConv2d)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
-from codl.kernels.base import Variant
 from codl.kernels.eltwise import cpu, cpu_ort, gpu_direct, gpu_image
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     cpu.CpuDirect(),
     gpu_direct.GpuDirect(),
     gpu_direct.GpuDirect(BLOCKED_HALF),

@@ -13,13 +13,13 @@ from codl.ir.ops.eltwise import (
 )
 from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.variant import ByColumns, OnCpu
+from codl.kernels.variant import ByColumns
 
 #: ncnn's codes of BinaryOp.
 CODES = {"add": 0, "sub": 1, "mul": 2, "div": 3, "max": 4, "min": 5, "pow": 6}
 
 
-class CpuDirect(OnCpu, ByColumns):
+class CpuDirect(ByColumns):
     """Any two inputs: ncnn stretches axes of size 1 as the op does, whatever its packing."""
 
     name: ClassVar[str] = "cpu_direct"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
-from codl.kernels.base import Variant
 from codl.kernels.fc import cpu, cpu_ort, gpu_direct, gpu_image, gpu_rows
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     cpu.CpuGemv(),
     gpu_rows.GpuRows(),
     gpu_direct.GpuDirect(),

@@ -17,10 +17,10 @@ from codl.kernels.feature_columns import (
     halvings,
 )
 from codl.kernels.ncnn import NcnnLayer, fused_activation, left_over
-from codl.kernels.variant import ByColumns, OnCpu
+from codl.kernels.variant import ByColumns
 
 
-class CpuGemv(OnCpu, ByColumns):
+class CpuGemv(ByColumns):
     name: ClassVar[str] = "cpu_gemv"
     op_kind: ClassVar[str] = "fc"
     op_columns: ClassVar[type[FcColumns]] = FcColumns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
 from codl.kernels.gather import cpu_ort, gpu_rows
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (gpu_rows.GpuRows(), cpu_ort.VARIANT)
+register(gpu_rows.GpuRows(), cpu_ort.VARIANT)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
 from codl.kernels.matmul import cpu_ort, gpu_direct, gpu_tiled
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     gpu_direct.GpuDirect(),
     gpu_tiled.GpuTiled(),
     cpu_ort.VARIANT,

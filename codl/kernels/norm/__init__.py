@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF
-from codl.kernels.base import Variant
 from codl.kernels.norm import cpu_ort, gpu_blocked, gpu_direct
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     gpu_direct.GpuDirect(),
     gpu_blocked.GpuBlocked(),
     gpu_blocked.GpuBlocked(BLOCKED_HALF),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
 from codl.kernels.onnx import cpu_ort
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (cpu_ort.VARIANT,)
+register(cpu_ort.VARIANT)

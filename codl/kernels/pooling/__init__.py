@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codl.ir.types import BLOCKED_HALF, IMAGE, IMAGE_HALF
-from codl.kernels.base import Variant
 from codl.kernels.pooling import (
     cpu,
     cpu_ort,
@@ -12,8 +11,9 @@ from codl.kernels.pooling import (
     gpu_image,
     gpu_indices,
 )
+from codl.kernels.registry import register
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     cpu.CpuDirect(),
     gpu_global.GpuGlobal(),
     gpu_direct.GpuDirect(),

@@ -18,10 +18,10 @@ from codl.kernels.feature_columns import (
     packed_vectors,
 )
 from codl.kernels.ncnn import NcnnLayer
-from codl.kernels.variant import ByColumns, OnCpu
+from codl.kernels.variant import ByColumns
 
 
-class CpuDirect(OnCpu, ByColumns):
+class CpuDirect(ByColumns):
     name: ClassVar[str] = "cpu_direct"
     op_kind: ClassVar[str] = "pooling"
     op_columns: ClassVar[type[PoolColumns]] = PoolColumns

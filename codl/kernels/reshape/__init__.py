@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
+from codl.kernels.registry import register
 from codl.kernels.reshape import cpu, cpu_ort, gpu_copy
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     cpu.CpuCopy(),
     gpu_copy.GpuCopy(),
     cpu_ort.VARIANT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
+from codl.kernels.registry import register
 from codl.kernels.softmax import cpu_ort, gpu_direct
 
-VARIANTS: tuple[Variant, ...] = (gpu_direct.GpuDirect(), cpu_ort.VARIANT)
+register(gpu_direct.GpuDirect(), cpu_ort.VARIANT)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from codl.kernels.base import Variant
+from codl.kernels.registry import register
 from codl.kernels.strided import cpu_ort, gpu_copy
 
-VARIANTS: tuple[Variant, ...] = (
+register(
     gpu_copy.TransposeCopy(),
     gpu_copy.SliceCopy(),
     gpu_copy.TileCopy(),

@@ -26,7 +26,6 @@ from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.ncnn import CpuVariant
-from codl.kernels.ort import CpuOrt
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
 from codl.strategies.peers.base import Job, Tensors
 
@@ -111,7 +110,7 @@ class _Translated:
 
 def _layer(layer: Layer, network: Network, soc: Soc) -> CpuLayer:
     accepted: list[Any] = registry.variants(layer.op, "cpu", soc)
-    found = [variant for variant in accepted if not isinstance(variant, CpuOrt)]
+    found = [variant for variant in accepted if variant.backend == "ncnn"]
     if not found:
         raise UnsupportedError(f"codl has no layer of ncnn's for {layer.name!r} ({layer.op.kind}).")
     variant: CpuVariant = found[0]
