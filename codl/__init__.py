@@ -10,6 +10,8 @@ from codl.optional import explained
 from codl.provenance import VERSION
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from codl.runtime.engine import Engine
 
 __version__ = VERSION
@@ -68,4 +70,39 @@ def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
     return load(path, soc=None if soc is None else socs.load(soc))
 
 
-__all__ = ["__version__", "compile", "load"]
+@explained()
+def dataset(soc: str = "host", folder: str | Path = "lat_datasets") -> DataFrame:
+    """What was measured for a SoC, as a data frame: `codl.frames.dataset`.
+
+    >>> codl.dataset("host").groupby("table").latency_ms.describe()
+    """
+    from codl import frames
+
+    return frames.dataset(soc, folder)
+
+
+@explained()
+def predictions(soc: str | Path = "host", predictor: str = "codl") -> DataFrame:
+    """What the predictors in `./predictors` say of the rows in `./lat_datasets`, beside them.
+
+    `codl.frames.predictions` has the columns, and takes other folders.
+
+    >>> codl.predictions("host").groupby("target").error.describe()
+    """
+    from codl import frames
+
+    return frames.predictions(soc, predictor)
+
+
+@explained()
+def results(*files: str | Path) -> DataFrame:
+    """Result files of `codl eval` and other commands, as a data frame: `codl.frames.results`.
+
+    >>> codl.results("eval.json")[["model", "strategy", "latency_ms.median"]]
+    """
+    from codl import frames
+
+    return frames.results(*files)
+
+
+__all__ = ["__version__", "compile", "dataset", "load", "predictions", "results"]

@@ -85,15 +85,17 @@ def dataset_info(
     output: OutputOption = None,
 ) -> None:
     """Say what a dataset holds: rows and failures of every file, its SoC and its source."""
-    found = Dataset.of(soc, dataset)
-    manifest = found.manifest()
-    files = {}
-    for name, table in found.tables().items():
-        rows = table.read()
-        failed = sum(row.status == "failed" for row in rows)
-        files[f"t_{name}.csv"] = {"rows": len(rows), "failed": failed}
+    from codl.frames import dataset_frame
+
+    data = Dataset.of(soc, dataset)
+    manifest, frame = data.manifest(), dataset_frame(data)
+    by_table = frame["status"].eq("failed").groupby(frame["table"], observed=False)
+    files = {
+        f"t_{name}.csv": {"rows": int(rows), "failed": int(failed)}
+        for name, rows, failed in by_table.agg(["size", "sum"]).itertuples()
+    }
     result: dict[str, Any] = {
-        "rows": sum(f["rows"] for f in files.values()),
+        "rows": len(frame),
         "soc": soc,
         "source": manifest["source"],
         "files": files,

@@ -1,0 +1,136 @@
+"""Datasets, predictions and results as pandas data frames, for notebooks and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from codl.ir import soc as socs
+from codl.measure import dataset as datasets
+from codl.measure.dataset import Dataset
+from codl.predict import features, model_set, names, training_set
+from codl.predict.model_set import Predictors
+from codl.predict.training_set import Samples
+from codl.report.load import load_result
+from codl.report.results import EvalResult, TrainResult
+
+#: Of a result: where it comes from and what it ran on, and when its parts ran.
+LEFT_OUT = frozenset({"origin", "soc", "timeline"})
+#: Mappings of a row that may be absent.
+NESTED = frozenset({"latency_ms", "peer"})
+
+
+def dataset_frame(data: Dataset) -> pd.DataFrame:
+    """All rows of all tables of a dataset, failed ones included, one behind the other.
+
+    `soc` and `table` (a category: tables without a row are among its values) stand before the
+    columns of the tables, which are missing where a table has none. Raises `InvalidFileError`
+    where there is no dataset, or with the line that is wrong.
+    """
+    data.manifest()  # says what to do where there is none
+    tables = data.tables()
+    rows = [{"table": name, **vars(row)} for name, own in tables.items() for row in own.read()]
+    columns = dict.fromkeys(column for own in tables.values() for column in own.columns)
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=["table", *columns])
+    frame["table"] = pd.Categorical(frame["table"], categories=list(tables))
+    frame.insert(0, "soc", data.folder.name)
+    return frame
+
+
+def dataset(soc: str = "host", folder: str | Path = datasets.FOLDER) -> pd.DataFrame:
+    """What was measured for a SoC: all rows of `<folder>/<soc>`, latencies in milliseconds.
+
+    >>> codl.dataset("host").query("status == 'ok'").groupby("table").latency_ms.describe()
+    """
+    return dataset_frame(Dataset.of(soc, Path(folder)))
+
+
+def predictions(
+    soc: str | Path = "host",
+    predictor: str = names.DEFAULT,
+    *,
+    folder: str | Path = names.FOLDER,
+    data: str | Path = datasets.FOLDER,
+) -> pd.DataFrame:
+    """What stored predictors say of the dataset's ok rows, in the typical run; milliseconds.
+
+    The columns are `soc`, `predictor`, `target`, `processor`, `item`, `latency_ms` (brought to the
+    speed of the first run), `predicted_ms`, `error` (predicted over measured, less 1), `source`
+    and `run`. Predictors were fitted to these very rows: how well they predict shapes that they
+    have not seen is what `codl train` holds out. Raises `InvalidFileError` and `MismatchError` as
+    planning does.
+    """
+    described = socs.load(soc)
+    models = model_set.load(described, predictor, Path(folder))
+    targets, _ = training_set.read(Dataset.of(described.name, Path(data)))
+    known = [own for own in targets if own.samples and own.target in models.targets]
+    frame: pd.DataFrame = pd.concat([_predicted(models, own) for own in known], ignore_index=True)
+    frame.insert(0, "soc", described.name)
+    frame.insert(1, "predictor", predictor)
+    return frame
+
+
+def _predicted(models: Predictors, own: Samples) -> pd.DataFrame:
+    predicted: Any = models.latency_ms(own.target, own.items)
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "target": own.target,
+            "processor": own.processor or "",
+            "item": [features.write(item) for item in own.items],
+            "latency_ms": own.latency_ms,
+            "predicted_ms": predicted,
+            "error": predicted / np.asarray(own.latency_ms) - 1,
+            "source": [sample.source for sample in own.samples],
+            "run": own.runs,
+        }
+    )
+    return frame
+
+
+def results(*files: str | Path) -> pd.DataFrame:
+    """Result files (`codl ... -o FILE`) as rows, those of several files one behind the other.
+
+    A row is a strategy's of a model (`codl eval`), a predictor's of a target under a split (`codl
+    train`), or else a whole file. Columns are the keys of the JSON, nested ones with a dot between
+    (`latency_ms.median`); `file`, `command` and `soc` come first. What does not fit in a cell, such
+    as a timeline or chains, is left out. Raises `InvalidFileError` with the key and value that are
+    wrong.
+
+    >>> rows = codl.results("eval.json")
+    >>> rows.pivot(index="model", columns="strategy", values="latency_ms.median")
+    """
+    rows: pd.DataFrame = pd.DataFrame([row for file in files for row in _result_rows(Path(file))])
+    return rows
+
+
+def _result_rows(path: Path) -> Iterator[dict[str, Any]]:
+    result = load_result(path)
+    soc = getattr(result, "soc", None)
+    head = {
+        "file": str(path),
+        "command": type(result).__name__.removesuffix("Result").lower(),
+        "soc": soc if isinstance(soc, str) else getattr(soc, "name", None),
+    }
+    rows: Iterable[Any] = (result,)
+    if isinstance(result, EvalResult):
+        rows = result.rows
+    elif isinstance(result, TrainResult):
+        rows = result.predictors
+    for row in rows:
+        yield head | {name: value for name, value in _cells(asdict(row)) if name not in head}
+
+
+def _cells(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """The cells of nested mappings; sequences, and mappings that are absent, have none."""
+    for name, value in values.items():
+        if name in LEFT_OUT or (value is None and name in NESTED):
+            continue
+        if isinstance(value, Mapping):
+            yield from _cells(value, f"{within}{name}.")
+        elif not isinstance(value, list | tuple):
+            yield f"{within}{name}", value
