@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -162,6 +163,15 @@ class TensorPool:
         return allocate()
 
 
+def aligned_zeros(shape: tuple[int, ...]) -> Array:
+    """Zeros in memory that begins at a multiple of `ALIGNMENT`."""
+    size = 4 * math.prod(shape)
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    zeros: Array = memory[start : start + size].view(np.float32).reshape(shape)
+    return zeros
+
+
 def _image_key(tensor: GpuTensor) -> Hashable:
     return (*_image_size(tensor), tensor.storage.element)
 
@@ -191,6 +201,38 @@ def seen_array(gpu: OpenClDevice, shape: Shape, region: Region) -> tuple[Array, 
     part = region.shape(shape)
     array, seen = seen_zeros(gpu, part.elements)
     return array.reshape(part), GpuTensor(seen, shape, region, PLANAR, 1)
+
+
+class Staging:
+    """A buffer that both processors see in turns: the CPU as flat floats, while it is mapped."""
+
+    def __init__(self, gpu: OpenClDevice, size: int) -> None:
+        flags = cl_module().mem_flags.READ_WRITE | cl_module().mem_flags.ALLOC_HOST_PTR
+        self.buffer = cl_module().Buffer(gpu.context, flags, checked_size(gpu, size))
+        self._gpu, self._floats = gpu, size // 4
+        self._array: Array | None = None
+
+    def map(self, *, write: bool) -> cl.Event:
+        """Begin to map for reading, or for writing everything; the event says when it is done."""
+        flags = cl_module().map_flags
+        access = flags.WRITE_INVALIDATE_REGION if write else flags.READ
+        self._array, event = cl_module().enqueue_map_buffer(
+            self._gpu.queue, self.buffer, access, 0, (self._floats,), np.float32, is_blocking=False
+        )
+        return event
+
+    @property
+    def array(self) -> Array:
+        """The mapped memory; only between `map`'s event and `unmap`."""
+        if self._array is None:
+            raise RuntimeError("staging memory was used while it was not mapped")
+        return self._array
+
+    def unmap(self) -> cl.Event:
+        """Hand the memory back to the GPU."""
+        event = self.array.base.release(self._gpu.queue)  # type: ignore[union-attr]
+        self._array = None
+        return event
 
 
 class SharedBuffer:

@@ -112,9 +112,9 @@ class Programs:
             self._built[job] = program
         return self._built[job]
 
-    def build_text(self, name: str, text: str) -> cl.Program:
-        """The program of a text that has no macros."""
-        return self._build(_Job(name, text, digest(text)[:16], STANDARD))
+    def build_text(self, name: str, text: str, options: str = STANDARD) -> cl.Program:
+        """The program of a text; raises `DeviceError` as `build` does."""
+        return self._build(_Job(name, text, digest(text)[:16], options))
 
     def offer(self, offer: Offer) -> None:
         """Take these binaries before those of the cache, if they are for this device and driver."""

@@ -1,0 +1,214 @@
+"""Commands with their handles: what an inference does, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from codl.ir.executable import (
+    Access,
+    Command,
+    Copy,
+    Executable,
+    Fill,
+    Flush,
+    Launch,
+    Map,
+    RunNet,
+    Transfer,
+    Unmap,
+    Wait,
+)
+from codl.ir.ops.base import Array
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.handles import Handles
+from codl.runtime.image_parallel import Lanes
+from codl.runtime.memory import Staging
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.profiler import Timeline
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+#: Fewer bytes are copied in the time that it takes to wake other threads.
+WORTH_SHARING = 1 << 20
+#: This number of cores reaches the speed of the memory; more only take longer to wake.
+MOST_COPYING = 4
+#: Events by number, as long as they may be waited for.
+Events = dict[int, "cl.Event"]
+
+
+class Action(Protocol):
+    """A command, or several that are enqueued at once, ready to be carried out."""
+
+    def run(self) -> None: ...
+
+    def profile(self, timeline: Timeline) -> None:
+        """Run, and note when."""
+        ...
+
+
+class Launches:
+    """Kernels that are enqueued one after the other, without events."""
+
+    def __init__(self, device: OpenClDevice) -> None:
+        self._device = device
+        self.kernels: list[BoundKernel] = []
+        self.kinds: list[str] = []
+
+    def run(self) -> None:
+        self._device.submit(self.kernels)
+
+    def profile(self, timeline: Timeline) -> None:
+        for kernel, kind in zip(self.kernels, self.kinds, strict=True):
+            timeline.gpu(kind, kernel.name, kernel.enqueue(self._device.queue))
+
+
+class SignallingLaunch:
+    """A kernel whose end is waited for."""
+
+    def __init__(
+        self, kernel: BoundKernel, kind: str, event: int, events: Events, device: OpenClDevice
+    ) -> None:
+        self._kernel, self._kind, self._event = kernel, kind, event
+        self._events, self._device = events, device
+
+    def run(self) -> None:
+        self._events[self._event] = self._kernel.enqueue(self._device.queue)
+
+    def profile(self, timeline: Timeline) -> None:
+        self.run()
+        timeline.gpu(self._kind, self._kernel.name, self._events[self._event])
+
+
+class MapStaging:
+    """Hands staging memory to the CPU, which does not wait yet."""
+
+    def __init__(self, staging: Staging, command: Map, events: Events) -> None:
+        self._staging, self._events = staging, events
+        self._write, self._event = command.access == "write", command.signals
+
+    def run(self) -> None:
+        self._events[self._event] = self._staging.map(write=self._write)
+
+    def profile(self, timeline: Timeline) -> None:
+        self.run()
+
+
+@dataclass(frozen=True)
+class OnCpu:
+    """Something that the CPU does, with the kind and label of its span; no span without a kind."""
+
+    work: Callable[[], object]
+    kind: str = ""
+    label: str = ""
+
+    def run(self) -> None:
+        self.work()
+
+    def profile(self, timeline: Timeline) -> None:
+        start = perf_counter()
+        self.work()
+        if self.kind:
+            timeline.cpu(self.kind, self.label, start, perf_counter())
+
+
+class Binder:
+    """Turns the commands of an executable into actions; all of them share their events."""
+
+    def __init__(self, executable: Executable, handles: Handles, device: OpenClDevice) -> None:
+        self._executable, self._handles, self._device = executable, handles, device
+        self._events: Events = {}
+
+    def bind(self, commands: Iterable[Command]) -> list[Action]:
+        """Actions in order; kernels between two other commands are enqueued by one."""
+        actions: list[Action] = []
+        for command in commands:
+            if isinstance(command, Launch) and command.signals is None:
+                if not actions or not isinstance(actions[-1], Launches):
+                    actions.append(Launches(self._device))
+                group = actions[-1]
+                assert isinstance(group, Launches)
+                group.kernels.append(self._handles.kernel(command))
+                group.kinds.append(self._kernel_kind(command))
+            else:
+                actions.append(self._action(command))
+        return actions
+
+    def _action(self, command: Command) -> Action:
+        handles = self._handles
+        if isinstance(command, Launch):
+            assert command.signals is not None
+            kernel, kind = handles.kernel(command), self._kernel_kind(command)
+            return SignallingLaunch(kernel, kind, command.signals, self._events, self._device)
+        if isinstance(command, RunNet):
+            net = handles.nets[command.net]
+            return OnCpu(net.run, "net", net.label)
+        if isinstance(command, Flush):
+            return OnCpu(lambda: self._device.queue.flush())
+        if isinstance(command, Fill):
+            return OnCpu(partial(self._fill, command))
+        label = self._executable.steps[command.step].label
+        if isinstance(command, Map):
+            return MapStaging(handles.staging(command.buffer), command, self._events)
+        if isinstance(command, Unmap):
+            return OnCpu(handles.staging(command.buffer).unmap, "unmap", label)
+        if isinstance(command, Wait):
+            return OnCpu(partial(self._wait, command.event), self._wait_kind(command), label)
+        return OnCpu(self._copy(command), "copy", label)
+
+    def _kernel_kind(self, launch: Launch) -> str:
+        is_shared = isinstance(self._executable.steps[launch.step], Transfer)
+        return "transform" if is_shared else "kernel"
+
+    def _wait_kind(self, wait: Wait) -> str:
+        """The CPU waits for memory that it is to fill, or for what the GPU computes."""
+        step = self._executable.steps[wait.step]
+        is_to_gpu = isinstance(step, Transfer) and step.direction == "to_gpu"
+        return "map" if is_to_gpu else "sync"
+
+    def _wait(self, event: int) -> None:
+        self._device.wait(self._events[event])
+
+    def _fill(self, command: Fill) -> None:
+        constant = command.constant
+        values = self._handles.packed(constant.constants)[constant.name]
+        np.copyto(self._handles.view(command.target), values)
+
+    def _copy(self, command: Copy) -> Callable[[], object]:
+        images = command.target.region.images.size
+        lanes = Lanes.of(self._device.soc, images).narrow(MOST_COPYING)
+        source, target = self._seen(command.source), self._seen(command.target)
+
+        def copy() -> None:
+            copy_images(lanes, target(), source())
+
+        return copy
+
+    def _seen(self, access: Access) -> Callable[[], Array]:
+        """What gives a region as an array: staging memory lies elsewhere each time it is mapped."""
+        buffer = self._executable.tensors[access.tensor].buffer
+        if self._executable.buffers[buffer].place == "staging":
+            return partial(self._handles.view, access)
+        view = self._handles.view(access)
+        return lambda: view
+
+
+def copy_images(lanes: Lanes, target: Array, source: Array) -> None:
+    """Copy arrays of images, several at once where that is worth the trouble of telling others.
+
+    One core alone does not reach the speed of the memory.
+    """
+    if lanes.count == 1 or target.nbytes < WORTH_SHARING:
+        np.copyto(target, source)
+        return
+
+    def copy(image: int) -> None:
+        np.copyto(target[image], source[image])
+
+    lanes.each(copy, range(len(target)))

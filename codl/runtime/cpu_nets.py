@@ -1,0 +1,268 @@
+"""Nets of the CPU side, from an executable: ncnn and ONNX Runtime over arrays that stay in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import ncnn
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import DeviceError
+from codl.ir.executable import NcnnNet, NcnnPart, NetValue, OnnxNet
+from codl.ir.ops.base import Array
+from codl.ir.soc import Soc
+from codl.runtime.image_parallel import Lanes
+from codl.runtime.memory import aligned_zeros
+from codl.runtime.ncnn_pools import Pools
+from codl.runtime.ncnn_weights import WeightReader
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from codl.ir.executable import OnnxBinding
+
+#: The images of every value, each in a matrix of its own.
+Mats: TypeAlias = Mapping[int, list[ncnn.Mat]]
+#: The packed arrays of constants, by their number.
+Packed: TypeAlias = Callable[[int], Mapping[str, NDArray[Any]]]
+
+
+class CpuNet(Protocol):
+    """A net that is ready to run."""
+
+    label: str
+
+    def run(self) -> None:
+        """Compute the outputs from what the input arrays hold now."""
+        ...
+
+
+def matrices(view: Array) -> list[ncnn.Mat]:
+    """A view of an array shaped (images, channels, rows, columns), image by image, as ncnn's
+    matrices over the same memory.
+    """
+    return [_matrix(image) for image in view]
+
+
+def _matrix(view: Array) -> ncnn.Mat:
+    """ncnn reads a strided NumPy array wrongly; given a contiguous one of the right size, its
+    channel step can be set to the step of the larger array.
+    """
+    _, rows, columns = view.shape
+    dense = np.lib.stride_tricks.as_strided(view, view.shape, (4 * rows * columns, 4 * columns, 4))
+    mat = ncnn.Mat(dense)
+    mat.cstep = view.strides[0] // 4
+    return mat
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """An array that a value is unpacked to, and the same memory image by image."""
+
+    value: int
+    images: list[tuple[Array, ncnn.Mat]]
+
+
+class NcnnSession:
+    """ncnn nets over arrays that live as long as it does.
+
+    Inputs are read in place, without a copy; outputs are unpacked straight to their arrays. Of a
+    batch each image runs through the same nets, several side by side where the CPU has threads for
+    that.
+
+    With `own_memory` it takes no memory that others have put back: what it gets from the common
+    pools is in the caches or is not, depending on who ran before.
+    """
+
+    def __init__(
+        self,
+        net: NcnnNet,
+        views: Sequence[Array],
+        results: Sequence[Array],
+        packed: Packed,
+        soc: Soc,
+        *,
+        own_memory: bool = False,
+    ) -> None:
+        self.label = net.label
+        # ncnn counts no references to NumPy's memory.
+        self._views = (*views, *results)
+        self._inputs = {
+            value: matrices(view) for (value, _), view in zip(net.inputs, views, strict=True)
+        }
+        self._outputs = [
+            Outlet(value, list(zip(view, matrices(view), strict=True)))
+            for (value, _), view in zip(net.outputs, results, strict=True)
+        ]
+        self._copied = net.copied
+        self._simd = soc.cpu.simd_floats
+        images = max(part.images.size for part in net.parts)
+        self._lanes = Lanes.of(soc, images)
+        self._pools = Pools.new() if own_memory else Pools.shared()
+        # With an allocator of its own ncnn would not write to memory that is there already.
+        self._unpacking = ncnn.Option()
+        self._unpacking.num_threads = self._lanes.threads
+        self._packing = ncnn.Option()
+        self._packing.num_threads = self._lanes.threads
+        self._packing.blob_allocator = self._pools.blobs
+        self._parts = [
+            _NcnnPart(part, net.values, packed, self._lanes, self._pools) for part in net.parts
+        ]
+
+    def run(self) -> None:
+        self.unpack(self.compute())
+
+    def compute(self) -> Mats:
+        """Compute and leave the results with ncnn in its own packed layout, image by image."""
+        known: dict[int, list[ncnn.Mat]] = dict(self._inputs)
+        for value in self._copied:
+            known[value] = [mat.clone() for mat in known[value]]
+        for part in self._parts:
+            known |= part.run(known)
+        return known
+
+    def unpack(self, results: Mats) -> None:
+        """Write what `compute` left with ncnn to the output arrays."""
+        for outlet in self._outputs:
+            pairs = list(zip(outlet.images, results[outlet.value], strict=True))
+            self._lanes.each(self._unpack, pairs)
+
+    def _unpack(self, pair: tuple[tuple[Array, ncnn.Mat], ncnn.Mat]) -> None:
+        (target, mat), result = pair
+        if result.elempack > 1 and result.dims == 3:
+            ncnn.convert_packing(result, mat, 1, self._unpacking)
+        else:
+            np.copyto(target, np.asarray(self._planar(result)).reshape(target.shape))
+
+    def packed(self) -> Mats:
+        """What the inputs hold now in ncnn's own packed layout, as layers before would leave it."""
+        packed_inputs = {}
+        for value, mats in self._inputs.items():
+            size = next(size for size in (self._simd, 8, 4, 1) if mats[0].c % size == 0)
+            pack = partial(ncnn.convert_packing, elempack=size, opt=self._packing)
+            packed_inputs[value] = self._lanes.each(pack, mats)
+        return packed_inputs
+
+    def pack_inputs(self) -> None:
+        """Keep what the inputs hold now `packed`; `compute` then reads that and not the arrays."""
+        self._inputs = dict(self.packed())
+        self._copied = ()
+
+    def close(self) -> None:
+        self._parts.clear()
+
+    def _planar(self, mat: ncnn.Mat) -> ncnn.Mat:
+        return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._unpacking)
+
+
+class _NcnnPart:
+    """One ncnn net, run once for each of some images."""
+
+    def __init__(
+        self,
+        part: NcnnPart,
+        values: Sequence[NetValue],
+        packed: Packed,
+        lanes: Lanes,
+        pools: Pools,
+    ) -> None:
+        self._images, self._lanes = part.images, lanes
+        self._inputs = [
+            (blob, value, values[value].region.images.start) for blob, value in part.inputs
+        ]
+        self._outputs = part.outputs
+        self._net = ncnn.Net()
+        option = self._net.opt
+        option.num_threads = lanes.threads
+        option.use_vulkan_compute = False
+        option.use_fp16_packed = option.use_fp16_storage = False
+        option.use_fp16_arithmetic = option.use_bf16_storage = False
+        option.blob_allocator = pools.blobs
+        option.workspace_allocator = pools.workspaces
+        for name, value in part.options.items():
+            setattr(option, name, value)
+        if self._net.load_param_mem(part.param):
+            raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{part.param}")
+        arrays = (packed(one.constants)[one.name] for one in part.weights)
+        if self._net.load_model(WeightReader(arrays)):
+            raise DeviceError("ncnn cannot read the weights that codl gives it.")
+
+    def run(self, known: Mats) -> dict[int, list[ncnn.Mat]]:
+        """The net's results, packed, from what enters it."""
+        images = self._lanes.each(partial(self._run_image, known), range(*self._images))
+        return {
+            value: [mats[at] for mats in images] for at, (_, value) in enumerate(self._outputs)
+        }
+
+    def _run_image(self, known: Mats, image: int) -> list[ncnn.Mat]:
+        """The results of one image; a value of one image is read for every one."""
+        extractor = self._net.create_extractor()
+        for blob, value, first in self._inputs:
+            mats, index = known[value], image - first
+            extractor.input(blob, mats[index if index < len(mats) else 0])
+        results = []
+        for blob, _ in self._outputs:
+            code, mat = extractor.extract(blob, 1)
+            if code:
+                raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
+            results.append(mat)
+        return results
+
+
+class OnnxSession:
+    """An ONNX model in ONNX Runtime over arrays that live as long as it does.
+
+    Inputs and outputs are bound to the arrays where their views lie densely, and to arrays beside
+    them otherwise, which every run copies from or to.
+    """
+
+    def __init__(
+        self,
+        net: OnnxNet,
+        views: Sequence[Array],
+        results: Sequence[Array],
+        packed: Packed,
+        soc: Soc,
+    ) -> None:
+        from codl.runtime.ort_session import make_session  # most executables have none
+
+        self.label = net.label
+        model = packed(net.model.constants)[net.model.name]
+        kinds = [layer.name for layer in net.layers]
+        self._session: ort.InferenceSession = make_session(model.tobytes(), soc, kinds)
+        self._binding = self._session.io_binding()
+        # The session counts no references to NumPy's memory.
+        self._views = (*views, *results)
+        self._copies_in: list[tuple[Array, Array]] = []
+        self._copies_out: list[tuple[Array, Array]] = []
+        for binding, view in zip(net.inputs, views, strict=True):
+            _bind(self._binding.bind_input, binding, _dense(view, self._copies_in))
+        for binding, view in zip(net.outputs, results, strict=True):
+            _bind(self._binding.bind_output, binding, _dense(view, self._copies_out))
+
+    def run(self) -> None:
+        for view, dense in self._copies_in:
+            np.copyto(dense, view)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no base class
+            raise DeviceError(f"ONNX Runtime failed: {error}") from error
+        for view, dense in self._copies_out:
+            np.copyto(view, dense)
+
+
+def _dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
+    """The view itself, or an array beside it that is to be copied."""
+    if view.flags.c_contiguous:
+        return view
+    dense = aligned_zeros(view.shape)
+    copies.append((view, dense))
+    return dense
+
+
+def _bind(bind: Any, binding: OnnxBinding, array: Array) -> None:
+    bind(binding.name, "cpu", 0, np.float32, list(binding.sizes), array.ctypes.data)

@@ -1,0 +1,287 @@
+"""What an executable's numbers stand for on a device: memory, kernels and nets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import DeviceError
+from codl.ir.executable import (
+    Access,
+    Argument,
+    Buffer,
+    Constant,
+    Executable,
+    GpuOp,
+    Launch,
+    NcnnNet,
+    Net,
+    Refusal,
+    Scratch,
+    Slice,
+)
+from codl.ir.ops.base import Array
+from codl.ir.types import ImageSize
+from codl.runtime import threads
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_errors import explained
+from codl.runtime.cl_import import cl_module
+from codl.runtime.cpu_nets import CpuNet, NcnnSession, OnnxSession
+from codl.runtime.memory import (
+    ALIGNMENT,
+    Staging,
+    aligned_zeros,
+    checked_size,
+    make_image,
+    seen_zeros,
+)
+from codl.runtime.opencl import OpenClDevice
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One buffer: what kernels take as an argument, and what the CPU sees of it as flat floats.
+
+    A staging buffer is seen only while it is mapped.
+    """
+
+    argument: Any = None
+    array: Array | None = None
+    staging: Staging | None = None
+
+
+class Handles:
+    """An executable's memory, kernels and nets on a device.
+
+    `refusals` are the steps that the device refuses, with the reason; nets are made when kernels
+    are all right.
+    """
+
+    def __init__(self, executable: Executable, device: OpenClDevice) -> None:
+        self._executable, self._device = executable, device
+        self.refusals: dict[int, str] = {}
+        #: Bytes of weights by side, as they were handed over.
+        self.weight_bytes = {"cpu": 0, "gpu": 0}
+        self._packed: tuple[int, Arrays] = (-1, {})
+        commands = [*executable.setup, *executable.commands]
+        self._launches = [command for command in commands if isinstance(command, Launch)]
+        self._memory = [self._allocate(*item) for item in enumerate(executable.buffers)]
+        self._constants = self._upload()
+        self._programs: dict[int, cl.Program] = {}
+        self._kernels: dict[Launch, BoundKernel] = {}
+        for launch in self._launches:
+            if launch.step not in self.refusals:
+                self._bind(launch)
+        self.nets: list[CpuNet] = []
+
+    # Memory.
+
+    def _allocate(self, number: int, buffer: Buffer) -> Memory:
+        try:
+            return _allocated(buffer, self._device)
+        except DeviceError as error:
+            self._refuse(self._users(number), str(error))
+            return Memory()
+
+    def _users(self, buffer: int) -> set[int]:
+        """The steps with kernels that use a buffer."""
+        tensors = self._executable.tensors
+
+        def uses(arg: Argument) -> bool:
+            if isinstance(arg, Slice):
+                return tensors[arg.tensor].buffer == buffer
+            return isinstance(arg, Scratch) and arg.buffer == buffer
+
+        return {launch.step for launch in self._launches if any(map(uses, launch.args))}
+
+    def flat(self, buffer: int) -> Array:
+        """A buffer as the CPU sees it; of staging memory only while it is mapped."""
+        memory = self._memory[buffer]
+        array = memory.staging.array if memory.staging is not None else memory.array
+        assert array is not None, "the CPU sees no memory of the GPU"
+        return array
+
+    def staging(self, buffer: int) -> Staging:
+        memory = self._memory[buffer].staging
+        assert memory is not None
+        return memory
+
+    def view(self, access: Access) -> Array:
+        """A region of a planar tensor, shaped (images, channels, rows, columns)."""
+        tensor = self._executable.tensors[access.tensor]
+        held = tensor.held.shape(tensor.shape)
+        whole = self.flat(tensor.buffer)[: held.elements].reshape(held)
+        view: Array = whole[access.region.within(tensor.held).slices]
+        return view
+
+    def whole(self, tensor: int) -> Array:
+        """All of a planar tensor."""
+        return self.view(Access(tensor, self._executable.tensors[tensor].held))
+
+    # Constants.
+
+    def packed(self, number: int) -> Arrays:
+        """The packed arrays of constants; those that were asked for last are kept."""
+        if self._packed[0] != number:
+            with threads.one_blas_thread():
+                self._packed = (number, self._executable.constants[number].arrays())
+        return self._packed[1]
+
+    def _upload(self) -> dict[Constant, cl.MemoryObject]:
+        """The constants of kernels in memory of the device."""
+        users: dict[Constant, set[int]] = {}
+        for launch in self._launches:
+            for arg in launch.args:
+                if isinstance(arg, Constant):
+                    users.setdefault(arg, set()).add(launch.step)
+        uploaded = {}
+        for constant, steps in sorted(users.items(), key=lambda item: item[0].constants):
+            values = self.packed(constant.constants)[constant.name]
+            try:
+                uploaded[constant] = _uploaded(values, constant, self._device)
+            except DeviceError as error:
+                self._refuse(steps, str(error))
+                continue
+            self.weight_bytes["gpu"] += uploaded[constant].size
+        return uploaded
+
+    # Kernels.
+
+    def kernel(self, launch: Launch) -> BoundKernel:
+        return self._kernels[launch]
+
+    def _bind(self, launch: Launch) -> None:
+        try:
+            program = self._program(launch.program)
+            with explained(f"Binding the kernel {launch.kernel!r}"):
+                kernel = cl_module().Kernel(program, launch.kernel)
+                values = [value for arg in launch.args for value in self._values(arg)]
+                bound = BoundKernel(self._label(launch), kernel, launch, values)
+            bound.check(self._device.device)
+        except DeviceError as error:
+            self._refuse([launch.step], str(error))
+        else:
+            self._kernels[launch] = bound
+
+    def _program(self, number: int) -> cl.Program:
+        if number not in self._programs:
+            program = self._executable.programs[number]
+            text = self._executable.texts[program.text]
+            built = self._device.programs.build_text(program.name, text, program.options)
+            self._programs[number] = built
+        return self._programs[number]
+
+    def _values(self, arg: Argument) -> list[Any]:
+        if isinstance(arg, Slice):
+            tensor = self._executable.tensors[arg.tensor]
+            place = tensor.place(arg.region, arg.image)
+            return [self._memory[tensor.buffer].argument, *map(np.int32, place)]
+        if isinstance(arg, Constant):
+            return [self._constants[arg]]
+        if isinstance(arg, Scratch):
+            return [self._memory[arg.buffer].argument]
+        return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
+
+    def _label(self, launch: Launch) -> str:
+        step = self._executable.steps[launch.step]
+        if isinstance(step, GpuOp):
+            return step.label
+        return f"transform {self._executable.tensors[step.source.tensor].name}"
+
+    def try_kernels(self) -> None:
+        """Run every kernel once to its end: what a driver does or refuses at a first launch."""
+        for launch in self._launches:
+            if launch.step in self.refusals:
+                continue
+            kernel = self._kernels[launch]
+            try:
+                with explained(f"Running the kernel {kernel.name!r}"):
+                    self._device.run([kernel])
+            except DeviceError as error:
+                self._refuse([launch.step], str(error))
+
+    def _refuse(self, steps: Iterable[int], reason: str) -> None:
+        """Note what others may stand in for; raises `DeviceError` for what cannot be done without."""
+        users = list(steps)
+        for step in users:
+            if not isinstance(self._executable.steps[step], GpuOp):
+                raise DeviceError(reason)
+            self.refusals.setdefault(step, reason)
+        if not users:
+            raise DeviceError(reason)
+
+    @property
+    def refused(self) -> list[Refusal]:
+        """What the device refuses, as whoever lowered it wants to hear."""
+        refused = []
+        for step, reason in self.refusals.items():
+            op = self._executable.steps[step]
+            assert isinstance(op, GpuOp)
+            refused.append(Refusal(op.label, op.variant, op.choice, reason))
+        return refused
+
+    # Nets.
+
+    def make_nets(self) -> None:
+        """Make the CPU's nets; raises `DeviceError` where a library does not take one."""
+        self.nets = [self._net(net) for net in self._executable.nets]
+        self._packed = (-1, {})
+
+    def _net(self, net: Net) -> CpuNet:
+        soc = self._device.soc
+        if isinstance(net, NcnnNet):
+            views = [self.view(access) for _, access in net.inputs]
+            results = [self.view(access) for _, access in net.outputs]
+            return NcnnSession(net, views, results, self._packed_for_cpu, soc)
+        views = [self.view(binding.access) for binding in net.inputs]
+        results = [self.view(binding.access) for binding in net.outputs]
+        return OnnxSession(net, views, results, self._packed_for_cpu, soc)
+
+    def _packed_for_cpu(self, number: int) -> Arrays:
+        is_new = self._packed[0] != number
+        arrays = self.packed(number)
+        if is_new:
+            self.weight_bytes["cpu"] += sum(array.nbytes for array in arrays.values())
+        return arrays
+
+
+def _allocated(buffer: Buffer, device: OpenClDevice) -> Memory:
+    """Memory that begins as zeros."""
+    what = f"{buffer.bytes} bytes of {buffer.place} memory"
+    cl = cl_module()
+    if buffer.place == "cpu":
+        return Memory(array=aligned_zeros((buffer.bytes // 4,)))
+    with explained(f"Allocating {what} on {device.device.name}"):
+        if buffer.place == "shared":
+            array, seen = seen_zeros(device, buffer.bytes // 4)
+            return Memory(seen, array)
+        if buffer.place == "staging":
+            staging = Staging(device, buffer.bytes)
+            return Memory(staging.buffer, staging=staging)
+        if buffer.image is not None:
+            image = make_image(device, buffer.image)
+            size = (buffer.image.width, buffer.image.height, 1)
+            cl.enqueue_fill_image(device.queue, image, np.zeros(4, np.float32), (0, 0, 0), size)
+            return Memory(image)
+        size = checked_size(device, buffer.bytes)
+        memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size)
+        cl.enqueue_fill_buffer(device.queue, memory, np.uint8(0), 0, size)
+        return Memory(memory)
+
+
+def _uploaded(values: Array, constant: Constant, device: OpenClDevice) -> cl.MemoryObject:
+    flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
+    with explained(f"Allocating {values.nbytes} bytes of weights on {device.device.name}"):
+        if constant.is_image:
+            return make_image(device, ImageSize.of(values), values)
+        checked_size(device, values.nbytes)
+        return cl_module().Buffer(device.context, flags, hostbuf=np.ascontiguousarray(values))

@@ -1,0 +1,112 @@
+"""An executable on a device: allocated, built and bound once, and then only run.
+
+Loading resolves everything to handles. What the device refuses is told as data, so that whoever
+lowered the plan can lower it again without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from codl.errors import DeviceError
+from codl.ir.executable import Executable, Port, Refusal
+from codl.ir.ops.base import Array
+from codl.runtime import threads
+from codl.runtime.actions import Action, Binder
+from codl.runtime.handles import Handles
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.profiler import Span, Timeline
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on either side: tensors, and weights as they are handed to kernels and libraries.
+
+    How ncnn arranges weights it does not tell.
+    """
+
+    cpu_bytes: int
+    gpu_bytes: int
+    cpu_weight_bytes: int
+    gpu_weight_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.cpu_bytes + self.gpu_bytes + self.cpu_weight_bytes + self.gpu_weight_bytes
+
+
+class RefusedError(DeviceError):
+    """A device does not run some of an executable's kernels; `refusals` says which."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__("; ".join(f"{one.label!r}: {one}" for one in refusals))
+        self.refusals = tuple(refusals)
+
+
+class Session:
+    """Runs one executable on an OpenCL device and its CPU.
+
+    `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
+    former, `run`, and read the latter before the next run. With `tries` every kernel runs once
+    here: some failures only show at a first launch. Raises `RefusedError` where the device refuses
+    kernels that others may stand in for, and `DeviceError` for all else that it cannot.
+    """
+
+    def __init__(self, executable: Executable, device: OpenClDevice, *, tries: bool = True) -> None:
+        self.executable, self._device = executable, device
+        self._actions: list[Action] | None = None
+        with device.lock:
+            threads.pin([0], device.soc.cpu.cores)
+            handles = Handles(executable, device)
+            if tries:
+                handles.try_kernels()
+            if handles.refusals:
+                raise RefusedError(handles.refused)
+            handles.make_nets()
+            binder = Binder(executable, handles, device)
+            for action in binder.bind(executable.setup):
+                action.run()
+            self._actions = binder.bind(executable.commands)
+            device.queue.finish()
+        self.inputs = _arrays(executable.inputs, handles)
+        self.outputs = _arrays(executable.outputs, handles)
+        self.footprint = Footprint(
+            executable.bytes("cpu", "shared"),
+            executable.bytes("gpu"),
+            handles.weight_bytes["cpu"],
+            handles.weight_bytes["gpu"],
+        )
+
+    def run(self) -> None:
+        """One inference from what `inputs` hold; allocates no tensor."""
+        with self._device.lock:
+            threads.pin([0], self._device.soc.cpu.cores)
+            for action in self._open():
+                action.run()
+
+    def profile(self) -> list[Span]:
+        """What each processor did when in one inference."""
+        with self._device.lock, self._device.profiling():
+            threads.pin([0], self._device.soc.cpu.cores)
+            timeline = Timeline()
+            for action in self._open():
+                action.profile(timeline)
+            self._device.queue.finish()
+            return timeline.spans()
+
+    def _open(self) -> list[Action]:
+        if self._actions is None:
+            model = self.executable.model
+            raise DeviceError(f"The engine of {model!r} is closed and cannot run.")
+        return self._actions
+
+    def close(self) -> None:
+        """Release buffers and nets; nothing can run afterwards."""
+        with self._device.lock:
+            self._device.queue.finish()
+            self._actions = None
+
+
+def _arrays(ports: Mapping[str, Port], handles: Handles) -> dict[str, Array]:
+    return {name: handles.whole(port.tensor).reshape(port.shape) for name, port in ports.items()}
