@@ -57,11 +57,18 @@ class BoundKernel:
 
     __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name")
 
-    def __init__(self, name: str, kernel: cl.Kernel, shape: Launch, values: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        kernel: cl.Kernel,
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+        values: Sequence[Any],
+    ) -> None:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
-        self._global, self._local = shape.global_size, shape.local_size
+        self._global, self._local = global_size, local_size
         self.arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values

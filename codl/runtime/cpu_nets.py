@@ -1,4 +1,4 @@
-"""Nets of the CPU side, from an executable: ncnn and ONNX Runtime over arrays that stay in place."""
+"""Nets of the CPU side: ncnn and ONNX Runtime over arrays that stay in place."""
 
 from __future__ import annotations
 
@@ -194,9 +194,7 @@ class _NcnnPart:
     def run(self, known: Mats) -> dict[int, list[ncnn.Mat]]:
         """The net's results, packed, from what enters it."""
         images = self._lanes.each(partial(self._run_image, known), range(*self._images))
-        return {
-            value: [mats[at] for mats in images] for at, (_, value) in enumerate(self._outputs)
-        }
+        return {value: [mats[at] for mats in images] for at, (_, value) in enumerate(self._outputs)}
 
     def _run_image(self, known: Mats, image: int) -> list[ncnn.Mat]:
         """The results of one image; a value of one image is read for every one."""

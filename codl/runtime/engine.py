@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -11,20 +12,35 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, CodlWarning
 from codl.ir import Array, Network
+from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.soc import Soc
+from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
-from codl.lower.program import build_program
-from codl.runtime import threads
-from codl.runtime.builder import Builder, Memory
-from codl.runtime.kernel_provider import Supply, Untouched
-from codl.runtime.opencl import open_device
-from codl.runtime.profiler import Span, Timeline
-from codl.runtime.stage import Stage
+from codl.lower import lower
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.profiler import Span
+from codl.runtime.session import Footprint, RefusedError, Session
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A kernel variant that a device could not build or run, and what took its place."""
+
+    layer: str
+    variant: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layer!r} runs in {self.instead} and not in {self.variant}, which fails here: "
+            f"{self.reason}"
+        )
 
 
 class Engine:
@@ -37,12 +53,9 @@ class Engine:
     Any thread may call an engine, and any number of engines: one runs at a time, since each uses
     both processors.
 
-    `fallbacks` lists the kernel variants that the device failed on, and what runs instead; each is
-    also a `CodlWarning`. `storages` are those of the tensors that the GPU computes. `fused` has the
-    layers that it computes together, by the label that their spans have: a convolution and the
-    residual add behind it. With `fuse` off, for comparisons, every layer has kernels of its own.
-    `tuning` has the choices that kernels are built in; `supply` hands over kernels and weights that
-    are arranged already, which are otherwise made from the network.
+    `tuning` has the tuned choices of kernels. With `fuse` off, for comparisons, every layer has
+    kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
+    with what runs instead; each is also a `CodlWarning`.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
@@ -56,30 +69,53 @@ class Engine:
         tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
-        supply: Supply | None = None,
     ) -> None:
-        self.network = network
-        self.plan = plan
-        self.soc = soc
-        program = build_program(network, plan, soc)
-        self._gpu = open_device(soc)
-        with self._gpu.lock:
-            threads.pin([0], soc.cpu.cores)
-            builder = Builder(
-                network, program, self._gpu, supply or Untouched(soc, tuning), fuse=fuse
-            )
-            self._stages: list[Stage] | None = builder.stages()
-        self._memory = builder.memory
-        self.fallbacks = tuple(builder.fallbacks)
-        self.fused = builder.fused
-        self.storages = tuple(sorted(builder.storages, key=str))
+        device, refusals = open_device(soc), list[Refusal]()
+        while True:
+            executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)
+            try:
+                session = Session(executable, device)
+                break
+            except RefusedError as error:
+                refusals += error.refusals
+        self._begin(session, network, plan, soc, fallbacks_of(executable, refusals, plan))
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
-        self._inputs = {name: builder.homes[name].array for name in network.inputs}
-        self._outputs = {
-            name: builder.homes[holder].array.reshape(shape)
-            for name, (holder, shape) in network.outputs.items()
-        }
+
+    @classmethod
+    def load(
+        cls,
+        executable: Executable,
+        network: Network,
+        plan: Plan,
+        soc: Soc,
+        device: OpenClDevice,
+        *,
+        tries: bool = True,
+    ) -> Engine:
+        """An engine of what was lowered before; with `tries` off, of kernels that ran here before.
+
+        Raises `DeviceError` where the device refuses any of it.
+        """
+        engine = object.__new__(cls)
+        engine._begin(Session(executable, device, tries=tries), network, plan, soc, ())
+        return engine
+
+    def _begin(
+        self,
+        session: Session,
+        network: Network,
+        plan: Plan,
+        soc: Soc,
+        fallbacks: tuple[Fallback, ...],
+    ) -> None:
+        self.network, self.plan, self.soc = network, plan, soc
+        self.fallbacks, self._session = fallbacks, session
+
+    @property
+    def executable(self) -> Executable:
+        """What runs, as data."""
+        return self._session.executable
 
     @overload
     def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]: ...
@@ -96,90 +132,105 @@ class Engine:
         input and one output gives an array. Raises `CodlError` for a missing or unknown input, or
         one of another shape.
         """
+        ports = self.executable.outputs
         if isinstance(inputs, Mapping):
-            types = self.network.types
-            with self._gpu.lock:
+            with self._session.lock:
                 self.feed(inputs)
                 self.run()
-                return {n: a.astype(types.get(n, "float32")) for n, a in self._outputs.items()}
-        if len(self._inputs) != 1 or len(self._outputs) != 1:
+                return {n: a.astype(ports[n].type) for n, a in self.outputs.items()}
+        if len(self._session.inputs) != 1 or len(ports) != 1:
             raise CodlError(
-                f"{self.network.name!r} has the inputs {', '.join(self._inputs)} and the outputs "
-                f"{', '.join(self._outputs)}: give a dict of arrays by name."
+                f"{self.network.name!r} has the inputs {', '.join(self._session.inputs)} and the "
+                f"outputs {', '.join(ports)}: give a dict of arrays by name."
             )
-        return self(dict.fromkeys(self._inputs, inputs))[next(iter(self._outputs))]
+        return self(dict.fromkeys(self._session.inputs, inputs))[next(iter(ports))]
 
     def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         """Copy inputs to where `run` reads them."""
-        if set(inputs) != set(self._inputs):
+        arrays = self._session.inputs
+        if set(inputs) != set(arrays):
             raise CodlError(
-                f"The inputs must be {', '.join(self._inputs)}, got {', '.join(inputs) or 'none'}."
+                f"The inputs must be {', '.join(arrays)}, got {', '.join(inputs) or 'none'}."
             )
-        for name, home in self._inputs.items():
+        for name, array in arrays.items():
             value, shape = _as_float32(name, inputs[name]), self.network.inputs[name]
             if as_nchw(value.shape) != shape:
                 raise CodlError(f"The input {name!r} must be {shape}, got {value.shape}.")
-            np.copyto(home, value.reshape(home.shape))
+            np.copyto(array, value.reshape(array.shape))
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        with self._gpu.lock:
-            threads.pin([0], self.soc.cpu.cores)
-            for stage in self._open():
-                stage.run()
-
-    def _open(self) -> list[Stage]:
-        if self._stages is None:
-            raise CodlError(f"The engine of {self.network.name!r} is closed and cannot run.")
-        return self._stages
+        self._session.run()
 
     @property
     def nets(self) -> dict[str, tuple[str, ...]]:
         """The layers of every net of the CPU, by the label that its spans have."""
-        steps = (step for stage in self._open() if stage.net for step in stage.net.steps)
-        return {s.group.label: tuple(layer.name for layer in s.group.layers) for s in steps}
+        nets: Sequence[NcnnNet | OnnxNet] = self.executable.nets
+        return {net.label: tuple(layer.name for layer in net.layers) for net in nets}
+
+    @property
+    def fused(self) -> dict[str, tuple[str, ...]]:
+        """The layers that the GPU computes together, by the label that their spans have."""
+        return self.executable.fused
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """How the tensors lie that the GPU computes."""
+        tensors = self.executable.tensors
+        ops = (step for step in self.executable.steps if isinstance(step, GpuOp))
+        return tuple(sorted({tensors[op.writes.tensor].storage for op in ops}, key=str))
 
     @property
     def precision(self) -> dict[str, str]:
         """The narrowest type that the GPU stores tensors as, and what everything is computed in."""
-        halves = any(storage.element == "float16" for storage in self.storages)
-        stored = "float16" if halves else "float32"
+        is_half = any(storage.element == "float16" for storage in self.storages)
+        stored = "float16" if is_half else "float32"
         return {"stored": stored, "computed": "float32", "accumulated": "float32"}
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Footprint:
         """What tensors and weights take on either side; what libraries keep is not in it."""
-        return self._memory
+        return self._session.footprint
 
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
-        return self._outputs
+        return self._session.outputs
 
     def profile(self, runs: int = 5) -> list[Span]:
         """What each processor did when, in the middle one of some runs on what was fed."""
-        profiles = []
-        with self._gpu.lock, self._gpu.profiling():
-            for _ in range(runs):
-                timeline = Timeline()
-                for stage in self._open():
-                    stage.run(timeline)
-                self._gpu.queue.finish()
-                profiles.append(timeline.spans())
+        profiles = [self._session.profile() for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
-        with self._gpu.lock:
-            self._gpu.queue.finish()
-            self._stages = None
+        self._session.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def fallbacks_of(
+    executable: Executable, refusals: Sequence[Refusal], plan: Plan
+) -> tuple[Fallback, ...]:
+    """What stands in for each of the refused kernels in an executable that was lowered without."""
+    ops = {step.label: step for step in executable.steps if isinstance(step, GpuOp)}
+    planned = {n: own["gpu"] for chain in plan.chains for n, own in chain.variants.items()
+               if "gpu" in own}  # fmt: skip
+    fallen = [
+        Fallback(one.label, one.variant, one.reason, ops[one.label].variant)
+        for one in refusals
+        if one.label in ops
+    ]
+    for label in dict.fromkeys(one.label for one in refusals if one.label not in ops):
+        reasons = "; ".join(str(one) for one in refusals if one.label == label)
+        variant = planned[label.split(" + ")[0]]
+        fallen.append(Fallback(label, f"one of {variant}", reasons, "two kernels"))
+    return tuple(fallen)
 
 
 def _as_float32(name: str, value: NDArray[Any]) -> Array:

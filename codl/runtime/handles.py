@@ -32,7 +32,6 @@ from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.cpu_nets import CpuNet, NcnnSession, OnnxSession
 from codl.runtime.memory import (
-    ALIGNMENT,
     Staging,
     aligned_zeros,
     checked_size,
@@ -165,7 +164,9 @@ class Handles:
             with explained(f"Binding the kernel {launch.kernel!r}"):
                 kernel = cl_module().Kernel(program, launch.kernel)
                 values = [value for arg in launch.args for value in self._values(arg)]
-                bound = BoundKernel(self._label(launch), kernel, launch, values)
+                bound = BoundKernel(
+                    self._label(launch), kernel, launch.global_size, launch.local_size, values
+                )
             bound.check(self._device.device)
         except DeviceError as error:
             self._refuse([launch.step], str(error))
@@ -210,7 +211,7 @@ class Handles:
                 self._refuse([launch.step], str(error))
 
     def _refuse(self, steps: Iterable[int], reason: str) -> None:
-        """Note what others may stand in for; raises `DeviceError` for what cannot be done without."""
+        """Note what others may stand in for; raises `DeviceError` where nothing may."""
         users = list(steps)
         for step in users:
             if not isinstance(self._executable.steps[step], GpuOp):
@@ -269,8 +270,8 @@ def _allocated(buffer: Buffer, device: OpenClDevice) -> Memory:
             return Memory(staging.buffer, staging=staging)
         if buffer.image is not None:
             image = make_image(device, buffer.image)
-            size = (buffer.image.width, buffer.image.height, 1)
-            cl.enqueue_fill_image(device.queue, image, np.zeros(4, np.float32), (0, 0, 0), size)
+            texels, zero = (buffer.image.width, buffer.image.height, 1), np.zeros(4, np.float32)
+            cl.enqueue_fill_image(device.queue, image, zero, (0, 0, 0), texels)
             return Memory(image)
         size = checked_size(device, buffer.bytes)
         memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size)

@@ -15,7 +15,7 @@ from codl.errors import CodlWarning, DeviceError
 from codl.ir import Array, Region, Shape, Weights
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, PLANAR, Constant, ImageSize, Storage
-from codl.kernels.base import KernelPlan, Launch, TensorArg
+from codl.kernels.base import KernelPlan, TensorArg
 from codl.kernels.layout.transform import transform
 from codl.runtime import cl_enqueue as launch
 from codl.runtime import drivers, hints, threads
@@ -190,7 +190,8 @@ class OpenClDevice:
                 BoundKernel(
                     label or launch.kernel,
                     cl_module().Kernel(program, launch.kernel),
-                    launch,
+                    launch.global_size,
+                    launch.local_size,
                     arguments.values(launch, image),
                 )
                 for image in range(1 if plan.whole_batch else arguments.images)
@@ -295,7 +296,7 @@ class OpenClDevice:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""
         kernel = cl_module().Kernel(self.programs.build_text("busy", BUSY), "busy")
         size = 1024 * self.soc.gpu.compute_units
-        return BoundKernel("busy", kernel, Launch("busy", (size,), ()), [self._scratch(4 * size)])
+        return BoundKernel("busy", kernel, (size,), None, [self._scratch(4 * size)])
 
     def _start_workers(self) -> set[int]:
         """Run a kernel, so that the driver makes its threads now, on cores that they may use.

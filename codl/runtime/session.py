@@ -55,6 +55,8 @@ class Session:
 
     def __init__(self, executable: Executable, device: OpenClDevice, *, tries: bool = True) -> None:
         self.executable, self._device = executable, device
+        #: Held by whatever runs something on the device and its CPU.
+        self.lock = device.lock
         self._actions: list[Action] | None = None
         with device.lock:
             threads.pin([0], device.soc.cpu.cores)

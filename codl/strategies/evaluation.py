@@ -26,8 +26,7 @@ from codl.measure.protocol import Latency
 from codl.plan.cost_model import CostModel
 from codl.plan.pipeline_model import program_ms
 from codl.runtime.energy import energy_mj, find_sensors
-from codl.runtime.engine import Engine
-from codl.runtime.gpu_binding import Fallback
+from codl.runtime.engine import Engine, Fallback
 from codl.runtime.profiler import Span
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
