@@ -24,8 +24,10 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from codl.errors import InvalidFileError
 
 MANIFEST = "manifest.json"
+#: The executable, and the arrays of its constants.
+EXECUTABLE, CONSTANTS = "executable.json", "constants.safetensors"
 #: What `manifest.json` says it belongs to, and the version of everything in the file.
-FORMAT, VERSION = "codl bundle", 1
+FORMAT, VERSION = "codl bundle", 2
 FIX = "`codl package MODEL --soc SOC -o FILE` makes one."
 PAGE = 4096
 #: A part's header: the fixed fields of a zip archive, and one that only fills up to the next page,

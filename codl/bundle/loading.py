@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from codl.bundle import network as networks
 from codl.bundle import tensors
-from codl.bundle.archive import FIX, Archive
-from codl.bundle.supply import Stored
+from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, Archive
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
-from codl.ir import Network
 from codl.ir import soc as socs
+from codl.ir.executable import Executable
+from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
 from codl.ir.soc import Soc
 from codl.runtime.engine import Engine
@@ -46,22 +46,19 @@ def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
     archive = Archive(Path(path))
     with _readable(archive):
         own = soc_of(archive)
-        kernels = archive.json("kernels.json")
         plan = read_plan(archive.json("plan.json"), archive.path)
-        offer = Offer(archive.manifest["device"], _binaries(archive, kernels["programs"]))
+        network = networks.from_json(archive.json("network.json"))
+        offer = Offer(archive.manifest["device"], _binaries(archive))
     chosen = own if soc is None else _checked(own, soc, archive)
     gpu = _open(chosen, offer, archive)
     is_same_driver = offer.fits(gpu.programs)
     if not is_same_driver:
         _warn_of_driver(gpu, archive)
-    with archive.checking("weights.safetensors") as data:
-        with _readable(archive):
-            arrays = tensors.read(data, archive.manifest["weights_header"])
-            network = _network(archive, arrays)
-        supply = Stored(kernels, arrays, chosen, str(archive.path))
+    with archive.checking(CONSTANTS) as data:
+        executable = _executable(archive, data)
         before = gpu.programs.compiled
-        with _explained(archive), gpu.known_kernels() if is_same_driver else nullcontext():
-            engine = Engine(network, plan, chosen, supply=supply)
+        with _explained(archive):
+            engine = Engine.load(executable, network, plan, chosen, gpu, tries=not is_same_driver)
         if gpu.programs.compiled > before and is_same_driver:
             count = gpu.programs.compiled - before
             _warn(f"{archive.path}: {count} kernels were compiled from source: the driver did not "
@@ -75,22 +72,23 @@ def soc_of(archive: Archive) -> Soc:
         return socs.from_dict(archive.manifest["soc"], archive.path)
 
 
-def _network(archive: Archive, arrays: Mapping[str, Any]) -> Network:
-    content = archive.json("network.json")
-    constants = {name: arrays[stored] for name, stored in content["constants"].items()}
-    models = {
-        name.removeprefix("models/").removesuffix(".onnx"): bytes(archive.part(name))
-        for name in archive.manifest["parts"]
-        if name.startswith("models/")
-    }
-    return networks.from_json(content, constants, models)
+def _executable(archive: Archive, constants: memoryview) -> Executable:
+    """The executable; raises `InvalidFileError` where it is not sound, or of another version."""
+    with _readable(archive):
+        arrays = tensors.read(constants, archive.manifest["constants_header"])
+    try:
+        return decode(bytes(archive.part(EXECUTABLE)), arrays.__getitem__)
+    except MismatchError:
+        raise
+    except CodlError as error:
+        archive.refuse(f"{EXECUTABLE}: {error}", FIX)
 
 
-def _binaries(archive: Archive, listed: list[dict[str, str]]) -> tuple[Binary, ...]:
+def _binaries(archive: Archive) -> tuple[Binary, ...]:
     """Drivers may crash on a binary that is damaged: all are checked before one is used."""
     return tuple(
         Binary(own["name"], own["source"], own["options"], bytes(archive.part(own["part"])))
-        for own in listed
+        for own in archive.json("programs.json")
     )
 
 
@@ -157,7 +155,7 @@ def _explained(archive: Archive) -> Iterator[None]:
         yield
     except DeviceError as error:
         raise DeviceError(
-            f"{archive.path} cannot run here: {error} A bundle has the weights of one variant of "
+            f"{archive.path} cannot run here: {error} A bundle has the kernels of one variant of "
             "a layer alone: package the model again, so that another one is taken."
         ) from error
 

@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from codl.bundle import network as networks
-from codl.bundle.archive import to_json, write_archive
+from codl.bundle.archive import CONSTANTS, EXECUTABLE, to_json, write_archive
 from codl.bundle.cold_start import ColdStart, measure
-from codl.bundle.supply import Recorder
-from codl.bundle.tensors import Tensors
+from codl.bundle.tensors import Arrays
 from codl.errors import CodlError
 from codl.ir import Network
+from codl.ir.executable import Executable, GpuOp
+from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
@@ -70,39 +71,40 @@ def write(network: Network, plan: Plan, soc: Soc, path: Path, tuning: Tuning = T
 
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
-    network, recorder, tensors = networks.as_written(network), Recorder(soc, tuning), Tensors()
-    gpu = open_device(soc)
-    with gpu.lock, gpu.programs.recording() as binaries:
-        engine = Engine(network, plan, soc, supply=recorder)
-        gpu.busy_kernel()  # which runs wherever a device is opened
-    kernels = recorder.to_json(tensors)
-    kernels["programs"], programs = _programs(binaries)
-    constants = {name: tensors.add(f"constant/{name}", v) for name, v in network.constants.items()}
-    models = {f"models/{key}.onnx": model for key, model in networks.models_of(network).items()}
+    device = open_device(soc)
+    engine = Engine(network, plan, soc, tuning)
+    arrays = Arrays()
+    executable = encode(engine.executable, arrays.put)
+    binaries = [
+        *device.programs.binaries(engine.executable),
+        device.busy_binary(),  # which runs wherever a device is opened
+    ]
+    listed, programs = _programs(binaries)
     manifest = {
         **provenance(),
         "model": network.name,
         "soc": soc.to_dict(),
-        "device": dict(gpu.programs.identity),
+        "device": dict(device.programs.identity),
+        "executable": engine.executable.digest(),
     }
     with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
-        weights = Path(folder) / "weights.safetensors"
-        manifest["weights_header"] = tensors.save(weights)
+        constants = Path(folder) / CONSTANTS
+        manifest["constants_header"] = arrays.save(constants)
         parts: dict[str, bytes | Path] = {
-            "plan.json": to_json(_as_run(plan, recorder).to_json()),
-            "network.json": to_json({**networks.to_json(network), "constants": constants}),
-            "kernels.json": to_json(kernels),
+            "plan.json": to_json(_as_run(plan, engine.executable).to_json()),
+            "network.json": to_json(networks.to_json(network)),
+            EXECUTABLE: executable,
+            "programs.json": to_json(listed),
             **programs,
-            **models,
-            "weights.safetensors": weights,
+            CONSTANTS: constants,
         }
         write_archive(path, manifest, parts)
     return engine
 
 
-def _as_run(plan: Plan, recorder: Recorder) -> Plan:
-    """The plan with the GPU's variants that were taken in the end."""
-    taken = recorder.variants
+def _as_run(plan: Plan, executable: Executable) -> Plan:
+    """The plan with the GPU's variants that were taken in the end; a fused add keeps its own."""
+    taken = {s.layers[0]: s.variant for s in executable.steps if isinstance(s, GpuOp)}
     chains = [
         replace(
             chain,
@@ -117,7 +119,7 @@ def _as_run(plan: Plan, recorder: Recorder) -> Plan:
 
 
 def _programs(binaries: Sequence[Binary]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """What `kernels.json` says of compiled programs, and the parts with them."""
+    """What `programs.json` says of compiled programs, and the parts with them."""
     listed, parts = [], {}
     for binary in binaries:
         name = f"programs/{sha256(repr(binary.key).encode()).hexdigest()[:16]}.bin"

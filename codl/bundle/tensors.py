@@ -1,4 +1,4 @@
-"""The weights of a bundle: a safetensors file, read in place.
+"""The arrays of a bundle by their SHA-256: a safetensors file, read in place.
 
 The library writes the file. To read, it would copy every tensor out of a file of its own, so the
 header (its length and JSON, as the format has it) is read here, and arrays are laid over the
@@ -16,36 +16,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.constants import array_digest
+
 #: Bytes in front of the header that say how long it is.
 LENGTH = 8
-#: The format's names of the types that weights have.
+#: The format's names of the types that arrays have.
 TYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
+    "U8": np.dtype(np.uint8),
 }
 
 
-class Tensors:
+class Arrays:
     """Arrays to be written, each content once."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def add(self, name: str, array: NDArray[Any]) -> str:
-        """Keep an array; returns the name under which its content is stored."""
-        dense = np.ascontiguousarray(array)
-        # A dimension of its own for a scalar is ascontiguousarray's, not the weight's.
-        dense = dense.reshape(array.shape)
-        key = (dense.dtype.str, dense.shape, sha256(dense.data).digest())
-        if key not in self._names:
-            self._names[key] = name
-            self._arrays[name] = dense
-        return self._names[key]
-
-    def add_all(self, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-        """The stored names by the arrays' own."""
-        return {key: self.add(f"{prefix}/{key}", value) for key, value in arrays.items()}
+    def put(self, array: NDArray[Any]) -> str:
+        """Keep an array; returns its digest, by which it is stored."""
+        digest = array_digest(array)
+        if digest not in self._arrays:
+            # A dimension of its own for a scalar is ascontiguousarray's, not the array's.
+            self._arrays[digest] = np.ascontiguousarray(array).reshape(array.shape)
+        return digest
 
     def save(self, path: Path) -> str:
         """Write the file; returns the digest of its header, which `read` wants."""

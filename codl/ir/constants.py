@@ -30,9 +30,12 @@ class Constants:
         weights: Arrays | None,
         pack: Callable[[], Arrays],
         *,
+        names: tuple[str, ...] | None = None,
         recipe: str | None = None,
     ) -> None:
         self.how, self.weights, self._pack = how, weights, pack
+        #: What the packed arrays are called; None where that is not known before they are packed.
+        self.names = names
         self._recipe = recipe
 
     @cached_property

@@ -26,6 +26,7 @@ from codl.ir.executable import (
 )
 from codl.ir.ops.base import Array
 from codl.ir.types import ImageSize
+from codl.lower.ncnn import TAG
 from codl.runtime import threads
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
@@ -251,7 +252,8 @@ class Handles:
         is_new = self._packed[0] != number
         arrays = self.packed(number)
         if is_new:
-            self.weight_bytes["cpu"] += sum(array.nbytes for array in arrays.values())
+            sizes = (array.nbytes for name, array in arrays.items() if name != TAG)
+            self.weight_bytes["cpu"] += sum(sizes)
         return arrays
 
 

@@ -29,7 +29,7 @@ from codl.runtime.memory import (
     checked_size,
     make_image,
 )
-from codl.runtime.program_cache import Offer, Programs
+from codl.runtime.program_cache import Binary, Offer, Programs
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -291,6 +291,10 @@ class OpenClDevice:
                 return cl_module().Buffer(self.context, flags, checked_size(self, size))
 
             return buffer() if pool is None else pool.scratch(size, buffer)
+
+    def busy_binary(self) -> Binary:
+        """The compiled program of `busy_kernel`."""
+        return self.programs.binary("busy", BUSY)
 
     def busy_kernel(self) -> BoundKernel:
         """A kernel that keeps the device busy for some milliseconds, to see where it runs."""

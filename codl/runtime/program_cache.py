@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from codl.errors import DeviceError
 from codl.ir.digest import digest
+from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
@@ -90,8 +91,6 @@ class Programs:
         #: What a binary depends on but its source and options.
         self.identity: Mapping[str, str] = _identity(self._device)
         self._offered: dict[tuple[str, str, str], bytes] = {}
-        #: What was asked for while somebody records it.
-        self._asked: dict[_Job, None] | None = None
         self._built: dict[_Job, cl.Program] = {}
         self._keeping = True
 
@@ -103,8 +102,6 @@ class Programs:
         return self._build(_Job.of(plan))
 
     def _build(self, job: _Job) -> cl.Program:
-        if self._asked is not None:
-            self._asked[job] = None
         if job not in self._built:
             program = self._find(job)
             if not self._keeping:
@@ -121,18 +118,17 @@ class Programs:
         if offer.fits(self):
             self._offered |= {binary.key: binary.blob for binary in offer.binaries}
 
-    @contextmanager
-    def recording(self) -> Iterator[list[Binary]]:
-        """At the end, the list has the binaries of all programs that were asked for inside."""
-        found: list[Binary] = []
-        asked = self._asked = {}
-        try:
-            yield found
-        finally:
-            self._asked = None
-        for job in asked:
-            if job in self._built:  # some drivers add to a binary when its kernels first run
-                found.append(Binary(*job.key, _binary(self._built[job])))
+    def binaries(self, executable: Executable) -> list[Binary]:
+        """The compiled programs of an executable that has been loaded."""
+        return [
+            self.binary(program.name, executable.texts[program.text], program.options)
+            for program in executable.programs
+        ]
+
+    def binary(self, name: str, text: str, options: str = STANDARD) -> Binary:
+        """A compiled program; some drivers add to it when its kernels first run."""
+        job = _Job(name, text, digest(text)[:16], options)
+        return Binary(*job.key, _binary(self._build(job)))
 
     @contextmanager
     def trying(self) -> Iterator[None]:
