@@ -169,7 +169,9 @@ def peak_flops(gpu: OpenClDevice) -> float:
     items = 2048 * gpu.soc.gpu.compute_units
     out = cl_module().Buffer(gpu.context, cl_module().mem_flags.READ_WRITE, 4 * items)
     launch = Launch("peak", (items,), (), (256,))
-    kernel = BoundKernel("peak", cl_module().Kernel(program, "peak"), launch.global_size, launch.local_size, [out])
+    kernel = BoundKernel(
+        "peak", cl_module().Kernel(program, "peak"), launch.global_size, launch.local_size, [out]
+    )
     return 2.0 * items * CHAINS * LENGTH / seconds(gpu, [kernel])
 
 

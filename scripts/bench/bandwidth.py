@@ -155,7 +155,9 @@ def copy_kernel(size: int, gpu: OpenClDevice) -> BoundKernel:
         cl.enqueue_fill_buffer(gpu.queue, buffer, b"\0\0\0\0", 0, 64 * count)
     kernel = cl.Kernel(cl.Program(gpu.context, COPY).build(), "copy")
     launch = Launch("copy", (ceil_div(count, strip),), ())
-    return BoundKernel("copy", kernel, launch.global_size, launch.local_size, [*buffers, *as_ints(strip, count)])
+    return BoundKernel(
+        "copy", kernel, launch.global_size, launch.local_size, [*buffers, *as_ints(strip, count)]
+    )
 
 
 def as_ints(*values: int) -> list[bytes]:

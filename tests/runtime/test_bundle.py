@@ -25,7 +25,7 @@ from test_failures import Failing, source
 from test_subgraphs import floats, model, node, plan_of
 
 import codl
-from codl.bundle import load, network, packaging, tensors
+from codl.bundle import load, packaging, tensors
 from codl.bundle.archive import MANIFEST, PAGE, Archive, to_json, write_archive
 from codl.bundle.packaging import package, write
 from codl.errors import (
@@ -40,6 +40,7 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network, parse, to_text
+from codl.ir.constants import array_digest
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
@@ -144,7 +145,8 @@ def test_every_variant_finds_its_weights(first_soc: Soc, tmp_path: Path) -> None
     net = Network("variants", tuple(layers), inputs, results)
     plan = Plan(net.name, net.digest, soc.name, "t", "none", "missing", None, tuple(chains))
     archive = assert_same_outputs(net, plan, soc, tmp_path / "net.codl")
-    assert {own["variant"] for own in archive.json("kernels.json")["gpu"].values()} == {
+    steps = archive.json("executable.json")["steps"]
+    assert {step["variant"] for step in steps if step["type"] == "GpuOp"} == {
         c.variants[c.ops[0]]["gpu"] for c in chains if c.gpu_ratio
     }
 
@@ -164,7 +166,7 @@ def test_what_runs_in_onnxruntime_is_in_the_bundle(soc: Soc, tmp_path: Path) -> 
         {"i": "int64"},
     )
     net = network_of(import_onnx(proto, "test"))
-    assert network.models_of(net)
+    assert any(layer.op.kind == "onnx" for layer in net.layers)
     for side in ("cpu", "turns"):
         assert_same_outputs(net, plan_of(net, soc, side), soc, tmp_path / "net.codl")
 
@@ -175,7 +177,7 @@ def test_another_process_runs_it_and_compiles_nothing(made: Path, tmp_path: Path
         "import sys, codl, numpy as np; engine = codl.load(sys.argv[1]);"
         "y = engine(np.load(sys.argv[2])); np.save(sys.argv[3], y);"
         "late = {'sklearn', 'pandas', 'lightgbm', 'safetensors'} & sys.modules.keys();"
-        "print(engine._gpu.programs.compiled, sorted(late))"
+        "print(engine._session._device.programs.compiled, sorted(late))"
     )
     x = np.random.default_rng(1).random((1, 3, 20, 16), np.float32)
     np.save(tmp_path / "x.npy", x)
@@ -191,10 +193,12 @@ def test_every_part_opens_with_its_own_tool(made: Path, small: Network, tmp_path
     with ZipFile(made) as archive:
         assert archive.testzip() is None
         archive.extractall(tmp_path)
-    weights = safetensors.numpy.load_file(tmp_path / "weights.safetensors")
-    kernels = json.loads((tmp_path / "kernels.json").read_text())
-    rows = kernels["cpu"]["conv1"]["weights"]["weight"]
-    np.testing.assert_array_equal(weights[rows], small.layers[0].weights["weight"][16:])
+    arrays = safetensors.numpy.load_file(tmp_path / "constants.safetensors")
+    executable = json.loads((tmp_path / "executable.json").read_text())
+    layer = executable["nets"][0]["layers"][0]
+    digest = executable["constants"][layer["constants"]]["arrays"]["weight"]
+    np.testing.assert_array_equal(arrays[digest], small.layers[0].weights["weight"][16:])
+    assert all(array_digest(array) == digest for digest, array in arrays.items())
     plan = codl.ir.plan.load_plan(tmp_path / "plan.json")
     assert [chain.dim for chain in plan.chains] == ["OC", "H"]
     described = json.loads((tmp_path / "network.json").read_text())
@@ -203,7 +207,7 @@ def test_every_part_opens_with_its_own_tool(made: Path, small: Network, tmp_path
 
 def test_parts_are_read_in_place(made: Path) -> None:
     archive = Archive(made)
-    assert "weights.safetensors" in archive.manifest["parts"]
+    assert "constants.safetensors" in archive.manifest["parts"]
     for name in archive.manifest["parts"]:
         data = np.frombuffer(archive.part(name), np.uint8)
         begin = data.ctypes.data - np.frombuffer(archive._memory, np.uint8).ctypes.data
@@ -212,14 +216,14 @@ def test_parts_are_read_in_place(made: Path) -> None:
 
 
 def test_equal_weights_are_stored_once(tmp_path: Path) -> None:
-    kept = tensors.Tensors()
+    kept = tensors.Arrays()
     same = np.arange(6, dtype=np.float32).reshape(2, 3)
-    names = [kept.add("a", same), kept.add("b", same.copy()), kept.add("c", same.T)]
-    assert names == ["a", "a", "c"]
+    first, again, other = (kept.put(array) for array in (same, same.copy(), same.T))
+    assert first == again != other
     digest = kept.save(tmp_path / "w")
-    found = tensors.read(memoryview((tmp_path / "w").read_bytes()), digest)
-    np.testing.assert_array_equal(found["c"], same.T)
-    assert set(found) == {"a", "c"}
+    arrays = tensors.read(memoryview((tmp_path / "w").read_bytes()), digest)
+    np.testing.assert_array_equal(arrays[other], same.T)
+    assert set(arrays) == {first, other}
 
 
 def test_a_variant_that_failed_is_not_tried_again(
@@ -274,7 +278,7 @@ def test_a_flipped_bit_is_found_or_does_not_matter(
 
 
 @pytest.mark.parametrize(
-    "part", ["weights.safetensors", "plan.json", "network.json", "kernels.json", "programs/"]
+    "part", ["constants.safetensors", "plan.json", "network.json", "executable.json", "programs/"]
 )
 def test_damage_is_named(part: str, made: Path, tmp_path: Path) -> None:
     content = bytearray(made.read_bytes())
@@ -330,7 +334,7 @@ def changed(made: Path, path: Path, change: Change) -> Path:
 
 def test_a_later_version_is_refused(made: Path, tmp_path: Path) -> None:
     later = changed(made, tmp_path / "a.codl", lambda head, parts: head.update(version=99))
-    with pytest.raises(InvalidFileError, match=r"format version 99, .*reads version 1"):
+    with pytest.raises(InvalidFileError, match=r"format version 99, .*reads version 2"):
         load(later)
 
 
@@ -373,16 +377,60 @@ def test_another_driver_compiles_the_source(made: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-@pytest.mark.parametrize("side", ["gpu", "cpu"])
-def test_weights_for_other_kernels_are_refused(side: str, made: Path, tmp_path: Path) -> None:
-    def other(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-        kernels = json.loads(parts["kernels.json"])
-        own = kernels[side]["conv1"]
-        own |= {"digest": "0"} if side == "gpu" else {"op": own["op"] + " groups=1"}
-        parts["kernels.json"] = to_json(kernels)
+def first_launch(executable: dict[str, Any]) -> dict[str, Any]:
+    commands = (c for stage in executable["stages"] for c in stage["commands"])
+    return next(command for command in commands if command["type"] == "Launch")
 
-    with pytest.raises(MismatchError, match=r"'conv1', where this codl has .*Package the model"):
-        load(changed(made, tmp_path / "a.codl", other))
+
+def outside(executable: dict[str, Any]) -> None:
+    first = next(a for a in first_launch(executable)["args"] if isinstance(a, dict))
+    first["region"][2] = [0, 4096]
+
+
+def too_small(executable: dict[str, Any]) -> None:
+    executable["buffers"][executable["tensors"][0]["buffer"]]["bytes"] = 4
+
+
+def including(executable: dict[str, Any]) -> None:
+    executable["programs"][0]["options"] += " -I/etc"
+
+
+def another_text(executable: dict[str, Any]) -> None:
+    digest, text = next(iter(executable["texts"].items()))
+    executable["texts"][digest] = text + "\n"
+
+
+def no_such_kind(executable: dict[str, Any]) -> None:
+    first_launch(executable)["type"] = "Shell"
+
+
+def later(executable: dict[str, Any]) -> None:
+    executable["version"] = 99
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (outside, "region outside"),
+        (too_small, r"tensors\[\d+\], \d+ bytes in: 4"),
+        (including, "options: '-cl-std=CL1.2 .* -I/etc'"),
+        (another_text, "digest of the text"),
+        (no_such_kind, "Invalid value 'Shell'"),
+        (later, "version 99; this codl reads version 1"),
+    ],
+)
+def test_an_executable_that_was_changed_is_refused(
+    change: Any, problem: str, made: Path, tmp_path: Path
+) -> None:
+    """Somebody who changes it can make the checksums right, too."""
+
+    def tampered(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+        executable = json.loads(parts["executable.json"])
+        change(executable)
+        parts["executable.json"] = to_json(executable)
+
+    with pytest.raises((InvalidFileError, MismatchError), match=problem):
+        load(changed(made, tmp_path / "a.codl", tampered))
 
 
 def test_a_bundle_is_kept_only_if_it_computes_the_same(
