@@ -28,7 +28,7 @@ from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.kernels.base import Launch, TensorArg
+from codl.kernels.base import TensorArg
 from codl.measure.protocol import Latency
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
@@ -168,10 +168,8 @@ def peak_flops(gpu: OpenClDevice) -> float:
     program = cl_module().Program(gpu.context, PEAK).build(options)
     items = 2048 * gpu.soc.gpu.compute_units
     out = cl_module().Buffer(gpu.context, cl_module().mem_flags.READ_WRITE, 4 * items)
-    launch = Launch("peak", (items,), (), (256,))
-    kernel = BoundKernel(
-        "peak", cl_module().Kernel(program, "peak"), launch.global_size, launch.local_size, [out]
-    )
+    sizes = (items,), (256,)
+    kernel = BoundKernel("peak", cl_module().Kernel(program, "peak"), *sizes, [out])
     return 2.0 * items * CHAINS * LENGTH / seconds(gpu, [kernel])
 
 

@@ -19,7 +19,7 @@ from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 from codl.ir import Op, Region, Shape, parse, to_text
 from codl.ir.types import BLOCKED, PLANAR, Storage
 from codl.kernels import registry
-from codl.kernels.base import Launch, TensorArg
+from codl.kernels.base import TensorArg
 from codl.kernels.tiling import ceil_div
 from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
@@ -154,10 +154,8 @@ def copy_kernel(size: int, gpu: OpenClDevice) -> BoundKernel:
     for buffer in buffers:
         cl.enqueue_fill_buffer(gpu.queue, buffer, b"\0\0\0\0", 0, 64 * count)
     kernel = cl.Kernel(cl.Program(gpu.context, COPY).build(), "copy")
-    launch = Launch("copy", (ceil_div(count, strip),), ())
-    return BoundKernel(
-        "copy", kernel, launch.global_size, launch.local_size, [*buffers, *as_ints(strip, count)]
-    )
+    sizes = (ceil_div(count, strip),), None
+    return BoundKernel("copy", kernel, *sizes, [*buffers, *as_ints(strip, count)])
 
 
 def as_ints(*values: int) -> list[bytes]:

@@ -25,7 +25,7 @@ from codl.ir import Array, Network, Region, Shape, parse
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.kernels.base import Choice, KernelPlan, TensorArg
+from codl.kernels.base import Choice, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
@@ -96,7 +96,12 @@ def a_group_that_does_not_divide(folder: Path) -> Callable[[KernelPlan, Soc], Ke
 
 
 def too_much_scratch(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
-    return lambda plan, soc: replace(plan, scratch={"huge": HUGE})
+    def spoil(plan: KernelPlan, soc: Soc) -> KernelPlan:
+        (launch,) = plan.launches
+        huge = launched(plan, args=(*launch.args, ScratchArg("huge")))
+        return replace(huge, scratch={"huge": HUGE})
+
+    return spoil
 
 
 def another_group_than_compiled_for(folder: Path) -> Callable[[KernelPlan, Soc], KernelPlan]:
