@@ -38,7 +38,6 @@ from codl.runtime.memory import SharedBuffer, seen_array
 from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
 from codl.runtime.opencl import open_device
 from codl.runtime.profiler import Timeline
-from codl.runtime.transfer import enqueue
 
 #: All samples of something in seconds, by part.
 Found = Mapping[str, Sequence[float]]
@@ -220,7 +219,8 @@ class Bench:
 
         def step() -> float:
             timeline = Timeline()
-            enqueue(kernels, self._gpu, timeline, "transform")
+            for kernel in kernels:
+                timeline.gpu("transform", kernel.name, kernel.enqueue(self._gpu.queue))
             self._gpu.queue.finish()
             return timeline.gpu_s()
 

@@ -162,7 +162,8 @@ class Handles:
     def _bind(self, launch: Launch) -> None:
         try:
             program = self._program(launch.program)
-            with explained(f"Binding the kernel {launch.kernel!r}"):
+            name = self._executable.programs[launch.program].name
+            with explained(f"Binding the kernels of {name}"):
                 kernel = cl_module().Kernel(program, launch.kernel)
                 values = [value for arg in launch.args for value in self._values(arg)]
                 bound = BoundKernel(

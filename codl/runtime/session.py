@@ -70,6 +70,8 @@ class Session:
             for action in binder.bind(executable.setup):
                 action.run()
             self._actions = binder.bind(executable.commands)
+            #: The CPU's nets, in the order of the executable's.
+            self.nets = handles.nets
             device.queue.finish()
         self.inputs = _arrays(executable.inputs, handles)
         self.outputs = _arrays(executable.outputs, handles)

@@ -18,14 +18,16 @@ from time import perf_counter
 import numpy as np
 
 from codl.frontend.convert import load_network
-from codl.ir import Network, Region
+from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
-from codl.lower.program import build_program
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
 from codl.plan.single_processor import default_plan
 from codl.runtime import threads
-from codl.runtime.ncnn_net import CpuNet, Home
-from codl.runtime.stage import build_cpu_shard
+from codl.runtime.cpu_nets import NcnnSession
+from codl.runtime.opencl import open_device
+from codl.runtime.session import Session
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -35,24 +37,15 @@ def one_image(network: Network, soc: Soc) -> Callable[[], None]:
 
     Its results stay with ncnn, so that any number may run at once.
     """
-    (segment,) = build_program(network, default_plan(network, soc, "cpu"), soc).segments
-    names = (*segment.cpu.inputs, *segment.outputs)
-    shapes = network.shapes
-    homes = {name: Home.allocate(shapes[name], Region.whole(shapes[name])) for name in names}
+    plan = default_plan(network, soc, "cpu")
+    session = Session(lower(network, plan, soc, Tuning()), open_device(soc))
     random = np.random.default_rng(0)
-    for home in homes.values():
-        home.array[...] = random.random(home.array.shape, np.float32)
-    weights = {
-        part.layer.name: part.layer.op.restrict_weights(part.layer.weights, part.region)
-        for part in segment.cpu.parts
-    }
-    shard = build_cpu_shard(segment.cpu, segment.chain, homes, segment.outputs, soc, weights)
-    assert shard is not None
-    nets = [step.net for step in shard.steps]
+    for array in session.inputs.values():
+        array[...] = random.random(array.shape, np.float32)
 
     def run() -> None:
-        for net in nets:
-            if isinstance(net, CpuNet):
+        for net in session.nets:
+            if isinstance(net, NcnnSession):
                 net.compute()
             else:
                 net.run()

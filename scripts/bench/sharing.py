@@ -30,7 +30,6 @@ from codl.measure.tasks import SharingTask
 from codl.runtime.memory import seen_array
 from codl.runtime.opencl import OpenClDevice, open_device
 from codl.runtime.profiler import Timeline
-from codl.runtime.transfer import enqueue
 
 MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
 #: Of the profiles: other programs only ever add time.
@@ -110,7 +109,8 @@ def repeated_ms(way: Direction, shape: Shape, gpu: OpenClDevice) -> float:
     with gpu.profiling():
         for _ in range(REPEATS):
             timeline = Timeline()
-            enqueue(kernels, gpu, timeline, "transform")
+            for kernel in kernels:
+                timeline.gpu("transform", kernel.name, kernel.enqueue(gpu.queue))
             gpu.queue.finish()
             found.append(1e3 * timeline.gpu_s())
     return float(np.quantile(found, QUANTILE))

@@ -27,9 +27,9 @@ from codl.ir.types import Processor
 from codl.lower.liveness import lifetimes
 from codl.lower.program import Program, build_program
 from codl.plan.single_processor import default_plan
-from codl.runtime.builder import Memory
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Footprint as Memory
 from codl.strategies.evaluation import max_rel_err
 
 

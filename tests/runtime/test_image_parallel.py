@@ -13,8 +13,8 @@ from support.kernel_runs import assert_close, cut, operands, reference, run_cpu
 from codl.ir import Region, Span, parse
 from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.runtime.actions import WORTH_SHARING, copy_images
 from codl.runtime.image_parallel import Lanes
-from codl.runtime.transfer import WORTH_SHARING, copy_images
 
 
 @pytest.fixture
