@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codl.optional import explained
+from codl.plugins import load_installed, load_plugin
 from codl.provenance import VERSION
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def compile(
     from codl.runtime.engine import Engine
     from codl.strategies import Context, find
 
+    load_installed()
     described, network = socs.load(soc), load_network(str(model), batch, shapes)
     tuning = tuning_file.read(Dataset.of(described.name), described)
     context = Context(described, tuning)
@@ -105,4 +107,4 @@ def results(*files: str | Path) -> DataFrame:
     return frames.results(*files)
 
 
-__all__ = ["__version__", "compile", "dataset", "load", "predictions", "results"]
+__all__ = ["__version__", "compile", "dataset", "load", "load_plugin", "predictions", "results"]

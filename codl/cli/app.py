@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TextIO
+from pathlib import Path
+from typing import Annotated, TextIO
 
 import typer
 
@@ -27,6 +28,15 @@ from codl.cli import (
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
 from codl.optional import explained
+from codl.plugins import load_installed, load_plugin
+
+PluginOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        help="The folder of a plugin to load, beside installed ones and those of CODL_PLUGINS.",
+    ),
+]
 
 app = typer.Typer(
     help="Run a neural network on the CPU and the GPU of a device at the same time.",
@@ -53,10 +63,14 @@ app.command("report")(report.write_report)
 @app.callback(invoke_without_command=True)
 def top(
     version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+    plugin: PluginOption = None,
 ) -> None:
     if version:
         print(f"codl {__version__}")
         raise typer.Exit
+    load_installed()
+    for folder in plugin or ():
+        load_plugin(folder)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from codl.frontend.models import BUILT_IN
 from codl.ir import Op, parse
 from codl.ir.soc import HINTS
 from codl.measure.tasks import load_ops
-from codl.predict.names import NAMES
+from codl.predict.names import ESTIMATORS
 from codl.strategies import DEFAULT, STRATEGIES
 from codl.targets.connect import TRANSPORTS
 
@@ -83,7 +83,7 @@ StrategyOption = Annotated[
     ),
 ]
 PredictorOption = Annotated[
-    str | None, typer.Option("--predictor", help=f"Plan with one of {', '.join(NAMES)}.")
+    str | None, typer.Option("--predictor", help=f"Plan with one of {', '.join(ESTIMATORS)}.")
 ]
 PlacementOption = Annotated[
     bool, typer.Option("--placement", help="Show where every op runs, not only a summary.")

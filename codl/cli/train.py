@@ -14,11 +14,11 @@ from codl.ir import soc as socs
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.predict.names import FOLDER, NAMES
+from codl.predict.names import ESTIMATORS, FOLDER
 
 PredictorsOption = Annotated[
     list[str] | None,
-    typer.Option("--predictor", help=f"One of {', '.join(NAMES)}; may be repeated."),
+    typer.Option("--predictor", help=f"One of {', '.join(ESTIMATORS)}; may be repeated."),
 ]
 LikeOption = Annotated[
     list[str] | None,
@@ -75,7 +75,7 @@ def train_predictors(
         described,
         data,
         tuning_file.read(data, described),
-        predictors=predictor or NAMES,
+        predictors=predictor or tuple(ESTIMATORS),
         folder=output,
         like=[(other, Dataset.of(other.name, dataset)) for other in known],
         evaluate=evaluate,

@@ -29,8 +29,11 @@ from codl.predict.acquisition import (
     is_random,
 )
 from codl.predict.cross_validation import Rows
-from codl.predict.estimators import ESTIMATORS, LatencyEstimator
+from codl.predict.estimators import (
+    LatencyEstimator,
+)
 from codl.predict.features import Item
+from codl.predict.names import ESTIMATORS
 from codl.predict.regret import Key, Part, Regret, key_of, plain, regret
 from codl.predict.splits import shape_folds
 from codl.predict.training_set import Samples

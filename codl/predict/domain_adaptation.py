@@ -21,10 +21,13 @@ from codl.kernels.tuning import Tuning
 from codl.predict import cross_validation as held_out
 from codl.predict import features
 from codl.predict.cross_validation import Rows
-from codl.predict.estimators import ESTIMATORS, LatencyEstimator
+from codl.predict.estimators import (
+    LatencyEstimator,
+)
 from codl.predict.estimators import run_effects as run_terms
 from codl.predict.estimators.json_arrays import rounded
 from codl.predict.features import FeatureTable, Item
+from codl.predict.names import ESTIMATORS
 from codl.predict.splits import shape_folds
 from codl.predict.training_set import Samples
 

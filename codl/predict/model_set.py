@@ -16,9 +16,8 @@ from codl.ir.types import BLOCKED, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import serialization as store
-from codl.predict.estimators import ESTIMATORS
 from codl.predict.features import SHARING_PARTS, Item, sharing_target
-from codl.predict.names import FOLDER
+from codl.predict.names import ESTIMATORS, FOLDER
 from codl.predict.serialization import FEW_ITEMS, StoredPredictor
 
 
@@ -83,8 +82,7 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
     Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored or a
     file cannot be read, and `MismatchError` for one that belongs to something else.
     """
-    if name not in ESTIMATORS:
-        raise UnknownNameError("predictor", name, ESTIMATORS)
+    ESTIMATORS.find(name)
     path = store.path_of(folder, soc.name, name)
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codl.registry import Registry
+
+if TYPE_CHECKING:
+    from codl.predict.estimators.base import LatencyEstimator
 
 #: Where predictors are stored, a folder for each SoC.
 FOLDER = Path("predictors")
-#: Every estimator's name; `estimators.ESTIMATORS` has them by these.
-NAMES = ("flops_linear", "codl_linear", "random_forest", "gbdt", "codl")
 #: What plans are timed by, and made by where a strategy is not tied to another.
 DEFAULT = "codl"
+
+#: Every predictor's estimator by name. They are imported when they are asked for: scikit-learn and
+#: LightGBM take long.
+ESTIMATORS: Registry[type[LatencyEstimator]] = Registry("predictor")
+ESTIMATORS.add_lazy("flops_linear", "codl.predict.estimators.linear:FlopsLinear")
+ESTIMATORS.add_lazy("codl_linear", "codl.predict.estimators.linear:CodlLinear")
+ESTIMATORS.add_lazy("random_forest", "codl.predict.estimators.forest:RandomForest")
+ESTIMATORS.add_lazy("gbdt", "codl.predict.estimators.gbdt:Gbdt")
+ESTIMATORS.add_lazy("codl", "codl.predict.estimators.gp_ensemble:Codl")

@@ -23,9 +23,11 @@ from codl.kernels.tuning import Tuning
 from codl.predict import domain_adaptation as transfer
 from codl.predict import features
 from codl.predict.domain_adaptation import Known
-from codl.predict.estimators import ESTIMATORS, LatencyEstimator
+from codl.predict.estimators import (
+    LatencyEstimator,
+)
 from codl.predict.features import FeatureTable, Item
-from codl.predict.names import FOLDER
+from codl.predict.names import ESTIMATORS, FOLDER
 
 VERSION = 8
 UNIT = "ms"

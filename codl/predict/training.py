@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from codl.errors import CodlError, MismatchError, UnknownNameError
+from codl.errors import CodlError, MismatchError
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
@@ -38,9 +38,12 @@ from codl.predict import (
 )
 from codl.predict.cross_validation import HeldOut, Rows
 from codl.predict.domain_adaptation import Known
-from codl.predict.estimators import ESTIMATORS, LatencyEstimator, trees
+from codl.predict.estimators import (
+    LatencyEstimator,
+    trees,
+)
 from codl.predict.features import FeatureTable
-from codl.predict.names import DEFAULT, FOLDER
+from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
 from codl.predict.splits import row_folds, shape_folds
 from codl.predict.training_set import Samples
@@ -137,7 +140,7 @@ def train(
     dataset: Dataset,
     tuning: Tuning = Tuning(),
     *,
-    predictors: Sequence[str] = tuple(ESTIMATORS),
+    predictors: Sequence[str] | None = None,
     folder: Path = FOLDER,
     like: Sequence[tuple[Soc, Dataset]] = (),
     evaluate: bool = True,
@@ -156,9 +159,9 @@ def train(
     that is empty or cannot be read. A target without any ok row becomes a note.
     """
     start = perf_counter()
+    predictors = tuple(ESTIMATORS) if predictors is None else predictors
     for name in predictors:
-        if name not in ESTIMATORS:
-            raise UnknownNameError("predictor", name, ESTIMATORS)
+        ESTIMATORS.find(name)
     found, notes = samples.read(dataset)
     notes += [_empty(own, soc) for own in found if not own.samples]
     notes += _tuned_since(soc, dataset, tuning)

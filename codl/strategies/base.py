@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TypeAlias
 
-from codl.errors import InvalidFileError, UnsupportedError
+from codl.errors import InvalidFileError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
@@ -18,8 +18,8 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
 from codl.plan.op_costs import LatencyPredictors
-from codl.plan.single_processor import default_plan, one_processor
 from codl.predict.names import DEFAULT, FOLDER
+from codl.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -78,31 +78,35 @@ class Context:
         return Dataset.of(self.soc.name, self.dataset_root)
 
 
-class Strategy(Protocol):
-    """Makes a plan of a network; `default_predictor` is what it is usually used with.
+PlanMaker: TypeAlias = Callable[[Network, Context], Plan]
 
-    `runs_plans` where it runs plans on the device to find the best.
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to make a plan.
+
+    `default_predictor` is what it is usually used with; `runs_plans` where it runs plans on the
+    device to find the best.
     """
 
-    name: ClassVar[str]
-    default_predictor: ClassVar[str] = DEFAULT
-    runs_plans: ClassVar[bool] = False
+    name: str
+    plan: PlanMaker
+    default_predictor: str = DEFAULT
+    runs_plans: bool = False
 
-    def plan(self, network: Network, context: Context) -> Plan: ...
+
+#: Every strategy by name.
+STRATEGIES: Registry[Strategy] = Registry("strategy")
 
 
-def one_memory(network: Network, context: Context, strategy: str, memory: str) -> Plan:
-    """Everything on the GPU with its tensors in one of `MEMORY_TYPES`.
+def strategy(
+    name: str, *, default_predictor: str = DEFAULT, runs_plans: bool = False
+) -> Callable[[PlanMaker], PlanMaker]:
+    """Decorator: the function makes the plans of the strategy of this name."""
 
-    In the fastest variants where the SoC's dataset has that memory, otherwise in the default ones.
-    Raises `UnsupportedError` where the device has no images.
-    """
-    restricted, gpu = context.with_memory(memory), context.soc.gpu
-    if memory == "image2d" and not gpu.max_image_width:
-        raise UnsupportedError(
-            f"{strategy} needs images, and {gpu.name!r} of the SoC {context.soc.name!r} has none "
-            "(max_image_width is 0)."
-        )
-    if memory in gpu.memory_types:
-        return one_processor(network, restricted.cost(DEFAULT), "gpu", strategy=strategy)
-    return replace(default_plan(network, restricted.soc, "gpu"), strategy=strategy)
+    def register(plan: PlanMaker) -> PlanMaker:
+        made = Strategy(name, plan, default_predictor, runs_plans)
+        STRATEGIES.add(name, made, origin=plan)
+        return plan
+
+    return register

@@ -7,20 +7,16 @@ gain next to nothing over one processor, it is that one's plan.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.plan.search import search
 from codl.plan.single_processor import unless_alone
-from codl.strategies.base import Context, Strategy
+from codl.predict.names import DEFAULT
+from codl.strategies.base import Context, strategy
 
 
-class Codl(Strategy):
-    name: ClassVar[str] = "codl"
-
-    def plan(self, network: Network, context: Context) -> Plan:
-        cost = context.cost(self.default_predictor)
-        method, objective = context.method, context.objective
-        found = search(network, cost, self.name, method=method, objective=objective)
-        return unless_alone(found, network, cost) if objective.is_latency else found
+@strategy("codl")
+def codl(network: Network, context: Context) -> Plan:
+    cost, objective = context.cost(DEFAULT), context.objective
+    plan = search(network, cost, "codl", method=context.method, objective=objective)
+    return unless_alone(plan, network, cost) if objective.is_latency else plan

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
 
 from codl.errors import UnsupportedError
 from codl.ir import Network
@@ -24,10 +23,12 @@ from codl.plan.coverage import covered
 from codl.plan.profile_feedback import Groups, OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
 from codl.plan.single_processor import one_processor
+from codl.predict.names import DEFAULT
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
-from codl.strategies.base import Context, Strategy
+from codl.strategies.base import Context, strategy
 
+NAME = "codl-refined"
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
 ROUNDS, PATIENCE = 8, 2
 #: How long two plans are compared, and at the end the best one with one processor alone.
@@ -38,36 +39,33 @@ FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)
 WORTH = 0.97
 
 
-class CodlRefined(Strategy):
-    name: ClassVar[str] = "codl-refined"
-    runs_plans: ClassVar[bool] = True
+@strategy(NAME, runs_plans=True)
+def codl_refined(network: Network, context: Context) -> Plan:
+    """Takes some seconds, and about a minute where an inference takes half a second.
 
-    def plan(self, network: Network, context: Context) -> Plan:
-        """Takes some seconds, and about a minute where an inference takes half a second.
-
-        Raises `UnsupportedError` where plans cannot run, or are to be best in something else.
-        """
-        if not context.objective.is_latency:
-            raise UnsupportedError(
-                f"{self.name} compares how long plans take, and knows neither the objective "
-                f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
-            )
-        cost = covered(context.cost(self.default_predictor), network)
-        with Trials(network, cost, context.note) as trials:
-            for processor in PROCESSORS:
-                trials.run(one_processor(network, cost, processor, strategy=self.name))
-            single = trials.best
-            trials.run(search(network, cost, self.name, method=context.method))
-            losses = 0
-            for _ in range(ROUNDS):
-                corrected = cost.corrected(ProfileCorrections(trials.samples))
-                plan = search(network, corrected, self.name, method=context.method)
-                if trials.has_run(plan):
-                    break
-                losses = 0 if trials.run(plan) else losses + 1
-                if losses == PATIENCE:
-                    break
-            return trials.result(single)
+    Raises `UnsupportedError` where plans cannot run, or are to be best in something else.
+    """
+    if not context.objective.is_latency:
+        raise UnsupportedError(
+            f"{NAME} compares how long plans take, and knows neither the objective "
+            f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
+        )
+    cost = covered(context.cost(DEFAULT), network)
+    with Trials(network, cost, context.note) as trials:
+        for processor in PROCESSORS:
+            trials.run(one_processor(network, cost, processor, strategy=NAME))
+        single = trials.best
+        trials.run(search(network, cost, NAME, method=context.method))
+        losses = 0
+        for _ in range(ROUNDS):
+            corrected = cost.corrected(ProfileCorrections(trials.samples))
+            plan = search(network, corrected, NAME, method=context.method)
+            if trials.has_run(plan):
+                break
+            losses = 0 if trials.run(plan) else losses + 1
+            if losses == PATIENCE:
+                break
+        return trials.result(single)
 
 
 class Trials:

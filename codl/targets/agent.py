@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from codl.errors import CodlError, CodlWarning
+from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.messages import (
@@ -129,6 +130,7 @@ class Agent:
         if self._target is None:
             from codl.targets.local import LocalTarget
 
+            load_installed()
             self._target = LocalTarget()
         return self._target
 
@@ -137,6 +139,7 @@ class Agent:
 
         if self._target is not None:
             raise self._connection.refuse("A SoC was opened already: Open must come first.")
+        load_installed()
         self._target = LocalTarget(request.soc)
         return Done(), ()
 

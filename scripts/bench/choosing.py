@@ -30,7 +30,7 @@ from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.active_learning import ESTIMATOR, Settling
-from codl.predict.estimators import ESTIMATORS
+from codl.predict.names import ESTIMATORS
 from codl.predict.regret import Part, plain, regret
 from codl.predict.splits import linked
 from codl.predict.training_set import Samples

@@ -41,7 +41,7 @@ from codl.predict import domain_adaptation as transfer
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.domain_adaptation import Known
-from codl.predict.estimators import ESTIMATORS
+from codl.predict.names import ESTIMATORS
 from codl.predict.training_set import Samples
 
 PHONES = ("lenovo_k5", "redmi", "vivo_z3", "oneplus5t", "huawei_mate_20")

@@ -14,7 +14,6 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from codl.errors import CodlError
 from codl.predict.estimators import (
-    ESTIMATORS,
     Codl,
     Gbdt,
     LatencyEstimator,
@@ -29,6 +28,7 @@ from codl.predict.estimators.conformal import Errors
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows
 from codl.predict.estimators.trees import Node, Trees
+from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["macs", "bytes", "items", "loop"]

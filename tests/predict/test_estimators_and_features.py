@@ -17,12 +17,12 @@ from codl.kernels import registry
 from codl.predict import features, splits
 from codl.predict.cross_validation import Rows, accuracy
 from codl.predict.estimators import (
-    ESTIMATORS,
     CodlLinear,
     FlopsLinear,
     Gbdt,
     LatencyEstimator,
 )
+from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
 NAMES = ["a", "b", "c"]

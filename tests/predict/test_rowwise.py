@@ -10,8 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from codl.predict.estimators import ESTIMATORS, Codl, LatencyEstimator, gp_ensemble
+from codl.predict.estimators import (
+    Codl,
+    LatencyEstimator,
+    gp_ensemble,
+)
 from codl.predict.estimators.rowwise import rowwise_dot, rowwise_matmul
+from codl.predict.names import ESTIMATORS
 
 #: CPUs whose BLAS and NumPy take other paths than one with AVX-512 does.
 NARROW = {

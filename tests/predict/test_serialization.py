@@ -16,8 +16,8 @@ from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameE
 from codl.ir import Shape, parse
 from codl.measure.dataset import Dataset
 from codl.predict import features
-from codl.predict.estimators import ESTIMATORS
 from codl.predict.model_set import load
+from codl.predict.names import ESTIMATORS
 from codl.predict.training import TrainReport
 
 # Stored predictors

@@ -1,12 +1,11 @@
 """The estimators behind the predictors: scikit-learn regressors of latencies in milliseconds.
 
 All of them take features shaped (items, features) and positive latencies, predict positive
-latencies, and can write their learned state as plain JSON values and read it back.
+latencies, and can write their learned state as plain JSON values and read it back. Their names are
+in `codl.predict.names`; each passes one common test.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from codl.optional import explained
 
@@ -17,13 +16,7 @@ with explained():
     from codl.predict.estimators.gp_ensemble import Codl
     from codl.predict.estimators.linear import CodlLinear, FlopsLinear
 
-#: Every predictor by name; a new one is added here and passes the common test.
-ESTIMATORS: Mapping[str, type[LatencyEstimator]] = {
-    cls.name: cls for cls in (FlopsLinear, CodlLinear, RandomForest, Gbdt, Codl)
-}
-
 __all__ = [
-    "ESTIMATORS",
     "Codl",
     "CodlLinear",
     "FlopsLinear",

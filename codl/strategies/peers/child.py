@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from codl.plugins import load_installed
 from codl.runtime import threads
 from codl.strategies.peers import PEERS
 from codl.strategies.peers.base import Job, Peer
@@ -33,6 +34,7 @@ def main() -> None:
         os.dup2(2, 1)
         peer, job = None, _job(json.loads(sys.argv[2]))
         try:
+            load_installed()
             peer = PEERS[sys.argv[1]](job)
             _answer(wire, {"version": peer.version})
             commands = _commands(peer)

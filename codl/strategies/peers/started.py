@@ -12,8 +12,7 @@ import onnx
 from codl.errors import CodlError
 from codl.ir import Network
 from codl.ir.soc import Soc
-from codl.strategies.base import Context
-from codl.strategies.gpu import Gpu
+from codl.strategies.base import STRATEGIES, Context
 from codl.strategies.peers.base import Job, Tensors
 from codl.strategies.peers.opencl_all import OpenClAll
 from codl.strategies.peers.process import PeerProcess, cores_of
@@ -41,7 +40,7 @@ def started(
                 try:
                     job = _job(name, model, root, context.soc)
                     if name == OpenClAll.name:
-                        Gpu().plan(network, context).save(job.plan)
+                        STRATEGIES["gpu"].plan(network, context).save(job.plan)
                     running[name] = PeerProcess(name, job)
                     running[name].feed(inputs)
                 except CodlError as error:
