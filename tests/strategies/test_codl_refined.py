@@ -15,6 +15,7 @@ from codl.errors import UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure.interleave import Effort
 from codl.measure.protocol import Latency
 from codl.plan.cost_model import CostModel
@@ -61,7 +62,7 @@ def test_two_processors_must_be_worth_it(
     plans["both"] = replace(plans["both"], chains=plans["both"].chains * 2)
 
     class StandIn:
-        def __init__(self, network: Network, plan: Plan, soc: Soc, tuning: Any) -> None:
+        def __init__(self, network: Network, plan: Plan, soc: Soc, tuning: Tuning) -> None:
             self.plan = plan
 
         def run(self) -> None: ...
