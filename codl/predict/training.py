@@ -43,9 +43,9 @@ from codl.predict.estimators import (
     trees,
 )
 from codl.predict.features import FeatureTable
+from codl.predict.folds import row_folds, shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
-from codl.predict.splits import row_folds, shape_folds
 from codl.predict.training_set import Samples
 
 #: Rows in the batch whose prediction is timed, about a planner's.

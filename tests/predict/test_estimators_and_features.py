@@ -15,7 +15,7 @@ from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.kernels import registry
-from codl.predict import features, splits
+from codl.predict import features
 from codl.predict.cross_validation import Rows, accuracy
 from codl.predict.estimators import (
     CodlLinear,
@@ -23,6 +23,7 @@ from codl.predict.estimators import (
     Gbdt,
     LatencyEstimator,
 )
+from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
@@ -158,7 +159,7 @@ def test_gbdt_beats_flops_linear_on_steps() -> None:
     rng = np.random.default_rng(4)
     X = rng.uniform(1, 1e6, (400, 2))
     y = 0.1 + np.ceil(X[:, 0] / 2.5e5) * (1 + (X[:, 1] > 5e5))
-    folds = splits.shape_folds(np.arange(400))
+    folds = shape_folds(np.arange(400))
     steps = accuracy(Gbdt, Rows(X, y), folds)
     line = accuracy(FlopsLinear, Rows(X, y), folds)
     assert steps.mape is not None
