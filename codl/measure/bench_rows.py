@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codl.ir.results import Latency
 from codl.ir.types import Processor
 from codl.kernels.base import Choice
-from codl.measure.protocol import Latency
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from codl.ir import Op
+from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, Variant
 from codl.kernels.tuning import Tuning
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.op_runner import GpuWork, cpu_work, filler
-from codl.measure.protocol import Latency, Protocol, measure_together
+from codl.measure.protocol import Protocol, measure_together
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice, open_device
 

@@ -12,11 +12,11 @@ from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
 
 from codl.ir import parse, to_text
+from codl.ir.results import TimeSpan
 from codl.lower.program import build_program
 from codl.plan.build_plan import Cut, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections
-from codl.runtime.profiler import Span
 from codl.strategies import codl_refined
 
 CONV = "conv2d in=1x64x{h}x56 oc=64 kernel=3x3 pad=1"
@@ -64,13 +64,13 @@ def test_ratios_are_those_of_measured_to_predicted(slower: dict[str, float]) -> 
     plan = make_plan(network, cost, cuts, strategy="test", sharing="missing")
     segments = build_program(network, plan, SOC).segments
 
-    def spans() -> Iterator[Span]:
+    def spans() -> Iterator[TimeSpan]:
         for side, shard in ((s, getattr(x, s)) for x in segments for s in ("cpu", "gpu")):
             for part in shard.parts:
                 speed = 2.0 if side == "gpu" else 1.0
                 ms = slower[side] * (1e-8 * part.op.flops / speed + 1e-3)
                 kind = "net" if side == "cpu" else "kernel"
-                yield Span(side, kind, part.layer.name, 0.0, ms)
+                yield TimeSpan(side, kind, part.layer.name, 0.0, ms)
 
     stand_in: Any = SimpleNamespace(
         network=network, plan=plan, soc=SOC, nets={}, fused={}, profile=lambda runs: [*spans()]

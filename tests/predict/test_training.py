@@ -15,6 +15,7 @@ from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import parse, split
+from codl.ir.results import PredictorRow
 from codl.measure.dataset import Dataset, SharingRow
 from codl.predict import features
 from codl.predict.cross_validation import HeldOut, Rows, accuracy, over_seeds
@@ -26,7 +27,7 @@ from codl.predict.estimators import (
 from codl.predict.folds import connected_groups, row_folds, shape_folds
 from codl.predict.model_set import load
 from codl.predict.names import ESTIMATORS
-from codl.predict.training import PredictorRow, TrainReport, train
+from codl.predict.training import TrainReport, train
 
 # What is held out
 

@@ -14,10 +14,10 @@ from support.synthetic_predictors import SyntheticPredictors
 from codl.errors import UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.interleave import Effort
-from codl.measure.protocol import Latency
 from codl.plan.cost_model import CostModel
 from codl.plan.objective import Objective
 from codl.plan.single_processor import default_plan
