@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,19 @@ from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
-#: The command with little effort, in batches of a few tasks, and nothing repeated.
+#: The command with little effort and nothing repeated; it prints an empty line for every row.
 QUICKLY = """
 from codl.cli import main
-from codl.measure import collector, drift, surroundings
+from codl.measure import collector, dataset, drift, surroundings
 QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
 collector.Rounds = lambda: QUICK
 drift.TOLERANCE = float("inf")
 surroundings.ROUNDS = 1
+append = dataset.Table.append
+def told(table, *rows):
+    append(table, *rows)
+    print("\\n" * len(rows), end="", flush=True)
+dataset.Table.append = told
 main()
 """
 OPS = [
@@ -105,11 +109,12 @@ def test_kills_lose_and_repeat_nothing(
             wanted.setdefault(name, []).append(task.key)
     dice, killed = random.Random(7), Dataset.of("test", tmp_path)
     for stop in sorted(dice.sample(range(1, len(tasks)), 2)):
+        more = stop - lines(killed)
         with subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as child:
-            while child.poll() is None and lines(killed) < stop:
-                time.sleep(0.005)
+            assert child.stdout is not None
+            child.stdout.read(more)
             child.send_signal(signal.SIGKILL)
         assert 0 < lines(killed) < sum(map(len, wanted.values()))
     monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)

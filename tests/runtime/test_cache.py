@@ -170,39 +170,41 @@ for index in range(10**6):
 """
 
 
+def writer() -> subprocess.Popen[bytes]:
+    """A process that writes one slot again and again, and has begun."""
+    child = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
+
+
 def test_a_kill_during_a_write_leaves_a_whole_file() -> None:
     slot = Slot("binaries", {"of": "all"})
     slot.store(b"first")
-    for delay in (0.01, 0.02, 0.05):
-        child = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(delay)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
+
+    def half_written() -> set[Path]:
+        return set(slot.path.parent.glob(f"*{cache.PARTIAL}"))
+
+    for _ in range(3):
+        before = half_written()
+        with writer() as child:
+            while half_written() <= before:
+                assert child.poll() is None
+            child.send_signal(signal.SIGKILL)
         blob = slot.load()
         assert blob == b"first" or (blob and len(blob) == 3_000_000 and len(set(blob)) == 1)
 
 
 def test_two_writers_at_once_leave_a_whole_file() -> None:
     slot = Slot("binaries", {"of": "all"})
-    children = [
-        subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        child.stdout.readline()
-    deadline, seen = time.monotonic() + 1, 0
-    while time.monotonic() < deadline:
-        if slot.path.exists():
+    with writer() as one, writer() as other:
+        seen: set[bytes] = set()
+        while len(seen) < 20:
+            assert one.poll() is None
+            assert other.poll() is None
             blob = slot.load()
-            assert blob is not None
-            assert len(blob) == 3_000_000
-            seen += 1
-    for child in children:
-        child.kill()
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
-    assert seen
+            if blob is not None:  # none of the two has written anything yet
+                assert len(blob) == 3_000_000
+                seen.add(blob[:1])
+        one.kill()
+        other.kill()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from time import sleep
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,36 +83,46 @@ def test_a_counter_that_begins_anew_is_counted_on(root: Path) -> None:
 
 
 def test_power_is_summed_up_over_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "PERIOD_S", 0.005)
-    sensors = find_sensors(root, gpus=no_gpus).sensors
+    """By trapezoids between readings, of which each takes a second by a clock of the test's own."""
+    watts: list[float] = []
+    enough = Event()
+
+    def read() -> float:
+        watts.append(2.0 + len(watts) % 3)
+        if len(watts) > 5:
+            enough.set()
+        return watts[-1]
+
+    monkeypatch.setattr(energy, "PERIOD_S", 0.0)
+    monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: float(len(watts))))
+    sensors = [
+        replace(sensor, read=read) if sensor.is_power else sensor
+        for sensor in find_sensors(root, gpus=no_gpus).sensors
+    ]
     with metered(sensors) as meter:
-        sleep(0.05)
-    assert meter.joules["power_supply battery"] == pytest.approx(2.0 * meter.seconds, rel=0.2)
+        assert enough.wait(60)
+    # The first reading begins the first second.
+    expected = sum(0.5 * (one + next_) for one, next_ in pairwise(watts))
+    assert meter.joules["power_supply battery"] == pytest.approx(expected)
     # The battery feeds the packages too.
     assert meter.total_joules == meter.joules["power_supply battery"]
 
 
-def test_a_sensor_that_fails_on_the_way_has_no_joules(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(energy, "PERIOD_S", 0.005)
+def test_a_sensor_that_fails_on_the_way_has_no_joules(root: Path) -> None:
+    """It is read for the last time when the meter stops."""
     sensors = find_sensors(root, gpus=no_gpus).sensors
     with metered(sensors) as meter:
         write(root / "class/power_supply/battery", status="Charging")
-        sleep(0.02)
     assert "power_supply battery" not in meter.joules
     assert meter.total_joules == 0
 
 
-def test_energy_is_that_of_one_run() -> None:
-    spent = [0.0]
-
-    def work() -> None:
-        spent[0] += 0.25
-        sleep(0.001)
-
-    sensor = Sensor("counter", "gpu", lambda: spent[0])
-    assert energy_mj(work, [sensor], at_least_s=0.02) == pytest.approx(250)
+def test_energy_is_that_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[None] = []
+    monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: 0.001 * len(runs)))
+    sensor = Sensor("counter", "gpu", lambda: 0.25 * len(runs))
+    assert energy_mj(lambda: runs.append(None), [sensor], at_least_s=0.02) == pytest.approx(250)
+    assert len(runs) == 20
 
 
 def test_nvml_is_absent_or_tells_energy() -> None:
