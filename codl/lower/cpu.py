@@ -107,31 +107,32 @@ def lower_cpu(
 
 
 def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
-    """Layers by library, in an order that changes libraries seldom.
+    """Layers by net, first to last; a model of its own is alone in one."""
+    nets: dict[tuple[int, str], list[CpuLayer]] = {}
+    for layer, level in zip(layers, net_levels(layers), strict=True):
+        own = layer.name if layer.op.kind == OnnxModel.kind else ""
+        nets.setdefault((-level, own), []).append(layer)
+    return [tuple(nets[key]) for key in sorted(nets)]
 
-    A group takes every layer of its library whose inputs no later group computes; a model of its
-    own is alone in one.
+
+def net_levels(layers: Sequence[CpuLayer]) -> list[int]:
+    """The level of each layer's net: nets run from the highest level to the lowest.
+
+    ncnn's levels are even and ONNX Runtime's odd, and each layer has the lowest that its readers
+    allow, which have the same or a lower one; a model of its own has a higher one than its readers,
+    and a lower one than what it reads. So libraries change seldom, and which net a layer is in is
+    known from the layers behind it: planning counts nets by the same rule (`codl.plan.net_levels`).
     """
-    left = list(layers)
-    groups: list[tuple[CpuLayer, ...]] = []
-    while left:
-        if left[0].op.kind == OnnxModel.kind:
-            groups.append((left.pop(0),))
-            continue
-        taken: list[CpuLayer] = []
-        later: list[CpuLayer] = []
-        missing: set[str] = set()
-        for layer in left:
-            is_ready = not missing.intersection(name for name, _ in layer.inputs)
-            is_alike = layer.is_onnx == left[0].is_onnx
-            if is_ready and is_alike and layer.op.kind != OnnxModel.kind:
-                taken.append(layer)
-            else:
-                later.append(layer)
-                missing.add(layer.output)
-        groups.append(tuple(taken))
-        left = later
-    return groups
+    levels: list[int] = []
+    least: dict[str, int] = {}
+    for layer in reversed(layers):
+        is_model = layer.op.kind == OnnxModel.kind
+        level = least.get(layer.output, 0) + (is_model and layer.output in least)
+        level += level % 2 != layer.is_onnx
+        levels.append(level)
+        for name, _ in layer.inputs:
+            least[name] = max(least.get(name, 0), level + is_model)
+    return levels[::-1]
 
 
 def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> bool:

@@ -40,10 +40,12 @@ class GpuLowering:
         self._tensors: dict[str, Tensor] = {}
         #: Copies of tensors in other storages, valid inside one chain.
         self._copies: dict[tuple[str, Storage], Tensor] = {}
+        #: Of tensors that the chain reads or makes, what it has to do with.
+        self._regions: dict[str, Region] = {}
 
     def lower(self, shard: Shard, chain: Chain, tensors: Mapping[str, Tensor]) -> None:
         """Emit a shard's kernels; raises `DeviceError` where no kernel is left for a layer."""
-        self._tensors, self._copies = dict(tensors), {}
+        self._tensors, self._copies, self._regions = dict(tensors), {}, dict(shard.inputs)
         planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
         fused = works(shard, tensors, planned, self._selector.soc)
         ordered = fused if self._fuse else [Work(part) for part in shard.parts]
@@ -85,9 +87,9 @@ class GpuLowering:
         self._kernels.launch(plan, arguments, step=step, constants=constants)
         output = result.layer.output
         if stored is not target:
-            self._copy(target, stored, result.region)
+            self._copy(target, stored, result.region, result.region)
             self._arena.give(target)
-        self._tensors[output] = stored
+        self._tensors[output], self._regions[output] = stored, result.region
 
     def _gpu_op(
         self,
@@ -117,10 +119,11 @@ class GpuLowering:
                       weights)  # fmt: skip
         return self._assembly.add_constants(how, weights, lambda: plan.pack(weights))
 
-    def _copy(self, source: Tensor, target: Tensor, region: Region) -> None:
+    def _copy(self, source: Tensor, target: Tensor, region: Region, around: Region) -> None:
+        """Copy `region`, and `around` it as far as blocks of channels go."""
         accesses = (self._assembly.access(tensor, region) for tensor in (source, target))
         step = self._assembly.step(Relayout(f"transform {source.name}", *accesses))
-        self._kernels.copy(source, target, region, step=step)
+        self._kernels.copy(source, target, around, step=step)
 
     def _read(self, name: str, storage: Storage) -> Tensor:
         """The tensor in a storage, copied there where it is in another."""
@@ -128,8 +131,10 @@ class GpuLowering:
         if tensor.storage == storage:
             return tensor
         if (name, storage) not in self._copies:
-            copy = self._arena.take(name, tensor.shape, tensor.held, storage)
-            self._copy(tensor, copy, tensor.held)
+            region = self._regions.get(name, tensor.held)
+            around = tensor.blocks_around(region, self._selector.soc.gpu.vector_width)
+            copy = self._arena.take(name, tensor.shape, around, storage)
+            self._copy(tensor, copy, region, around)
             self._copies[name, storage] = copy
         return self._copies[name, storage]
 

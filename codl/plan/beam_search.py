@@ -1,4 +1,4 @@
-"""The fastest plan under the predictor: dynamic programming over where chains end.
+"""The fastest plan under the predictor: a beam search over where chains end.
 
 A label says how the network can have come to a point between two layers: which region of every
 tensor that is still read each processor then holds, and when each is free. Of two labels that hold
@@ -13,40 +13,33 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from operator import ge, itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from codl.ir import Network, Region
 from codl.ir.plan import Sharing
-from codl.ir.types import PROCESSORS
-from codl.lower.program import WAYS, Residency
-from codl.plan import region_array as boxes
-from codl.plan.candidate_transfers import between
-from codl.plan.candidates import Segment, Segments
-from codl.plan.cost_model import CostModel, Moved
-from codl.plan.lower_bound import Bound
+from codl.plan.candidates import Candidates
+from codl.plan.chain_costs import Candidate
+from codl.plan.cost_model import Pair
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
-from codl.plan.pipeline_model import START, Move, Pair, after_stage, priced
-from codl.plan.region_array import NONE
+from codl.plan.transitions import START, Holdings, Transitions
 
 #: Labels that go on from one point; in the first, narrow search.
 WIDEST, NARROW = 64, 2
 #: With more chains than this, the narrow search is all there is.
 FEW = 200
-#: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
-Key: TypeAlias = tuple[int, ...]
+#: Weights of the CPU's clock that a lower bound is tried with.
+SHARES = tuple(i / 20 for i in range(1, 20))
 
 
 class Label(NamedTuple):
     """One way to come to a point, and the best one that holds what it does."""
 
     clocks: Pair
-    key: Key
+    holdings: Holdings
     spent: Spent = NOTHING
     before: Label | None = None
-    segment: Segment | None = None
+    candidate: Candidate | None = None
 
     @property
     def end_ms(self) -> float:
@@ -61,61 +54,109 @@ class Label(NamedTuple):
             and self.spent.bytes <= other.spent.bytes
         )
 
-    def segments(self) -> list[Segment]:
+    def chains(self) -> tuple[Candidate, ...]:
         """The chains so far, first to last."""
-        found: list[Segment] = []
+        chains: list[Candidate] = []
         label: Label | None = self
-        while label is not None and label.segment is not None:
-            found.append(label.segment)
+        while label is not None and label.candidate is not None:
+            chains.append(label.candidate)
             label = label.before
-        return found[::-1]
+        return tuple(chains[::-1])
 
 
 @dataclass(frozen=True)
-class Found:
+class Best:
     """The chains of the best plan; `exact` where no label was ever dropped unseen.
 
-    `value` is what the objective makes least, infinite where nothing was found; `energy_mj` is None
+    `value` is what the objective makes least, infinite where there is no plan; `energy_mj` is None
     where the SoC's power is not known.
     """
 
-    segments: tuple[Segment, ...]
+    chains: tuple[Candidate, ...]
     latency_ms: float
     value: float
     exact: bool
     energy_mj: float | None = None
 
 
+@dataclass(frozen=True)
+class LowerBound:
+    """Admissible lower bound on the remaining latency, for pruning.
+
+    The later of two clocks is never before a weighted mean of both, and every chain adds to that
+    mean at least what its shards take, data sharing left out. `share` is the CPU's weight, and
+    `left_ms` what is left from each point on.
+    """
+
+    share: float
+    left_ms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> LowerBound:
+        """With the weight that makes the bound tightest."""
+        shares = np.array(SHARES)
+        left = np.full((len(candidates.starting) + 1, len(shares)), inf)
+        left[-1] = 0.0
+        for at in reversed(range(len(candidates.starting))):
+            own = candidates.starting[at]
+            if own:
+                cpu, gpu = np.array([candidate.work_ms for candidate in own]).T
+                means = np.outer(cpu, shares) + np.outer(gpu, 1 - shares)
+                left[at] = (means + left[[candidate.stop for candidate in own]]).min(axis=0)
+        best = int(np.argmax(left[0]))
+        return cls(SHARES[best], tuple(left[:, best].tolist()))
+
+    def least_ms(self, clocks: Pair, at: int) -> float:
+        """The least that a plan ends at which is at layer `at` now."""
+        return self.share * clocks[0] + (1 - self.share) * clocks[1] + self.left_ms[at]
+
+
 def fastest(
-    network: Network,
-    cost: CostModel,
-    segments: Segments,
+    candidates: Candidates,
     sharing: Sharing = "missing",
     *,
     objective: Objective = LATENCY,
     widest: int | None = None,
-) -> Found:
-    """Search all ways to put `segments` one after another.
+) -> Best:
+    """Search all ways to put candidate chains one after another.
 
     A narrow search first: what cannot become faster than its result need not be followed. Then one
     with `widest` labels at a point, by default where there are few chains.
     """
-    search = _Search(network, cost, segments, sharing, objective)
-    bound = Bound.of(segments)
+    search = _Search(candidates, sharing, objective)
+    bound = LowerBound.of(candidates)
     narrow = _sweep(search, bound, inf, NARROW)
-    if narrow.exact or (widest is None and sum(map(len, segments.starting)) > FEW):
+    if narrow.exact or (widest is None and sum(map(len, candidates.starting)) > FEW):
         return narrow
     limit_ms = narrow.latency_ms if objective.is_latency else inf
     wide = _sweep(search, bound, limit_ms, widest or WIDEST)
-    # Where the narrow search had found the best, the wide one finds nothing better, but knows.
+    # Where the narrow search had the best, the wide one has nothing better, but knows.
     return wide if wide.value <= narrow.value else replace(narrow, exact=wide.exact)
+
+
+def every_plan(
+    candidates: Candidates, sharing: Sharing = "missing", *, objective: Objective = LATENCY
+) -> Best:
+    """The same without a shortcut: every plan is followed to its end. For a handful of layers."""
+    search = _Search(candidates, sharing, objective)
+    best, least = None, inf
+    open_ends = [(0, search.start)]
+    while open_ends:
+        at, label = open_ends.pop()
+        if at == len(candidates.starting):
+            if search.value(label) < least and objective.allows(label.spent):
+                best, least = label, search.value(label)
+            continue
+        for candidate in candidates.starting[at]:
+            open_ends.append((candidate.stop, search.after(label, candidate)))
+    return search.best([] if best is None else [best], exact=True)
 
 
 class _Point:
     """The labels that have come to a point, and how late the last is that may go on from there."""
 
     def __init__(self, widest: int, *, is_latency: bool) -> None:
-        self.labels: dict[Key, list[Label]] = {}
+        self.labels: dict[Holdings, list[Label]] = {}
         self._ends: list[float] = []
         self._widest, self._is_latency = widest, is_latency
 
@@ -128,7 +169,7 @@ class _Point:
 
     def keep(self, new: Label) -> None:
         """Add a label unless one that is there is as good in everything; drop what it beats."""
-        own = self.labels.setdefault(new.key, [])
+        own = self.labels.setdefault(new.holdings, [])
         if any(label.beats(new) for label in own):
             return
         for label in [label for label in own if new.beats(label)]:
@@ -138,12 +179,12 @@ class _Point:
         insort(self._ends, new.end_ms)
 
 
-def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found:
-    """From the first layer to the last, with so many labels at a point and below a limit."""
-    starting = search.segments.starting
+def _sweep(search: _Search, bound: LowerBound, limit_ms: float, widest: int) -> Best:
+    """From the first layer to the last, with `widest` labels at a point and below a limit."""
+    starting = search.candidates.starting
     is_latency = search.objective.is_latency
     points = [_Point(widest, is_latency=is_latency) for _ in range(len(starting) + 1)]
-    points[0].keep(Label(START, search.start))
+    points[0].keep(search.start)
     exact = True
     for at, nexts in enumerate(starting):
         open_ = [
@@ -155,35 +196,34 @@ def _sweep(search: _Search, bound: Bound, limit_ms: float, widest: int) -> Found
         exact = exact and len(open_) <= widest
         ahead = _Ahead(search, bound, nexts)
         for label in sorted(open_, key=search.promise)[:widest]:
-            for end_ms, segment in ahead.within(label, limit_ms):
-                point = points[segment.stop]
-                found = None
+            for end_ms, candidate in ahead.within(label, limit_ms):
+                point = points[candidate.stop]
+                new = None
                 if end_ms <= point.latest_ms:
-                    found = search.after(label, segment, point.latest_ms)
-                if found is None:
+                    new = search.after(label, candidate)
+                if new is None or new.end_ms > point.latest_ms:
                     exact = False
-                elif search.objective.allows(found.spent):
-                    point.keep(found)
+                elif search.objective.allows(new.spent):
+                    point.keep(new)
         points[at].labels.clear()
     ends = [label for own in points[-1].labels.values() for label in own]
-    if not ends:
-        return Found((), inf, inf, exact)
-    return search.found(min(ends, key=search.value), exact=exact)
+    return search.best(ends, exact=exact)
 
 
 class _Ahead:
     """The chains that begin at a point, as columns: what each adds to a label at the least."""
 
-    def __init__(self, search: _Search, bound: Bound, segments: Sequence[Segment]) -> None:
-        self._segments, self._share = segments, bound.share
-        works = np.array([segment.work_ms for segment in segments], np.float64).reshape(-1, 2)
+    def __init__(self, search: _Search, bound: LowerBound, candidates: Sequence[Candidate]) -> None:
+        self._candidates, self._share = candidates, bound.share
+        works = np.array([one.work_ms for one in candidates], np.float64).reshape(-1, 2)
         self._cpu, self._gpu = works.T
-        self._launches = np.array([search.launches_ms(s.kernels) for s in segments])
-        left = np.array([bound.left_ms[segment.stop] for segment in segments])
+        launches_ms = search.transitions.launches_ms
+        self._launches = np.array([launches_ms(one.launches) for one in candidates])
+        left = np.array([bound.left_ms[one.stop] for one in candidates])
         cpu = self._cpu + self._launches
         self._least = self._share * cpu + (1 - self._share) * self._gpu + left
 
-    def within(self, label: Label, limit_ms: float) -> Iterable[tuple[float, Segment]]:
+    def within(self, label: Label, limit_ms: float) -> Iterable[tuple[float, Candidate]]:
         """Chains by which a plan may still end before a limit, each with the earliest it ends."""
         cpu, gpu = label.clocks
         least = self._share * cpu + (1 - self._share) * gpu + self._least
@@ -192,93 +232,19 @@ class _Ahead:
         # The earliest first: what comes behind it need often not be looked at.
         order = np.argsort(ends, kind="stable")
         order = order[least[order] < limit_ms]
-        segments = [self._segments[at] for at in order.tolist()]
-        return zip(ends[order].tolist(), segments, strict=True)
-
-
-def _waited(clocks: Pair, key: Key) -> Pair:
-    """A processor that holds nothing has nothing to do before the other one is done."""
-    cpu, gpu = clocks
-    if not any(key[0::2]):
-        return max(cpu, gpu), gpu
-    if not any(key[1::2]):
-        return cpu, max(cpu, gpu)
-    return clocks
-
-
-def every_way(
-    network: Network,
-    cost: CostModel,
-    segments: Segments,
-    sharing: Sharing = "missing",
-    *,
-    objective: Objective = LATENCY,
-) -> Found:
-    """The same without a shortcut: every plan is followed to its end. For a handful of layers."""
-    search = _Search(network, cost, segments, sharing, objective)
-    best, least = None, inf
-    open_ends = [(0, Label(START, search.start))]
-    while open_ends:
-        at, label = open_ends.pop()
-        if at == len(network.layers):
-            if search.value(label) < least and objective.allows(label.spent):
-                best, least = label, search.value(label)
-            continue
-        for segment in segments.starting[at]:
-            next_ = search.after(label, segment)
-            assert next_ is not None
-            open_ends.append((segment.stop, next_))
-    assert best is not None
-    return search.found(best, exact=True)
-
-
-class _Way(NamedTuple):
-    """What a segment does to what is held.
-
-    `needs` are places in the key, the processors, and the regions' numbers; `made` the numbers of
-    what it leaves; and `key` takes the next key from the last one and those.
-    """
-
-    needs: tuple[tuple[int, int, int], ...]
-    made: tuple[int, ...]
-    key: itemgetter[Any] | None
+        candidates = [self._candidates[at] for at in order.tolist()]
+        return zip(ends[order].tolist(), candidates, strict=True)
 
 
 class _Search:
-    """From a label over a segment to the next label."""
+    """Labels, and what they are compared by."""
 
-    def __init__(
-        self,
-        network: Network,
-        cost: CostModel,
-        segments: Segments,
-        sharing: Sharing,
-        objective: Objective,
-    ) -> None:
-        self.objective = objective
-        self._network, self._cost, self._sharing = network, cost, sharing
-        self.segments, self._regions = segments, segments.regions
-        self._live = _live(segments)
-        #: The places in the key of what the CPU and the GPU hold of each tensor, at every point.
-        self._places = [
-            {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
-        ]
-        fresh = Residency(network, sharing)
-        self.start: Key = tuple(
-            self._regions.one(name, boxes.box(fresh.held[side].get(name)))
-            for name in self._live[0]
-            for side in PROCESSORS
-        )
-        self._results = {
-            holder: self._regions.one(holder, boxes.box(Region.whole(network.shapes[holder])))
-            for holder, _ in network.outputs.values()
-        }
-        self._ways: dict[int, _Way] = {}
-        self._stretches: dict[tuple[int, int], tuple[dict[str, int], itemgetter[Any] | None]] = {}
-        self._needed: dict[tuple[int, int, int], tuple[int, list[Move]]] = {}
-        self._launches: dict[int, float] = {}
-        self._moves: dict[Moved, Move] = {}
-        cost.prefetch_sharing(between(segments, sharing))
+    def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
+        self.candidates, self.objective = candidates, objective
+        self.transitions = Transitions(candidates.costs, sharing)
+        self.transitions.prefetch([one for own in candidates.starting for one in own])
+        self.start = Label(START, self.transitions.start)
+        self._enqueues_at_once = self.transitions.launches_ms(1) == 0
 
     def promise(self, label: Label) -> tuple[float, float]:
         """What labels at one point are compared by."""
@@ -286,113 +252,36 @@ class _Search:
 
     def value(self, label: Label) -> float:
         """What the objective says of a label behind the last layer."""
-        return self.objective.value(self.end_ms(label), label.spent)
+        return self.objective.value(self._end_ms(label), label.spent)
 
-    def found(self, label: Label, *, exact: bool) -> Found:
-        segments, latency_ms = tuple(label.segments()), self.end_ms(label)
+    def _end_ms(self, label: Label) -> float:
+        return self.transitions.end_ms(label.clocks, label.holdings)
+
+    def best(self, labels: Sequence[Label], *, exact: bool) -> Best:
+        """The best of some labels behind the last layer."""
+        if not labels:
+            return Best((), inf, inf, exact)
+        label = min(labels, key=self.value)
+        latency_ms = self._end_ms(label)
         energy_mj = self.objective.energy_mj(latency_ms, label.spent)
-        return Found(segments, latency_ms, self.value(label), exact, energy_mj)
+        return Best(label.chains(), latency_ms, self.value(label), exact, energy_mj)
 
-    def after(self, label: Label, segment: Segment, latest_ms: float = inf) -> Label | None:
-        """The clocks after a segment, and what is then held of all that is still read.
-
-        None where that ends later than it may.
-        """
-        way = self._ways.get(id(segment)) or self._way(segment)
-        held = list(label.key)
-        moves: list[Move] = []
-        for place, side, need in way.needs:
-            held[place], own = self._need(side, held[place], need)
-            moves += own
-        launches_ms = self.launches_ms(segment.kernels + len(moves))
-        clocks = after_stage(label.clocks, moves, launches_ms, segment.work_ms)
-        if clocks[0] > latest_ms or clocks[1] > latest_ms:
-            return None
-        key = way.key((*held, *way.made)) if way.key else ()
+    def after(self, label: Label, candidate: Candidate) -> Label:
+        """The label behind one more chain."""
+        clocks, holdings = self.transitions.after(label.clocks, label.holdings, candidate)
         spent = label.spent
         if not self.objective.is_latency:
-            spent = spent.plus(self.objective.spent(segment.work_ms, segment.weights))
-        return Label(_waited(clocks, key), key, spent, label, segment)
+            spent = spent.plus(self.objective.spent(candidate.work_ms, candidate.weights))
+        return Label(self._waited(clocks, holdings), holdings, spent, label, candidate)
 
-    def end_ms(self, label: Label) -> float:
-        """When the results lie whole with the CPU."""
-        moves: list[Move] = []
-        for name, whole in self._results.items():
-            place, _ = self._places[-1][name]
-            moves += self._need(0, label.key[place], whole)[1]
-        return max(after_stage(label.clocks, moves))
+    def _waited(self, clocks: Pair, holdings: Holdings) -> Pair:
+        """A processor that holds nothing has nothing to do before the other one is done.
 
-    def launches_ms(self, count: int) -> float:
-        if count not in self._launches:
-            self._launches[count] = self._cost.launches_ms(count)
-        return self._launches[count]
-
-    def _way(self, segment: Segment) -> _Way:
-        tensor_of, before = self._regions.tensors, self._places[segment.start]
-        needs = tuple(
-            (before[tensor_of[need]][side], side, need) for side, need in segment.reads.tolist()
-        )
-        new, key = self._stretch(segment.start, segment.stop)
-        made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
-        for side, number in segment.leaves.tolist():
-            made[2 * new[tensor_of[number]] + side] = number
-        self._ways[id(segment)] = way = _Way(needs, tuple(made), key)
-        return way
-
-    def _stretch(self, start: int, stop: int) -> tuple[dict[str, int], itemgetter[Any] | None]:
-        """What chains from one point to another make, numbered, and what takes the next key."""
-        if (start, stop) not in self._stretches:
-            before, after = self._places[start], self._live[stop]
-            made = [name for name in after if name not in before]
-            # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
-            first = 2 * len(before)
-            places = dict(before)
-            for at, name in enumerate(made):
-                places[name] = first + 2 * at, first + 2 * at + 1
-            getter = _getter([place for name in after for place in places[name]])
-            self._stretches[start, stop] = {name: at for at, name in enumerate(made)}, getter
-        return self._stretches[start, stop]
-
-    def _need(self, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
-        """What a processor holds after it needed a region, and the transfers that took.
-
-        Regions are of one tensor, by number.
+        But for the CPU where that takes time to enqueue what the GPU does next.
         """
-        asked = (side, mine, need)
-        if asked not in self._needed:
-            self._needed[asked] = self._lacking(side, mine, need)
-        return self._needed[asked]
-
-    def _lacking(self, side: int, mine: int, need: int) -> tuple[int, list[Move]]:
-        """As `codl.lower.program.lacking` has it."""
-        regions, tensor = self._regions, self._regions.tensors[need]
-        held, wanted = regions.boxes[mine], regions.boxes[need]
-        if all(map(ge, held, wanted)):
-            return mine, []
-        shape = self._network.shapes[tensor]
-        if self._sharing == "gather":
-            wanted = boxes.box(Region.whole(shape))
-        joined = tuple(map(max, held, wanted))
-        way = WAYS[PROCESSORS[side]]
-        moves = [self._move((way, one)) for one in boxes.added(held, joined, shape.w)]
-        return regions.one(tensor, joined), moves
-
-    def _move(self, what: Moved) -> Move:
-        if what not in self._moves:
-            (self._moves[what],) = priced(self._cost, [what])
-        return self._moves[what]
-
-
-def _getter(places: Sequence[int]) -> itemgetter[Any] | None:
-    """Takes a tuple of these places; None where there are none. (There are always two or more.)"""
-    return itemgetter(*places) if places else None
-
-
-def _live(segments: Segments) -> list[tuple[str, ...]]:
-    """At every point between layers, the tensors that are there and still read."""
-    made = dict.fromkeys(segments.last_reader, 0)
-    made |= {layer.output: at + 1 for at, layer in enumerate(segments.network.layers)}
-    return [
-        tuple(sorted(n for n, last in segments.last_reader.items() if made[n] <= at <= last))
-        for at in range(len(segments.starting) + 1)
-    ]
+        cpu, gpu = clocks
+        if self._enqueues_at_once and not any(holdings[0::2]):
+            return max(cpu, gpu), gpu
+        if not any(holdings[1::2]):
+            return cpu, max(cpu, gpu)
+        return clocks

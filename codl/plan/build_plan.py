@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from codl.ir import Dim, Layer, Network
+from codl.errors import UnsupportedError
+from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.plan import Chain, Plan, Sharing
-from codl.lower.program import Segment, build_program
+from codl.ir.types import PROCESSORS
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import estimated, not_counted
-from codl.plan.cpu_backend_choice import few_changes
-from codl.plan.pipeline_model import program_ms
+from codl.plan.halo_propagation import Walk
+from codl.plan.transitions import START, Transitions
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Layers as one chain, and where it is cut."""
-
-    layers: tuple[Layer, ...]
-    dim: Dim
-    gpu_ratio: float
+def chain_of(layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Chain:
+    """Layers as one chain, whose variants are still to be chosen."""
+    return Chain(tuple(layer.name for layer in layers), dim, gpu_ratio, {})
 
 
 def make_plan(
     network: Network,
     cost: CostModel,
-    cuts: Sequence[Cut],
+    chains: Sequence[Chain],
     *,
     strategy: str,
     sharing: Sharing,
     method: str = "",
 ) -> Plan:
-    """A plan of these chains, in the variants that are predicted fastest."""
-    # Chains are cut once, by the program; their variants then follow from the shards.
+    """A plan of these chains, in the variants that are predicted fastest.
+
+    Raises `UnsupportedError` with a layer for which a processor has no variant with a predictor.
+    """
     plan = Plan(
         model=network.name,
         digest=network.digest,
@@ -42,28 +42,48 @@ def make_plan(
         predictor=cost.predictors.name,
         sharing=sharing,
         predicted_ms=None,
-        chains=tuple(_chain(one) for one in cuts),
+        chains=tuple(chains),
         source=cost.soc.source,
         not_counted=not_counted(cost, network),
         estimated=estimated(cost, network),
         method=method,
     )
-    program = build_program(network, plan, cost.soc)
-    segments = tuple(_in_variants(segment, cost) for segment in program.segments)
-    return replace(
-        plan,
-        chains=tuple(segment.chain for segment in segments),
-        predicted_ms=program_ms(network, replace(program, segments=segments), cost),
-    )
+    chosen, latency_ms = _choose(network, cost, plan)
+    return replace(plan, chains=tuple(chosen), predicted_ms=latency_ms)
 
 
-def _chain(one: Cut) -> Chain:
-    """A chain before its variants are chosen."""
-    return Chain(tuple(layer.name for layer in one.layers), one.dim, one.gpu_ratio, {})
+def _choose(network: Network, cost: CostModel, plan: Plan) -> tuple[list[Chain], float]:
+    """The plan's chains in the variants that are predicted fastest, and what they take in all."""
+    ratios = sorted({0.0, 1.0, *(chain.gpu_ratio for chain in plan.chains)})
+    costs, walks, start = ChainCosts(network, cost, ratios), [], 0
+    for chain, layers in plan.layers(network):
+        stop = start + len(layers)
+        walks.append(Walk(stop, chain.dim, ratios.index(chain.gpu_ratio), frozenset([start])))
+        start = stop
+    table = costs.evaluate(walks)
+    if len(table.candidates) < len(walks):
+        raise _unsupported(costs, walks)
+    transitions = Transitions(costs, plan.sharing)
+    transitions.prefetch(table.candidates)
+    clocks, holdings, chosen = START, transitions.start, []
+    for chain, candidate in zip(plan.chains, table.candidates, strict=True):
+        clocks, holdings = transitions.after(clocks, holdings, candidate)
+        variants: dict[str, Mapping[str, str]] = {
+            network.layers[k].name: own for k, own in table.variants(candidate) if own
+        }
+        chosen.append(replace(chain, variants=variants))
+    return chosen, transitions.end_ms(clocks, holdings)
 
 
-def _in_variants(segment: Segment, cost: CostModel) -> Segment:
-    """A segment in the variants that are predicted fastest."""
-    shards = segment.cpu, segment.gpu
-    variants = few_changes(segment.cpu, cost.variants(*shards), cost.soc)
-    return replace(segment, chain=replace(segment.chain, variants=variants))
+def _unsupported(costs: ChainCosts, walks: Sequence[Walk]) -> UnsupportedError:
+    """Which part has no variant."""
+    for step in costs.steps(walks):
+        for numbers in step.parts:
+            for side, number in enumerate(numbers.tolist()):
+                if costs.sub_ops.fastest_ms(numbers[[side]], side)[0] == float("inf"):
+                    name = costs.network.layers[step.layer].name
+                    return UnsupportedError(
+                        f"The {PROCESSORS[side]} has no kernel variant with a predictor for "
+                        f"{name!r} ({to_text(costs.sub_ops.op(number))})."
+                    )
+    raise AssertionError("every part has a variant")

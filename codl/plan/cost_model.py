@@ -1,31 +1,36 @@
-"""What the parts of a plan cost: predicted latencies of ops, of sharing, and of both at once."""
+"""Predicted latencies on one SoC: of ops inside a network, of data sharing, of both sides at once.
+
+Predictors know an op that runs again and again. In a network other ops have run since its weights
+were read, its batch may be computed at once, and plans that ran may have shown something else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from math import inf
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from codl.errors import UnsupportedError
-from codl.ir import Network, Region, Shape, to_text
-from codl.ir.types import Direction, Processor, Storage
+from codl.ir import Op, Shape
+from codl.ir.columns import ColumnsByType
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
-from codl.lower.fusion import residual_adds, works
-from codl.lower.partition import Part, Shard
-from codl.lower.program import Transfer
-from codl.plan.op_costs import Choice, Corrections, OpCosts
-from codl.plan.switches import crossings
-from codl.predict.context_terms import Besides, Launches, Load
-from codl.predict.features import sharing_target
+from codl.kernels.base import Variant
+from codl.kernels.feature_columns import beyond, gpu_cache_bytes
+from codl.kernels.tuning import Tuning
+from codl.predict.context_terms import Batch, Besides, Colds, Launches
+from codl.predict.features import Item, sharing_target
 
-#: The names of variants by layer and processor, as plans have them.
-Variants: TypeAlias = Mapping[str, Mapping[str, str]]
-#: A tensor's region on its way from one place to another.
-Moved: TypeAlias = tuple[Direction, Shape]
+#: A region of a tensor on its way from one place to another.
+Move: TypeAlias = tuple[Direction, Shape]
+Milliseconds: TypeAlias = NDArray[np.float64]
+#: One of the CPU, one of the GPU.
+Pair: TypeAlias = tuple[float, float]
 #: What is saved by running ops in one net leaves at least this share of their latencies.
 LEAST_SHARE = 0.1
 #: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
@@ -33,124 +38,237 @@ LEAST_SHARE = 0.1
 ADDED_INSIDE = 1 / 3
 #: No load was seen to slow another down by more.
 MOST_SLOWDOWN = 3.0
-#: What packs and unpacks for the CPU's nets.
-PACKING = ("data_sharing_load", "data_sharing_store")
 #: Numbers of launches up to about this are predicted in one batch.
 MANY_LAUNCHES = 128
+#: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
+#: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the
+#: tables (docs/experiments). On the CPU more than all: a net also takes memory for what it makes.
+COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
+
+
+class LatencyPredictors(Protocol):
+    """What the planner asks of predictors; milliseconds."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def targets(self) -> tuple[str, ...]: ...
+
+    @property
+    def few(self) -> Mapping[str, frozenset[str]]:
+        """The items, as text, of `targets` of which too few were measured to tell of others."""
+        ...
+
+    def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds: ...
+
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, Milliseconds]:
+        """By the part of sharing; all of it a `copy` where parts are not known apart."""
+        ...
+
+
+class Corrections(Protocol):
+    """What plans that ran say about predictions."""
+
+    def factors(self, target: str, ops: Sequence[Op]) -> NDArray[np.float64]:
+        """What to multiply predictions with, shaped (ops)."""
+        ...
+
+
+class VariantCost(NamedTuple):
+    """A kernel variant of an op and its latency in milliseconds.
+
+    `storage` is how its tensors lie on the GPU; None on the CPU.
+    """
+
+    variant: str
+    latency_ms: float
+    storage: Storage | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Ops of one target, by their places among all, and whether their images are all at once."""
+
+    places: list[int] = field(default_factory=list)
+    together: list[bool] = field(default_factory=list)
 
 
 @dataclass
-class CostModel(OpCosts):
-    """Predicted latencies of ops, of shards of chains, and of data sharing on one SoC."""
+class CostModel:
+    """Predicted latencies on one SoC; everything is predicted once."""
 
-    _parts: dict[Moved, Mapping[str, float]] = field(default_factory=dict)
-    _dispatched: dict[Processor, NDArray[np.float64]] = field(default_factory=dict)
+    soc: Soc
+    predictors: LatencyPredictors
+    #: Predict an op's latency by muLayer's targets, which do not tell variants apart.
+    by_op: bool = False
+    #: What plans that ran say about these predictions.
+    corrections: Corrections | None = None
+    #: How the kernels were tuned that the predictions are of.
+    tuning: Tuning = Tuning()
+    #: Every variant with a predictor, by name.
+    _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
+        default_factory=lambda: {processor: {} for processor in PROCESSORS}
+    )
+    _candidates: dict[tuple[str, Processor], list[list[Variant]]] = field(default_factory=dict)
+    _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict)
+    _dispatched: dict[Processor, Milliseconds] = field(default_factory=dict)
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
         return CostModel(self.soc, self.predictors, self.by_op, corrections, self.tuning)
 
-    def shard_ms(
-        self, shard: Shard, processor: Processor, variants: Variants | None = None
-    ) -> float:
-        """A processor's shard of a chain; infinite where it has no variant for a part.
-
-        In the fastest variants, or in `variants` where they name one. Every op of the CPU was
-        measured as a net of its own, but a shard is one net.
-        """
-        chosen = self._chosen(shard, processor, variants or {})
-        total = sum(latency for _, latency in chosen)
-        runs = float(self.turns(np.float64(shard.runs)))
-        together_ms = self.in_one_ms(total, len(shard.parts), processor, runs=runs)
-        return together_ms if processor == "gpu" else together_ms + self._crossing_ms(shard, chosen)
-
-    def _crossing_ms(self, shard: Shard, chosen: Sequence[tuple[Choice | None, float]]) -> float:
-        """What the CPU's nets take longer because they are of two engines: packing, and calls."""
-        names = ["" if choice is None else choice.variant for choice, _ in chosen]
-        moves = crossings(shard.parts, names)
-        if not moves or not self._known_targets.issuperset(PACKING):
-            return 0.0
-        self.prefetch_sharing(moves)
-        call_ms = self._dispatch_ms("cpu", 1) if "dispatch_cpu" in self._known_targets else 0.0
-        return sum(self.sharing_ms(*move) + call_ms for move in moves)
-
-    def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How often a net runs for so many images, one after the other.
-
-        What batches were measured to take is of one call.
-        """
-        if "batch_cpu" in self._known_targets:
-            return np.ones_like(images)
-        return np.maximum(1.0, images / self.soc.cpu.threads)
-
-    def launches(self, shard: Shard) -> int:
-        """How many ops of the GPU's shard are launched: a GPU's kernels take a batch as a whole."""
-        return shard.launches if self.soc.gpu.is_cpu else len(shard.parts)
-
-    def in_one_ms(
-        self, total: float, count: int, processor: Processor, *, runs: float = 1
-    ) -> float:
-        """So many parts in one net or queue, of which each was measured by itself.
-
-        A net runs once for each image, for as many side by side as the CPU has threads.
-        """
-        if processor == "gpu" or count < 2:
-            return total
-        return max(total - runs * float(self.saved_ms(count)[count]), LEAST_SHARE * total)
-
-    def saved_ms(self, most: int) -> NDArray[np.float64]:
-        """What the CPU saves by so many ops in one net: of 0, 1 ... `most` at least."""
-        if "dispatch_cpu" not in self._known_targets:
-            return np.zeros(most + 1)
-        single = self._dispatches_ms("cpu", most)
-        return np.concatenate([[0.0], np.arange(1, len(single) + 1) * single[0] - single])
-
-    def _chosen(
-        self, shard: Shard, processor: Processor, variants: Variants
-    ) -> list[tuple[Choice | None, float]]:
-        """For every part the variant that is fastest after the ones before, and its latency.
-
-        That includes the copies of inputs that the shard itself has computed in another storage.
-        """
-        stored: dict[str, Storage | None] = {}
-        chosen: list[tuple[Choice | None, float]] = []
-        for part in shard.parts:
-            latencies = {
-                choice: choice.latency_ms + self._relayouts_ms(part, choice, stored)
-                for choice in self._options(
-                    part.op, processor, variants.get(part.layer.name, {}).get(processor, "")
-                )
-            }
-            best = min(latencies, key=lambda choice: latencies[choice], default=None)
-            chosen.append((best, float("inf") if best is None else latencies[best]))
-            stored[part.layer.output] = None if best is None else best.storage
-        return chosen
-
-    def _relayouts_ms(
-        self, part: Part, choice: Choice, stored: Mapping[str, Storage | None]
-    ) -> float:
-        """Copies of the inputs that lie otherwise; between the SoC's storages, as measured."""
-        if choice.storage not in self._storages:
-            return 0.0
-        return sum(
-            self.sharing_ms("relayout", need.shape(shape))
-            for name, need, shape in zip(
-                part.layer.inputs, part.needs, part.layer.op.inputs, strict=True
-            )
-            if stored.get(name, choice.storage) != choice.storage and stored[name] in self._storages
-        )
+    def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
+        """Other predictors, of which nothing is known yet."""
+        return CostModel(self.soc, predictors, self.by_op, self.corrections, self.tuning)
 
     @cached_property
-    def _storages(self) -> tuple[Storage, ...]:
-        """The SoC's storages, where it is known what a copy from one to another costs."""
-        found = registry.storages(self.soc)
-        known = sharing_target("relayout", found[-1]) in self.predictors.targets
-        return found if known else ()
+    def _known_targets(self) -> frozenset[str]:
+        return frozenset(self.predictors.targets)
 
-    def prefetch_sharing(self, moved: Iterable[Moved]) -> None:
+    # Ops.
+
+    def prefetch(self, ops: Iterable[Op], processor: Processor) -> list[dict[str, VariantCost]]:
+        """Predict many ops in one batch for each kernel variant: their variants by name."""
+        known = self._known[processor]
+        costs = []
+        new: list[Op] = []
+        asked: dict[str, _Asked] = {}
+        named: dict[str, list[tuple[Any, dict[str, VariantCost]]]] = {}
+        for op in ops:
+            own = known.get(op)
+            if own is None:
+                own = known[op] = {}
+                for name, variant in self._targets(op, processor):
+                    of_target = asked.setdefault(name, _Asked())
+                    of_target.places.append(len(new))
+                    of_target.together.append(variant.takes_batch)
+                    named.setdefault(name, []).append((variant, own))
+                new.append(op)
+            costs.append(own)
+        latencies = self._inside_ms(processor, new, asked)
+        for name, rows in named.items():
+            for (variant, own), latency_ms in zip(rows, latencies[name], strict=True):
+                storage = variant.storage if processor == "gpu" else None
+                own[variant.name] = VariantCost(variant.name, latency_ms, storage)
+        return costs
+
+    def _targets(self, op: Op, processor: Processor) -> Iterator[tuple[str, Variant]]:
+        """The variants that accept an op, with the targets that predict them."""
+        kind = (op.kind, processor)
+        if kind not in self._candidates:
+            self._candidates[kind] = registry.candidates(op.kind, processor, self.soc)
+        of_kind = f"mulayer_{op.kind}_{processor}"
+        by_op = self.by_op and of_kind in self._known_targets
+        for variant in registry.accepting(op, self._candidates[kind], self.soc):
+            name = of_kind if by_op else registry.target(variant, op)
+            if name in self._known_targets:
+                yield name, variant
+            if by_op:
+                return
+
+    def fastest_ms(self, ops: Iterable[Op], processor: Processor) -> list[float]:
+        """Milliseconds of ops in their fastest variants; infinite where there is none."""
+        return [
+            min((cost.latency_ms for cost in own.values()), default=inf)
+            for own in self.prefetch(ops, processor)
+        ]
+
+    def fastest(self, op: Op, processor: Processor) -> VariantCost | None:
+        """The fastest variant of an op; None where a processor has none."""
+        return next(iter(self.fastest_by_storage(op, processor).values()), None)
+
+    def fastest_by_storage(self, op: Op, processor: Processor) -> dict[Storage | None, VariantCost]:
+        """The fastest variant for every storage, the fastest of all first."""
+        (known,) = self.prefetch([op], processor)
+        fastest: dict[Storage | None, VariantCost] = {}
+        for cost in sorted(known.values(), key=lambda cost: cost.latency_ms):
+            fastest.setdefault(cost.storage, cost)
+        return fastest
+
+    def variant_ms(self, op: Op, processor: Processor, variant: str) -> float:
+        """Milliseconds of an op in a variant; of one without a predictor as in the fastest."""
+        (known,) = self.prefetch([op], processor)
+        if variant in known:
+            return known[variant].latency_ms
+        return min((cost.latency_ms for cost in known.values()), default=inf)
+
+    def _inside_ms(
+        self, processor: Processor, ops: Sequence[Op], asked: Mapping[str, _Asked]
+    ) -> dict[str, list[float]]:
+        """Milliseconds inside a network of the ops that are asked for, by target.
+
+        Everything but the targets themselves is predicted in one go for all of them.
+        """
+        if not asked:
+            return {}
+        sizes = ColumnsByType([op.one_image for op in ops])
+        rows = {target: sizes.some(own.places) for target, own in asked.items()}
+        warm = [self.predictors.latency_ms(target, own) for target, own in rows.items()]
+        warm_ms = np.concatenate(warm)
+        places = np.concatenate([own.places for own in asked.values()])
+        together = np.concatenate([own.together for own in asked.values()])
+        images = np.array([op.images for op in ops], np.float64)[places]
+        at_once = np.where(together, images, 1.0)
+        single = [op for own in rows.values() for op in own]
+        taken_ms = self._batch_ms(single, warm_ms, at_once, processor) * (images / at_once)
+        if f"cold_{processor}" in self._known_targets:
+            # Of a batch only the first image finds the weights far away.
+            amounts = sizes.amounts[:3]
+            items = Colds(single, warm_ms, amounts[:, places])
+            cold_ms = self.predictors.latency_ms(f"cold_{processor}", items)
+            more_ms = np.maximum(cold_ms - warm_ms, 0.0)
+            taken_ms += COLD_INSIDE[processor] * more_ms * self._far(amounts, processor)[places]
+        by_target, first = {}, 0
+        for target, own in asked.items():
+            part = taken_ms[first : first + len(own.places)]
+            first += len(own.places)
+            if self.corrections is not None:
+                part = part * self.corrections.factors(target, [ops[at] for at in own.places])
+            by_target[target] = part.tolist()
+        return by_target
+
+    def _batch_ms(
+        self,
+        single: Sequence[Op],
+        single_ms: Milliseconds,
+        images: NDArray[np.float64],
+        processor: Processor,
+    ) -> Milliseconds:
+        """Milliseconds of several images of ops at once; one image takes `single_ms`; (ops).
+
+        As many times as long where no batches were measured; never more, and not less than one.
+        """
+        taken_ms = np.asarray(images * single_ms, np.float64)
+        target, many = f"batch_{processor}", np.flatnonzero(images > 1)
+        if many.size and target in self._known_targets:
+            items = [
+                Batch(single[at], float(single_ms[at]), int(images[at])) for at in many.tolist()
+            ]
+            together = self.predictors.latency_ms(target, items)
+            taken_ms[many] = np.clip(together, single_ms[many], taken_ms[many])
+        return taken_ms
+
+    def _far(self, amounts: NDArray[np.float64], processor: Processor) -> NDArray[np.float64]:
+        """Of what ops read and write, the share that is in no cache of the processor's own.
+
+        That is weights, and tensors that do not fit there: small ones were written just before.
+        Amounts are elements of inputs, weights and output, shaped (3, ops).
+        """
+        soc = self.soc
+        cache = soc.cpu.l2_cache_bytes if processor == "cpu" else gpu_cache_bytes(soc)
+        inputs, weights, outputs = amounts
+        tensors = 4 * (inputs + outputs)
+        return np.asarray((4 * weights + beyond(tensors, cache)) / (4 * weights + tensors))
+
+    # Data sharing.
+
+    def prefetch_sharing(self, moves: Iterable[Move]) -> None:
         """Predict data sharing in one batch for each direction and part."""
         new: dict[Direction, list[Shape]] = {}
-        for direction, shape in dict.fromkeys(moved):
+        for direction, shape in dict.fromkeys(moves):
             if (direction, shape) not in self._parts:
                 new.setdefault(direction, []).append(shape)
         for direction, shapes in new.items():
@@ -159,25 +277,19 @@ class CostModel(OpCosts):
             for shape, row in zip(shapes, rows, strict=True):
                 self._parts[direction, shape] = dict(zip(by_part, row, strict=True))
 
-    def _sharing(
-        self, direction: Direction, shapes: Sequence[Shape]
-    ) -> Mapping[str, NDArray[np.float64]]:
+    def _sharing(self, direction: Direction, shapes: Sequence[Shape]) -> Mapping[str, Milliseconds]:
         """Milliseconds by part, shaped (shapes).
 
         Only tensors of one image were measured. Nets take others image by image; what is moved
         from one processor to the other may as well be one image with the channels of all.
         """
         joined = [shape._replace(n=1, c=shape.n * shape.c) for shape in shapes]
-        found = self.predictors.sharing_ms(direction, joined)
-        if joined == shapes:
-            return found
+        by_part = self.predictors.sharing_ms(direction, joined)
+        if joined == shapes or direction in ("to_gpu", "to_cpu"):
+            return by_part
         images = np.array([shape.n for shape in shapes], np.float64)
         single = self.predictors.sharing_ms(direction, [shape._replace(n=1) for shape in shapes])
-        mapped = direction in ("to_gpu", "to_cpu")
-        return {
-            part: joined_ms if mapped else images * single[part]
-            for part, joined_ms in found.items()
-        }
+        return {part: images * single[part] for part in by_part}
 
     def sharing_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name."""
@@ -188,117 +300,85 @@ class CostModel(OpCosts):
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         return sum(self.sharing_parts(direction, shape).values())
 
-    def loads(
-        self,
-        network: Network,
-        outputs: Sequence[str],
-        shards: tuple[Shard, Shard],
-        variants: Variants | None = None,
-    ) -> tuple[Load, Load]:
-        """What each processor does of a chain, were it alone; in given variants, or the fastest.
-
-        The CPU's shard begins with packing its inputs, and ends with storing its outputs where
-        others can read them.
-        """
-        cpu, gpu = shards
-        packing = self.packing(packed(network.shapes, cpu.inputs, cpu.left(outputs)))
-        load = self.load(gpu, "gpu", variants)
-        saved_ms = self.saved_by_fusing_ms(gpu, outputs, variants or {})
-        load = replace(load, latency_ms=load.latency_ms - saved_ms)
-        return self.load(cpu, "cpu", variants) + packing, load
-
-    def saved_by_fusing_ms(self, gpu: Shard, outputs: Sequence[str], variants: Variants) -> float:
-        """What residual adds take less on the GPU where convolutions do them."""
-        if not residual_adds([part.layer for part in gpu.parts], outputs):
+    def relayout_ms(self, source: Storage, target: Storage, shape: Shape) -> float:
+        """A copy on the GPU between two storages: 0 where it was not measured."""
+        if source not in self.storages or target not in self.storages:
             return 0.0
-        found = zip(gpu.parts, self._chosen(gpu, "gpu", variants), strict=True)
-        chosen = {part.layer.name: choice for part, (choice, _) in found if choice is not None}
-        if len(chosen) < len(gpu.parts):
-            return 0.0
-        names = {name: choice.variant for name, choice in chosen.items()}
-        adds = [work.add for work in works(gpu, outputs, names, self.soc) if work.add]
-        return (1 - ADDED_INSIDE) * sum(chosen[add.layer.name].latency_ms for add in adds)
+        return self.sharing_ms("relayout", shape)
 
-    def packing(self, moves: Sequence[Moved]) -> Load:
-        """What the CPU packs before its shard of a chain, and unpacks after it."""
-        return Load(
-            bytes=float(sum(2 * shape.bytes for _, shape in moves)),
-            flops=0.0,
-            latency_ms=sum(self.sharing_ms(way, shape) for way, shape in moves),
-        )
+    @cached_property
+    def storages(self) -> tuple[Storage, ...]:
+        """The SoC's storages, where it is known what a copy from one to another costs."""
+        storages = registry.storages(self.soc)
+        is_known = sharing_target("relayout", storages[-1]) in self._known_targets
+        return storages if is_known else ()
 
-    def load(self, shard: Shard, processor: Processor, variants: Variants | None = None) -> Load:
-        """A processor's shard of a chain, by itself."""
-        return Load(
-            bytes=float(sum(part.op.bytes for part in shard.parts)),
-            flops=float(sum(part.op.flops for part in shard.parts)),
-            latency_ms=self.shard_ms(shard, processor, variants),
-        )
+    # Both processors, and launches.
 
     def slowdowns(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
         """How many times longer each of two loads takes while the other is under way; at least 1.
 
-        `loads` are bytes, FLOPs and milliseconds, shaped (pairs, 2, 3); what is found is shaped
+        `loads` are bytes, FLOPs and milliseconds, shaped (pairs, 2, 3); slowdowns are shaped
         (pairs, 2). Where contention was not measured, both are 1.
         """
-        found = np.ones((len(loads), 2))
+        slowdowns = np.ones((len(loads), 2))
         sides = ("contention_cpu", "contention_gpu")
         if not len(loads) or not self._known_targets.issuperset(sides):
-            return found
+            return slowdowns
         latencies = loads[:, :, 2]
         both = ((latencies > 0) & np.isfinite(latencies)).all(axis=1)
         for side, target in enumerate(sides) if both.any() else ():
             own, other = loads[both, side], loads[both, 1 - side]
             items = Besides(np.concatenate([own, other], axis=1).T)
             slower = self.predictors.latency_ms(target, items) / own[:, 2]
-            found[both, side] = np.clip(slower, 1.0, MOST_SLOWDOWN)
-        return found
+            slowdowns[both, side] = np.clip(slower, 1.0, MOST_SLOWDOWN)
+        return slowdowns
 
     def launches_ms(self, count: int) -> float:
-        """What enqueueing so many kernels takes the CPU, before it gets to its own shard."""
-        if not count or "dispatch_gpu" not in self.predictors.targets:
+        """What enqueueing some kernels takes the CPU, before it gets to its own shard."""
+        if not count or "dispatch_gpu" not in self._known_targets:
             return 0.0
-        return max(0.0, self._dispatch_ms("gpu", count + 1) - self._dispatch_ms("gpu", 1))
+        dispatches = self._dispatches_ms("gpu", count + 1)
+        return max(0.0, float(dispatches[count] - dispatches[0]))
 
-    def _dispatch_ms(self, processor: Processor, count: int) -> float:
-        return float(self._dispatches_ms(processor, count)[count - 1])
+    def saved_ms(self, most: int) -> Milliseconds:
+        """What the CPU saves by several ops in one net: of 0, 1 ... `most` ops at least.
 
-    def _dispatches_ms(self, processor: Processor, most: int) -> NDArray[np.float64]:
+        Every op was measured as a net of its own.
+        """
+        if "dispatch_cpu" not in self._known_targets:
+            return np.zeros(most + 1)
+        nets = self._dispatches_ms("cpu", most)
+        return np.concatenate([[0.0], np.arange(1, len(nets) + 1) * nets[0] - nets])
+
+    def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How often a net runs for a number of images, on all threads of the CPU at once.
+
+        What batches were measured to take is of one call.
+        """
+        if "batch_cpu" in self._known_targets:
+            return np.ones_like(images)
+        return np.maximum(1.0, images / self.soc.cpu.threads)
+
+    def _dispatches_ms(self, processor: Processor, most: int) -> Milliseconds:
         """Of 1, 2, ... launches, `most` at least: all at once, as a search asks for them all."""
         known = self._dispatched.get(processor, np.empty(0))
         if len(known) < most:
-            counts = range(1, 2 * most + MANY_LAUNCHES)
-            items = [Launches(count) for count in counts]
+            items = [Launches(count) for count in range(1, 2 * most + MANY_LAUNCHES)]
             known = self.predictors.latency_ms(f"dispatch_{processor}", items)
             self._dispatched[processor] = known
         return known
 
-    def variants(self, cpu: Shard, gpu: Shard) -> dict[str, dict[str, str]]:
-        """The chosen variant of every layer on every processor that has a part of it."""
-        chosen: dict[str, dict[str, str]] = {}
-        sides: tuple[tuple[Processor, Shard], ...] = (("cpu", cpu), ("gpu", gpu))
-        for processor, shard in sides:
-            choices = self._chosen(shard, processor, {})
-            for part, (choice, _) in zip(shard.parts, choices, strict=True):
-                if choice is None:
-                    raise UnsupportedError(
-                        f"The {processor} has no kernel variant with a predictor for "
-                        f"{part.layer.name!r} ({to_text(part.op)})."
-                    )
-                chosen.setdefault(part.layer.name, {})[processor] = choice.variant
-        return chosen
 
+def both_ends(works: ArrayLike, slowdowns: ArrayLike) -> Milliseconds:
+    """When each of two works ends that begin at once and slow each other down.
 
-def packed(
-    shapes: Mapping[str, Shape], inputs: Mapping[str, Region], outputs: Mapping[str, Region]
-) -> list[Moved]:
-    """What the CPU packs before its shard of a chain, and unpacks after it for others to read."""
-    return [
-        *(("load", region.shape(shapes[name])) for name, region in inputs.items()),
-        *(("store", region.shape(shapes[name])) for name, region in outputs.items()),
-    ]
-
-
-def moved(network: Network, transfers: Iterable[Transfer]) -> list[Moved]:
-    """What transfers move."""
-    return [(t.direction, t.region.shape(network.shapes[t.tensor])) for t in transfers]
+    `works` are the milliseconds of each alone, `slowdowns` how many times longer they take while
+    both are under way; both shaped (..., 2), and the ends. A work that never ends, of infinite
+    milliseconds, is no longer than that.
+    """
+    works, slowdowns = np.asarray(works, np.float64), np.asarray(slowdowns, np.float64)
+    finite = np.where(np.isfinite(works), works, 0.0)
+    alone = (finite == 0).any(axis=-1, keepdims=True)
+    together = (finite * slowdowns).min(axis=-1, keepdims=True)
+    return np.where(alone, works, together + finite - together / slowdowns)

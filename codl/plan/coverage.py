@@ -15,7 +15,7 @@ not counted. An op that was measured on one processor runs there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
@@ -26,8 +26,7 @@ from codl.ir import Network, Op, Shape, parse, to_text
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
-from codl.plan.cost_model import CostModel
-from codl.plan.op_costs import LatencyPredictors
+from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.predict.features import Item, sharing_target
 
 #: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
@@ -173,7 +172,7 @@ def covered(cost: CostModel, network: Network) -> CostModel:
     usual = registry.storages(cost.soc)[0]
     free = {way for way in MOVES if sharing_target(way, usual) not in known}
     partly = PartlyMeasured(cost.predictors, frozenset(missing), frozenset((*free, *INCLUDED)))
-    return replace(cost, predictors=partly)
+    return cost.with_predictors(partly)
 
 
 def _with_estimates(cost: CostModel, network: Network) -> CostModel:
@@ -190,7 +189,7 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
         own = rates_of(processor, cost.predictors, cost.soc) if missing else None
         if own is not None:
             rates |= dict.fromkeys(missing, own)
-    return replace(cost, predictors=Estimated(cost.predictors, rates)) if rates else cost
+    return cost.with_predictors(Estimated(cost.predictors, rates)) if rates else cost
 
 
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:

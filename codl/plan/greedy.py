@@ -1,31 +1,33 @@
-"""Finds dimension, ratio and chains: every op's best split, then the paper's Algorithm 1."""
+"""Single ops at their best splits, and the paper's Algorithm 1, which makes chains of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from codl.ir import Dim, Layer, Network, Region
-from codl.ir.plan import Plan, Sharing
-from codl.lower.partition import Shard, cut
-from codl.lower.program import Residency, Transfer, chain_outputs
-from codl.plan.build_plan import Cut, make_plan
-from codl.plan.cost_model import CostModel, moved, packed
+from codl.ir.plan import Chain, Plan, Sharing
+from codl.plan import region_array as boxes
+from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.chain_costs import Candidate, ChainCosts
+from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import covered
-from codl.plan.pipeline_model import START, after_stage, priced, works_of_loads
+from codl.plan.halo_propagation import Walk
+from codl.plan.region_array import NONE
+from codl.plan.transitions import START, Transitions
 
 #: Ratios that a search tries; the ends are one processor alone.
 RATIOS = tuple(i / 20 for i in range(21))
+_NEVER: Pair = (inf, inf)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """Layers as one chain, cut at a dimension and a ratio, and the predicted latency of that."""
+class IsolatedChain:
+    """A chain, what its shards' ops take alone, and its latency with the sharing at its ends."""
 
-    layers: tuple[Layer, ...]
-    dim: Dim
-    gpu_ratio: float
-    shards: tuple[Shard, Shard]
+    chain: Chain
+    alone_ms: Pair
     latency_ms: float
 
 
@@ -43,97 +45,84 @@ class ChainSearch:
         sharing: Sharing = "gather",
         dims: Sequence[Dim] = ("H", "OC", "N"),
     ) -> None:
-        self.network = network
-        self.cost = covered(cost, network)
+        self.network, self.cost = network, covered(cost, network)
         self.sharing: Sharing = sharing
         self.dims = dims
-        self._best: dict[tuple[str, ...], Candidate] = {}
-        self._prefetch()
+        by_images = {ratio for layer in network.layers for ratio in image_ratios([layer])}
+        self._ratios = sorted({*RATIOS, *by_images})
+        self._costs = ChainCosts(network, self.cost, self._ratios)
+        self._transitions = Transitions(self._costs, sharing)
+        self._numbers = {layer.name: number for number, layer in enumerate(network.layers)}
+        self._constants = frozenset(network.constants)
+        self._best: dict[tuple[str, ...], IsolatedChain] = {}
+        singles = [[layer] for layer in network.layers]
+        chains = self._evaluate(
+            [(layers, *own) for layers in singles for own in self._cuts(layers)]
+        )
+        for one in chains:
+            self._keep(one)
 
-    def best(self, layers: Sequence[Layer]) -> Candidate:
-        """The fastest dimension and ratio of a chain, one processor alone included."""
+    def best(self, layers: Sequence[Layer]) -> IsolatedChain:
+        """The fastest dimension and ratio of a chain, one processor alone included.
+
+        On the CPU, and never done, where no processor has variants for all of it.
+        """
         key = tuple(layer.name for layer in layers)
         if key not in self._best:
-            candidates = self._evaluate(layers, self._cuts(layers))
-            self._best[key] = min(candidates, key=lambda c: c.latency_ms)
-        return self._best[key]
+            for one in self._evaluate([(layers, *own) for own in self._cuts(layers)]):
+                self._keep(one)
+        return self._best.get(key) or IsolatedChain(chain_of(layers, "H", 0.0), _NEVER, inf)
 
-    def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> Candidate:
-        """A chain at a given dimension and ratio."""
-        return self._evaluate(layers, [(dim, gpu_ratio)])[0]
+    def _keep(self, new: IsolatedChain) -> None:
+        """Note a chain where it is the fastest of its layers."""
+        known = self._best.get(new.chain.ops)
+        if known is None or new.latency_ms < known.latency_ms:
+            self._best[new.chain.ops] = new
 
-    def _evaluate(
-        self, layers: Sequence[Layer], cuts: Sequence[tuple[Dim, float]]
-    ) -> list[Candidate]:
-        outputs, cost = chain_outputs(self.network, layers), self.cost
-        block = cost.soc.gpu.vector_width
-        shards = [cut(layers, outputs, dim, ratio, block=block) for dim, ratio in cuts]
-        cost.prefetch((part.op for own, _ in shards for part in own.parts), "cpu")
-        cost.prefetch((part.op for _, own in shards for part in own.parts), "gpu")
-        transfers = [self._transfers(layers, outputs, own) for own in shards]
-        self._prefetch_sharing(outputs, shards, transfers)
-        loads = [cost.loads(self.network, outputs, own) for own in shards]
-        works = works_of_loads(cost, loads)
-        found = []
-        for (dim, ratio), own, (before, after), work in zip(
-            cuts, shards, transfers, works, strict=True
-        ):
-            moves = priced(cost, moved(self.network, before))
-            launches_ms = cost.launches_ms(cost.launches(own[1]) + len(moves))
-            clocks = after_stage(START, moves, launches_ms, work.together)
-            clocks = after_stage(clocks, priced(cost, moved(self.network, after)))
-            found.append(Candidate(tuple(layers), dim, ratio, own, max(clocks)))
-        return found
+    def at(self, layers: Sequence[Layer], dim: Dim, gpu_ratio: float) -> IsolatedChain:
+        """A chain at one of the ratios; never done where a processor has no variant for it."""
+        never = IsolatedChain(chain_of(layers, dim, gpu_ratio), _NEVER, inf)
+        return next(iter(self._evaluate([(layers, dim, gpu_ratio)])), never)
 
-    def _prefetch_sharing(
-        self,
-        outputs: Sequence[str],
-        shards: Sequence[tuple[Shard, Shard]],
-        transfers: Sequence[tuple[list[Transfer], list[Transfer]]],
-    ) -> None:
-        network, cost = self.network, self.cost
-        cost.prefetch_sharing(
-            way
-            for (cpu, _), (before, after) in zip(shards, transfers, strict=True)
-            for way in (
-                *moved(network, [*before, *after]),
-                *packed(network.shapes, cpu.inputs, cpu.left(outputs)),
-            )
-        )
+    def _evaluate(self, cuts: Sequence[tuple[Sequence[Layer], Dim, float]]) -> list[IsolatedChain]:
+        """Those that both processors have variants for, in order."""
+        walks = []
+        for layers, dim, ratio in cuts:
+            start = self._numbers[layers[0].name]
+            step = self._ratios.index(ratio)
+            walks.append(Walk(start + len(layers), dim, step, frozenset([start])))
+        candidates = self._costs.evaluate(walks).candidates
+        self._transitions.prefetch(candidates)
+        return [self._isolated(candidate) for candidate in candidates]
 
-    def _transfers(
-        self, layers: Sequence[Layer], outputs: Sequence[str], shards: tuple[Shard, Shard]
-    ) -> tuple[list[Transfer], list[Transfer]]:
-        """What moves before a chain and after it, between it and tensors whole on the CPU."""
-        residency = self._residency_before(layers)
-        before = residency.require("cpu", shards[0].inputs)
-        before += residency.require("gpu", shards[1].inputs)
-        residency.produce("cpu", shards[0], outputs)
-        residency.produce("gpu", shards[1], outputs)
-        shapes = self.network.shapes
-        after = residency.require("cpu", {name: Region.whole(shapes[name]) for name in outputs})
-        return before, after
+    def _isolated(self, candidate: Candidate) -> IsolatedChain:
+        """A chain between tensors that are whole on the CPU."""
+        supply, regions = self._transitions.supply, self._costs.regions
+        layers = self.network.layers[candidate.start : candidate.stop]
+        before = []
+        for side, need in self._transitions.reads(candidate):
+            tensor = regions.tensors[need]
+            is_held = side == 0 or tensor in self._constants
+            before.append(supply(side, self._whole(tensor) if is_held else NONE, need))
+        clocks = self._transitions.stage_ms(START, before, candidate)
+        left: dict[str, int] = {}
+        for side, number in candidate.leaves.tolist():
+            left.setdefault(regions.tensors[number], NONE)
+            if side == 0:
+                left[regions.tensors[number]] = number
+        after = [supply(0, number, self._whole(tensor)) for tensor, number in left.items()]
+        clocks = self._transitions.stage_ms(clocks, after)
+        chain = chain_of(layers, candidate.dim, candidate.gpu_ratio)
+        return IsolatedChain(chain, candidate.alone_ms, max(clocks))
 
-    def computing_ms(self, candidate: Candidate) -> float:
-        """A candidate's slower shard, data sharing left out."""
-        cpu, gpu = candidate.shards
-        return max(self.cost.shard_ms(cpu, "cpu"), self.cost.shard_ms(gpu, "gpu"))
+    def _whole(self, tensor: str) -> int:
+        whole = Region.whole(self.network.shapes[tensor])
+        return self._costs.regions.one(tensor, boxes.box(whole))
 
-    def plan(self, strategy: str, candidates: Sequence[Candidate]) -> Plan:
+    def plan(self, strategy: str, chains: Sequence[IsolatedChain]) -> Plan:
         """A plan of chosen chains, with the variants and the predicted latency of the whole."""
-        cuts = [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
+        cuts = [one.chain for one in chains]
         return make_plan(self.network, self.cost, cuts, strategy=strategy, sharing=self.sharing)
-
-    def _residency_before(self, layers: Sequence[Layer]) -> Residency:
-        """Everything that the chain reads, whole on the CPU."""
-        residency = Residency(self.network, self.sharing)
-        shapes = self.network.shapes
-        for layer in layers:
-            for name in layer.inputs:
-                residency.held["cpu"].setdefault(name, Region.whole(shapes[name]))
-        for layer in layers:
-            residency.held["cpu"].pop(layer.output, None)
-        return residency
 
     def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
         """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels.
@@ -151,18 +140,6 @@ class ChainSearch:
         }
         return [("H", 0.0), ("H", 1.0), *((dim, r) for dim in self.dims for r in ratios[dim])]
 
-    def _prefetch(self) -> None:
-        """Predict every part of every single op at once: most of what a search will ask."""
-        block = self.cost.soc.gpu.vector_width
-        parts: dict[str, list[Shard]] = {"cpu": [], "gpu": []}
-        for layer in self.network.layers:
-            for dim, ratio in self._cuts([layer]):
-                cpu, gpu = cut([layer], [layer.output], dim, ratio, block=block)
-                parts["cpu"].append(cpu)
-                parts["gpu"].append(gpu)
-        self.cost.prefetch((p.op for shard in parts["cpu"] for p in shard.parts), "cpu")
-        self.cost.prefetch((p.op for shard in parts["gpu"] for p in shard.parts), "gpu")
-
 
 def image_ratios(layers: Sequence[Layer]) -> list[float]:
     """The ratios at which a chain of these can be cut between images; none where it cannot."""
@@ -173,17 +150,17 @@ def image_ratios(layers: Sequence[Layer]) -> list[float]:
     return [count / total for count in range(1, total)]
 
 
-def single_ops(search: ChainSearch) -> list[Candidate]:
+def single_ops(search: ChainSearch) -> list[IsolatedChain]:
     """Every op as a chain of its own, at its best dimension and ratio."""
     return [search.best([layer]) for layer in search.network.layers]
 
 
-def greedy_chains(search: ChainSearch) -> list[Candidate]:
+def greedy_chains(search: ChainSearch) -> list[IsolatedChain]:
     """The paper's Algorithm 1: lengthen a chain as long as that is faster than to begin another.
 
     Layers are walked in topological order, so that every chain is a convex set of the graph.
     """
-    chains: list[Candidate] = []
+    chains: list[IsolatedChain] = []
     current: list[Layer] = []
     for layer in search.network.layers:
         if current:

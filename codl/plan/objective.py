@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir.soc import PowerW, Soc
-from codl.plan.pipeline_model import Pair
+from codl.plan.cost_model import Pair
 
 Goal: TypeAlias = Literal["latency", "energy", "energy-delay"]
 GOALS: tuple[str, ...] = get_args(Goal)

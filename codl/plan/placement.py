@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from codl.ir import Network, Op
 from codl.ir.ops.onnx_model import OnnxModel
@@ -14,7 +15,10 @@ from codl.kernels import registry
 from codl.lower.partition import Part, Shard
 from codl.lower.program import Segment, build_program
 from codl.plan.cost_model import CostModel
-from codl.plan.profile_feedback import KINDS, Groups, Totals
+from codl.plan.profile_feedback import KINDS, Totals
+
+#: Layers that are timed together, by the label of their net or kernels.
+Groups: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def _placed(
 ) -> Placed:
     chain, layer = segment.chain, part.layer
     variant = chain.variants[layer.name][side]
-    latency_ms = cost.shard_ms(Shard((part,)), side, chain.variants) if cost else None
+    latency_ms = cost.variant_ms(part.op, side, variant) if cost else None
     return Placed(
         op=layer.name,
         kind=layer.op.kind,

@@ -7,7 +7,7 @@ target is, the more of it that op gets too: other ratios of the same layer above
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
@@ -15,14 +15,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Network, Op
-from codl.ir.plan import Plan
-from codl.ir.types import PROCESSORS, Processor
+from codl.ir import Op, parse
+from codl.ir.executable import Executable, GpuOp
+from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.lower.partition import Part, Shard
-from codl.lower.program import Segment, build_program, chain_outputs
 from codl.plan.cost_model import CostModel
-from codl.plan.pipeline_model import works_of
+from codl.plan.price import StagePrice, price
 
 #: How far a ratio reaches, in doublings of an op's amounts: at this distance it counts 0.6.
 REACH = 0.7
@@ -34,8 +32,6 @@ LEAST, MOST = 0.1, 10.0
 KINDS: Mapping[str, Processor] = {"net": "cpu", "kernel": "gpu"}
 #: Milliseconds in a profile by kind and label: of a net, or of all kernels of an op.
 Totals: TypeAlias = Mapping[tuple[str, str], float]
-#: Layers that are timed together, by the label of their net or kernels.
-Groups: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -77,32 +73,37 @@ def _amounts(ops: Sequence[Op]) -> NDArray[np.float64]:
     return np.log2(1.0 + np.array(amounts, np.float64).reshape(-1, 4))
 
 
-def op_ratios(
-    network: Network,
-    plan: Plan,
-    profiles: Iterable[Totals],
-    groups: Mapping[Processor, Groups],
-    cost: CostModel,
-) -> list[OpRatio]:
+def op_ratios(executable: Executable, profiles: Iterable[Totals], cost: CostModel) -> list[OpRatio]:
     """What nets and kernels took in the median of some profiles, over what was predicted of them.
 
-    `groups` are the layers that each processor computes together: each has the ratio of all of
-    them. `cost` is without corrections.
+    Ops that are computed together have the ratio of all of them. `cost` is without corrections.
     """
     spent = _median_ms(profiles)
-    segments = build_program(network, plan, cost.soc).segments
     ratios: list[OpRatio] = []
-    for segment, (alone, ends) in zip(segments, works_of(network, segments, cost), strict=True):
-        for side, shard in enumerate((segment.cpu, segment.gpu)):
-            processor = PROCESSORS[side]
-            for label, together in _groups(shard, groups[processor]).items():
-                stretch = ends[side] / alone[side] if alone[side] else 1.0
-                expected = stretch * _alone_ms(network, together, side, segment, cost)
-                measured = spent.get((processor, label), 0.0)
-                if expected and LEAST < measured / expected < MOST:
-                    ratio = measured / expected
-                    ratios += [_of_part(part, side, segment, ratio) for part in together.parts]
+    for stage in price(executable, cost).stages:
+        for processor, label, expected_ms, ops in _timed(executable, stage, cost):
+            measured_ms = spent.get((processor, label), 0.0)
+            if expected_ms and LEAST < measured_ms / expected_ms < MOST:
+                ratio = measured_ms / expected_ms
+                ratios += [_of_op(text, variant, ratio) for text, variant in ops]
     return ratios
+
+
+def _timed(
+    executable: Executable, stage: StagePrice, cost: CostModel
+) -> Iterator[tuple[Processor, str, float, list[tuple[str, str]]]]:
+    """What is timed by itself in a stage: where, its label, its price, its ops and variants."""
+    for number, net_ms in stage.nets_ms.items():
+        net = executable.nets[number]
+        yield "cpu", net.label, net_ms, [(layer.op, layer.variant) for layer in net.layers]
+    for number, step_ms in stage.steps_ms.items():
+        step = executable.steps[number]
+        if isinstance(step, GpuOp):
+            storage = executable.tensors[step.writes.tensor].storage
+            adds = [(text, cost.fastest_by_storage(parse(text), "gpu")) for text in step.ops[1:]]
+            ops = [(step.ops[0], step.variant)]
+            ops += [(text, own[storage].variant) for text, own in adds if storage in own]
+            yield "gpu", step.label, step_ms, ops
 
 
 def _median_ms(profiles: Iterable[Totals]) -> Mapping[tuple[Processor, str], float]:
@@ -115,25 +116,6 @@ def _median_ms(profiles: Iterable[Totals]) -> Mapping[tuple[Processor, str], flo
     return {key: median(own) for key, own in samples.items()}
 
 
-def _groups(shard: Shard, groups: Groups) -> dict[str, Shard]:
-    """The parts of a shard that are timed together, by their label; one alone has its own name."""
-    label_of = {name: label for label, names in groups.items() for name in names}
-    together: dict[str, list[Part]] = {}
-    for part in shard.parts:
-        together.setdefault(label_of.get(part.layer.name, part.layer.name), []).append(part)
-    return {label: Shard(tuple(parts)) for label, parts in together.items()}
-
-
-def _alone_ms(
-    network: Network, together: Shard, side: int, segment: Segment, cost: CostModel
-) -> float:
-    """What parts that are timed together were predicted to take while the other side waits."""
-    outputs = chain_outputs(network, [part.layer for part in together.parts])
-    shards = (together, Shard(())) if side == 0 else (Shard(()), together)
-    return cost.loads(network, outputs, shards, variants=segment.chain.variants)[side].latency_ms
-
-
-def _of_part(part: Part, side: int, segment: Segment, ratio: float) -> OpRatio:
-    name = segment.chain.variants[part.layer.name][PROCESSORS[side]]
-    variant = registry.find(part.op, name)
-    return OpRatio(registry.target(variant, part.op), part.op, ratio)
+def _of_op(text: str, name: str, ratio: float) -> OpRatio:
+    op = parse(text)
+    return OpRatio(registry.target(registry.find(op, name), op), op, ratio)

@@ -42,8 +42,7 @@ def region(row: Sequence[int]) -> Region:
 
 
 def is_something(boxes: Boxes) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = boxes[..., 1] != NOTHING
-    return found
+    return np.asarray(boxes[..., 1] != NOTHING)
 
 
 def sizes(boxes: Boxes) -> NDArray[np.int64]:
@@ -51,21 +50,27 @@ def sizes(boxes: Boxes) -> NDArray[np.int64]:
     return boxes[..., 0::2] + boxes[..., 1::2]
 
 
-def added(held: Sequence[int], joined: Sequence[int], width: int) -> list[Shape]:
-    """The shapes of what is in a joined box and not in the one held, of tensors of a width.
+def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
+    """The sizes of what moves to a processor that holds one of `held` and needs one of `needs`.
 
-    As `Region.minus` has them: before and behind what is held in images, then channels, then rows.
+    For all pairs, as `codl.lower.program.lacking` has it where only what is missing moves: (sizes,
+    3), with duplicates. That is the smallest box around both without what is held, which lies
+    before and behind it in images, then channels, then rows.
     """
-    whole = [first + last for first, last in zip(joined[0::2], joined[1::2], strict=True)]
-    if held[1] == NOTHING:
-        return [Shape._make((*whole, width))]
-    own = [first + last for first, last in zip(held[0::2], held[1::2], strict=True)]
-    extra = [more - mine for more, mine in zip(joined, held, strict=True)]
-    return [
-        Shape._make((*own[: end // 2], extra[end], *whole[end // 2 + 1 :], width))
-        for end in range(6)
-        if extra[end]
-    ]
+    is_held = is_something(held)
+    pieces = [] if is_held.all() else [sizes(needs)]
+    held = held[is_held, None]
+    more = np.maximum(held, needs) - held  # at either end of every axis
+    own = np.broadcast_to(sizes(held), (len(held), len(needs), 3))
+    whole = own + more[..., 0::2] + more[..., 1::2]
+    for axis in range(3):
+        size = np.concatenate([own[..., :axis], whole[..., axis:]], axis=-1)
+        for end in (0, 1):
+            extra = more[..., 2 * axis + end]
+            piece = size.copy()
+            piece[..., axis] = extra
+            pieces.append(piece[extra > 0])
+    return np.concatenate(pieces)
 
 
 def weights_of(shape: Shape) -> NDArray[np.int64]:
@@ -80,45 +85,57 @@ def count_of(shape: Shape) -> int:
     return prod((size + 1) ** 2 for size in shape[:3])
 
 
-class Numbering:
-    """Numbers for the boxes of some tensors, from 1 on; a tensor's box has one number.
+class RegionTable:
+    """Numbers for regions of some tensors, from 1 on, each with a note of how it is stored.
 
-    `tensors` and `boxes` are those of every number.
+    `tensors`, `boxes` and `notes` are those of every number; a note is a number of the caller's.
     """
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self._shapes = shapes
         self._weights = {tensor: weights_of(shape) for tensor, shape in shapes.items()}
-        self._known: dict[str, dict[int, int]] = {tensor: {} for tensor in shapes}
+        self._known: dict[str, dict[tuple[int, int], int]] = {tensor: {} for tensor in shapes}
         self.tensors: list[str] = [""]
         self.boxes: list[tuple[int, ...]] = [(NOTHING,) * 6]
+        self.notes: list[int] = [0]
 
-    def of(self, tensor: str, boxes: Boxes) -> list[int]:
-        """The numbers of a tensor's boxes (boxes, 6), none of nothing."""
+    def of(self, tensor: str, boxes: Boxes, notes: Numbers) -> list[int]:
+        """The numbers of a tensor's boxes (boxes, 6), none of nothing, with their notes."""
         known = self._known[tensor]
-        keys = (boxes @ self._weights[tensor]).tolist()
-        found = [known.get(key, NONE) for key in keys]
-        if NONE in found:
+        keys = list(zip((boxes @ self._weights[tensor]).tolist(), notes.tolist(), strict=True))
+        numbers = [known.get(key, NONE) for key in keys]
+        if NONE in numbers:
             for at, key in enumerate(keys):
                 if key not in known:
                     self._add(tensor, key, tuple(boxes[at].tolist()))
-                found[at] = known[key]
-        return found
+                numbers[at] = known[key]
+        return numbers
 
-    def one(self, tensor: str, row: tuple[int, ...]) -> int:
+    def one(self, tensor: str, row: tuple[int, ...], note: int = 0) -> int:
         """The number of a tensor's box; of nothing `NONE`."""
         if row[1] == NOTHING:
             return NONE
-        key = sum(map(mul, self._weights[tensor].tolist(), row))
+        key = sum(map(mul, self._weights[tensor].tolist(), row)), note
         return self._known[tensor].get(key) or self._add(tensor, key, row)
 
-    def _add(self, tensor: str, key: int, row: tuple[int, ...]) -> int:
+    def noted(self, number: int, note: int) -> int:
+        """The number of the same region with another note."""
+        if self.notes[number] == note:
+            return number
+        return self.one(self.tensors[number], self.boxes[number], note)
+
+    def _add(self, tensor: str, key: tuple[int, int], row: tuple[int, ...]) -> int:
         self._known[tensor][key] = number = len(self.boxes)
         self.tensors.append(tensor)
         self.boxes.append(row)
+        self.notes.append(key[1])
         return number
 
+    def region(self, number: int) -> Region | None:
+        """A numbered region; None of nothing."""
+        return None if number == NONE else region(self.boxes[number])
+
     def shape(self, number: int) -> Shape:
-        """The shape of a numbered box, which must not be of nothing."""
+        """The shape of a numbered region, which must not be of nothing."""
         n0, n1, c0, c1, y0, y1 = self.boxes[number]
         return Shape(n0 + n1, c0 + c1, y0 + y1, self._shapes[self.tensors[number]].w)

@@ -11,17 +11,18 @@ from typing import Literal, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
-from codl.ir.plan import Plan
-from codl.plan.beam_search import every_way, fastest
-from codl.plan.build_plan import Cut, make_plan
-from codl.plan.candidates import Segment, Segments
+from codl.ir.plan import Chain, Plan
+from codl.plan.beam_search import every_plan, fastest
+from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.candidates import Candidates
+from codl.plan.chain_costs import Candidate
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.greedy import Candidate, ChainSearch, greedy_chains, image_ratios, single_ops
+from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.objective import LATENCY, Objective
 
-#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: dynamic
-#: programming. `exhaustive`: every chain at every ratio, in every order; for a few ops.
+#: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search,
+#: exact where a network has few chains. `exhaustive`: every chain at every ratio; for a few ops.
 Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 #: More layers than this have too many plans to look at each.
 FEW = 5
@@ -85,16 +86,16 @@ def _for_objective(
         raise CodlError(
             f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
         )
-    found = fastest(network, cost, Segments(network, cost), objective=objective)
-    if not found.segments:
+    best = fastest(Candidates(network, cost), objective=objective)
+    if not best.chains:
         raise CodlError(
             f"No plan of {network.name!r} keeps its weights within {objective.memory_limit} bytes "
             f"(the model's own are {_weights(network)})."
         )
-    how = f"dp for {objective.goal}, {'exact' if found.exact else 'widest labels only'}"
-    cuts = _joined(network, _merged(found.segments))
-    plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
-    return replace(plan, predicted_mj=found.energy_mj)
+    how = f"dp for {objective.goal}, {'exact' if best.exact else 'widest labels only'}"
+    chains = _joined(network, _merged(best.chains))
+    plan = make_plan(network, cost, chains, strategy=strategy, sharing="missing", method=how)
+    return replace(plan, predicted_mj=best.energy_mj)
 
 
 def _weights(network: Network) -> int:
@@ -104,27 +105,29 @@ def _weights(network: Network) -> int:
 
 #: Plans to choose from, each with what the plan says of how it was found, and milliseconds that it
 #: takes at least, as far as they are known before it is made.
-Ways: TypeAlias = Iterable[tuple[list[Cut], str, float]]
+Choices: TypeAlias = Iterable[tuple[list[Chain], str, float]]
 
 
-def _serial(network: Network, cost: CostModel) -> Ways:
-    yield _cuts(single_ops(ChainSearch(network, cost, "missing"))), "serial", 0.0
+def _serial(network: Network, cost: CostModel) -> Choices:
+    chains = single_ops(ChainSearch(network, cost, "missing"))
+    yield [one.chain for one in chains], "serial", 0.0
 
 
-def _greedy(network: Network, cost: CostModel) -> Ways:
-    yield _cuts(greedy_chains(ChainSearch(network, cost, "missing"))), "greedy", 0.0
+def _greedy(network: Network, cost: CostModel) -> Choices:
+    chains = greedy_chains(ChainSearch(network, cost, "missing"))
+    yield [one.chain for one in chains], "greedy", 0.0
     yield from _whole_images(network, cost)
 
 
-def _dp(network: Network, cost: CostModel) -> Ways:
-    found = fastest(network, cost, Segments(network, cost))
-    how = "dp, exact" if found.exact else "dp, widest labels only"
-    yield _joined(network, _merged(found.segments)), how, 0.0
-    yield _joined(network, [[segment] for segment in found.segments]), how, found.latency_ms
+def _dp(network: Network, cost: CostModel) -> Choices:
+    best = fastest(Candidates(network, cost))
+    how = "dp, exact" if best.exact else "dp, widest labels only"
+    yield _joined(network, _merged(best.chains)), how, 0.0
+    yield _joined(network, [[chain] for chain in best.chains]), how, best.latency_ms
     yield from _whole_images(network, cost)
 
 
-def _whole_images(network: Network, cost: CostModel) -> Ways:
+def _whole_images(network: Network, cost: CostModel) -> Choices:
     """The whole network as one chain, with so many images on either processor, in the best ways.
 
     Whole images share nothing on their way through a network, which no search that looks at one
@@ -137,49 +140,45 @@ def _whole_images(network: Network, cost: CostModel) -> Ways:
     chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
     for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
         if chain.latency_ms < inf:
-            yield _cuts([chain]), "whole images", 0.0
+            yield [chain.chain], "whole images", 0.0
 
 
-def _exhaustive(network: Network, cost: CostModel) -> Ways:
+def _exhaustive(network: Network, cost: CostModel) -> Choices:
     if len(network.layers) > FEW:
         raise CodlError(
             f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
             f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
         )
-    found = every_way(network, cost, Segments(network, cost, complete=True))
-    yield _joined(network, [[segment] for segment in found.segments]), "exhaustive", 0.0
+    best = every_plan(Candidates(network, cost, complete=True))
+    yield _joined(network, [[chain] for chain in best.chains]), "exhaustive", 0.0
 
 
-METHODS: Mapping[str, Callable[[Network, CostModel], Ways]] = dict(
+METHODS: Mapping[str, Callable[[Network, CostModel], Choices]] = dict(
     zip(get_args(Method), (_serial, _greedy, _dp, _exhaustive), strict=True)
 )
 
 
-def _cuts(candidates: Sequence[Candidate]) -> list[Cut]:
-    return [Cut(c.layers, c.dim, c.gpu_ratio) for c in candidates]
-
-
-def _joined(network: Network, groups: Sequence[Sequence[Segment]]) -> list[Cut]:
+def _joined(network: Network, groups: Sequence[Sequence[Candidate]]) -> list[Chain]:
     return [
-        Cut(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
+        chain_of(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
         for own in groups
     ]
 
 
-def _merged(segments: Sequence[Segment]) -> list[list[Segment]]:
+def _merged(chains: Sequence[Candidate]) -> list[list[Candidate]]:
     """Neighbours that may as well be one chain: on the same processor, or of the same images."""
-    groups: list[list[Segment]] = []
-    for segment in segments:
-        alike = segment.gpu_ratio in (0.0, 1.0) or segment.dim == "N"
+    groups: list[list[Candidate]] = []
+    for chain in chains:
+        alike = chain.gpu_ratio in (0.0, 1.0) or chain.dim == "N"
         last = groups[-1][-1] if groups else None
-        if last and alike and _cut(last) == _cut(segment):
-            groups[-1].append(segment)
+        if last and alike and _cut(last) == _cut(chain):
+            groups[-1].append(chain)
         else:
-            groups.append([segment])
+            groups.append([chain])
     return groups
 
 
-def _cut(segment: Segment) -> tuple[str, float]:
+def _cut(chain: Candidate) -> tuple[str, float]:
     """Where a chain is cut; on one processor its dimension means nothing."""
-    both = 0 < segment.gpu_ratio < 1
-    return (segment.dim if both else "", segment.gpu_ratio)
+    both = 0 < chain.gpu_ratio < 1
+    return (chain.dim if both else "", chain.gpu_ratio)

@@ -13,7 +13,7 @@ from codl.ir.plan import Chain, Plan, Sharing
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.plan.build_plan import Cut, make_plan
+from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 
@@ -36,11 +36,11 @@ def one_processor(
     cost, alone = covered(cost, network), _gpu_ratio(processor)
     latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
     ratios = [alone if ms < inf else 1.0 - alone for ms in latencies_ms]
-    cuts = [
-        Cut(tuple(layer for layer, _ in together), "H", ratio)
+    chains = [
+        chain_of([layer for layer, _ in together], "H", ratio)
         for ratio, together in groupby(zip(network.layers, ratios, strict=True), itemgetter(1))
     ]
-    return make_plan(network, cost, cuts, strategy=strategy, sharing=sharing, method=method)
+    return make_plan(network, cost, chains, strategy=strategy, sharing=sharing, method=method)
 
 
 def does_all(network: Network, cost: CostModel, processor: Processor) -> bool:

@@ -1,4 +1,4 @@
-"""The parts of a network's layers that chains are made of, by number: each made and predicted once.
+"""The sub-ops of a network, by number: every part that a chain cuts from a layer, predicted once.
 
 Layers with equal ops share their parts, and a chain is rows of numbers. What chains take is then
 sums over columns, instead of a walk over ops for each of thousands of chains.
@@ -6,51 +6,53 @@ sums over columns, instead of a walk over ops for each of thousands of chains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Layer, Op, Region
-from codl.ir.columns import (
-    amounts,
-)
+from codl.ir.columns import amounts
 from codl.ir.ops.base import AXES, cuts
-from codl.ir.types import PROCESSORS
+from codl.ir.types import PROCESSORS, Element, Layout, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
+from codl.kernels.ort import CpuOrt
 from codl.lower.fusion import pays
 from codl.plan import region_array as boxes
 from codl.plan.cost_model import CostModel
 from codl.plan.region_array import NONE, Boxes, Numbers
 
-#: Ratios that are tried, in steps of one twentieth, or one image where a batch has more images; the
-#: ends are one processor alone.
-STEPS = 20
 DIMS: tuple[Dim, ...] = tuple(AXES)
-#: So many parts have room from the start; then twice as many, and so on.
+#: How the GPU may store a tensor; tables give them by their place here.
+STORAGES = tuple(
+    Storage(layout, element) for layout in get_args(Layout) for element in get_args(Element)
+)
+_STORAGE_NUMBER = {storage: number for number, storage in enumerate(STORAGES)}
+#: There is room for this many parts from the start; then twice as many, and so on.
 ROOM = 1024
 #: Where the entries of each dimension stand in a box.
 _PLACES: Mapping[Dim, int] = {"N": 0, "OC": 2, "H": 4}
 
 
-class Parts:
+class SubOps:
     """Parts of layers by number; `NONE` is the part of nothing.
 
     `ops` are the network's ops, each once, and `op_of` says which is whose layer's. `boxes` (parts,
-    6) are the parts' own regions, of so many `elements` (parts), and `needs` (parts, inputs, 6) the
-    regions of inputs that each part needs; behind the last part is room for more. Ops are cut in so
-    many `steps`.
+    6) are the parts' own regions, of `elements` (parts) each, and `needs` (parts, inputs, 6) the
+    regions of inputs that each part needs; behind the last part is room for more. Ops are cut at
+    `ratios`, which begin with 0 and end with 1.
     """
 
-    def __init__(self, layers: Sequence[Layer], cost: CostModel) -> None:
+    def __init__(self, layers: Sequence[Layer], cost: CostModel, ratios: Sequence[float]) -> None:
         numbers: dict[Op, int] = {}
         self.op_of = [numbers.setdefault(layer.op, len(numbers)) for layer in layers]
         self.ops = list(numbers)
+        self.ratios = tuple(ratios)
         self._cost, self._block = cost, cost.soc.gpu.vector_width
         outputs = [op.output for op in self.ops]
-        self.steps = max(STEPS, *(shape.n for shape in outputs))
         self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
         self._width = np.array([shape.w for shape in outputs])
         #: By op, whether a dimension cuts it, in the order of `DIMS`.
@@ -68,39 +70,45 @@ class Parts:
         self.boxes: Boxes = np.full((ROOM, 6), boxes.NOTHING, np.int64)
         self.needs: Boxes = np.full((ROOM, inputs, 6), boxes.NOTHING, np.int64)
         self.elements = np.zeros(ROOM, np.int64)
-        self._latency_ms = np.full((2, ROOM), np.nan)
-        self._latency_ms[:, NONE] = 0.0
+        #: Milliseconds on each processor in the fastest variants; NaN where not asked for yet.
+        self._fastest_ms = np.full((2, ROOM), np.nan)
+        self._fastest_ms[:, NONE] = 0.0
+        #: Of the GPU's fastest variant for every storage.
+        self._stored_ms = np.full((ROOM, len(STORAGES)), np.inf)
+        self._stored_ms[NONE] = 0.0
+        self._in_onnx = np.zeros(ROOM, bool)
         self._variants: dict[tuple[str, str], Variant] = {}
 
+    # Cutting.
+
     def cuts(self, op: int, dim: Dim) -> list[int]:
-        """How much of an op the GPU gets when it is cut after 0, 1 ... `steps` steps."""
+        """How much of an op the GPU gets when it is cut at each of the ratios."""
         if (op, dim) not in self._cuts:
-            ratios = (step / self.steps for step in range(self.steps + 1))
-            self._cuts[op, dim] = cuts(self.ops[op], dim, ratios, align=self._block)
+            self._cuts[op, dim] = cuts(self.ops[op], dim, self.ratios, align=self._block)
         return self._cuts[op, dim]
 
     def shares(self, op: int) -> Boxes:
-        """What the CPU and the GPU get of an op, shaped (dims x (steps + 1), 2, 6)."""
-        found = self._shares[op]
-        if found is None:
-            found = np.empty((len(DIMS), self.steps + 1, 2, 6), np.int64)
-            found[:] = self._whole[op]
-            for own, dim in zip(found, DIMS, strict=True):
+        """What the CPU and the GPU get of an op, shaped (dims x ratios, 2, 6)."""
+        shares = self._shares[op]
+        if shares is None:
+            shares = np.empty((len(DIMS), len(self.ratios), 2, 6), np.int64)
+            shares[:] = self._whole[op]
+            for own, dim in zip(shares, DIMS, strict=True):
                 place, places = _PLACES[dim], np.array(self.cuts(op, dim))
                 own[:, 0, place], own[:, 1, place + 1] = -places, places
                 own[own[..., place] + own[..., place + 1] <= 0] = boxes.NOTHING
-            found = self._shares[op] = found.reshape(-1, 2, 6)
-        return found
+            shares = self._shares[op] = shares.reshape(-1, 2, 6)
+        return shares
 
     def cut(self, dim: Dim, step: int | NDArray[np.int64]) -> int | NDArray[np.int64]:
-        """Where the shares of a dimension and a step stand among an op's."""
-        return DIMS.index(dim) * (self.steps + 1) + step
+        """Where the shares of a dimension and a ratio's number stand among an op's."""
+        return DIMS.index(dim) * len(self.ratios) + step
 
     def of(self, op: int | Numbers, wanted: Boxes, dims: Numbers) -> Numbers:
         """The parts of an op, or one for each item, shaped (items, 2), of boxes (items, 2, 6).
 
-        In chains that are cut at `dims` (items), as `codl.lower.partition.Part` has it: whoever
-        reads a part of what cannot be cut there gets the whole.
+        In chains that are cut at `dims` (items), as `codl.lower.partition.Part.of` has it: what is
+        read of an op that cannot be cut there is the whole.
         """
         there = boxes.is_something(wanted)
         is_whole = there & ~self._is_cut[op, dims][:, None]
@@ -116,8 +124,8 @@ class Parts:
             ops = np.broadcast_to(np.asarray(op)[..., None], keys.shape).ravel()[at]
             first = self._make(ops, wanted.reshape(-1, 6)[at])
             known.update(zip(new, range(first, first + len(new)), strict=True))
-        found = np.array([known.get(key, NONE) for key in flat], np.int64)
-        return found.reshape(keys.shape)
+        numbers = np.array([known.get(key, NONE) for key in flat], np.int64)
+        return numbers.reshape(keys.shape)
 
     def _make(self, ops: Numbers, new: Boxes) -> int:
         """The number of the first of new parts, each of an op."""
@@ -139,37 +147,73 @@ class Parts:
         self.boxes = np.concatenate([self.boxes, self.boxes])
         self.elements = np.concatenate([self.elements, self.elements])
         self.needs = np.concatenate([self.needs, np.full_like(self.needs, boxes.NOTHING)])
-        new = np.full_like(self._latency_ms, np.nan)
-        self._latency_ms = np.concatenate([self._latency_ms, new], axis=1)
+        new = np.full_like(self._fastest_ms, np.nan)
+        self._fastest_ms = np.concatenate([self._fastest_ms, new], axis=1)
+        stored = np.full_like(self._stored_ms, np.inf)
+        self._stored_ms = np.concatenate([self._stored_ms, stored])
+        self._in_onnx = np.concatenate([self._in_onnx, np.zeros_like(self._in_onnx)])
 
-    def latency_ms(self, numbers: Numbers, side: int) -> NDArray[np.float64]:
+    # Latencies.
+
+    def op(self, number: int) -> Op:
+        return self._made[number - 1]
+
+    def fastest_ms(self, numbers: Numbers, side: int) -> NDArray[np.float64]:
         """Milliseconds of parts in their fastest variants on a processor; infinite without one.
 
         What is new is predicted in one batch.
         """
-        known = self._latency_ms[side]
-        asked = np.zeros(len(known), bool)
+        asked = np.zeros(len(self.boxes), bool)
         asked[numbers] = True
-        new = np.flatnonzero(asked & np.isnan(known))
-        if len(new):
-            ops = [self._made[number - 1] for number in new.tolist()]
-            known[new] = self._cost.fastest_ms(ops, PROCESSORS[side])
-        found: NDArray[np.float64] = known[numbers]
-        return found
+        new = np.flatnonzero(asked & np.isnan(self._fastest_ms[side])).tolist()
+        if new:
+            self._predict(new, side)
+        latencies: NDArray[np.float64] = self._fastest_ms[side][numbers]
+        return latencies
 
-    def are_fused(self, convolution: int, add: int) -> bool:
+    def _predict(self, new: Sequence[int], side: int) -> None:
+        ops = [self.op(number) for number in new]
+        fastest = self._fastest_ms[side]
+        for number, own in zip(new, self._cost.prefetch(ops, PROCESSORS[side]), strict=True):
+            best = min(own.values(), key=lambda cost: cost.latency_ms, default=None)
+            fastest[number] = np.inf if best is None else best.latency_ms
+            if best is not None and side == 0:
+                self._in_onnx[number] = best.variant == CpuOrt.name
+            for cost in own.values() if side == 1 else ():
+                assert cost.storage is not None
+                at = _STORAGE_NUMBER[cost.storage]
+                self._stored_ms[number, at] = min(self._stored_ms[number, at], cost.latency_ms)
+
+    def stored_ms(self, numbers: Numbers) -> NDArray[np.float64]:
+        """Milliseconds of the GPU's parts by storage, (..., storages), of what was predicted."""
+        latencies: NDArray[np.float64] = self._stored_ms[numbers]
+        return latencies
+
+    def in_onnx(self, numbers: Numbers) -> NDArray[np.bool_]:
+        """Whether ONNX Runtime has the CPU's fastest variant of parts that were predicted."""
+        engines: NDArray[np.bool_] = self._in_onnx[numbers]
+        return engines
+
+    def gpu_variant(self, number: int, storage: int) -> str:
+        """The name of the fastest variant of a part in a storage."""
+        return self._cost.fastest_by_storage(self.op(number), "gpu")[STORAGES[storage]].variant
+
+    def cpu_variant(self, number: int) -> str:
+        """The name of the fastest variant of a part."""
+        return self._cost.fastest_by_storage(self.op(number), "cpu")[None].variant
+
+    def are_fused(self, convolution: int, add: int, storages: tuple[int, int]) -> bool:
         """Whether the GPU computes a part of an add together with that of a convolution."""
-        if (self.boxes[convolution] != self.boxes[add]).any():
+        if (self.boxes[convolution] != self.boxes[add]).any() or not min(convolution, add) > NONE:
             return False
         variants = []
-        for number in (convolution, add):
-            op = self._made[number - 1]
-            choice = self._cost.choice(op, "gpu")
-            if choice is None:
+        for number, storage in zip((convolution, add), storages, strict=True):
+            if not np.isfinite(self._stored_ms[number, storage]):
                 return False
-            key = (op.kind, choice.variant)
+            op = self.op(number)
+            key = (op.kind, self.gpu_variant(number, storage))
             if key not in self._variants:
-                self._variants[key] = registry.find(op, choice.variant)
+                self._variants[key] = registry.find(op, key[1])
             variants.append(self._variants[key])
         return pays(variants[0], variants[1], self._cost.soc)
 
@@ -177,11 +221,61 @@ class Parts:
         """Of every part the bytes in all, FLOPs, and bytes of weights; its images and launches."""
         inputs, weights, outputs, flops = amounts(self._made)
         images = np.array([op.images for op in self._made], np.float64)
-        found = {
+        columns = {
             "bytes": 4 * (inputs + weights + outputs),
             "flops": flops,
             "weights": 4 * weights,
             "images": images,
             "launches": images if self._cost.soc.gpu.is_cpu else np.ones_like(images),
         }
-        return {name: np.concatenate([[0.0], values]) for name, values in found.items()}
+        return {name: np.concatenate([[0.0], values]) for name, values in columns.items()}
+
+
+class StorageOrders:
+    """Orders of storages by number: what readers of a tensor want, the first reader's first.
+
+    A tensor that the GPU does not compute lies as its first reader wants it, one that it computes
+    as its maker writes it; every other storage is a copy. By order and storage, `others` (orders,
+    storages) are the storages that an order has besides one, and `measured_others` those of them
+    between which a copy was measured. Order 0 is of no storage, `single` (storages) those of one.
+    """
+
+    def __init__(self, measured: Collection[Storage]) -> None:
+        self._measured = frozenset(_STORAGE_NUMBER[storage] for storage in measured)
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self.orders: list[tuple[int, ...]] = []
+        self.others = np.empty((0, len(STORAGES)), np.int64)
+        self.measured_others = np.empty((0, len(STORAGES)), np.int64)
+        self._number(())
+        self.single = np.array([self._number((at,)) for at in range(len(STORAGES))], np.int64)
+
+    def _number(self, order: tuple[int, ...]) -> int:
+        if order not in self._numbers:
+            self._numbers[order] = len(self.orders)
+            self.orders.append(order)
+            others = [[at for at in order if at != own] for own in range(len(STORAGES))]
+            measured = [self._measured.intersection(rest) if own in self._measured else ()
+                        for own, rest in enumerate(others)]  # fmt: skip
+            self.others = np.vstack([self.others, [len(rest) for rest in others]])
+            self.measured_others = np.vstack([self.measured_others, [len(m) for m in measured]])
+        return self._numbers[order]
+
+    def prepend(self, orders: Numbers, storages: Numbers) -> Numbers:
+        """The orders with a reader before the others that wants one of `storages`; (items)."""
+        keys = orders * len(STORAGES) + storages
+        prepended = np.empty_like(orders)
+        for key in set(keys.tolist()):
+            order, storage = divmod(key, len(STORAGES))
+            rest = (at for at in self.orders[order] if at != storage)
+            prepended[keys == key] = self._number((storage, *rest))
+        return prepended
+
+    def copies(self, kept: int, wanted: int) -> tuple[int, int, int]:
+        """Where the GPU keeps what chains read in the storages of an order, and copies of it.
+
+        `kept` is an order too: that of one storage, or of none where the GPU has nothing yet. Then
+        the order of what it keeps, and how many copies there are, and of those how many measured.
+        """
+        storage = (self.orders[kept] or self.orders[wanted])[0]
+        counts = self.others[wanted, storage], self.measured_others[wanted, storage]
+        return int(self.single[storage]), int(counts[0]), int(counts[1])

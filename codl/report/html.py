@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from codl.errors import CodlError
 from codl.report import plots, summaries, tables
-from codl.report.content import TextTable
+from codl.report.content import Table
 from codl.report.findings import findings
 from codl.report.load import load_result
 from codl.report.results import (
@@ -21,9 +21,9 @@ from codl.report.results import (
     CollectResult,
     ConformanceResult,
     EvalResult,
+    Origin,
     PackageResult,
     Result,
-    ResultFile,
     RunResult,
     SearchResult,
     TrainResult,
@@ -39,22 +39,22 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class PagePart:
+class Part:
     """What belongs to one model of an evaluation, or to a whole result."""
 
     heading: str = ""
     figures: tuple[Figure, ...] = ()
-    tables: tuple[TextTable, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
-class PageSection:
+class Section:
     """One result file on the page. `unmeasured` tells which of its numbers nobody measured."""
 
     key: str
     heading: str
-    origin: ResultFile
-    parts: tuple[PagePart, ...]
+    origin: Origin
+    parts: tuple[Part, ...]
     findings: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()
     is_one_cpu: bool = False
@@ -92,17 +92,17 @@ def render(results: Sequence[Result]) -> str:
     return environment.from_string(source).render(sections=sections) + "\n"
 
 
-def _section(key: str, result: Result) -> PageSection:
+def _section(key: str, result: Result) -> Section:
     return SECTIONS[type(result)](key, result)
 
 
-def _eval(key: str, result: EvalResult) -> PageSection:
-    parts = [PagePart(tables=(tables.eval_content(result),))]
+def _eval(key: str, result: EvalResult) -> Section:
+    parts = [Part(tables=(tables.eval_content(result),))]
     parts += [_model(f"{key}-m{i}", result, m) for i, m in enumerate(result.models, start=1)]
-    return PageSection(
+    return Section(
         key=key,
         heading=f"Evaluation on {result.soc.name}",
-        origin=result,
+        origin=result.origin,
         parts=tuple(parts),
         findings=findings(result),
         unmeasured=_unmeasured([row.source for row in result.rows if row.latency_ms]),
@@ -110,19 +110,19 @@ def _eval(key: str, result: EvalResult) -> PageSection:
     )
 
 
-def _model(key: str, result: EvalResult, model: str) -> PagePart:
+def _model(key: str, result: EvalResult, model: str) -> Part:
     soc = result.soc.name
     rows = result.of(model)
     bars = plots.latency_svg(rows, key=f"{key}-bars", title=f"Latency of {model} on {soc}")
     what = f"Median latency of {model} on {soc}, whiskers from p20 to p80."
     figures = [_figure(bars, what, result, [row.source for row in rows])]
-    timelines = result.profiles(model)
+    timelines = [timeline for timeline in result.timelines if timeline.model == model]
     if not timelines:
-        return PagePart(model, tuple(figures))
+        return Part(model, tuple(figures))
     lanes = plots.timeline_svg(timelines, key=f"{key}-lanes", title=f"Timelines of {model}")
     what = f"One profiled inference of {model} per strategy on {soc}. {LANES}"
     figures.append(_figure(lanes, what, result, [timeline.source for timeline in timelines]))
-    return PagePart(model, tuple(figures), (tables.timeline_content(timelines),))
+    return Part(model, tuple(figures), (tables.timeline_content(timelines),))
 
 
 LANES = "Full height: computing; lower: data sharing; thin: waiting."
@@ -138,72 +138,72 @@ def _is_one_cpu(result: Any) -> bool:
     return result.soc is not None and bool(result.soc.is_one_cpu)
 
 
-def _train(key: str, result: TrainResult) -> PageSection:
-    return PageSection(
+def _train(key: str, result: TrainResult) -> Section:
+    return Section(
         key=key,
         heading=f"Predictors for {result.soc.name}",
-        origin=result,
-        parts=(PagePart(tables=(tables.train_content(result),)),),
+        origin=result.origin,
+        parts=(Part(tables=(tables.train_content(result),)),),
         unmeasured=_unmeasured(result.sources),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _search(key: str, result: SearchResult) -> PageSection:
+def _search(key: str, result: SearchResult) -> Section:
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
     svg = plots.plan_svg(result, key=f"{key}-plan", title=title)
     what = f"{title}: every op's share of the GPU. Letters: the partition dimension."
     figure = _figure(svg, what, result, ())
-    return PageSection(
+    return Section(
         key=key,
         heading=f"Plan for {result.model}",
-        origin=result,
-        parts=(PagePart(figures=(figure,), tables=(tables.plan_content(result),)),),
+        origin=result.origin,
+        parts=(Part(figures=(figure,), tables=(tables.plan_content(result),)),),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _collect(key: str, result: CollectResult) -> PageSection:
-    return PageSection(
+def _collect(key: str, result: CollectResult) -> Section:
+    return Section(
         key=key,
         heading="Collection",
-        origin=result,
-        parts=(PagePart(tables=(tables.collect_content(result),)),),
+        origin=result.origin,
+        parts=(Part(tables=(tables.collect_content(result),)),),
         unmeasured=_unmeasured([result.source]),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _run(key: str, result: RunResult) -> PageSection:
+def _run(key: str, result: RunResult) -> Section:
     figures: tuple[Figure, ...] = ()
-    shown: tuple[TextTable, ...] = (tables.run_content(result),)
-    if result.spans:
-        one = (result.profile,)
+    found: tuple[Table, ...] = (tables.run_content(result),)
+    if result.timeline is not None and result.timeline.spans:
+        one = (result.timeline,)
         svg = plots.timeline_svg(one, key=f"{key}-lanes", title=f"Timeline of {result.model}")
         what = f"One profiled inference of {result.model}. {LANES}"
         figures = (_figure(svg, what, result, [result.source]),)
-        shown += (tables.timeline_content(one),)
-    return PageSection(
+        found += (tables.timeline_content(one),)
+    return Section(
         key=key,
         heading=f"Run of {result.model}",
-        origin=result,
-        parts=(PagePart(figures=figures, tables=shown),),
+        origin=result.origin,
+        parts=(Part(figures=figures, tables=found),),
         unmeasured=_unmeasured([result.source]),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _conformance(key: str, result: ConformanceResult) -> PageSection:
+def _conformance(key: str, result: ConformanceResult) -> Section:
     shown = (summaries.conformance_content([result]), summaries.refusals_content([result]))
-    return PageSection(key, "Conformance", result, (PagePart(tables=shown),))
+    return Section(key, "Conformance", result.origin, (Part(tables=shown),))
 
 
-def _package(key: str, result: PackageResult) -> PageSection:
+def _package(key: str, result: PackageResult) -> Section:
     shown = (summaries.bundles_content([result]),)
-    return PageSection(key, f"Bundle of {result.model}", result, (PagePart(tables=shown),))
+    return Section(key, f"Bundle of {result.model}", result.origin, (Part(tables=shown),))
 
 
-SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
+SECTIONS: Mapping[type, Callable[[str, Any], Section]] = {
     EvalResult: _eval,
     TrainResult: _train,
     SearchResult: _search,

@@ -1,48 +1,33 @@
-"""Result files as data: what each command writes with `-o FILE`, as far as a report needs it."""
+"""What the commands found, as their result files say it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal, TypeAlias, get_args
 
-from codl.ir.plan import Chain
-from codl.ir.results import (
-    Amount,
-    Count,
-    EvalRow,
-    Latency,
-    PredictorRow,
-    Source,
-    SpanKind,
-    TimeSpan,
-)
-from codl.ir.types import Processor
-
-#: Sources of which a reader must be warned: nobody measured these numbers for this report.
+#: Where a latency may come from.
+SOURCES = ("measured", "computed", "replayed", "simulated")
+#: Of these a reader must be warned: nobody measured them for this report.
 UNMEASURED = ("replayed", "simulated")
-#: Where a file does not say where its numbers come from.
-NOT_RECORDED: Literal["not recorded"] = "not recorded"
-AnySource: TypeAlias = Source | Literal["not recorded"]
+#: A file that does not say where its numbers come from gets this instead of a source.
+NOT_RECORDED = "not recorded"
 
 #: What a span of a timeline can be, in three classes.
-COMPUTING: tuple[SpanKind, ...] = ("net", "kernel")
-SHARING: tuple[SpanKind, ...] = ("copy", "map", "unmap", "transform")
-WAITING: tuple[SpanKind, ...] = ("sync",)
-SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+COMPUTING = ("net", "kernel")
+SHARING = ("copy", "map", "unmap", "transform")
+WAITING = ("sync",)
+SPAN_KINDS = (*COMPUTING, *SHARING, *WAITING)
 
+PROCESSORS = ("cpu", "gpu")
 IDEAL = "ideal"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultFile:
-    """What every result file says of itself: which codl wrote it, and when; empty where it doesn't.
+@dataclass(frozen=True)
+class Origin:
+    """Which file, and which codl wrote it when; empty where the file does not say."""
 
-    `path` is where it was read.
-    """
-
-    path: str = "result"
+    path: str
     codl: str = ""
     commit: str = ""
     created: str = ""
@@ -54,24 +39,24 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
-class ProcessorSummary:
+class Processor:
     """One side of a SoC. `cores` are host cores, empty for a real GPU."""
 
     name: str
-    cores: tuple[Count, ...] = ()
+    cores: tuple[int, ...]
     platform: str = ""
     driver: str = ""
     type: str = ""
 
 
 @dataclass(frozen=True)
-class SocSummary:
+class Soc:
     """The SoC of a result; `cpu` and `gpu` are None where the file only names it."""
 
     name: str
     description: str = ""
-    cpu: ProcessorSummary | None = None
-    gpu: ProcessorSummary | None = None
+    cpu: Processor | None = None
+    gpu: Processor | None = None
 
     @property
     def is_one_cpu(self) -> bool:
@@ -79,28 +64,72 @@ class SocSummary:
         return self.gpu is not None and self.gpu.type == "cpu"
 
 
-def _check_spans(spans: Iterable[TimeSpan]) -> None:
-    for at, span in enumerate(spans):
-        if span.end_ms < span.start_ms:
-            raise ValueError(
-                f"spans[{at}].end_ms must be at least start_ms, {span.start_ms!r}, "
-                f"got {span.end_ms!r}"
-            )
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds; an ideal latency has no spread and no runs."""
+
+    median: float
+    p20: float | None = None
+    p80: float | None = None
+    runs: int | None = None
 
 
 @dataclass(frozen=True)
-class Profile:
+class PeerRun:
+    """How another library was run; `busy_cores` is how many cores it kept busy in the mean."""
+
+    version: str
+    threads: int
+    observed_cores: tuple[int, ...]
+    busy_cores: float
+
+
+@dataclass(frozen=True)
+class EvalRow:
+    """One strategy, or another library, on one model. `latency_ms` is None exactly where it failed.
+
+    `slowdown` is how many times slower each processor was than when the dataset was measured.
+    """
+
+    model: str
+    strategy: str
+    latency_ms: Latency | None
+    predicted_ms: float | None
+    source: str
+    cosine: float | None = None
+    max_rel_err: float | None = None
+    speedup: float | None = None
+    of_ideal: float | None = None
+    reason: str = ""
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+    peer: PeerRun | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one processor did, in milliseconds since the start of the inference."""
+
+    processor: str
+    kind: str
+    label: str
+    start_ms: float
+    end_ms: float
+
+    @property
+    def ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True)
+class Timeline:
     """One profiled inference; `source` is that of the latency beside it."""
 
     model: str
     strategy: str
-    spans: tuple[TimeSpan, ...]
-    source: str = NOT_RECORDED
+    source: str
+    spans: tuple[Span, ...]
 
-    def __post_init__(self) -> None:
-        _check_spans(self.spans)
-
-    def ms(self, kinds: Iterable[SpanKind], processor: Processor | None = None) -> float:
+    def ms(self, kinds: Iterable[str], processor: str | None = None) -> float:
         """The summed length of the spans of some kinds, on one processor or on both."""
         wanted = tuple(kinds)
         return sum(
@@ -114,23 +143,14 @@ class Profile:
         return max((span.end_ms for span in self.spans), default=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalResult(ResultFile):
-    """What `codl eval` wrote: rows, and a profile for each strategy that ran."""
+@dataclass(frozen=True)
+class EvalResult:
+    """What `codl eval` wrote."""
 
-    soc: SocSummary
+    origin: Origin
+    soc: Soc
     rows: tuple[EvalRow, ...]
-    timelines: tuple[Profile, ...] = ()
-
-    def __post_init__(self) -> None:
-        for at, row in enumerate(self.rows):
-            failed = row.status == "failed"
-            if failed != (row.latency_ms is None):
-                rule = "null" if failed else "a mapping with 'median'"
-                raise ValueError(
-                    f"rows[{at}].latency_ms must be {rule} where the status is {row.status!r}, "
-                    f"got {row.latency_ms!r}"
-                )
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -139,110 +159,121 @@ class EvalResult(ResultFile):
     def of(self, model: str) -> tuple[EvalRow, ...]:
         return tuple(row for row in self.rows if row.model == model)
 
-    def profiles(self, model: str) -> tuple[Profile, ...]:
-        """The profiles of a model, with the sources of the latencies beside them."""
-        sources = {row.strategy: row.source for row in self.of(model)}
-        own = [profile for profile in self.timelines if profile.model == model]
-        return tuple(replace(p, source=sources.get(p.strategy, NOT_RECORDED)) for p in own)
+
+@dataclass(frozen=True)
+class PredictorRow:
+    """A predictor's accuracy in percent on one split; None where nothing could be held out."""
+
+    name: str
+    target: str
+    processor: str | None
+    n_train: int
+    n_test: int
+    split: str
+    acc10: float | None
+    acc5: float | None
+    mape: float | None
+    bytes: int
+    us_per_prediction: float
+    coverage90: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainResult(ResultFile):
-    """What `codl train` wrote; `sources` are those of the dataset that it read."""
+@dataclass(frozen=True)
+class TrainResult:
+    """`sources` are those of the dataset that the predictors were fitted on."""
 
-    soc: SocSummary
+    origin: Origin
+    soc: Soc
     predictors: tuple[PredictorRow, ...]
-    train_s: Amount
-    sources: tuple[Source, ...] = ()
+    train_s: float
+    sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchResult(ResultFile):
+@dataclass(frozen=True)
+class Chain:
+    """Ops run at one dimension and ratio; `variants`: op -> processor -> kernel variant."""
+
+    ops: tuple[str, ...]
+    dim: str
+    gpu_ratio: float
+    variants: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class SearchResult:
     """A plan; its latency is a prediction."""
 
-    soc: SocSummary
+    origin: Origin
+    soc: Soc
     model: str
     strategy: str
+    predictor: str
+    predicted_ms: float | None
+    search_ms: float | None
     chains: tuple[Chain, ...]
-    predictor: str = ""
-    predicted_ms: Amount | None = None
-    search_ms: Amount | None = None
     source: str = ""
     not_counted: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        for at, chain in enumerate(self.chains):
-            if not chain.ops:
-                raise ValueError(f"chains[{at}].ops must be a list of at least one op, got []")
-            if not 0 <= chain.gpu_ratio <= 1:
-                raise ValueError(
-                    f"chains[{at}].gpu_ratio must be 0 (CPU only) ... 1 (GPU only), "
-                    f"got {chain.gpu_ratio!r}"
-                )
 
-
-@dataclass(frozen=True, kw_only=True)
-class CollectResult(ResultFile):
+@dataclass(frozen=True)
+class CollectResult:
     """What `codl collect` wrote: counts of rows, and seconds."""
 
-    rows: Count
-    failed: Count
-    seconds: Amount
+    origin: Origin
+    soc: Soc | None
+    rows: int
+    failed: int
+    seconds: float
     files: tuple[str, ...]
-    soc: SocSummary | None = None
-    source: AnySource = NOT_RECORDED
+    source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult(ResultFile):
+@dataclass(frozen=True)
+class RunResult:
     """What `codl run` wrote: one plan, measured."""
 
+    origin: Origin
+    soc: Soc | None
     model: str
+    strategy: str
     latency_ms: Latency
-    soc: SocSummary | None = None
-    strategy: str = ""
-    data_sharing_ms: Amount | None = None
-    source: AnySource = NOT_RECORDED
-    spans: tuple[TimeSpan, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_spans(self.spans)
-
-    @property
-    def profile(self) -> Profile:
-        return Profile(self.model, self.strategy, self.spans, self.source)
+    data_sharing_ms: float | None
+    source: str
+    timeline: Timeline | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConformanceResult(ResultFile):
+@dataclass(frozen=True)
+class ConformanceResult:
     """What `codl conformance` wrote: counts of ONNX's cases, and why some were refused."""
 
+    origin: Origin
     gpu: str
     driver: str
     onnx: str
-    cases: Count
-    passed: Count
-    failed: Count
-    refused: Count
-    converted: Count
-    renamings: Count
-    seconds: Amount
-    refusals: Mapping[str, Count] = field(default_factory=dict)
+    cases: int
+    passed: int
+    failed: int
+    refused: int
+    converted: int
+    renamings: int
+    seconds: float
+    refusals: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageResult(ResultFile):
+@dataclass(frozen=True)
+class PackageResult:
     """What `codl package` said: a bundle, and what a new process took to its first output."""
 
+    origin: Origin
     model: str
-    soc: SocSummary
+    soc: str
     strategy: str
-    bytes: Count
-    cold_start_ms: Amount
-    import_ms: Amount
-    load_ms: Amount
-    first_run_ms: Amount
+    bytes: int
+    cold_start_ms: float
+    import_ms: float
+    load_ms: float
+    first_run_ms: float
 
 
 Result = (
@@ -254,13 +285,3 @@ Result = (
     | ConformanceResult
     | PackageResult
 )
-#: Every command whose results can be reported.
-COMMANDS: Mapping[str, type[Result]] = {
-    "eval": EvalResult,
-    "train": TrainResult,
-    "search": SearchResult,
-    "collect": CollectResult,
-    "run": RunResult,
-    "conformance": ConformanceResult,
-    "package": PackageResult,
-}

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import rich.table
 
-from codl.ir.plan import Chain
-from codl.ir.results import EvalRow, PredictorRow
 from codl.report.content import (
     NONE,
     Column,
-    TextRow,
-    TextSection,
-    TextTable,
+    Row,
+    Section,
+    Table,
     count,
     digits,
     listed,
@@ -28,13 +26,16 @@ from codl.report.results import (
     SHARING,
     UNMEASURED,
     WAITING,
+    Chain,
     CollectResult,
     EvalResult,
-    ProcessorSummary,
-    Profile,
+    EvalRow,
+    PredictorRow,
+    Processor,
     RunResult,
     SearchResult,
-    SocSummary,
+    Soc,
+    Timeline,
     TrainResult,
 )
 
@@ -56,7 +57,7 @@ def train_table(result: TrainResult) -> rich.table.Table:
     return train_content(result).to_rich()
 
 
-def eval_content(result: EvalResult) -> TextTable:
+def eval_content(result: EvalResult) -> Table:
     columns = (
         Column("strategy", numeric=False),
         Column("median (ms)"),
@@ -68,9 +69,7 @@ def eval_content(result: EvalResult) -> TextTable:
         Column("max rel err"),
         Column("source", numeric=False),
     )
-    sections = (
-        TextSection(m, tuple(_eval_row(row) for row in result.of(m))) for m in result.models
-    )
+    sections = (Section(m, tuple(_eval_row(row) for row in result.of(m))) for m in result.models)
     notes = ["speedup: over the better of cpu and gpu in the same run."]
     if any(row.strategy == IDEAL for row in result.rows):
         notes.append(
@@ -79,7 +78,7 @@ def eval_content(result: EvalResult) -> TextTable:
     notes += peer_notes(result)
     notes += machine_notes(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
-    return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+    return Table(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
 
 
 def peer_notes(result: EvalResult) -> list[str]:
@@ -102,7 +101,7 @@ def machine_notes(result: EvalResult) -> list[str]:
     """How much slower the processors were than predictions know of, where that was seen."""
     notes = []
     for model in result.models:
-        found = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
+        found = next((row.slowdown for row in result.of(model) if row.slowdown), {})
         if any(abs(factor - 1) > NOTABLE for factor in found.values()):
             each = ", ".join(f"{side} {factor:.2f}" for side, factor in found.items())
             notes.append(
@@ -112,10 +111,10 @@ def machine_notes(result: EvalResult) -> list[str]:
     return notes
 
 
-def _eval_row(row: EvalRow) -> TextRow:
+def _eval_row(row: EvalRow) -> Row:
     latency = row.latency_ms
     if latency is None:
-        return TextRow((row.strategy,), failure=row.reason or "no reason recorded")
+        return Row((row.strategy,), failure=row.reason)
     cells = (
         row.strategy,
         digits(latency.median),
@@ -127,10 +126,10 @@ def _eval_row(row: EvalRow) -> TextRow:
         digits(row.max_rel_err),
         row.source,
     )
-    return TextRow(cells, mark=mark([row.source]))
+    return Row(cells, mark=mark([row.source]))
 
 
-def train_content(result: TrainResult) -> TextTable:
+def train_content(result: TrainResult) -> Table:
     splits = {"row": "row split", "shape": "shape split"}
     accuracy = ("fit/test rows", "10 % (%)", "5 % (%)", "MAPE (%)")
     columns = (
@@ -147,10 +146,10 @@ def train_content(result: TrainResult) -> TextTable:
         found.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
     source = listed(result.sources) or NOT_RECORDED
     sections = tuple(
-        TextSection(
+        Section(
             target,
             tuple(
-                TextRow(_train_cells(by_split, tuple(splits), source), mark=mark(result.sources))
+                Row(_train_cells(by_split, tuple(splits), source), mark=mark(result.sources))
                 for by_split in by_name.values()
             ),
         )
@@ -166,7 +165,7 @@ def train_content(result: TrainResult) -> TextTable:
         *warnings(result.sources),
     )
     title = f"Held-out accuracy of the predictors for {result.soc.name}"
-    return TextTable(title, columns, sections, caption)
+    return Table(title, columns, sections, caption)
 
 
 def _train_cells(
@@ -187,7 +186,7 @@ def _train_cells(
     return (row.name, *cells, size, us, covered, source)
 
 
-def plan_content(result: SearchResult) -> TextTable:
+def plan_content(result: SearchResult) -> Table:
     columns = (
         Column("chain", numeric=False),
         Column("ops", numeric=False),
@@ -197,7 +196,7 @@ def plan_content(result: SearchResult) -> TextTable:
         Column("CPU variants", numeric=False),
         Column("GPU variants", numeric=False),
     )
-    rows = tuple(TextRow(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
+    rows = tuple(Row(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
     predictor = f" by {result.predictor}" if result.predictor else ""
     source = f" from {result.source} latencies" if result.source else ""
     caption = [*soc_lines(result.soc)]
@@ -212,7 +211,7 @@ def plan_content(result: SearchResult) -> TextTable:
         caption.append(f"The search took {digits(result.search_ms)} ms.")
     caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    return TextTable(title, columns, (TextSection("", rows),), tuple(caption))
+    return Table(title, columns, (Section("", rows),), tuple(caption))
 
 
 def _chain_cells(number: int, chain: Chain) -> tuple[str, ...]:
@@ -233,7 +232,7 @@ def _variants(chain: Chain, processor: str) -> str:
     return ", ".join(texts) or NONE
 
 
-def timeline_content(timelines: Sequence[Profile]) -> TextTable:
+def timeline_content(timelines: Sequence[Timeline]) -> Table:
     """Where the time of one profiled inference went."""
     columns = (
         Column("strategy", numeric=False),
@@ -245,7 +244,7 @@ def timeline_content(timelines: Sequence[Profile]) -> TextTable:
         Column("source", numeric=False),
     )
     rows = tuple(
-        TextRow(
+        Row(
             (
                 timeline.strategy or timeline.model,
                 digits(timeline.ms(COMPUTING, "cpu")),
@@ -263,10 +262,10 @@ def timeline_content(timelines: Sequence[Profile]) -> TextTable:
         "One inference each, profiled, which slows it: compare shares, not latencies.",
         *warnings([timeline.source for timeline in timelines]),
     )
-    return TextTable("Where the time goes", columns, (TextSection("", rows),), caption)
+    return Table("Where the time goes", columns, (Section("", rows),), caption)
 
 
-def run_content(result: RunResult) -> TextTable:
+def run_content(result: RunResult) -> Table:
     columns = (
         Column("model", numeric=False),
         Column("strategy", numeric=False),
@@ -286,12 +285,12 @@ def run_content(result: RunResult) -> TextTable:
         digits(result.data_sharing_ms),
         result.source,
     )
-    rows = (TextRow(cells, mark=mark([result.source])),)
+    rows = (Row(cells, mark=mark([result.source])),)
     caption = (*soc_lines(result.soc), *warnings([result.source]))
-    return TextTable(f"Run of {result.model}", columns, (TextSection("", rows),), caption)
+    return Table(f"Run of {result.model}", columns, (Section("", rows),), caption)
 
 
-def collect_content(result: CollectResult) -> TextTable:
+def collect_content(result: CollectResult) -> Table:
     columns = (
         Column("SoC", numeric=False),
         Column("rows"),
@@ -302,13 +301,13 @@ def collect_content(result: CollectResult) -> TextTable:
     name = result.soc.name if result.soc else NOT_RECORDED
     counts = (count(result.rows), count(result.failed))
     cells = (name, *counts, digits(result.seconds), result.source)
-    rows = (TextRow(cells, mark=mark([result.source])),)
+    rows = (Row(cells, mark=mark([result.source])),)
     files = (f"Files: {', '.join(result.files)}.",) if result.files else ()
     caption = (*soc_lines(result.soc), *files, *warnings([result.source]))
-    return TextTable("Collected", columns, (TextSection("", rows),), caption)
+    return Table("Collected", columns, (Section("", rows),), caption)
 
 
-def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:
+def soc_lines(soc: Soc | None) -> tuple[str, ...]:
     """What a table was made on; on one CPU, what the table can not tell."""
     if soc is None:
         return (f"SoC: {NOT_RECORDED}.",)
@@ -322,7 +321,7 @@ def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _side(kind: str, side: ProcessorSummary) -> str:
+def _side(kind: str, side: Processor) -> str:
     driver = listed([part for part in (side.platform, side.driver) if part])
     cores = f"host cores {', '.join(map(str, side.cores))}" if side.cores else ""
     details = "; ".join(part for part in (driver, cores) if part)

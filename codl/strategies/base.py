@@ -14,10 +14,9 @@ from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset
 from codl.measure.dataset import Dataset
-from codl.plan.cost_model import CostModel
+from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
-from codl.plan.op_costs import LatencyPredictors
 from codl.predict.names import DEFAULT, FOLDER
 from codl.registry import Registry
 

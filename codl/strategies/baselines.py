@@ -7,7 +7,7 @@ from dataclasses import replace
 from codl.errors import UnsupportedError
 from codl.ir import Layer, Network
 from codl.ir.plan import Plan
-from codl.plan.greedy import Candidate, ChainSearch, greedy_chains
+from codl.plan.greedy import ChainSearch, IsolatedChain, greedy_chains
 from codl.plan.single_processor import default_plan, one_processor
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, strategy
@@ -76,11 +76,11 @@ def mulayer(network: Network, context: Context) -> Plan:
     return search.plan("mulayer", [_balanced(search, layer) for layer in network.layers])
 
 
-def _balanced(search: ChainSearch, layer: Layer) -> Candidate:
+def _balanced(search: ChainSearch, layer: Layer) -> IsolatedChain:
     """The share at which both shards are predicted to end together."""
     ratios = RATIOS if "OC" in layer.op.dims else (0.0, 1.0)
     candidates = [search.at([layer], "OC", ratio) for ratio in ratios]
-    return min(candidates, key=search.computing_ms)
+    return min(candidates, key=lambda one: max(one.alone_ms))
 
 
 @strategy("codl-buffer", default_predictor=PAPER_PREDICTOR)

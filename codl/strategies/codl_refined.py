@@ -15,12 +15,12 @@ from dataclasses import replace
 from codl.errors import UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.ir.types import PROCESSORS, Processor
+from codl.ir.types import PROCESSORS
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort, interleave, timed
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.profile_feedback import Groups, OpRatio, ProfileCorrections, op_ratios
+from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
 from codl.plan.single_processor import one_processor
 from codl.predict.names import DEFAULT
@@ -140,8 +140,7 @@ class Trials:
 def observe(engine: Engine, cost: CostModel, runs: int = 7) -> list[OpRatio]:
     """Run an engine on what it was fed, and compare each net and kernel with its prediction."""
     profiles = [totals_ms(engine.profile(1)) for _ in range(runs)]
-    groups: dict[Processor, Groups] = {"cpu": engine.nets, "gpu": engine.fused}
-    return op_ratios(engine.network, engine.plan, profiles, groups, cost)
+    return op_ratios(engine.executable, profiles, cost)
 
 
 def _summary(plan: Plan) -> str:

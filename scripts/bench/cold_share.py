@@ -1,4 +1,4 @@
-"""Which part of what ops take longer cold a network takes: `COLD_INSIDE` of codl/plan/inside.py.
+"""Which part of what ops take longer cold a network takes: `COLD_INSIDE` of the cost model.
 
     python scripts/bench/cold_share.py --soc host [--models alexnet,mobilenet_v1,resnet50_v2]
 
@@ -16,11 +16,11 @@ from time import perf_counter
 import codl
 from codl.ir import soc as socs
 from codl.ir.types import PROCESSORS, Processor
-from codl.lower.program import build_program
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import level_s
-from codl.plan import inside
+from codl.plan import cost_model
 from codl.plan.cost_model import CostModel
+from codl.plan.price import price
 from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
 from codl.runtime.engine import Engine
@@ -45,7 +45,7 @@ def main() -> None:
     for (model, side), engine in engines.items():
         sums = []
         for share in (0.0, 1.0):
-            inside.COLD_INSIDE = dict.fromkeys(PROCESSORS, share)
+            cost_model.COLD_INSIDE = dict.fromkeys(PROCESSORS, share)
             sums.append(predicted_ms(engine, side, CostModel(soc, predictors)))
         warm, cold = sums
         share = (taken[model, side] - warm) / (cold - warm)
@@ -70,11 +70,8 @@ def in_turns(engines: Mapping[tuple[str, Processor], Engine]) -> dict[tuple[str,
 
 def predicted_ms(engine: Engine, side: Processor, cost: CostModel) -> float:
     """The shards of one processor, without sharing."""
-    network, at = engine.network, PROCESSORS.index(side)
-    return sum(
-        cost.loads(network, s.outputs, (s.cpu, s.gpu), variants=s.chain.variants)[at].latency_ms
-        for s in build_program(network, engine.plan, engine.soc).segments
-    )
+    stages = price(engine.executable, cost).stages
+    return sum(stage.alone_ms[PROCESSORS.index(side)] for stage in stages)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def measured(op: Op, soc: Soc, cost: CostModel, arguments: argparse.Namespace) -
     network = network_of(op)
     search = ChainSearch(network, cost)
     layers = network.layers
-    pick = search.best(layers)
+    pick = search.best(layers).chain
     cuts: list[tuple[Dim, float]] = [("H", 0.0), ("H", 1.0), (pick.dim, pick.gpu_ratio)]
     cuts += [(dim, tenth / 10) for dim in op.dims for tenth in range(1, 10)]
     plans = {}

@@ -19,7 +19,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.sampling import batch_tasks, surroundings_tasks
 from codl.measure.tasks import BatchTask, ColdTask, ContentionTask, DispatchTask
 from codl.measure.timing import Rounds
-from codl.plan.pipeline_model import both_ends
+from codl.plan.cost_model import both_ends
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.context_terms import Batch, Beside, Cold, Launches, Load

@@ -19,13 +19,13 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.soc import PowerW
-from codl.lower.program import build_program
-from codl.plan.beam_search import every_way, fastest
-from codl.plan.candidates import Segments
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.plan.beam_search import LowerBound, every_plan, fastest
+from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
-from codl.plan.lower_bound import Bound
 from codl.plan.objective import GOALS, Objective
-from codl.plan.pipeline_model import program_ms
+from codl.plan.price import price
 from codl.plan.search import search
 
 
@@ -62,8 +62,8 @@ LAWS = st.builds(
 def test_it_finds_what_looking_at_every_plan_finds(name: str, law: SyntheticPredictors) -> None:
     """Over the same chains, at a third of all ratios."""
     net, cost = NETWORKS[name], CostModel(SOC, law)
-    segments = Segments(net, cost)
-    found, every = fastest(net, cost, segments, widest=10**6), every_way(net, cost, segments)
+    candidates = Candidates(net, cost)
+    found, every = fastest(candidates, widest=10**6), every_plan(candidates)
     assert found.exact
     assert found.latency_ms == pytest.approx(every.latency_ms, rel=1e-12)
 
@@ -72,8 +72,8 @@ def test_it_finds_what_looking_at_every_plan_finds(name: str, law: SyntheticPred
 @settings(max_examples=4, deadline=None, derandomize=True)
 def test_chains_left_out_would_hardly_have_helped(name: str, law: SyntheticPredictors) -> None:
     net, cost = NETWORKS[name], CostModel(SOC, law)
-    some = fastest(net, cost, Segments(net, cost))
-    all_ = fastest(net, cost, Segments(net, cost, complete=True), widest=10**6)
+    some = fastest(Candidates(net, cost))
+    all_ = fastest(Candidates(net, cost, complete=True), widest=10**6)
     assert all_.exact
     assert all_.latency_ms <= some.latency_ms <= 1.03 * all_.latency_ms
 
@@ -83,11 +83,12 @@ def test_chains_left_out_would_hardly_have_helped(name: str, law: SyntheticPredi
 def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors) -> None:
     """And never longer than one processor alone, or op by op, or by the paper's algorithm."""
     net, cost = NETWORKS[name], CostModel(SOC, law)
-    found = fastest(net, cost, Segments(net, cost))
+    found = fastest(Candidates(net, cost))
     plan = search(net, cost, "test")
     assert plan.predicted_ms is not None
     assert plan.predicted_ms <= found.latency_ms * (1 + 1e-9)
-    assert plan.predicted_ms == program_ms(net, build_program(net, plan, SOC), cost)
+    walked = price(lower(net, plan, SOC, Tuning()), cost)
+    assert plan.predicted_ms == pytest.approx(walked.latency_ms, rel=1e-9)
     for method in ("serial", "greedy"):
         other = search(net, cost, "test", method=method)
         assert plan.predicted_ms <= (other.predicted_ms or inf) * 1.01
@@ -96,9 +97,9 @@ def test_the_plan_takes_what_the_search_says(name: str, law: SyntheticPredictors
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_no_plan_is_faster_than_the_bound(name: str) -> None:
     net, cost = NETWORKS[name], CostModel(SOC, SyntheticPredictors(exchange=Line(1e-9)))
-    segments = Segments(net, cost)
-    found = fastest(net, cost, segments)
-    assert Bound.of(segments).left_ms[0] <= found.latency_ms * (1 + 1e-9)
+    candidates = Candidates(net, cost)
+    found = fastest(candidates)
+    assert LowerBound.of(candidates).left_ms[0] <= found.latency_ms * (1 + 1e-9)
 
 
 def test_dear_sharing_leaves_everything_on_one_processor() -> None:
@@ -129,9 +130,9 @@ def test_an_objective_finds_what_looking_at_every_plan_finds(
     name: str, law: SyntheticPredictors, goal: str
 ) -> None:
     net, cost = NETWORKS[name], CostModel(FRUGAL, law)
-    objective, segments = Objective.of(goal, FRUGAL), Segments(net, cost)
-    found = fastest(net, cost, segments, objective=objective, widest=10**6)
-    every = every_way(net, cost, segments, objective=objective)
+    objective, candidates = Objective.of(goal, FRUGAL), Candidates(net, cost)
+    found = fastest(candidates, objective=objective, widest=10**6)
+    every = every_plan(candidates, objective=objective)
     assert found.exact
     assert found.value == pytest.approx(every.value, rel=1e-12)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import pytest
-from support.plans import branching
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors
 
@@ -17,10 +15,10 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
-from codl.lower.partition import cut as chain_cut
-from codl.lower.program import build_program
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.plan import price as prices
 from codl.plan.cost_model import CostModel
-from codl.plan.pipeline_model import program_ms
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
@@ -54,7 +52,7 @@ def price(network: Network, predictors: SyntheticPredictors) -> float:
     )
     plan = Plan(network.name, network.digest, SOC.name, "test", "law", "missing", None, chains)
     cost = CostModel(WITH_IMAGES, predictors)
-    return program_ms(network, build_program(network, plan, WITH_IMAGES), cost)
+    return prices.price(lower(network, plan, WITH_IMAGES, Tuning()), cost).latency_ms
 
 
 @pytest.mark.parametrize(
@@ -86,22 +84,3 @@ def test_images_at_once_are_cheaper_than_one_after_the_other(network: Network) -
     every = SyntheticPredictors.with_all_terms()
     dear = replace(every, asked=[], batch={"cpu": 1.0, "gpu": 1.0})
     assert price(network, every) < price(network, dear)
-
-
-def slow_elsewhere(target: str) -> float:
-    """Convolutions are faster in images, all else in buffers."""
-    return 2.0 if target.startswith("conv2d") != ("_image" in target) else 1.0
-
-
-def test_the_planner_weighs_storages_against_copies() -> None:
-    network = convert(simplify(import_onnx(branching().build(), "branching")))
-    layers = [layer for layer in network.layers if layer.op.kind in ("conv2d", "pooling")][:2]
-    shards = chain_cut(layers, [layers[-1].output], "H", 1.0, block=WITH_IMAGES.gpu.vector_width)
-    for relayout, copies in ((0.1, True), (3.0, False)):
-        predictors = SyntheticPredictors(
-            flops=inf, least_ms=1.0, times=slow_elsewhere, relayout=Line(relayout)
-        )
-        cost = CostModel(WITH_IMAGES, predictors)
-        chosen = [v["gpu"] for v in cost.variants(*shards).values()]
-        assert ["image" in name for name in chosen] == [True, not copies]
-        assert cost.shard_ms(shards[1], "gpu") == pytest.approx(2.1 if copies else 3.0)

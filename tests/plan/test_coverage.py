@@ -17,8 +17,8 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Network, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry
-from codl.lower.partition import Shard, cut
 from codl.lower.program import build_program
+from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import (
     OTHERS_SHARE,
@@ -28,7 +28,6 @@ from codl.plan.coverage import (
     covered,
     rates_of,
 )
-from codl.plan.switches import crossings
 from codl.strategies import STRATEGIES, Context, find
 
 
@@ -126,16 +125,16 @@ def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:
 
 
 def test_nets_of_two_engines_pack_and_unpack_between_them(network: Network) -> None:
-    cpu, _ = cut(network.layers, [network.layers[-1].output], "H", 0.0, block=4)
-    shape = network.layers[0].op.output
-    direct, ort = "cpu_direct", "cpu_ort"
-    assert crossings(cpu.parts, [direct, ort, direct]) == [("store", shape), ("load", shape)]
-    assert crossings(cpu.parts, [direct, ort, ort]) == [("store", shape)]
-    assert crossings(cpu.parts, [ort, ort, ort]) == []
-    cost = covered(CostModel(SOC, of_few_kinds(packing=Line(0.01, 0.1))), network)
-    names = {layer.name: {"cpu": name} for layer, name in zip(
-        network.layers, (direct, ort, direct), strict=True
-    )}  # fmt: skip
-    alone_ms = sum(cost.shard_ms(Shard((part,)), "cpu", names) for part in cpu.parts)
-    packing_ms = cost.sharing_ms("load", shape) + cost.sharing_ms("store", shape)
-    assert cost.shard_ms(cpu, "cpu", names) == pytest.approx(alone_ms + packing_ms)
+    """A convolution and a product in ncnn, and a softmax in ONNX Runtime between them."""
+    packing = Line(0.01, 0.1)
+    costs = [covered(CostModel(SOC, of_few_kinds(packing=own)), network) for own in (None, packing)]
+    (chain,) = [chain_of(network.layers, "H", 0.0)]
+    plans = [make_plan(network, c, [chain], strategy="test", sharing="missing") for c in costs]
+    variants = [own["cpu"] for own in plans[0].chains[0].variants.values()]
+    assert [name == "cpu_ort" for name in variants] == [False, True, False]
+    image, inner = next(iter(network.inputs.values())), network.layers[0].op.output
+    # The input is packed; what the convolution makes is unpacked for the softmax, and packed again
+    # for the product, which packs what the softmax made too; the result is unpacked.
+    packed_ms = packing.at([image.bytes, *[inner.bytes] * 4]).sum()
+    plain_ms, all_ms = (plan.predicted_ms or 0.0 for plan in plans)
+    assert all_ms - plain_ms == pytest.approx(packed_ms)

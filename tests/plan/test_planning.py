@@ -16,19 +16,19 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network, Region, parse, to_text
+from codl.ir import Network, parse, to_text
 from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
+from codl.ir.types import Direction
 from codl.kernels import registry
-from codl.lower.program import Transfer, build_program
+from codl.lower.program import build_program
 from codl.measure.dataset import Dataset, OpRow
-from codl.plan.build_plan import Cut, make_plan
-from codl.plan.cost_model import CostModel, moved
+from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.cost_model import COLD_INSIDE, CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
-from codl.plan.inside import COLD_INSIDE
-from codl.plan.pipeline_model import after_stage, priced
 from codl.plan.search import search as best_plan
 from codl.plan.single_processor import WORTH, unless_alone
+from codl.plan.transitions import TransferCost, after_stage
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import SINGLES
 
@@ -53,30 +53,30 @@ def search(
 
 def test_equal_processors_share_alike(network: Network) -> None:
     for candidate in single_ops(search(network, fixed=1e-6, per_mb=0)):
-        assert candidate.gpu_ratio == pytest.approx(0.5, abs=0.1)
+        assert candidate.chain.gpu_ratio == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_faster_gpu_gets_more(network: Network) -> None:
     conv = single_ops(search(network, gpu=4.0, fixed=1e-6, per_mb=0))[1]
-    assert conv.gpu_ratio == pytest.approx(0.8, abs=0.051)
+    assert conv.chain.gpu_ratio == pytest.approx(0.8, abs=0.051)
 
 
 def test_costly_sharing_means_one_processor(network: Network) -> None:
     plan_of = search(network, gpu=2.0, fixed=1e3)
     chains = greedy_chains(plan_of)
-    assert all(c.gpu_ratio in (0.0, 1.0) for c in chains)
+    assert all(c.chain.gpu_ratio in (0.0, 1.0) for c in chains)
 
 
 def test_costly_sharing_makes_long_chains(network: Network) -> None:
     cheap = greedy_chains(search(network, fixed=1e-6, per_mb=0))
     dear = greedy_chains(search(network, fixed=0.2, per_mb=0))
     assert len(dear) < len(cheap)
-    assert any(len(c.layers) > 1 and 0 < c.gpu_ratio < 1 for c in dear)
+    assert any(len(c.chain.ops) > 1 and 0 < c.chain.gpu_ratio < 1 for c in dear)
 
 
 def test_chains_cover_the_layers_once_in_order(network: Network) -> None:
     chains = greedy_chains(search(network))
-    assert [layer.name for c in chains for layer in c.layers] == [x.name for x in network.layers]
+    assert [name for c in chains for name in c.chain.ops] == [x.name for x in network.layers]
 
 
 def test_chaining_is_never_predicted_slower_than_single_ops(network: Network) -> None:
@@ -119,17 +119,17 @@ def test_a_stage_runs_in_the_order_of_the_co_executor(network: Network) -> None:
     to_gpu = {"copy": 0.4, "unmap": 0.1, "transform": 0.6, "map": 0.2}
     parts = {"to_cpu": constant(to_cpu), "to_gpu": constant(to_gpu)}
     cost = CostModel(SOC, SyntheticPredictors(parts=parts))  # type: ignore[arg-type]
-    name, shape = next(iter(network.inputs.items()))
-    moves = [Transfer(name, Region.whole(shape), way) for way in ("to_gpu", "to_cpu")]  # type: ignore[arg-type]
-    own = priced(cost, moved(network, moves))
-    cpu, gpu = after_stage((1.0, 2.0), own, 0.2, (10.0, 4.0))
-    # The GPU transforms till 2.5; the CPU hands over from 1.0 to 1.5 and enqueues till 1.7; the GPU
-    # takes that from 2.5 to 3.3 and computes to 7.3. The CPU waits for the map at 2.6, copies to
-    # 2.95 and computes.
-    assert gpu == pytest.approx(7.3)
+    shape = next(iter(network.inputs.values()))
+    ways: tuple[Direction, ...] = ("to_gpu", "to_cpu")
+    moves = [TransferCost.of(way, cost.sharing_parts(way, shape)) for way in ways]
+    cpu, gpu = after_stage((1.0, 2.0), moves, (0.05, 0.15), (10.0, 4.0), copies_ms=0.5)
+    # The GPU transforms till 2.5, which the CPU sends off till 1.05. That hands over from 1.05 to
+    # 1.55 and enqueues till 1.7; the GPU takes it from 2.5 to 3.3, copies and computes to 7.8. The
+    # CPU waits for the map at 2.6, copies to 2.95 and computes.
+    assert gpu == pytest.approx(7.8)
     assert cpu == pytest.approx(2.95 + 10.0)
     # With nothing to wait for, enqueueing is what the CPU begins with.
-    assert after_stage((1.0, 2.0), [], 0.2, (10.0, 4.0)) == pytest.approx((11.2, 6.0))
+    assert after_stage((1.0, 2.0), [], (0.0, 0.2), (10.0, 4.0)) == pytest.approx((11.2, 6.0))
 
 
 def constant(parts: dict[str, float]) -> dict[str, Line]:
@@ -240,7 +240,7 @@ def test_small_tensors_are_near_inside_a_network() -> None:
     warm = CostModel(SOC, SyntheticPredictors())
     cold = CostModel(SOC, SyntheticPredictors(cold={"cpu": 2.0}))
     for text, share in ((small, 0.0), (large, COLD_INSIDE["cpu"])):
-        choices = [cost.choice(parse(text), "cpu") for cost in (warm, cold)]
+        choices = [cost.fastest(parse(text), "cpu") for cost in (warm, cold)]
         assert choices[0] is not None
         assert choices[1] is not None
         assert choices[1].latency_ms == pytest.approx((1 + share) * choices[0].latency_ms)
@@ -251,7 +251,7 @@ def test_two_processors_must_be_worth_it(network: Network) -> None:
     plan = best_plan(network, cost, "codl")
     alone_ms = [
         make_plan(
-            network, cost, [Cut(network.layers, "H", r)], strategy="codl", sharing="missing"
+            network, cost, [chain_of(network.layers, "H", r)], strategy="codl", sharing="missing"
         ).predicted_ms
         for r in (0.0, 1.0)
     ]

@@ -39,8 +39,10 @@ from codl.kernels import registry
 from codl.lower.partition import cut
 from codl.lower.program import build_program
 from codl.measure.dataset import Dataset, OpRow
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios
+from codl.plan.halo_propagation import Walk
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.strategies import ideal
@@ -206,7 +208,7 @@ def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
         one, five = parse(text.format(1)), parse(text.format(5))
         assert five.one_image == one
         for processor in ("cpu", "gpu"):
-            single, batch = cost.choice(one, processor), cost.choice(five, processor)
+            single, batch = cost.fastest(one, processor), cost.fastest(five, processor)
             assert single is not None
             assert batch is not None
             assert batch.variant == single.variant
@@ -220,14 +222,16 @@ def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
     cost = CostModel(SOC, SyntheticPredictors(batch={"cpu": 0.6, "gpu": 0.01}))
     one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
     for processor, times in (("cpu", 6.0), ("gpu", 1.0)):
-        single, batch = cost.choice(one, processor), cost.choice(ten, processor)  # type: ignore[arg-type]
+        single, batch = cost.fastest(one, processor), cost.fastest(ten, processor)  # type: ignore[arg-type]
         assert single is not None
         assert batch is not None
         assert batch.latency_ms == pytest.approx(times * single.latency_ms)
     layer = Layer("conv", ten, ("x",), "y", {})
-    shard = cut([layer], ["y"], "N", 0.5, block=4)[1]
-    one_by_one = CostModel(halved, SyntheticPredictors())
-    assert (cost.launches(shard), one_by_one.launches(shard)) == (1, 5)
+    network = Network("ten", (layer,), {"x": ten.inputs[0]}, {"y": ("y", tuple(ten.output))})
+    for soc, launches in ((SOC, 1), (halved, 5)):
+        costs = ChainCosts(network, CostModel(soc, SyntheticPredictors()), [0.0, 0.5, 1.0])
+        (chain,) = costs.evaluate([Walk(1, "N", 1, frozenset([0]))]).candidates
+        assert chain.launches == launches
 
 
 def test_a_batch_is_shared_at_once_and_packed_image_by_image() -> None:
@@ -245,9 +249,9 @@ def test_a_search_splits_the_images_of_the_whole_network() -> None:
     assert image_ratios(case(1)[0].layers) == []
     law = SyntheticPredictors(exchange=Line(1e-3, 0.01))
     (whole,) = greedy_chains(ChainSearch(network, CostModel(SOC, law), "missing"))
-    assert (whole.dim, whole.gpu_ratio) == ("N", 0.5)
+    assert (whole.chain.dim, whole.chain.gpu_ratio) == ("N", 0.5)
     rows = ChainSearch(network, CostModel(SOC, law), "missing", dims=("H", "OC"))
-    assert all(chain.dim != "N" for chain in greedy_chains(rows))
+    assert all(one.chain.dim != "N" for one in greedy_chains(rows))
     assert whole.latency_ms < sum(chain.latency_ms for chain in greedy_chains(rows))
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
-from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, download, operands
-from support.plans import defaults, gpu_variant, make_plan
+from support.plans import defaults, make_plan
 from support.simulated import SOC
-from support.synthetic_predictors import SyntheticPredictors
 from support.variants import with_variants
+from test_failures import Failing, source
+from test_storages import gpu_variant
 
 from codl.errors import CodlWarning
 from codl.frontend.convert import convert
@@ -31,9 +31,6 @@ from codl.kernels import registry
 from codl.kernels.base import TensorArg
 from codl.lower.fusion import works
 from codl.lower.partition import cut as chain_cut
-from codl.lower.program import chain_outputs
-from codl.plan.candidates import Segments
-from codl.plan.cost_model import ADDED_INSIDE, CostModel
 from codl.runtime.engine import Engine
 from codl.runtime.memory import GpuTensor
 from codl.runtime.opencl import OpenClDevice
@@ -222,26 +219,6 @@ def test_only_sums_of_plain_convolutions_and_their_like_are_fused() -> None:
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), winograd, on_a_cpu) == 0
     in_images = {"add1": "gpu_direct_image"}
     assert fused(lambda b, x: b.add(x, b.conv(x, 16, 3, pad=1)), in_images) == 0
-
-
-def test_the_search_counts_what_fusing_saves(network: Network) -> None:
-    """In every chain with a convolution and its add, and in no other: as the plan's cost has it."""
-    cost, seen = CostModel(SOC, SyntheticPredictors()), set()
-    for segment in (one for own in Segments(network, cost).starting for one in own):
-        layers = network.layers[segment.start : segment.stop]
-        outputs = chain_outputs(network, layers)
-        shards = chain_cut(layers, outputs, segment.dim, segment.gpu_ratio, block=4)
-        loads = cost.loads(network, outputs, shards)
-        assert segment.work_ms == pytest.approx([load.latency_ms for load in loads])
-        saved = cost.shard_ms(shards[1], "gpu") - loads[1].latency_ms
-        variants = {
-            name: own["gpu"] for name, own in cost.variants(*shards).items() if "gpu" in own
-        }
-        fused = [work for work in works(shards[1], outputs, variants, SOC) if work.add]
-        each = sum(cost.fastest_ms([work.add.op for work in fused if work.add], "gpu"))
-        assert saved == pytest.approx((1 - ADDED_INSIDE) * each)
-        seen.add((len(fused), 0 < segment.gpu_ratio < 1))
-    assert seen >= {(0, False), (1, False), (3, False), (0, True), (1, True)}
 
 
 def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:

@@ -1,0 +1,131 @@
+"""Which layers share a net on the CPU: ncnn's nets and ONNX Runtime's, from a chain's end.
+
+The rule is that of `codl.lower.cpu.net_levels`, for many chains at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir import Network
+from codl.kernels import registry
+from codl.kernels.ort import CpuOrt
+from codl.plan.cost_model import CostModel
+from codl.plan.region_array import Numbers
+
+
+def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
+    """The light layers that ONNX Runtime computes because it does most of their neighbours.
+
+    Between nets of two engines every tensor is unpacked and packed again, which costs more than an
+    op that only adds or copies.
+    """
+    if cost.soc.is_replayed:
+        return frozenset()
+    layers = network.layers
+    variants = [own.get(None) for own in (cost.fastest_by_storage(x.op, "cpu") for x in layers)]
+    in_onnx = [variant is not None and variant.variant == CpuOrt.name for variant in variants]
+    if not any(in_onnx):
+        return frozenset()
+    makers = {layer.output: at for at, layer in enumerate(layers)}
+    around: list[list[int]] = [[] for _ in layers]
+    for at, layer in enumerate(layers):
+        for maker in {makers[name] for name in layer.inputs if name in makers}:
+            around[at].append(maker)
+            around[maker].append(at)
+    light = [
+        at
+        for at, layer in enumerate(layers)
+        if not in_onnx[at]
+        and layer.op.is_light
+        and registry.find(layer.op, CpuOrt.name).refusal(layer.op, cost.soc) is None
+    ]
+    joined: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for at in light:
+            if at not in joined and 2 * sum(in_onnx[other] for other in around[at]) > len(
+                around[at]
+            ):
+                in_onnx[at] = changed = True
+                joined.add(at)
+    return frozenset(joined)
+
+
+class Joined(NamedTuple):
+    """Of walks whose net a layer has joined: how many layers that had, whether another net reads
+    the layer's output, and how many of ncnn's nets load it.
+    """
+
+    layers_before: Numbers
+    is_read_elsewhere: NDArray[np.bool_]
+    loads: Numbers
+
+
+class NetLevels:
+    """The nets of many walks, as layers join them, last to first.
+
+    A walk's nets are numbered by levels, ncnn's even and ONNX Runtime's odd.
+    """
+
+    def __init__(self, walks: int) -> None:
+        self._walks, self._levels = walks, 4
+        self._counts = np.zeros((walks, self._levels), np.int64)
+        #: By tensor: the least level that its maker may have, the lowest reader's, and by level
+        #: whether an ncnn net reads it.
+        self._least: dict[str, Numbers] = {}
+        self._lowest: dict[str, Numbers] = {}
+        self._readers: dict[str, NDArray[np.bool_]] = {}
+        self._last: tuple[Numbers, Numbers, NDArray[np.bool_], bool] | None = None
+
+    def join(
+        self, output: str, walks: Numbers, in_onnx: NDArray[np.bool_], *, is_model: bool
+    ) -> Joined:
+        """Give a layer of some walks its net; a model of its own is alone in one."""
+        least = self._least.pop(output, np.zeros(self._walks, np.int64))[walks]
+        lowest = self._lowest.pop(output, np.full(self._walks, 1 << 30))[walks]
+        has_readers = lowest < 1 << 30
+        level = least + (has_readers if is_model else 0)
+        level += (level % 2) != in_onnx
+        while level.max(initial=0) >= self._levels:
+            self._widen()
+        before = self._counts[walks, level]
+        if is_model:
+            before = np.zeros_like(before)
+        else:
+            self._counts[walks, level] += 1
+        readers = self._readers.pop(output, None)
+        loads = np.zeros(len(walks), np.int64)
+        if readers is not None:
+            loads = readers[walks].sum(axis=1) - (~in_onnx & readers[walks, level])
+        self._last = walks, level, in_onnx, is_model
+        return Joined(before, has_readers & (lowest < level), loads)
+
+    def read(self, tensor: str, reads: NDArray[np.bool_]) -> None:
+        """Note that the layer that joined last reads a tensor, in some of its walks."""
+        assert self._last is not None
+        walks, level, in_onnx, is_model = self._last
+        if tensor not in self._least:
+            self._least[tensor] = np.zeros(self._walks, np.int64)
+            self._lowest[tensor] = np.full(self._walks, 1 << 30)
+            self._readers[tensor] = np.zeros((self._walks, self._levels), bool)
+        walks, level, in_onnx = walks[reads], level[reads], in_onnx[reads]
+        least, lowest = self._least[tensor], self._lowest[tensor]
+        least[walks] = np.maximum(least[walks], level + is_model)
+        lowest[walks] = np.minimum(lowest[walks], level)
+        self._readers[tensor][walks[~in_onnx], level[~in_onnx]] = True
+
+    def loads(self, tensor: str, walks: Numbers) -> Numbers:
+        """How many of ncnn's nets read a tensor from outside the chains of walks."""
+        return np.asarray(self._readers[tensor][walks].sum(axis=1))
+
+    def _widen(self) -> None:
+        """Room for twice as many levels."""
+        self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
+        for tensor, readers in self._readers.items():
+            self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
+        self._levels *= 2

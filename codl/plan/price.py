@@ -1,0 +1,244 @@
+"""The price of an executable: a walk over its commands with two clocks.
+
+The CPU's thread goes from command to command: it enqueues, copies, waits, and runs nets. The GPU
+has one queue, and begins with what is enqueued when it is done with what was before. So whatever an
+executable does is counted because it is there: launches, transfers, copies between storages, what
+ncnn's nets pack and unpack, calls of nets, residual adds that run in a convolution's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir import Shape, parse
+from codl.ir.executable import (
+    Access,
+    Executable,
+    Flush,
+    GpuOp,
+    Launch,
+    NcnnNet,
+    Net,
+    Relayout,
+    RunNet,
+    Stage,
+    Transfer,
+    Wait,
+)
+from codl.plan.cost_model import ADDED_INSIDE, LEAST_SHARE, CostModel, Move, Pair, both_ends
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """Milliseconds of one stage.
+
+    `ends_ms` is when each processor is done with it since the start of the inference. `steps_ms`
+    are by a step's number what it takes its processors in all, and `nets_ms` by a net's number,
+    with what both slow each other down; `alone_ms` what each processor computes, were it alone.
+    """
+
+    label: str
+    ends_ms: Pair
+    alone_ms: Pair
+    steps_ms: Mapping[int, float]
+    nets_ms: Mapping[int, float]
+    launches_ms: float
+
+
+@dataclass(frozen=True)
+class Price:
+    """Milliseconds of one inference, end to end and by stage."""
+
+    stages: tuple[StagePrice, ...]
+
+    @property
+    def latency_ms(self) -> float:
+        return max(self.stages[-1].ends_ms) if self.stages else 0.0
+
+
+def price(executable: Executable, cost: CostModel) -> Price:
+    """Walk over the commands of one inference."""
+    walk = _Walk(executable, cost)
+    return Price(tuple(walk.stage(stage) for stage in executable.stages))
+
+
+class _Walk:
+    """The two clocks, and when what the CPU waits for is there."""
+
+    def __init__(self, executable: Executable, cost: CostModel) -> None:
+        self._executable, self._cost = executable, cost
+        self._cpu, self._gpu = 0.0, 0.0
+        #: By the number of a transfer to the CPU, when its region is there.
+        self._arrivals: dict[int, float] = {}
+        #: The steps of this stage whose work is enqueued, or handed over by the CPU.
+        self._enqueued: set[int] = set()
+        self._handed: set[int] = set()
+
+    def stage(self, stage: Stage) -> StagePrice:
+        """Walk over one stage."""
+        works = _Works(self._executable, stage, self._cost)
+        self._enqueued, self._handed = set(), set()
+        launches, launches_ms = 0, 0.0
+        for command in stage.commands:
+            if isinstance(command, Flush):
+                self._cpu -= launches_ms
+                launches_ms = self._cost.launches_ms(launches)
+                self._cpu += launches_ms
+            elif isinstance(command, RunNet):
+                self._cpu += works.nets_ms[command.net]
+            elif isinstance(command, Wait):
+                self._wait(command.step)
+            elif isinstance(command, Launch) and command.step not in self._enqueued:
+                self._enqueued.add(command.step)
+                launches += works.launches[command.step]
+                self._launch(command.step, works.steps_ms[command.step])
+        return StagePrice(
+            label=stage.label,
+            ends_ms=(self._cpu, self._gpu),
+            alone_ms=works.alone_ms,
+            steps_ms=works.steps_ms,
+            nets_ms=works.nets_ms,
+            launches_ms=launches_ms,
+        )
+
+    def _launch(self, number: int, step_ms: float) -> None:
+        """The GPU begins with a step once both it and the CPU have got there."""
+        step = self._executable.steps[number]
+        if not isinstance(step, Transfer):
+            self._gpu = max(self._gpu, self._cpu) + step_ms
+            return
+        parts = self._parts(step)
+        kernel_ms, mapped_ms = parts.get("transform", 0.0), parts.get("map", 0.0)
+        if step.direction == "to_cpu":
+            self._gpu = max(self._gpu, self._cpu) + kernel_ms
+            self._arrivals[number] = self._gpu + parts.get("sync", 0.0) + mapped_ms
+            return
+        self._hand_over(number, parts)
+        # The staging memory is mapped again behind the kernel that reads it.
+        self._gpu = max(self._gpu, self._cpu) + kernel_ms + mapped_ms
+
+    def _wait(self, number: int) -> None:
+        """The CPU waits for a region and takes it; what it is to write is mapped long since."""
+        step = self._executable.steps[number]
+        assert isinstance(step, Transfer)
+        self._cpu = max(self._cpu, self._arrivals.pop(number, 0.0))
+        self._hand_over(number, self._parts(step))
+
+    def _hand_over(self, number: int, parts: Mapping[str, float]) -> None:
+        """The CPU copies a region, in either direction, and unmaps the memory between."""
+        if number not in self._handed:
+            self._handed.add(number)
+            self._cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+
+    def _parts(self, step: Transfer) -> Mapping[str, float]:
+        return self._cost.sharing_parts(step.direction, _shape(self._executable, step.target))
+
+
+class _Works:
+    """What both processors compute in a stage: alone, and while both are at work.
+
+    `launches` are by step how many kernels, or small groups of them, are enqueued for it.
+    """
+
+    def __init__(self, executable: Executable, stage: Stage, cost: CostModel) -> None:
+        self._executable, self._cost = executable, cost
+        self.launches: dict[int, int] = {}
+        self.steps_ms: dict[int, float] = {}
+        self.nets_ms: dict[int, float] = {}
+        launched = (command.step for command in stage.commands if isinstance(command, Launch))
+        numbers = tuple(dict.fromkeys(launched))
+        self._made = {
+            executable.tensors[step.writes.tensor].name
+            for step in (executable.steps[number] for number in numbers)
+            if isinstance(step, GpuOp)
+        }
+        loads = np.zeros((1, 2, 3))  # bytes, FLOPs and milliseconds of each side
+        inner = [number for number in numbers if self._step(number, loads[0, 1])]
+        nets = [command.net for command in stage.commands if isinstance(command, RunNet)]
+        self._nets(nets, loads[0, 0])
+        alone, ends = loads[0, :, 2], both_ends(loads[:, :, 2], cost.slowdowns(loads))[0]
+        self.alone_ms: Pair = (float(alone[0]), float(alone[1]))
+        stretch = np.divide(ends, alone, out=np.ones(2), where=alone > 0)
+        for number in inner:
+            self.steps_ms[number] *= float(stretch[1])
+        for number in nets:
+            self.nets_ms[number] *= float(stretch[0])
+
+    def _step(self, number: int, load: NDArray[np.float64]) -> bool:
+        """A step's milliseconds, and whether the other processor's work slows it down."""
+        step, cost = self._executable.steps[number], self._cost
+        self.launches[number] = 1
+        if isinstance(step, Transfer):
+            shape = _shape(self._executable, step.target)
+            self.steps_ms[number] = cost.sharing_ms(step.direction, shape)
+            return False
+        if isinstance(step, Relayout):
+            source, target = (
+                self._executable.tensors[x.tensor] for x in (step.source, step.target)
+            )
+            shape = _shape(self._executable, step.target)
+            own_ms = cost.relayout_ms(source.storage, target.storage, shape)
+            self.steps_ms[number] = own_ms
+            is_inner = source.name in self._made
+            load[2] += own_ms if is_inner else 0.0
+            return is_inner
+        ops = [parse(text) for text in step.ops]
+        if cost.soc.gpu.is_cpu:
+            self.launches[number] = ops[0].images
+        own_ms = cost.variant_ms(ops[0], "gpu", step.variant)
+        for add in ops[1:]:
+            storage = self._executable.tensors[step.writes.tensor].storage
+            own_ms += ADDED_INSIDE * cost.fastest_by_storage(add, "gpu")[storage].latency_ms
+        self.steps_ms[number] = own_ms
+        load += [sum(op.bytes for op in ops), sum(op.flops for op in ops), own_ms]
+        return True
+
+    def _nets(self, numbers: Sequence[int], load: NDArray[np.float64]) -> None:
+        """The nets' milliseconds: their ops, less the calls of nets that are saved, and packing.
+
+        What is saved leaves at least a share of the ops' latencies.
+        """
+        cost = self._cost
+        nets = [self._executable.nets[number] for number in numbers]
+        ops = [[parse(layer.op) for layer in net.layers] for net in nets]
+        ops_ms = [
+            sum(
+                cost.variant_ms(op, "cpu", x.variant) for op, x in zip(own, net.layers, strict=True)
+            )
+            for own, net in zip(ops, nets, strict=True)
+        ]
+        every = [op for own in ops for op in own]
+        images = np.array(sum(op.images for op in every) / max(len(every), 1))
+        known_ms = float(cost.turns(images)) * cost.saved_ms(len(every) + 1)
+        saved_ms = [float(known_ms[len(own)]) for own in ops]
+        total_ms = sum(ops_ms)
+        computing_ms = max(total_ms - sum(saved_ms), LEAST_SHARE * total_ms)
+        for number, net, own_ms, saved in zip(numbers, nets, ops_ms, saved_ms, strict=True):
+            left = total_ms - sum(saved_ms)
+            share = (own_ms - saved) / left if computing_ms == left > 0 else own_ms / total_ms
+            moves = self._packed(net)
+            packing_ms = sum(cost.sharing_ms(*move) for move in moves)
+            self.nets_ms[number] = share * computing_ms + packing_ms
+            load += [sum(2 * shape.bytes for _, shape in moves), 0.0, self.nets_ms[number]]
+        load[0] += sum(op.bytes for op in every)
+        load[1] += sum(op.flops for op in every)
+
+    def _ops_ms(self, net: Net) -> float:
+        """What a net's ops take, each as a net of its own."""
+        layers = net.layers
+        return sum(self._cost.variant_ms(parse(x.op), "cpu", x.variant) for x in layers)
+
+    def _packed(self, net: Net) -> list[Move]:
+        """What ncnn packs of what enters a net, and unpacks of what leaves it."""
+        if not isinstance(net, NcnnNet):
+            return []
+        moves: list[Move] = [("load", _shape(self._executable, access)) for _, access in net.inputs]
+        return [*moves, *(("store", _shape(self._executable, access)) for _, access in net.outputs)]
+
+
+def _shape(executable: Executable, access: Access) -> Shape:
+    return access.region.shape(executable.tensors[access.tensor].shape)

@@ -1,0 +1,315 @@
+"""From chain to chain: what each processor holds, what moves for it, and when each is free.
+
+A state is when each processor is done with what it was given, and what it holds of every tensor
+that is still read. Events have the order that lowering gives them (`codl.lower.lowering`): what the
+GPU has is sent off first, the CPU hands over what the GPU lacks, then the GPU's kernels are
+enqueued, and only then does the CPU wait for its share of the exchange and compute. No chain waits
+for the one before, but for what it needs of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from codl.ir import Network, Region, Shape
+from codl.ir.plan import Sharing
+from codl.ir.types import PROCESSORS, Direction
+from codl.lower.program import WAYS, Residency, lacking
+from codl.plan import region_array as boxes
+from codl.plan.chain_costs import Candidate, ChainCosts
+from codl.plan.cost_model import Move, Pair
+from codl.plan.region_array import NONE, Boxes
+
+#: What the CPU and the GPU hold of each tensor that is still read, by the numbers of regions.
+Holdings: TypeAlias = tuple[int, ...]
+START: Pair = (0.0, 0.0)
+
+
+class TransferCost(NamedTuple):
+    """Milliseconds of a transfer: of the GPU, from its end to the CPU's turn, and of the CPU."""
+
+    way: Direction
+    gpu_ms: float
+    wait_ms: float
+    cpu_ms: float
+
+    @classmethod
+    def of(cls, way: Direction, parts: Mapping[str, float]) -> TransferCost:
+        """With the parts of data sharing by name; the GPU itself maps what it is to read."""
+        kernel, mapped = parts.get("transform", 0.0), parts.get("map", 0.0)
+        copied = parts.get("copy", 0.0) + parts.get("unmap", 0.0)
+        if way == "to_cpu":
+            return cls(way, kernel, parts.get("sync", 0.0) + mapped, copied)
+        return cls(way, kernel + mapped, 0.0, copied)
+
+
+class Supply(NamedTuple):
+    """What a processor holds of a tensor once it has a region that it needed, and what that took.
+
+    `copies` to other storages on the GPU take `copies_ms` in all.
+    """
+
+    held: int
+    transfers: tuple[TransferCost, ...] = ()
+    copies: int = 0
+    copies_ms: float = 0.0
+
+
+def after_stage(
+    clocks: Pair,
+    transfers: Sequence[TransferCost],
+    launches_ms: Pair = START,
+    works: Pair = START,
+    copies_ms: float = 0.0,
+) -> Pair:
+    """When each processor is done with an exchange and with its shard of a chain.
+
+    `clocks` are the milliseconds since the start at which each is done with what it was given;
+    `launches_ms` is what enqueueing takes the CPU: what is sent to it first, and then the rest;
+    `works` what each shard takes, and `copies_ms` the GPU's before it.
+    """
+    cpu, gpu = clocks
+    arrivals = []
+    for way, gpu_ms, wait_ms, cpu_ms in transfers:
+        if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
+            gpu = max(gpu, cpu) + gpu_ms
+            arrivals.append((gpu + wait_ms, cpu_ms))
+    cpu += launches_ms[0]
+    for way, gpu_ms, _, cpu_ms in transfers:
+        if way == "to_gpu":
+            cpu += cpu_ms
+            gpu = max(gpu, cpu) + gpu_ms
+    if works[1] or copies_ms:
+        gpu = max(gpu, cpu) + copies_ms + works[1]
+    cpu += launches_ms[1]
+    for arrival, cpu_ms in arrivals:
+        cpu = max(cpu, arrival) + cpu_ms
+    return cpu + works[0], gpu
+
+
+class _Change(NamedTuple):
+    """What a chain does to what is held.
+
+    `needs` are places in the holdings, the processors, and the regions' numbers; `made` the numbers
+    of what it leaves; and `next` takes the next holdings from the last ones and those.
+    """
+
+    needs: tuple[tuple[int, int, int], ...]
+    made: tuple[int, ...]
+    next: itemgetter[Any] | None
+
+
+class Transitions:
+    """From one state over a chain to the next, for the chains of one network."""
+
+    def __init__(self, costs: ChainCosts, sharing: Sharing) -> None:
+        self.costs, self.network = costs, costs.network
+        self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
+        self._live = _live(self.network, costs.last_reader)
+        #: The places in the holdings of what the CPU and the GPU have of each tensor, by point.
+        self._places = [
+            {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
+        ]
+        fresh = Residency(self.network, sharing)
+        self.start: Holdings = tuple(
+            self._regions.one(name, boxes.box(fresh.held[side].get(name)))
+            for name in self._live[0]
+            for side in PROCESSORS
+        )
+        self._results = {
+            holder: self._regions.one(holder, boxes.box(Region.whole(self.network.shapes[holder])))
+            for holder, _ in self.network.outputs.values()
+        }
+        #: By tensor, the numbers of its readers, and as which of their inputs they read it.
+        self._readers: dict[str, list[tuple[int, int]]] = {}
+        for number, layer in enumerate(self.network.layers):
+            for at, name in enumerate(layer.inputs):
+                self._readers.setdefault(name, []).append((number, at))
+        self._changes: dict[int, tuple[Candidate, _Change]] = {}
+        self._stretches: dict[tuple[int, int], tuple[dict[str, int], itemgetter[Any] | None]] = {}
+        self._supplies: dict[tuple[int, int, int], Supply] = {}
+        self._launches_ms: dict[int, float] = {}
+        self._transfer_costs: dict[Move, TransferCost] = {}
+
+    def after(
+        self, clocks: Pair, holdings: Holdings, candidate: Candidate
+    ) -> tuple[Pair, Holdings]:
+        """The clocks after a chain, and what is then held of all that is still read."""
+        change = self._change(candidate)
+        held = list(holdings)
+        supplies = []
+        for place, side, need in change.needs:
+            supply = self.supply(side, held[place], need)
+            held[place] = supply.held
+            supplies.append(supply)
+        holdings = change.next((*held, *change.made)) if change.next else ()
+        return self.stage_ms(clocks, supplies, candidate), holdings
+
+    def stage_ms(
+        self, clocks: Pair, supplies: Sequence[Supply], candidate: Candidate | None = None
+    ) -> Pair:
+        """The clocks after an exchange and, where there is one, a chain."""
+        transfers = [one for supply in supplies for one in supply.transfers]
+        first = sum(one.way == "to_cpu" for one in transfers)
+        first_ms = self.launches_ms(first)
+        if candidate is None:
+            rest_ms = self.launches_ms(len(transfers)) - first_ms
+            return after_stage(clocks, transfers, (first_ms, rest_ms))
+        copies = sum(supply.copies for supply in supplies)
+        count = candidate.launches + copies + len(transfers)
+        launches_ms = first_ms, self.launches_ms(count) - first_ms
+        copies_ms = sum(supply.copies_ms for supply in supplies)
+        return after_stage(clocks, transfers, launches_ms, candidate.work_ms, copies_ms)
+
+    def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
+        """When the results lie whole with the CPU."""
+        supplies = []
+        for name, whole in self._results.items():
+            place, _ = self._places[-1][name]
+            supplies.append(self.supply(0, holdings[place], whole))
+        return max(self.stage_ms(clocks, supplies))
+
+    def launches_ms(self, count: int) -> float:
+        if count not in self._launches_ms:
+            self._launches_ms[count] = self._cost.launches_ms(count)
+        return self._launches_ms[count]
+
+    def supply(self, side: int, held: int, need: int) -> Supply:
+        """What a processor that holds a region of a tensor does to have another, by number."""
+        asked = (side, held, need)
+        if asked not in self._supplies:
+            self._supplies[asked] = self._supply(side, held, need)
+        return self._supplies[asked]
+
+    def _supply(self, side: int, held: int, need: int) -> Supply:
+        regions, tensor = self._regions, self._regions.tensors[need]
+        wanted = regions.region(need)
+        assert wanted is not None
+        shape = self.network.shapes[tensor]
+        has, missing = lacking(shape, regions.region(held), wanted, self._sharing)
+        way = WAYS[PROCESSORS[side]]
+        transfers = tuple(self._transfer((way, one.shape(shape))) for one in missing)
+        if side == 0:
+            return Supply(regions.one(tensor, boxes.box(has)), transfers)
+        kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
+        copies_ms = 0.0
+        if measured:
+            copies_ms = measured * self._cost.sharing_ms("relayout", wanted.shape(shape))
+        return Supply(regions.one(tensor, boxes.box(has), kept), transfers, copies, copies_ms)
+
+    def _transfer(self, move: Move) -> TransferCost:
+        if move not in self._transfer_costs:
+            parts = self._cost.sharing_parts(*move)
+            self._transfer_costs[move] = TransferCost.of(move[0], parts)
+        return self._transfer_costs[move]
+
+    def _change(self, candidate: Candidate) -> _Change:
+        known = self._changes.get(id(candidate))
+        if known is not None:
+            return known[1]
+        tensor_of, before = self._regions.tensors, self._places[candidate.start]
+        needs = tuple(
+            (before[tensor_of[need]][side], side, need) for side, need in self.reads(candidate)
+        )
+        new, next_ = self._stretch(candidate.start, candidate.stop)
+        made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
+        for side, number in candidate.leaves.tolist():
+            made[2 * new[tensor_of[number]] + side] = number
+        change = _Change(needs, tuple(made), next_)
+        self._changes[id(candidate)] = candidate, change  # which keeps the id
+        return change
+
+    def reads(self, candidate: Candidate) -> list[tuple[int, int]]:
+        """The processors and regions that a chain reads, in the order in which lowering asks."""
+
+        def first_reader(tensor: str) -> tuple[int, int]:
+            readers = self._readers[tensor]
+            return readers[bisect_left(readers, (candidate.start, 0))]
+
+        rows: list[tuple[int, int]] = candidate.reads.tolist()
+        tensors = self._regions.tensors
+        return sorted(rows, key=lambda row: (row[0], first_reader(tensors[row[1]])))
+
+    def _stretch(self, start: int, stop: int) -> tuple[dict[str, int], itemgetter[Any] | None]:
+        """What chains from one point to another make, numbered, and what takes next holdings."""
+        if (start, stop) not in self._stretches:
+            before, after = self._places[start], self._live[stop]
+            made = [name for name in after if name not in before]
+            # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
+            first = 2 * len(before)
+            places = dict(before)
+            for at, name in enumerate(made):
+                places[name] = first + 2 * at, first + 2 * at + 1
+            wanted = [place for name in after for place in places[name]]
+            getter = itemgetter(*wanted) if wanted else None  # two places or more
+            self._stretches[start, stop] = {name: at for at, name in enumerate(made)}, getter
+        return self._stretches[start, stop]
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        """Predict all that may have to move between any two of some chains, in one batch.
+
+        A search meets a few hundred shapes of regions, over and over. To predict them where they
+        are met would be as many small batches, each of which costs as much as a hundred shapes do.
+        What a third reader still lacks is predicted when the search meets it.
+        """
+        if self._sharing == "gather" or not candidates:
+            return
+        read = np.unique(np.concatenate([one.reads for one in candidates]), axis=0)
+        left = np.unique(np.concatenate([one.leaves for one in candidates]), axis=0)
+        results = np.array([(0, whole) for whole in self._results.values()], np.int64)
+        read = np.concatenate([read, results])
+        moves: list[Move] = []
+        for side, processor in enumerate(PROCESSORS):
+            way = WAYS[processor]
+            own_left, own_read = (
+                self._by_tensor(rows[rows[:, 0] == side, 1].tolist()) for rows in (left, read)
+            )
+            moves += [(way, shape) for shape in self._between(own_left, own_read)]
+        self._cost.prefetch_sharing(moves)
+
+    def _between(self, left: Mapping[str, Boxes], read: Mapping[str, Boxes]) -> list[Shape]:
+        """The shapes of what may move to a processor that has left regions, and reads others."""
+        # For tensors of one width alike: a network has few widths and many tensors.
+        sizes: dict[int, list[boxes.Numbers]] = {}
+        seen: set[tuple[int, bytes, bytes]] = set()
+        for name, needs in read.items():
+            held = np.concatenate([left.get(name, needs[:0]), np.full((1, 6), boxes.NOTHING)])
+            shape = self.network.shapes[name]
+            if len(self.network.readers(name)) > 1:
+                both = np.maximum(held[:, None], needs)
+                held = np.concatenate([held, both.reshape(-1, 6)])
+                keys = held @ boxes.weights_of(shape)
+                held = held[np.unique(keys, return_index=True)[1]]
+            pairs = (shape.w, held.tobytes(), needs.tobytes())
+            if pairs not in seen:
+                seen.add(pairs)
+                sizes.setdefault(shape.w, []).append(boxes.missing_sizes(held, needs))
+        return [
+            Shape(n, c, h, width)
+            for width, own in sizes.items()
+            # A set is several times as fast as `np.unique` along an axis.
+            for n, c, h in set(map(tuple, np.concatenate(own).tolist()))
+        ]
+
+    def _by_tensor(self, numbers: Sequence[int]) -> dict[str, Boxes]:
+        """Regions by number, as boxes (regions, 6) by tensor."""
+        rows: dict[str, dict[tuple[int, ...], None]] = {}
+        for number in numbers:
+            own = rows.setdefault(self._regions.tensors[number], {})
+            own[self._regions.boxes[number]] = None
+        return {name: np.array(list(own), np.int64) for name, own in rows.items()}
+
+
+def _live(network: Network, last_reader: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """At every point between layers, the tensors that are there and still read."""
+    made = dict.fromkeys(last_reader, 0)
+    made |= {layer.output: at + 1 for at, layer in enumerate(network.layers)}
+    return [
+        tuple(sorted(n for n, last in last_reader.items() if made[n] <= at <= last))
+        for at in range(len(network.layers) + 1)
+    ]
