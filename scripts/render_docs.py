@@ -31,7 +31,7 @@ from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.report.content import Column, Row, Section, Table, count
+from codl.report.content import Column, TextRow, TextSection, TextTable, count
 from codl.report.load import load_result
 from codl.report.summaries import (
     accuracy_content,
@@ -52,7 +52,7 @@ EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
 MISSING = "Not measured yet: `scripts/reference_results.sh` makes `{file}`."
 
 #: Tables of result files. Those of several files take all of them, the others the first.
-VIEWS: Mapping[str, Callable[[Sequence[Any]], Table]] = {
+VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "comparison": lambda results: comparison_content(results[0]),
     "accuracy": lambda results: accuracy_content(results[0]),
     "training": lambda results: train_content(results[0]),
@@ -64,7 +64,7 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], Table]] = {
 }
 
 
-def models_content() -> Table:
+def models_content() -> TextTable:
     """The built-in models, as `codl models` lists them."""
     summaries = [summary(described(name, weights=False)) for name in BUILT_IN]
     columns = (
@@ -75,7 +75,7 @@ def models_content() -> Table:
         Column("what it is", numeric=False),
     )
     rows = tuple(
-        Row(
+        TextRow(
             (
                 f"`{one.name}`",
                 ", ".join("x".join(map(str, shape)) for shape in one.inputs.values()),
@@ -86,7 +86,7 @@ def models_content() -> Table:
         )
         for one in summaries
     )
-    return Table("Built-in models", columns, (Section("", rows),))
+    return TextTable("Built-in models", columns, (TextSection("", rows),))
 
 
 def _first_sentence(module: Any) -> str:
@@ -94,7 +94,7 @@ def _first_sentence(module: Any) -> str:
     return str(module.__doc__).strip().splitlines()[0].rstrip(".")
 
 
-def variants_content() -> Table:
+def variants_content() -> TextTable:
     """Every op with its kernel variants on either processor."""
     columns = (
         Column("op", numeric=False),
@@ -102,12 +102,12 @@ def variants_content() -> Table:
         Column("variants on the GPU", numeric=False),
     )
     rows = tuple(
-        Row((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
+        TextRow((f"`{kind}`", *(_variant_names(kind, side) for side in PROCESSORS)))
         for kind in OP_TYPES
     )
     kinds = count(len(OP_TYPES))
     title = f"{kinds} ops, {count(len(registry.VARIANTS))} kernel variants"
-    return Table(title, columns, (Section("", rows),), (f"{title}.",))
+    return TextTable(title, columns, (TextSection("", rows),), (f"{title}.",))
 
 
 def _variant_names(kind: str, processor: Processor) -> str:
@@ -116,7 +116,7 @@ def _variant_names(kind: str, processor: Processor) -> str:
 
 
 #: Tables of what there is, which need no result file.
-LISTS: Mapping[str, Callable[[], Table]] = {
+LISTS: Mapping[str, Callable[[], TextTable]] = {
     "models": models_content,
     "variants": variants_content,
 }
@@ -183,12 +183,12 @@ def _described(command: Any) -> Iterator[str]:
     shown.sort(key=lambda p: p.param_type_name != "argument")
     rows = [_parameter(parameter) for parameter in shown]
     columns = tuple(Column(name, numeric=False) for name in ("", "what it is", "default"))
-    table = Table("", columns, (Section("", tuple(rows)),))
+    table = TextTable("", columns, (TextSection("", tuple(rows)),))
     if rows:
         yield table.to_markdown()
 
 
-def _parameter(parameter: Any) -> Row:
+def _parameter(parameter: Any) -> TextRow:
     """An argument or an option; its value in capitals."""
     if parameter.param_type_name == "argument":
         name = f"`{parameter.name.upper()}`"
@@ -197,7 +197,7 @@ def _parameter(parameter: Any) -> Row:
         off = "".join(f" / {name}" for name in parameter.secondary_opts)
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
         name = f"`{names}{off}{value}`"
-    return Row((name, MARKUP.sub("", parameter.help or ""), _default(parameter)))
+    return TextRow((name, MARKUP.sub("", parameter.help or ""), _default(parameter)))
 
 
 def _default(parameter: Any) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from codl import __version__
 from codl.cli import (
+    agent,
     bench,
     collect,
     conformance,
@@ -58,6 +59,7 @@ app.command("run")(run.run_model)
 app.command("eval")(evaluate.evaluate_strategies)
 app.command("conformance")(conformance.run_conformance)
 app.command("report")(report.write_report)
+app.command("agent")(agent.serve)
 
 
 @app.callback(invoke_without_command=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from codl.ir import Op, to_text
 from codl.ir import soc as socs
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
-from codl.measure.compare_variants import BenchRow, bench
+from codl.measure.bench_rows import BenchRow
 from codl.measure.dataset import Dataset
 from codl.targets.connect import connect
 
@@ -54,7 +55,6 @@ def bench_kernels(
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     """
-    connect(serial)
     found = read_ops([*([model] if model else []), *(op or [])])
     if not found:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
@@ -62,9 +62,12 @@ def bench_kernels(
     tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
-    with progress(f"Measuring on {described.name}") as update:
+    with (
+        closing(connect(serial, described)) as target,
+        progress(f"Measuring on {described.name}") as update,
+    ):
         for index, each in enumerate(found):
-            measured, others = bench(each, described, tuning, every=every)
+            measured, others = target.bench(each, tuning, every=every)
             rows += [_row(each, row) for row in measured]
             refused += [{"op": to_text(each), **asdict(other)} for other in others]
             update(index + 1, len(found), 0.0)

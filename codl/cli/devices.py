@@ -24,10 +24,8 @@ from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.ir import soc as socs
 from codl.ir.soc import ELEMENTS, MEMORY_TYPES, Soc
-from codl.measure.power import measure_power
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
-from codl.runtime.energy import find_sensors
 from codl.runtime.probe import ProbeResult
 from codl.targets.connect import connect
 from codl.targets.detect import detect
@@ -193,6 +191,7 @@ def detect_soc(
 @soc_app.command("power")
 def measure_soc_power(
     name: SocArgument,
+    serial: SerialOption = "local",
     seconds: Annotated[float, typer.Option(min=0.5, help="For each of the four.")] = 3.0,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -204,7 +203,8 @@ def measure_soc_power(
     [dim]Example:[/dim] codl soc power host
     """
     soc = socs.load(name)
-    measured = replace(soc, power_w=measure_power(soc, find_sensors(), seconds))
+    with closing(connect(serial, soc)) as target:
+        measured = replace(soc, power_w=target.power(seconds))
     path = Path(name) if name.endswith(".yaml") else socs.FOLDER / f"{name}.yaml"
     note(f"Wrote {measured.save(path)}")
     emit("soc power", asdict(measured), lambda: _yaml(measured), as_json=json, output=output)

@@ -23,13 +23,13 @@ from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.frontend.models import choices
 from codl.ir import soc as socs
+from codl.ir.results import TimeSpan
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.interleave import Effort, with_peers
 from codl.predict.names import FOLDER
 from codl.runtime.energy import find_sensors
-from codl.runtime.profiler import Span
 from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.strategies.evaluation import evaluate, to_json
 from codl.strategies.peers import PEERS
@@ -141,7 +141,7 @@ def _strategies(names: Sequence[str], given: str) -> list[Strategy]:
     return found
 
 
-def _timelines(model: str, spans: Mapping[str, Sequence[Span]]) -> list[dict[str, Any]]:
+def _timelines(model: str, spans: Mapping[str, Sequence[TimeSpan]]) -> list[dict[str, Any]]:
     return [
         {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
         for name, found in spans.items()

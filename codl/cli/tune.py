@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -23,13 +24,13 @@ from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuned
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.measure.tuner import TuneRun, TuneTask, tune, tune_tasks
+from codl.measure.tuner import TuneRun, TuneTask, tune_tasks
 from codl.runtime import cache
+from codl.targets.base import Target
 from codl.targets.connect import connect
 
 TunedSocOption = Annotated[
@@ -89,7 +90,6 @@ def tune_kernels(
     codl tune --soc host --ops "conv2d in=1x64x56x56 oc=128 kernel=3x3 pad=1"
     codl tune --prune
     """
-    connect(serial)
     if soc is None and not (prune or clear):
         raise CodlError("Name the SoC to tune for by --soc, or tend the cache by --prune, --clear.")
     cleared = cache.clear() if clear else None
@@ -102,22 +102,24 @@ def tune_kernels(
         data = Dataset.of(described.name, dataset)
         if clear:
             tuning_file.forget(data)
-        result = _tuned(described, _only(tasks, variants), data, limit_s)
+        with closing(connect(serial, described)) as target:
+            result = _tuned(target, _only(tasks, variants), data, limit_s)
     usage = cleared if cleared and soc is None else cache.prune()
     result["cache"] = asdict(usage)
     emit("tune", result, lambda: _table(result), as_json=json, output=output)
 
 
 def _tuned(
-    soc: Soc, tasks: Sequence[TuneTask], dataset: Dataset, budget_s: float | None
+    target: Target, tasks: Sequence[TuneTask], dataset: Dataset, budget_s: float | None
 ) -> dict[str, Any]:
+    soc = target.soc
     tuning = tuning_file.read(dataset, soc)
 
     def keep(result: Tuned) -> None:
         tuning_file.add(dataset, soc, [result])
 
     with progress(f"Tuning on {soc.name}") as update:
-        done = tune(soc, tasks, tuning, keep=keep, budget_s=budget_s, progress=update)
+        done = target.tune(tasks, tuning, keep=keep, budget_s=budget_s, progress=update)
     note(f"Results are kept in {tuning_file.path_of(dataset)}")
     device = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver}
     return {**device, **done.to_json()}

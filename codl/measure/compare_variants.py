@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from codl.ir import Op
+from codl.ir.results import Latency
 from codl.ir.soc import Soc
-from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.kernels.base import Choice, Variant
 from codl.kernels.tuning import Tuning
+from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.op_runner import GpuWork, cpu_work, filler
-from codl.measure.protocol import Latency, Protocol, measure_together
+from codl.measure.protocol import Protocol, measure_together
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice, open_device
 
 ELSEWHERE = "written for another type of device, memory or element than the SoC file names"
-
-
-@dataclass(frozen=True)
-class BenchRow:
-    """One variant on one op; `choice` is the tuned one, None where the variant's first holds."""
-
-    variant: str
-    processor: Processor
-    latency: Latency
-    gflops: float
-    choice: Choice | None
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A variant that was not measured: it refuses the op, or the device failed on it."""
-
-    variant: str
-    processor: Processor
-    reason: str
 
 
 def bench(

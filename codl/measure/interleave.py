@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from codl.errors import CodlError
-from codl.measure.protocol import Latency
+from codl.ir.results import Latency
 
 #: Does something once and returns the seconds that it took.
 Timed: TypeAlias = Callable[[], float]

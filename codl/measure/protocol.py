@@ -8,6 +8,8 @@ from time import perf_counter
 
 import numpy as np
 
+from codl.ir.results import Latency
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -24,21 +26,6 @@ class Protocol:
     max_time_s: float = 0.12
     sample_s: float = 0.0005
     spread: float = 0.05
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Milliseconds: the median of the samples, their 20th and 80th percentile, and their number."""
-
-    median: float
-    p20: float
-    p80: float
-    runs: int
-
-    @classmethod
-    def of(cls, samples_s: list[float]) -> Latency:
-        p20, median, p80 = 1e3 * np.percentile(samples_s, (20, 50, 80))
-        return cls(float(median), float(p20), float(p80), len(samples_s))
 
 
 def measure(work: Callable[[int], None], protocol: Protocol | None = None) -> Latency:

@@ -19,6 +19,7 @@ import numpy as np
 from codl.ir import Op, Region, Shape
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
+from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry
@@ -33,7 +34,6 @@ from codl.measure.op_runner import (
     repeated,
     row_of_ops_net,
 )
-from codl.measure.protocol import Latency
 from codl.measure.sampling import in_batch
 from codl.measure.tasks import (
     EVICTED_BYTES,

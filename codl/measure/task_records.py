@@ -108,7 +108,7 @@ def to_record(task: Task) -> TaskRecord:
 def from_record(record: TaskRecord, models: Models) -> Task:
     """The task of a record; raises `CodlError` for a text that is no op, or a model that lacks."""
     if isinstance(record, OpRecord):
-        op, part = _op(record.op, models), _op(record.part, models)
+        op, part = op_of(record.op, models), op_of(record.part, models)
         return OpTask(
             record.tables, record.variant, record.processor, op, record.dim, record.share, part
         )
@@ -117,22 +117,36 @@ def from_record(record: TaskRecord, models: Models) -> Task:
     if isinstance(record, DispatchRecord):
         return DispatchTask(record.processor, record.count)
     if isinstance(record, ColdRecord):
-        return ColdTask(record.processor, _op(record.op, models), record.variant)
+        return ColdTask(record.processor, op_of(record.op, models), record.variant)
     if isinstance(record, ContentionRecord):
-        cpu, gpu = _op(record.cpu, models), _op(record.gpu, models)
+        cpu, gpu = op_of(record.cpu, models), op_of(record.gpu, models)
         return ContentionTask(cpu, record.cpu_variant, gpu, record.gpu_variant)
-    return BatchTask(record.processor, _op(record.op, models), record.images, record.variant)
+    return BatchTask(record.processor, op_of(record.op, models), record.images, record.variant)
 
 
 def models_of(tasks: Iterable[Task]) -> dict[str, bytes]:
     """The ONNX models of the tasks' ops, by digest."""
-    ops = [op for task in tasks for op in _ops(task)]
-    return {op.digest: op.model for op in ops if isinstance(op, OnnxModel)}
+    return models_of_ops(op for task in tasks for op in _ops(task))
 
 
 def choices_of(tuning: Tuning) -> tuple[Tuned, ...]:
     """What was tuned, without the trials: all that kernels are made by."""
     return tuple(replace(result, trials=()) for result in tuning.results.values())
+
+
+def models_of_ops(ops: Iterable[Op]) -> dict[str, bytes]:
+    """The ONNX models of ops, by digest."""
+    return {op.digest: op.model for op in ops if isinstance(op, OnnxModel)}
+
+
+def op_of(text: str, models: Models) -> Op:
+    """The op of a text; raises `CodlError` for one that is none, or whose model lacks."""
+    op = parse(text)
+    if not isinstance(op, OnnxModel):
+        return op
+    if op.digest not in models:
+        raise CodlError(f"The ONNX model of the op {text!r} was not sent with it.")
+    return replace(op, model=models[op.digest])
 
 
 def _ops(task: Task) -> Sequence[Op]:
@@ -141,12 +155,3 @@ def _ops(task: Task) -> Sequence[Op]:
     if isinstance(task, ContentionTask):
         return task.cpu, task.gpu
     return (task.op,) if isinstance(task, ColdTask | BatchTask) else ()
-
-
-def _op(text: str, models: Models) -> Op:
-    op = parse(text)
-    if not isinstance(op, OnnxModel):
-        return op
-    if op.digest not in models:
-        raise CodlError(f"The ONNX model of the op {text!r} was not sent with it.")
-    return replace(op, model=models[op.digest])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from codl.errors import DeviceError, MismatchError
-from codl.ir import Array, Op, to_text
+from codl.ir import Array, Op, parse, to_text
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
@@ -61,6 +61,13 @@ class TuneTask:
     @property
     def key(self) -> tuple[str, str]:
         return to_text(self.op), self.variant.name
+
+
+def task_of(op: str, variant: str) -> TuneTask:
+    """The task of an op's text and a variant's name; raises `CodlError` for what is neither."""
+    parsed = parse(op)
+    known: Any = registry.find(parsed, variant)
+    return TuneTask(parsed, known)
 
 
 @dataclass(frozen=True)
@@ -151,10 +158,13 @@ def tune(
     tuning: Tuning = Tuning(),
     *,
     keep: Callable[[Tuned], object] = lambda result: None,
+    searching: Callable[[TuneTask], object] = lambda task: None,
     budget_s: float | None = None,
     progress: Progress = lambda done, total, left: None,
 ) -> TuneRun:
-    """Search the tasks that `tuning` has no complete result for; `keep` gets each when it is done.
+    """Search the tasks that `tuning` has no complete result for.
+
+    `searching` is told every task when its search begins, and `keep` gets its result at the end.
 
     `budget_s` is shared out: each task may take what is left over the tasks that are left. Raises
     `MismatchError` where the device's driver is not the SoC file's.
@@ -171,6 +181,7 @@ def tune(
         elapsed = time.monotonic() - begin
         if budget_s is not None and elapsed >= budget_s:
             break
+        searching(task)
         share = None if budget_s is None else (budget_s - elapsed) / (len(missing) - index)
         outcome = Search(gpu, task, share, before.trials if before else ()).run()
         if isinstance(outcome, Tuned):

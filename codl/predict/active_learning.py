@@ -33,9 +33,9 @@ from codl.predict.estimators import (
     LatencyEstimator,
 )
 from codl.predict.features import Item
+from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
 from codl.predict.regret import Key, Part, Regret, key_of, plain, regret
-from codl.predict.splits import shape_folds
 from codl.predict.training_set import Samples
 
 #: The predictor whose accuracy is looked at.

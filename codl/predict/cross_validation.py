@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.splits import Fold
+from codl.predict.folds import Fold
 
 #: What intervals say they cover.
 COVERAGE = 0.9

@@ -27,8 +27,8 @@ from codl.predict.estimators import (
 from codl.predict.estimators import run_effects as run_terms
 from codl.predict.estimators.json_arrays import rounded
 from codl.predict.features import FeatureTable, Item
+from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
-from codl.predict.splits import shape_folds
 from codl.predict.training_set import Samples
 
 #: The features that stay beside the known SoCs' latencies, as far as a variant has them. More of

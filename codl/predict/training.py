@@ -12,12 +12,13 @@ from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from codl.errors import CodlError, MismatchError
+from codl.ir.results import PredictorRow, Split
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
@@ -43,9 +44,9 @@ from codl.predict.estimators import (
     trees,
 )
 from codl.predict.features import FeatureTable
+from codl.predict.folds import row_folds, shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
-from codl.predict.splits import row_folds, shape_folds
 from codl.predict.training_set import Samples
 
 #: Rows in the batch whose prediction is timed, about a planner's.
@@ -55,39 +56,17 @@ SEEDS = 3
 
 #: Called with the number of steps done, the number of all, and what comes next.
 Progress = Callable[[int, int, str], None]
-Split = Literal["row", "shape"]
 T = TypeVar("T")
 SPLITS: tuple[Split, ...] = ("row", "shape")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictorRow:
-    """One predictor of one target under one split, as `codl train --json` prints it.
+class TrainReport:
+    """What was trained.
 
     Accuracies are those of `HeldOut`: in the shape split every row is held out once, in five folds,
-    and figures are medians over `seeds`. `bytes` is what the target takes of the stored file. A
-    prediction's time is that in a batch, with its features and without.
-    """
-
-    name: str
-    target: str
-    processor: str | None
-    n_train: int
-    n_test: int
-    split: Split
-    acc10: float | None
-    acc5: float | None
-    mape: float | None
-    acc10_typical: float | None
-    coverage90: float | None
-    bytes: int
-    us_per_prediction: float
-    us_without_features: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainReport:
-    """What was trained. `failed` rows were left out; `notes` say which targets were, and why.
+    and figures are medians over `seeds`. `failed` rows were left out; `notes` say which targets
+    were, and why.
 
     `train_s` is the time to read the dataset and to fit and store every predictor, `evaluate_s`
     that for the held-out figures; `bytes` is the size of each predictor's file.

@@ -24,7 +24,7 @@ from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
 from codl.predict import context_terms as surroundings
 from codl.predict import features
 from codl.predict.features import Item
-from codl.predict.splits import Indices, linked
+from codl.predict.folds import Indices, connected_groups
 
 #: How much slower a processor was than in the first run, by run and processor.
 Factors: TypeAlias = Mapping[str, Mapping[str, float]]
@@ -71,7 +71,7 @@ class Samples:
 
     @cached_property
     def groups(self) -> Indices:
-        return linked([sample.shapes for sample in self.samples])
+        return connected_groups([sample.shapes for sample in self.samples])
 
     @property
     def sources(self) -> list[str]:

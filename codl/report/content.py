@@ -28,7 +28,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TextRow:
     """Cells, the first of which names the row; a failed row has nothing but that and a reason.
 
     `mark` is the source of numbers that nobody measured for this report, else empty.
@@ -40,20 +40,20 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Section:
+class TextSection:
     """Rows that belong together; the heading may be empty."""
 
     heading: str
-    rows: tuple[Row, ...]
+    rows: tuple[TextRow, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table; `caption` holds the sentences that must be read with it."""
 
     title: str
     columns: tuple[Column, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[TextSection, ...]
     caption: tuple[str, ...] = ()
 
     def groups(self) -> list[tuple[str, tuple[Column, ...]]]:
@@ -117,7 +117,7 @@ def _with_group(column: Column, between: str) -> str:
     return f"{column.group}{between}{column.header}" if column.group else column.header
 
 
-def _plain_cells(row: Row, count: int) -> list[str]:
+def _plain_cells(row: TextRow, count: int) -> list[str]:
     cells = [row.cells[0], "failed"] if row.failure else list(row.cells)
     return cells + [""] * (count - len(cells))
 
@@ -127,7 +127,7 @@ def _in_markdown(cell: str) -> str:
     return cell.replace("|", "\\|").replace("\n", "<br>")
 
 
-def _rich_cells(row: Row) -> list[Text]:
+def _rich_cells(row: TextRow) -> list[Text]:
     if row.failure:
         return [Text(row.cells[0]), Text("failed", style="red")]
     return [Text(cell, style="yellow" if row.mark else "") for cell in row.cells]

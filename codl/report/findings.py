@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from codl.ir.results import EvalRow, Latency
 from codl.report.content import digits
-from codl.report.results import IDEAL, EvalResult, EvalRow, Latency
+from codl.report.results import IDEAL, EvalResult
 
 
 def findings(result: EvalResult) -> tuple[str, ...]:
@@ -40,6 +41,4 @@ def _latency(row: EvalRow) -> Latency:
 
 
 def _overlap(faster: Latency, slower: Latency) -> bool:
-    high = faster.median if faster.p80 is None else faster.p80
-    low = slower.median if slower.p20 is None else slower.p20
-    return high >= low
+    return faster.p80 >= slower.p20

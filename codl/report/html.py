@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from codl.errors import CodlError
 from codl.report import plots, summaries, tables
-from codl.report.content import Table
+from codl.report.content import TextTable
 from codl.report.findings import findings
 from codl.report.load import load_result
 from codl.report.results import (
@@ -21,9 +21,9 @@ from codl.report.results import (
     CollectResult,
     ConformanceResult,
     EvalResult,
-    Origin,
     PackageResult,
     Result,
+    ResultFile,
     RunResult,
     SearchResult,
     TrainResult,
@@ -39,22 +39,22 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """What belongs to one model of an evaluation, or to a whole result."""
 
     heading: str = ""
     figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[TextTable, ...] = ()
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """One result file on the page. `unmeasured` tells which of its numbers nobody measured."""
 
     key: str
     heading: str
-    origin: Origin
-    parts: tuple[Part, ...]
+    origin: ResultFile
+    parts: tuple[PagePart, ...]
     findings: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()
     is_one_cpu: bool = False
@@ -92,17 +92,17 @@ def render(results: Sequence[Result]) -> str:
     return environment.from_string(source).render(sections=sections) + "\n"
 
 
-def _section(key: str, result: Result) -> Section:
+def _section(key: str, result: Result) -> PageSection:
     return SECTIONS[type(result)](key, result)
 
 
-def _eval(key: str, result: EvalResult) -> Section:
-    parts = [Part(tables=(tables.eval_content(result),))]
+def _eval(key: str, result: EvalResult) -> PageSection:
+    parts = [PagePart(tables=(tables.eval_content(result),))]
     parts += [_model(f"{key}-m{i}", result, m) for i, m in enumerate(result.models, start=1)]
-    return Section(
+    return PageSection(
         key=key,
         heading=f"Evaluation on {result.soc.name}",
-        origin=result.origin,
+        origin=result,
         parts=tuple(parts),
         findings=findings(result),
         unmeasured=_unmeasured([row.source for row in result.rows if row.latency_ms]),
@@ -110,19 +110,19 @@ def _eval(key: str, result: EvalResult) -> Section:
     )
 
 
-def _model(key: str, result: EvalResult, model: str) -> Part:
+def _model(key: str, result: EvalResult, model: str) -> PagePart:
     soc = result.soc.name
     rows = result.of(model)
     bars = plots.latency_svg(rows, key=f"{key}-bars", title=f"Latency of {model} on {soc}")
     what = f"Median latency of {model} on {soc}, whiskers from p20 to p80."
     figures = [_figure(bars, what, result, [row.source for row in rows])]
-    timelines = [timeline for timeline in result.timelines if timeline.model == model]
+    timelines = result.profiles(model)
     if not timelines:
-        return Part(model, tuple(figures))
+        return PagePart(model, tuple(figures))
     lanes = plots.timeline_svg(timelines, key=f"{key}-lanes", title=f"Timelines of {model}")
     what = f"One profiled inference of {model} per strategy on {soc}. {LANES}"
     figures.append(_figure(lanes, what, result, [timeline.source for timeline in timelines]))
-    return Part(model, tuple(figures), (tables.timeline_content(timelines),))
+    return PagePart(model, tuple(figures), (tables.timeline_content(timelines),))
 
 
 LANES = "Full height: computing; lower: data sharing; thin: waiting."
@@ -138,72 +138,72 @@ def _is_one_cpu(result: Any) -> bool:
     return result.soc is not None and bool(result.soc.is_one_cpu)
 
 
-def _train(key: str, result: TrainResult) -> Section:
-    return Section(
+def _train(key: str, result: TrainResult) -> PageSection:
+    return PageSection(
         key=key,
         heading=f"Predictors for {result.soc.name}",
-        origin=result.origin,
-        parts=(Part(tables=(tables.train_content(result),)),),
+        origin=result,
+        parts=(PagePart(tables=(tables.train_content(result),)),),
         unmeasured=_unmeasured(result.sources),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _search(key: str, result: SearchResult) -> Section:
+def _search(key: str, result: SearchResult) -> PageSection:
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
     svg = plots.plan_svg(result, key=f"{key}-plan", title=title)
     what = f"{title}: every op's share of the GPU. Letters: the partition dimension."
     figure = _figure(svg, what, result, ())
-    return Section(
+    return PageSection(
         key=key,
         heading=f"Plan for {result.model}",
-        origin=result.origin,
-        parts=(Part(figures=(figure,), tables=(tables.plan_content(result),)),),
+        origin=result,
+        parts=(PagePart(figures=(figure,), tables=(tables.plan_content(result),)),),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _collect(key: str, result: CollectResult) -> Section:
-    return Section(
+def _collect(key: str, result: CollectResult) -> PageSection:
+    return PageSection(
         key=key,
         heading="Collection",
-        origin=result.origin,
-        parts=(Part(tables=(tables.collect_content(result),)),),
+        origin=result,
+        parts=(PagePart(tables=(tables.collect_content(result),)),),
         unmeasured=_unmeasured([result.source]),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _run(key: str, result: RunResult) -> Section:
+def _run(key: str, result: RunResult) -> PageSection:
     figures: tuple[Figure, ...] = ()
-    found: tuple[Table, ...] = (tables.run_content(result),)
-    if result.timeline is not None and result.timeline.spans:
-        one = (result.timeline,)
+    shown: tuple[TextTable, ...] = (tables.run_content(result),)
+    if result.spans:
+        one = (result.profile,)
         svg = plots.timeline_svg(one, key=f"{key}-lanes", title=f"Timeline of {result.model}")
         what = f"One profiled inference of {result.model}. {LANES}"
         figures = (_figure(svg, what, result, [result.source]),)
-        found += (tables.timeline_content(one),)
-    return Section(
+        shown += (tables.timeline_content(one),)
+    return PageSection(
         key=key,
         heading=f"Run of {result.model}",
-        origin=result.origin,
-        parts=(Part(figures=figures, tables=found),),
+        origin=result,
+        parts=(PagePart(figures=figures, tables=shown),),
         unmeasured=_unmeasured([result.source]),
         is_one_cpu=_is_one_cpu(result),
     )
 
 
-def _conformance(key: str, result: ConformanceResult) -> Section:
+def _conformance(key: str, result: ConformanceResult) -> PageSection:
     shown = (summaries.conformance_content([result]), summaries.refusals_content([result]))
-    return Section(key, "Conformance", result.origin, (Part(tables=shown),))
+    return PageSection(key, "Conformance", result, (PagePart(tables=shown),))
 
 
-def _package(key: str, result: PackageResult) -> Section:
+def _package(key: str, result: PackageResult) -> PageSection:
     shown = (summaries.bundles_content([result]),)
-    return Section(key, f"Bundle of {result.model}", result.origin, (Part(tables=shown),))
+    return PageSection(key, f"Bundle of {result.model}", result, (PagePart(tables=shown),))
 
 
-SECTIONS: Mapping[type, Callable[[str, Any], Section]] = {
+SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
     SearchResult: _search,

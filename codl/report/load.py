@@ -1,44 +1,53 @@
-"""Reads the files that commands write with `-o FILE`, and checks them.
+"""Reads result files and checks them: the types in `codl.report.results` are the rules.
 
-Keys that a report does not need may be there; those that it needs must be right.
+Keys that a report does not need may be there; those that it needs must be right. An error names
+the file, the key and the value, and says what would be right.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
-from codl.errors import InvalidFileError
-from codl.report.fields import Field
-from codl.report.results import (
-    NOT_RECORDED,
-    PROCESSORS,
-    SOURCES,
-    SPAN_KINDS,
-    Chain,
-    CollectResult,
-    ConformanceResult,
-    EvalResult,
-    EvalRow,
-    Latency,
-    Origin,
-    PackageResult,
-    PeerRun,
-    PredictorRow,
-    Processor,
-    Result,
-    RunResult,
-    SearchResult,
-    Soc,
-    Span,
-    Timeline,
-    TrainResult,
-)
+import msgspec
+
+from codl.errors import InvalidFileError, UnknownNameError
+from codl.ir.ops.base import Dim
+from codl.ir.results import Source, SpanKind, Split, Status
+from codl.ir.types import PROCESSORS
+from codl.report.results import COMMANDS, EvalResult, Result, SearchResult, TrainResult
 
 VERSION = 1
 HOW = "A result file is what a command writes with `-o FILE`."
+T = TypeVar("T", bound=Result)
+
+#: The names that a key may hold.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "source": get_args(Source),
+    "sources": get_args(Source),
+    "status": get_args(Status),
+    "split": get_args(Split),
+    "kind": get_args(SpanKind),
+    "processor": PROCESSORS,
+    "dim": get_args(Dim),
+}
+#: msgspec's words for types, and ours.
+WORDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "null",
+}
+_PLACE = re.compile(r"(?P<problem>.*?)(?: - at `\$?\.?(?P<where>[^`]*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<key>\w+)`")
+_EXPECTED = re.compile(r"Expected `(?P<types>[^`]+)`(?P<least> >= 0(\.0)?)?.*")
 
 
 def load_result(path: Path) -> Result:
@@ -56,283 +65,95 @@ def load_result(path: Path) -> Result:
 
 def parse_result(content: Any, path: str | Path = "result") -> Result:
     """Check a result's content; `path` is what errors call it."""
-    top = Field(str(path), "", content)
     if not isinstance(content, dict):
         raise InvalidFileError(path, f"must hold a mapping, got {content!r:.60}.", fix=HOW)
     if "command" not in content and {"digest", "chains"} <= set(content):
-        return _search(top)  # a plan file
-    return COMMANDS[top.key("command").one_of("command", COMMANDS)](top)
+        return _parse(SearchResult, content, path)  # a plan file
+    if "command" not in content:
+        raise InvalidFileError(path, "the key 'command' is missing.", where="top", fix=HOW)
+    command = content["command"]
+    if not isinstance(command, str) or command not in COMMANDS:
+        problem = str(UnknownNameError("command", str(command), COMMANDS))
+        raise InvalidFileError(path, problem, where="command")
+    return _parse(COMMANDS[command], content, path)
 
 
 def eval_result(content: Mapping[str, Any]) -> EvalResult:
     """What `codl eval` has in hand before it is written: the keys of its `--json`."""
-    return _eval(Field("result", "", dict(content)))
+    return _parse(EvalResult, content, "result")
 
 
 def train_result(content: Mapping[str, Any]) -> TrainResult:
     """What `codl train` has in hand before it is written: the keys of its `--json`."""
-    return _train(Field("result", "", dict(content)))
+    return _parse(TrainResult, content, "result")
 
 
-def _eval(top: Field) -> EvalResult:
-    rows = tuple(_eval_row(row) for row in top.key("rows").items())
-    sources = {(row.model, row.strategy): row.source for row in rows}
-    return EvalResult(
-        origin=_origin(top),
-        soc=_soc(top.key("soc")),
-        rows=rows,
-        timelines=tuple(_timeline(t, sources) for t in _items(top, "timelines")),
+def _parse(kind: type[T], content: Mapping[str, Any], path: str | Path) -> T:
+    if content.get("version", VERSION) != VERSION:
+        problem = (
+            f"must be {VERSION}, the version that this codl reads, got {content['version']!r}."
+        )
+        raise InvalidFileError(path, problem, where="version")
+    checked = {**_plain(dict(content), "", path), "path": str(path)}
+    if isinstance(checked.get("soc"), str):
+        checked["soc"] = {"name": checked["soc"]}
+    try:
+        return msgspec.convert(checked, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), content, path) from error
+
+
+def _plain(value: Any, where: str, path: str | Path) -> Any:
+    """The value with finite numbers, and text that neither a terminal nor XML is harmed by."""
+    if isinstance(value, dict):
+        return {printable(k): _plain(v, f"{where}.{k}", path) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{at}]", path) for at, item in enumerate(value)]
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, float):
+        value = float(value)  # NumPy's, too
+    if isinstance(value, (int, float)) and not (abs(value) < 2**63 and isfinite(value)):
+        problem = f"must be a finite number, got {shortened(value)}."
+        raise InvalidFileError(path, problem, where=where.lstrip("."))
+    return value
+
+
+def _explained(message: str, content: Mapping[str, Any], path: str | Path) -> InvalidFileError:
+    """msgspec's message with the value that is wrong, in words."""
+    place = _PLACE.fullmatch(message)
+    assert place is not None
+    problem, where = place["problem"], place["where"] or ""
+    value, key = _value_at(content, where), re.sub(r"\[.*?\]", "", where).rpartition(".")[2]
+    if missing := _MISSING.fullmatch(problem):
+        problem = f"the key {missing['key']!r} is missing"
+    elif expected := _EXPECTED.fullmatch(problem):
+        wanted = " or ".join(WORDS.get(name, name) for name in expected["types"].split(" | "))
+        least = " of at least 0" if expected["least"] else ""
+        problem = f"must be {wanted}{least}, got {shortened(value)}"
+    elif problem.startswith("Invalid enum value") and key in NAMES:
+        problem = str(UnknownNameError(key, str(value), NAMES[key])).rstrip(".")
+    return InvalidFileError(path, f"{problem}.", where=where)
+
+
+def _value_at(content: Any, where: str) -> Any:
+    """The value at a place such as `rows[0].source`; None where the place is not exact."""
+    for name, index in re.findall(r"(\w+)|\[(\d+|\.\.\.)\]", where):
+        try:
+            content = content[name] if name else content[int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return content
+
+
+def shortened(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def printable(text: Any) -> str:
+    """Text without control characters, which neither a terminal nor XML should get from a file."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
     )
-
-
-def _eval_row(row: Field) -> EvalRow:
-    """One row; a failed one must have no latency, any other must have one."""
-    status = row.get("status")
-    failed = status is not None and status.one_of("status", ("ok", "failed")) == "failed"
-    latency = row.key("latency_ms")
-    if failed and latency.value is not None:
-        raise latency.wrong("null where the status is 'failed'")
-    if not failed and latency.value is None:
-        raise latency.wrong("a mapping with 'median' unless the status is 'failed'")
-    slowdown, peer = row.get("slowdown"), row.get("peer")
-    return EvalRow(
-        model=row.key("model").text(),
-        strategy=row.key("strategy").text(),
-        latency_ms=None if failed else _latency(latency),
-        predicted_ms=_number(row, "predicted_ms"),
-        source=row.key("source").one_of("source", SOURCES),
-        cosine=_number(row, "cosine", signed=True),
-        max_rel_err=_number(row, "max_rel_err"),
-        speedup=_number(row, "speedup"),
-        of_ideal=_number(row, "of_ideal"),
-        reason=(_text(row, "reason") or "no reason recorded") if failed else "",
-        slowdown={name: factor.number() for name, factor in slowdown.pairs()} if slowdown else {},
-        peer=_peer(peer) if peer else None,
-    )
-
-
-def _peer(peer: Field) -> PeerRun:
-    return PeerRun(
-        version=peer.key("version").text(),
-        threads=peer.key("threads").count(),
-        observed_cores=tuple(core.count() for core in peer.key("observed_cores").items()),
-        busy_cores=peer.key("busy_cores").number(),
-    )
-
-
-def _latency(latency: Field) -> Latency:
-    runs = latency.get("runs")
-    p20, p80 = _number(latency, "p20"), _number(latency, "p80")
-    found = Latency(latency.key("median").number(), p20, p80, runs.count() if runs else None)
-    low = found.median if p20 is None else p20
-    high = found.median if p80 is None else p80
-    slack = 1e-9 * found.median  # percentiles of equal samples may differ in the last bit
-    if not low - slack <= found.median <= high + slack:
-        raise latency.wrong("p20 <= median <= p80")
-    return found
-
-
-def _timeline(timeline: Field, sources: Mapping[tuple[str, str], str]) -> Timeline:
-    model, strategy = timeline.key("model").text(), timeline.key("strategy").text()
-    source = sources.get((model, strategy), NOT_RECORDED)
-    return Timeline(model, strategy, source, _spans(timeline.key("spans")))
-
-
-def _spans(spans: Field) -> tuple[Span, ...]:
-    return tuple(_span(span) for span in spans.items())
-
-
-def _span(span: Field) -> Span:
-    start, end = (span.key(name).number(signed=True) for name in ("start_ms", "end_ms"))
-    if end < start:
-        raise span.key("end_ms").wrong(f"at least start_ms, {start!r}")
-    return Span(
-        processor=span.key("processor").one_of("processor", PROCESSORS),
-        kind=span.key("kind").one_of("span kind", SPAN_KINDS),
-        label=span.key("label").text(),
-        start_ms=start,
-        end_ms=end,
-    )
-
-
-def _train(top: Field) -> TrainResult:
-    sources = top.get("sources")
-    notes = top.get("notes")
-    return TrainResult(
-        origin=_origin(top),
-        soc=_soc(top.key("soc")),
-        predictors=tuple(_predictor(row) for row in top.key("predictors").items()),
-        train_s=top.key("train_s").number(),
-        sources=tuple(s.one_of("source", SOURCES) for s in sources.items()) if sources else (),
-        notes=notes.texts() if notes else (),
-    )
-
-
-def _predictor(row: Field) -> PredictorRow:
-    return PredictorRow(
-        name=row.key("name").text(),
-        target=row.key("target").text(),
-        processor=_text(row, "processor") or None,
-        n_train=row.key("n_train").count(),
-        n_test=row.key("n_test").count(),
-        split=row.key("split").one_of("split", ("row", "shape")),
-        acc10=_number(row, "acc10"),
-        acc5=_number(row, "acc5"),
-        mape=_number(row, "mape"),
-        bytes=row.key("bytes").count(),
-        us_per_prediction=row.key("us_per_prediction").number(),
-        coverage90=_number(row, "coverage90"),
-    )
-
-
-def _search(top: Field) -> SearchResult:
-    not_counted = top.get("not_counted")
-    return SearchResult(
-        origin=_origin(top),
-        soc=_soc(top.key("soc")),
-        model=top.key("model").text(),
-        strategy=top.key("strategy").text(),
-        predictor=_text(top, "predictor"),
-        predicted_ms=_number(top, "predicted_ms"),
-        search_ms=_number(top, "search_ms"),
-        chains=tuple(_chain(chain) for chain in top.key("chains").items()),
-        source=_text(top, "source"),
-        not_counted=not_counted.texts() if not_counted else (),
-    )
-
-
-def _chain(chain: Field) -> Chain:
-    ops, ratio = chain.key("ops"), chain.key("gpu_ratio")
-    if not ops.texts():
-        raise ops.wrong("a list of at least one op")
-    if not 0 <= ratio.number() <= 1:
-        raise ratio.wrong("0 (CPU only) ... 1 (GPU only)")
-    variants = {
-        op: {processor: variant.text() for processor, variant in by_processor.pairs()}
-        for op, by_processor in chain.key("variants").pairs()
-    }
-    dim = chain.key("dim").one_of("partition dimension", ("H", "OC", "N"))
-    return Chain(ops.texts(), dim, ratio.number(), variants)
-
-
-def _collect(top: Field) -> CollectResult:
-    return CollectResult(
-        origin=_origin(top),
-        soc=_optional_soc(top),
-        rows=top.key("rows").count(),
-        failed=top.key("failed").count(),
-        seconds=top.key("seconds").number(),
-        files=top.key("files").texts(),
-        source=_source(top),
-    )
-
-
-def _run(top: Field) -> RunResult:
-    model, strategy, source = top.key("model").text(), _text(top, "strategy"), _source(top)
-    spans = top.get("spans")
-    return RunResult(
-        origin=_origin(top),
-        soc=_optional_soc(top),
-        model=model,
-        strategy=strategy,
-        latency_ms=_latency(top.key("latency_ms")),
-        data_sharing_ms=_number(top, "data_sharing_ms"),
-        source=source,
-        timeline=Timeline(model, strategy, source, _spans(spans)) if spans else None,
-    )
-
-
-def _conformance(top: Field) -> ConformanceResult:
-    refusals = top.key("refusals").pairs()
-    return ConformanceResult(
-        origin=_origin(top),
-        gpu=top.key("gpu").text(),
-        driver=top.key("driver").text(),
-        onnx=top.key("onnx").text(),
-        cases=top.key("cases").count(),
-        passed=top.key("passed").count(),
-        failed=top.key("failed").count(),
-        refused=top.key("refused").count(),
-        converted=top.key("converted").count(),
-        renamings=top.key("renamings").count(),
-        seconds=top.key("seconds").number(),
-        refusals={reason: number.count() for reason, number in refusals},
-    )
-
-
-def _package(top: Field) -> PackageResult:
-    return PackageResult(
-        origin=_origin(top),
-        model=top.key("model").text(),
-        soc=top.key("soc").text(),
-        strategy=top.key("strategy").text(),
-        bytes=top.key("bytes").count(),
-        cold_start_ms=top.key("cold_start_ms").number(),
-        import_ms=top.key("import_ms").number(),
-        load_ms=top.key("load_ms").number(),
-        first_run_ms=top.key("first_run_ms").number(),
-    )
-
-
-#: Every command whose results can be reported, and what reads them.
-COMMANDS: Mapping[str, Callable[[Field], Result]] = {
-    "eval": _eval,
-    "train": _train,
-    "search": _search,
-    "collect": _collect,
-    "run": _run,
-    "conformance": _conformance,
-    "package": _package,
-}
-
-
-def _origin(top: Field) -> Origin:
-    version = top.get("version")
-    if version is not None and version.value != VERSION:
-        raise version.wrong(f"{VERSION}, the version of result files that this codl reads")
-    return Origin(top.path, *(_text(top, name) for name in ("codl", "commit", "created")))
-
-
-def _soc(soc: Field) -> Soc:
-    """A SoC's description, or only its name."""
-    if isinstance(soc.value, str):
-        return Soc(soc.text())
-    return Soc(
-        name=soc.key("name").text(),
-        description=_text(soc, "description"),
-        cpu=_processor(soc.key("cpu")),
-        gpu=_processor(soc.key("gpu")),
-    )
-
-
-def _processor(side: Field) -> Processor:
-    return Processor(
-        side.key("name").text(),
-        tuple(core.count() for core in _items(side, "cores")),
-        *(_text(side, name) for name in ("platform", "driver", "type")),
-    )
-
-
-def _optional_soc(top: Field) -> Soc | None:
-    soc = top.get("soc")
-    return _soc(soc) if soc else None
-
-
-def _source(top: Field) -> str:
-    source = top.get("source")
-    return source.one_of("source", SOURCES) if source else NOT_RECORDED
-
-
-def _items(at: Field, name: str) -> list[Field]:
-    found = at.get(name)
-    return found.items() if found else []
-
-
-def _text(at: Field, name: str) -> str:
-    found = at.get(name)
-    return found.text() if found else ""
-
-
-def _number(at: Field, name: str, *, signed: bool = False) -> float | None:
-    found = at.get(name)
-    return found.number(signed=signed) if found else None

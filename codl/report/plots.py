@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from codl.ir.results import EvalRow
 from codl.report.content import digits, listed
 from codl.report.results import (
     COMPUTING,
@@ -16,9 +17,8 @@ from codl.report.results import (
     SHARING,
     SPAN_KINDS,
     UNMEASURED,
-    EvalRow,
+    Profile,
     SearchResult,
-    Timeline,
 )
 from codl.report.svg import INK, style, to_svg
 
@@ -82,7 +82,7 @@ def _bar(axes: Any, y: int, row: EvalRow) -> None:
         edgecolor=CPU,
     )
     end = latency.median
-    if latency.p20 is not None and latency.p80 is not None:
+    if latency.runs:
         whiskers = ([max(0, latency.median - latency.p20)], [max(0, latency.p80 - latency.median)])
         axes.errorbar(latency.median, y, xerr=whiskers, color=INK, capsize=3, elinewidth=1)
         end = max(end, latency.p80)
@@ -105,7 +105,7 @@ def _bar(axes: Any, y: int, row: EvalRow) -> None:
 
 def _longest(rows: Sequence[EvalRow]) -> float:
     latencies = [row.latency_ms for row in rows if row.latency_ms]
-    ends = [value for one in latencies for value in (one.median, one.p80 or 0)]
+    ends = [value for one in latencies for value in (one.median, one.p80)]
     return max([*ends, *(r.predicted_ms or 0 for r in rows if r.latency_ms)], default=0) or 1
 
 
@@ -123,7 +123,7 @@ def _latency_words(rows: Sequence[EvalRow]) -> str:
     )
 
 
-def timeline_svg(timelines: Sequence[Timeline], *, key: str, title: str) -> str:
+def timeline_svg(timelines: Sequence[Profile], *, key: str, title: str) -> str:
     """One inference per strategy, a CPU lane and a GPU lane each, on one axis of time.
 
     Computing fills a lane's height, data sharing most of it, waiting a thin line.
@@ -146,8 +146,8 @@ def timeline_svg(timelines: Sequence[Timeline], *, key: str, title: str) -> str:
         axes.set_ylim(LANES_APART * len(timelines) - 1, -1.35)
         axes.set_xlim(0, 1.01 * max((t.end_ms for t in timelines), default=0) or 1)
         axes.set_xlabel("time since the start of the inference (ms)")
-        found = {span.kind for timeline in timelines for span in timeline.spans}
-        kinds = [kind for kind in SPAN_KINDS if kind in found]
+        present = {span.kind for timeline in timelines for span in timeline.spans}
+        kinds = [kind for kind in SPAN_KINDS if kind in present]
         if kinds:
             patches = [Patch(color=KIND_COLOURS[kind], label=kind) for kind in kinds]
             figure.legend(
@@ -162,7 +162,7 @@ def timeline_svg(timelines: Sequence[Timeline], *, key: str, title: str) -> str:
         return to_svg(figure, key=key, title=title, description=_timeline_words(timelines))
 
 
-def _lanes(axes: Any, timeline: Timeline, top: float) -> None:
+def _lanes(axes: Any, timeline: Profile, top: float) -> None:
     """All spans of one kind on one lane become one path: a picture of a few kilobytes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -181,7 +181,7 @@ def _lanes(axes: Any, timeline: Timeline, top: float) -> None:
                 axes.add_patch(PathPatch(path, facecolor=colour, edgecolor=colour, linewidth=0.3))
 
 
-def _timeline_words(timelines: Sequence[Timeline]) -> str:
+def _timeline_words(timelines: Sequence[Profile]) -> str:
     return "; ".join(
         f"{timeline.strategy or timeline.model}: CPU computing "
         f"{digits(timeline.ms(COMPUTING, 'cpu'))} ms, GPU computing "

@@ -1,33 +1,48 @@
-"""What the commands found, as their result files say it."""
+"""Result files as data: what each command writes with `-o FILE`, as far as a report needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import Literal, TypeAlias, get_args
 
-#: Where a latency may come from.
-SOURCES = ("measured", "computed", "replayed", "simulated")
-#: Of these a reader must be warned: nobody measured them for this report.
+from codl.ir.plan import Chain
+from codl.ir.results import (
+    Amount,
+    Count,
+    EvalRow,
+    Latency,
+    PredictorRow,
+    Source,
+    SpanKind,
+    TimeSpan,
+)
+from codl.ir.types import Processor
+
+#: Sources of which a reader must be warned: nobody measured these numbers for this report.
 UNMEASURED = ("replayed", "simulated")
-#: A file that does not say where its numbers come from gets this instead of a source.
-NOT_RECORDED = "not recorded"
+#: Where a file does not say where its numbers come from.
+NOT_RECORDED: Literal["not recorded"] = "not recorded"
+AnySource: TypeAlias = Source | Literal["not recorded"]
 
 #: What a span of a timeline can be, in three classes.
-COMPUTING = ("net", "kernel")
-SHARING = ("copy", "map", "unmap", "transform")
-WAITING = ("sync",)
-SPAN_KINDS = (*COMPUTING, *SHARING, *WAITING)
+COMPUTING: tuple[SpanKind, ...] = ("net", "kernel")
+SHARING: tuple[SpanKind, ...] = ("copy", "map", "unmap", "transform")
+WAITING: tuple[SpanKind, ...] = ("sync",)
+SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 
-PROCESSORS = ("cpu", "gpu")
 IDEAL = "ideal"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Which file, and which codl wrote it when; empty where the file does not say."""
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """What every result file says of itself: which codl wrote it, and when; empty where it doesn't.
 
-    path: str
+    `path` is where it was read.
+    """
+
+    path: str = "result"
     codl: str = ""
     commit: str = ""
     created: str = ""
@@ -39,24 +54,24 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Processor:
+class ProcessorSummary:
     """One side of a SoC. `cores` are host cores, empty for a real GPU."""
 
     name: str
-    cores: tuple[int, ...]
+    cores: tuple[Count, ...] = ()
     platform: str = ""
     driver: str = ""
     type: str = ""
 
 
 @dataclass(frozen=True)
-class Soc:
+class SocSummary:
     """The SoC of a result; `cpu` and `gpu` are None where the file only names it."""
 
     name: str
     description: str = ""
-    cpu: Processor | None = None
-    gpu: Processor | None = None
+    cpu: ProcessorSummary | None = None
+    gpu: ProcessorSummary | None = None
 
     @property
     def is_one_cpu(self) -> bool:
@@ -64,72 +79,28 @@ class Soc:
         return self.gpu is not None and self.gpu.type == "cpu"
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Milliseconds; an ideal latency has no spread and no runs."""
-
-    median: float
-    p20: float | None = None
-    p80: float | None = None
-    runs: int | None = None
-
-
-@dataclass(frozen=True)
-class PeerRun:
-    """How another library was run; `busy_cores` is how many cores it kept busy in the mean."""
-
-    version: str
-    threads: int
-    observed_cores: tuple[int, ...]
-    busy_cores: float
+def _check_spans(spans: Iterable[TimeSpan]) -> None:
+    for at, span in enumerate(spans):
+        if span.end_ms < span.start_ms:
+            raise ValueError(
+                f"spans[{at}].end_ms must be at least start_ms, {span.start_ms!r}, "
+                f"got {span.end_ms!r}"
+            )
 
 
 @dataclass(frozen=True)
-class EvalRow:
-    """One strategy, or another library, on one model. `latency_ms` is None exactly where it failed.
-
-    `slowdown` is how many times slower each processor was than when the dataset was measured.
-    """
-
-    model: str
-    strategy: str
-    latency_ms: Latency | None
-    predicted_ms: float | None
-    source: str
-    cosine: float | None = None
-    max_rel_err: float | None = None
-    speedup: float | None = None
-    of_ideal: float | None = None
-    reason: str = ""
-    slowdown: Mapping[str, float] = field(default_factory=dict)
-    peer: PeerRun | None = None
-
-
-@dataclass(frozen=True)
-class Span:
-    """What one processor did, in milliseconds since the start of the inference."""
-
-    processor: str
-    kind: str
-    label: str
-    start_ms: float
-    end_ms: float
-
-    @property
-    def ms(self) -> float:
-        return self.end_ms - self.start_ms
-
-
-@dataclass(frozen=True)
-class Timeline:
+class Profile:
     """One profiled inference; `source` is that of the latency beside it."""
 
     model: str
     strategy: str
-    source: str
-    spans: tuple[Span, ...]
+    spans: tuple[TimeSpan, ...]
+    source: str = NOT_RECORDED
 
-    def ms(self, kinds: Iterable[str], processor: str | None = None) -> float:
+    def __post_init__(self) -> None:
+        _check_spans(self.spans)
+
+    def ms(self, kinds: Iterable[SpanKind], processor: Processor | None = None) -> float:
         """The summed length of the spans of some kinds, on one processor or on both."""
         wanted = tuple(kinds)
         return sum(
@@ -143,14 +114,23 @@ class Timeline:
         return max((span.end_ms for span in self.spans), default=0.0)
 
 
-@dataclass(frozen=True)
-class EvalResult:
-    """What `codl eval` wrote."""
+@dataclass(frozen=True, kw_only=True)
+class EvalResult(ResultFile):
+    """What `codl eval` wrote: rows, and a profile for each strategy that ran."""
 
-    origin: Origin
-    soc: Soc
+    soc: SocSummary
     rows: tuple[EvalRow, ...]
-    timelines: tuple[Timeline, ...] = ()
+    timelines: tuple[Profile, ...] = ()
+
+    def __post_init__(self) -> None:
+        for at, row in enumerate(self.rows):
+            failed = row.status == "failed"
+            if failed != (row.latency_ms is None):
+                rule = "null" if failed else "a mapping with 'median'"
+                raise ValueError(
+                    f"rows[{at}].latency_ms must be {rule} where the status is {row.status!r}, "
+                    f"got {row.latency_ms!r}"
+                )
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -159,121 +139,110 @@ class EvalResult:
     def of(self, model: str) -> tuple[EvalRow, ...]:
         return tuple(row for row in self.rows if row.model == model)
 
-
-@dataclass(frozen=True)
-class PredictorRow:
-    """A predictor's accuracy in percent on one split; None where nothing could be held out."""
-
-    name: str
-    target: str
-    processor: str | None
-    n_train: int
-    n_test: int
-    split: str
-    acc10: float | None
-    acc5: float | None
-    mape: float | None
-    bytes: int
-    us_per_prediction: float
-    coverage90: float | None = None
+    def profiles(self, model: str) -> tuple[Profile, ...]:
+        """The profiles of a model, with the sources of the latencies beside them."""
+        sources = {row.strategy: row.source for row in self.of(model)}
+        own = [profile for profile in self.timelines if profile.model == model]
+        return tuple(replace(p, source=sources.get(p.strategy, NOT_RECORDED)) for p in own)
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """`sources` are those of the dataset that the predictors were fitted on."""
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(ResultFile):
+    """What `codl train` wrote; `sources` are those of the dataset that it read."""
 
-    origin: Origin
-    soc: Soc
+    soc: SocSummary
     predictors: tuple[PredictorRow, ...]
-    train_s: float
-    sources: tuple[str, ...] = ()
+    train_s: Amount
+    sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Ops run at one dimension and ratio; `variants`: op -> processor -> kernel variant."""
-
-    ops: tuple[str, ...]
-    dim: str
-    gpu_ratio: float
-    variants: Mapping[str, Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class SearchResult:
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(ResultFile):
     """A plan; its latency is a prediction."""
 
-    origin: Origin
-    soc: Soc
+    soc: SocSummary
     model: str
     strategy: str
-    predictor: str
-    predicted_ms: float | None
-    search_ms: float | None
     chains: tuple[Chain, ...]
+    predictor: str = ""
+    predicted_ms: Amount | None = None
+    search_ms: Amount | None = None
     source: str = ""
     not_counted: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for at, chain in enumerate(self.chains):
+            if not chain.ops:
+                raise ValueError(f"chains[{at}].ops must be a list of at least one op, got []")
+            if not 0 <= chain.gpu_ratio <= 1:
+                raise ValueError(
+                    f"chains[{at}].gpu_ratio must be 0 (CPU only) ... 1 (GPU only), "
+                    f"got {chain.gpu_ratio!r}"
+                )
 
-@dataclass(frozen=True)
-class CollectResult:
+
+@dataclass(frozen=True, kw_only=True)
+class CollectResult(ResultFile):
     """What `codl collect` wrote: counts of rows, and seconds."""
 
-    origin: Origin
-    soc: Soc | None
-    rows: int
-    failed: int
-    seconds: float
+    rows: Count
+    failed: Count
+    seconds: Amount
     files: tuple[str, ...]
-    source: str
+    soc: SocSummary | None = None
+    source: AnySource = NOT_RECORDED
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True)
+class RunResult(ResultFile):
     """What `codl run` wrote: one plan, measured."""
 
-    origin: Origin
-    soc: Soc | None
     model: str
-    strategy: str
     latency_ms: Latency
-    data_sharing_ms: float | None
-    source: str
-    timeline: Timeline | None
+    soc: SocSummary | None = None
+    strategy: str = ""
+    data_sharing_ms: Amount | None = None
+    source: AnySource = NOT_RECORDED
+    spans: tuple[TimeSpan, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_spans(self.spans)
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(self.model, self.strategy, self.spans, self.source)
 
 
-@dataclass(frozen=True)
-class ConformanceResult:
+@dataclass(frozen=True, kw_only=True)
+class ConformanceResult(ResultFile):
     """What `codl conformance` wrote: counts of ONNX's cases, and why some were refused."""
 
-    origin: Origin
     gpu: str
     driver: str
     onnx: str
-    cases: int
-    passed: int
-    failed: int
-    refused: int
-    converted: int
-    renamings: int
-    seconds: float
-    refusals: Mapping[str, int]
+    cases: Count
+    passed: Count
+    failed: Count
+    refused: Count
+    converted: Count
+    renamings: Count
+    seconds: Amount
+    refusals: Mapping[str, Count] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class PackageResult:
+@dataclass(frozen=True, kw_only=True)
+class PackageResult(ResultFile):
     """What `codl package` said: a bundle, and what a new process took to its first output."""
 
-    origin: Origin
     model: str
-    soc: str
+    soc: SocSummary
     strategy: str
-    bytes: int
-    cold_start_ms: float
-    import_ms: float
-    load_ms: float
-    first_run_ms: float
+    bytes: Count
+    cold_start_ms: Amount
+    import_ms: Amount
+    load_ms: Amount
+    first_run_ms: Amount
 
 
 Result = (
@@ -285,3 +254,13 @@ Result = (
     | ConformanceResult
     | PackageResult
 )
+#: Every command whose results can be reported.
+COMMANDS: Mapping[str, type[Result]] = {
+    "eval": EvalResult,
+    "train": TrainResult,
+    "search": SearchResult,
+    "collect": CollectResult,
+    "run": RunResult,
+    "conformance": ConformanceResult,
+    "package": PackageResult,
+}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codl.report.content import NONE, Column, Row, Section, Table, count, digits
+from codl.ir.results import EvalRow, PredictorRow
+from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, count, digits
 from codl.report.results import (
     IDEAL,
     ConformanceResult,
     EvalResult,
-    EvalRow,
-    Origin,
     PackageResult,
-    PredictorRow,
+    ResultFile,
     TrainResult,
 )
 from codl.report.tables import machine_notes, peer_notes, soc_lines, warnings
@@ -23,7 +22,7 @@ SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 DETAILED = "codl"
 
 
-def comparison_content(result: EvalResult) -> Table:
+def comparison_content(result: EvalResult) -> TextTable:
     """Medians of an evaluation: a row per model, a column per strategy or peer, then speedups."""
     names = list(dict.fromkeys(row.strategy for row in result.rows))
     peers = {row.strategy for row in result.rows if row.peer}
@@ -33,7 +32,9 @@ def comparison_content(result: EvalResult) -> Table:
         *(Column(f"`{name}`") for name in names),
         *(Column(f"speedup of `{name}`") for name in planned),
     )
-    rows = tuple(Row(_comparison_cells(result, model, names, planned)) for model in result.models)
+    rows = tuple(
+        TextRow(_comparison_cells(result, model, names, planned)) for model in result.models
+    )
     caption = (
         "Medians in milliseconds, all of a model in one run, in turns. Speedups are over the "
         "faster of `cpu` and `gpu`.",
@@ -44,9 +45,9 @@ def comparison_content(result: EvalResult) -> Table:
         *_failures(result.rows),
         *soc_lines(result.soc),
         *warnings([row.source for row in result.rows]),
-        *origin_lines(result.origin),
+        *origin_lines(result),
     )
-    return Table(f"Latency on {result.soc.name}", columns, (Section("", rows),), caption)
+    return TextTable(f"Latency on {result.soc.name}", columns, (TextSection("", rows),), caption)
 
 
 def _comparison_cells(
@@ -89,7 +90,7 @@ def _failures(rows: Sequence[EvalRow]) -> list[str]:
     return [f"{row.strategy} on {row.model} failed: {row.reason.rstrip('.')}." for row in failed]
 
 
-def accuracy_content(result: TrainResult) -> Table:
+def accuracy_content(result: TrainResult) -> TextTable:
     """Held-out accuracy by shape: a row per target, a column per predictor."""
     rows = [row for row in result.predictors if row.split == "shape"]
     names = list(dict.fromkeys(row.name for row in rows))
@@ -108,10 +109,12 @@ def accuracy_content(result: TrainResult) -> Table:
         f"Training took {digits(result.train_s)} s.",
         *soc_lines(result.soc),
         *warnings(result.sources),
-        *origin_lines(result.origin),
+        *origin_lines(result),
     )
     title = f"Held-out accuracy on {result.soc.name}"
-    return Table(title, columns, (Section("", tuple(Row(each) for each in cells)),), caption)
+    return TextTable(
+        title, columns, (TextSection("", tuple(TextRow(each) for each in cells)),), caption
+    )
 
 
 def _accuracy_cells(
@@ -127,12 +130,12 @@ def _accuracy_cells(
     return (f"`{target}`", count(trained), *map(digits, accuracies), *extra)
 
 
-def conformance_content(results: Sequence[ConformanceResult]) -> Table:
+def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
     """What became of ONNX's test cases: a row per device."""
     headers = ("cases", "passed", "failed", "refused", "converted", "only rename", "time (s)")
     columns = (Column("device", numeric=False), *map(Column, headers))
     rows = tuple(
-        Row(
+        TextRow(
             (
                 f"{result.gpu} ({result.driver})",
                 *map(count, (result.cases, result.passed, result.failed, result.refused)),
@@ -147,19 +150,19 @@ def conformance_content(results: Sequence[ConformanceResult]) -> Table:
         f"Cases of ONNX {', '.join(suites)}. Converted: passed with tensors of other types than "
         "float32. Only rename: passed, with nothing to compute."
     ]
-    caption += [line for result in results for line in origin_lines(result.origin)]
-    return Table("Conformance", columns, (Section("", rows),), tuple(caption))
+    caption += [line for result in results for line in origin_lines(result)]
+    return TextTable("Conformance", columns, (TextSection("", rows),), tuple(caption))
 
 
-def refusals_content(results: Sequence[ConformanceResult]) -> Table:
+def refusals_content(results: Sequence[ConformanceResult]) -> TextTable:
     """Why cases were refused, of the first device."""
     columns = (Column("refused", numeric=True), Column("why", numeric=False))
     reasons = results[0].refusals
-    rows = tuple(Row((count(number), reason)) for reason, number in reasons.items())
-    return Table("Refused cases", columns, (Section("", rows),))
+    rows = tuple(TextRow((count(number), reason)) for reason, number in reasons.items())
+    return TextTable("Refused cases", columns, (TextSection("", rows),))
 
 
-def bundles_content(results: Sequence[PackageResult]) -> Table:
+def bundles_content(results: Sequence[PackageResult]) -> TextTable:
     """Bundles: their size, and the start of a new process from them."""
     headers = ("bundle (MB)", "start (ms)", "imports", "loading", "first inference")
     columns = (
@@ -168,10 +171,10 @@ def bundles_content(results: Sequence[PackageResult]) -> Table:
         *map(Column, headers),
     )
     rows = tuple(
-        Row(
+        TextRow(
             (
                 result.model,
-                result.soc,
+                result.soc.name,
                 digits(result.bytes / 1e6),
                 *map(digits, (result.cold_start_ms, result.import_ms)),
                 *map(digits, (result.load_ms, result.first_run_ms)),
@@ -180,11 +183,11 @@ def bundles_content(results: Sequence[PackageResult]) -> Table:
         for result in results
     )
     caption = ["Milliseconds from the start of a process to its first output, and its parts."]
-    caption += [line for result in results for line in origin_lines(result.origin)]
-    return Table("Bundles", columns, (Section("", rows),), tuple(caption))
+    caption += [line for result in results for line in origin_lines(result)]
+    return TextTable("Bundles", columns, (TextSection("", rows),), tuple(caption))
 
 
-def origin_lines(origin: Origin) -> tuple[str, ...]:
+def origin_lines(origin: ResultFile) -> tuple[str, ...]:
     """Which file a table is of, and which codl made that when."""
     known = (origin.codl, origin.commit and f"commit {origin.commit}", origin.created)
     return (f"`{origin.file}`: codl {', '.join(filter(None, known))}.",)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import rich.table
 
+from codl.ir.plan import Chain
+from codl.ir.results import EvalRow, PredictorRow
 from codl.report.content import (
     NONE,
     Column,
-    Row,
-    Section,
-    Table,
+    TextRow,
+    TextSection,
+    TextTable,
     count,
     digits,
     listed,
@@ -26,16 +28,13 @@ from codl.report.results import (
     SHARING,
     UNMEASURED,
     WAITING,
-    Chain,
     CollectResult,
     EvalResult,
-    EvalRow,
-    PredictorRow,
-    Processor,
+    ProcessorSummary,
+    Profile,
     RunResult,
     SearchResult,
-    Soc,
-    Timeline,
+    SocSummary,
     TrainResult,
 )
 
@@ -57,7 +56,7 @@ def train_table(result: TrainResult) -> rich.table.Table:
     return train_content(result).to_rich()
 
 
-def eval_content(result: EvalResult) -> Table:
+def eval_content(result: EvalResult) -> TextTable:
     columns = (
         Column("strategy", numeric=False),
         Column("median (ms)"),
@@ -69,7 +68,9 @@ def eval_content(result: EvalResult) -> Table:
         Column("max rel err"),
         Column("source", numeric=False),
     )
-    sections = (Section(m, tuple(_eval_row(row) for row in result.of(m))) for m in result.models)
+    sections = (
+        TextSection(m, tuple(_eval_row(row) for row in result.of(m))) for m in result.models
+    )
     notes = ["speedup: over the better of cpu and gpu in the same run."]
     if any(row.strategy == IDEAL for row in result.rows):
         notes.append(
@@ -78,7 +79,7 @@ def eval_content(result: EvalResult) -> Table:
     notes += peer_notes(result)
     notes += machine_notes(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
-    return Table(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+    return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
 
 
 def peer_notes(result: EvalResult) -> list[str]:
@@ -101,7 +102,7 @@ def machine_notes(result: EvalResult) -> list[str]:
     """How much slower the processors were than predictions know of, where that was seen."""
     notes = []
     for model in result.models:
-        found = next((row.slowdown for row in result.of(model) if row.slowdown), {})
+        found = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
         if any(abs(factor - 1) > NOTABLE for factor in found.values()):
             each = ", ".join(f"{side} {factor:.2f}" for side, factor in found.items())
             notes.append(
@@ -111,10 +112,10 @@ def machine_notes(result: EvalResult) -> list[str]:
     return notes
 
 
-def _eval_row(row: EvalRow) -> Row:
+def _eval_row(row: EvalRow) -> TextRow:
     latency = row.latency_ms
     if latency is None:
-        return Row((row.strategy,), failure=row.reason)
+        return TextRow((row.strategy,), failure=row.reason or "no reason recorded")
     cells = (
         row.strategy,
         digits(latency.median),
@@ -126,10 +127,10 @@ def _eval_row(row: EvalRow) -> Row:
         digits(row.max_rel_err),
         row.source,
     )
-    return Row(cells, mark=mark([row.source]))
+    return TextRow(cells, mark=mark([row.source]))
 
 
-def train_content(result: TrainResult) -> Table:
+def train_content(result: TrainResult) -> TextTable:
     splits = {"row": "row split", "shape": "shape split"}
     accuracy = ("fit/test rows", "10 % (%)", "5 % (%)", "MAPE (%)")
     columns = (
@@ -146,10 +147,10 @@ def train_content(result: TrainResult) -> Table:
         found.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
     source = listed(result.sources) or NOT_RECORDED
     sections = tuple(
-        Section(
+        TextSection(
             target,
             tuple(
-                Row(_train_cells(by_split, tuple(splits), source), mark=mark(result.sources))
+                TextRow(_train_cells(by_split, tuple(splits), source), mark=mark(result.sources))
                 for by_split in by_name.values()
             ),
         )
@@ -165,7 +166,7 @@ def train_content(result: TrainResult) -> Table:
         *warnings(result.sources),
     )
     title = f"Held-out accuracy of the predictors for {result.soc.name}"
-    return Table(title, columns, sections, caption)
+    return TextTable(title, columns, sections, caption)
 
 
 def _train_cells(
@@ -186,7 +187,7 @@ def _train_cells(
     return (row.name, *cells, size, us, covered, source)
 
 
-def plan_content(result: SearchResult) -> Table:
+def plan_content(result: SearchResult) -> TextTable:
     columns = (
         Column("chain", numeric=False),
         Column("ops", numeric=False),
@@ -196,7 +197,7 @@ def plan_content(result: SearchResult) -> Table:
         Column("CPU variants", numeric=False),
         Column("GPU variants", numeric=False),
     )
-    rows = tuple(Row(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
+    rows = tuple(TextRow(_chain_cells(i, chain)) for i, chain in enumerate(result.chains, start=1))
     predictor = f" by {result.predictor}" if result.predictor else ""
     source = f" from {result.source} latencies" if result.source else ""
     caption = [*soc_lines(result.soc)]
@@ -211,7 +212,7 @@ def plan_content(result: SearchResult) -> Table:
         caption.append(f"The search took {digits(result.search_ms)} ms.")
     caption.append("GPU ratio: the GPU's share, 0 = CPU only, 1 = GPU only.")
     title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    return Table(title, columns, (Section("", rows),), tuple(caption))
+    return TextTable(title, columns, (TextSection("", rows),), tuple(caption))
 
 
 def _chain_cells(number: int, chain: Chain) -> tuple[str, ...]:
@@ -232,7 +233,7 @@ def _variants(chain: Chain, processor: str) -> str:
     return ", ".join(texts) or NONE
 
 
-def timeline_content(timelines: Sequence[Timeline]) -> Table:
+def timeline_content(timelines: Sequence[Profile]) -> TextTable:
     """Where the time of one profiled inference went."""
     columns = (
         Column("strategy", numeric=False),
@@ -244,7 +245,7 @@ def timeline_content(timelines: Sequence[Timeline]) -> Table:
         Column("source", numeric=False),
     )
     rows = tuple(
-        Row(
+        TextRow(
             (
                 timeline.strategy or timeline.model,
                 digits(timeline.ms(COMPUTING, "cpu")),
@@ -262,10 +263,10 @@ def timeline_content(timelines: Sequence[Timeline]) -> Table:
         "One inference each, profiled, which slows it: compare shares, not latencies.",
         *warnings([timeline.source for timeline in timelines]),
     )
-    return Table("Where the time goes", columns, (Section("", rows),), caption)
+    return TextTable("Where the time goes", columns, (TextSection("", rows),), caption)
 
 
-def run_content(result: RunResult) -> Table:
+def run_content(result: RunResult) -> TextTable:
     columns = (
         Column("model", numeric=False),
         Column("strategy", numeric=False),
@@ -285,12 +286,12 @@ def run_content(result: RunResult) -> Table:
         digits(result.data_sharing_ms),
         result.source,
     )
-    rows = (Row(cells, mark=mark([result.source])),)
+    rows = (TextRow(cells, mark=mark([result.source])),)
     caption = (*soc_lines(result.soc), *warnings([result.source]))
-    return Table(f"Run of {result.model}", columns, (Section("", rows),), caption)
+    return TextTable(f"Run of {result.model}", columns, (TextSection("", rows),), caption)
 
 
-def collect_content(result: CollectResult) -> Table:
+def collect_content(result: CollectResult) -> TextTable:
     columns = (
         Column("SoC", numeric=False),
         Column("rows"),
@@ -301,13 +302,13 @@ def collect_content(result: CollectResult) -> Table:
     name = result.soc.name if result.soc else NOT_RECORDED
     counts = (count(result.rows), count(result.failed))
     cells = (name, *counts, digits(result.seconds), result.source)
-    rows = (Row(cells, mark=mark([result.source])),)
+    rows = (TextRow(cells, mark=mark([result.source])),)
     files = (f"Files: {', '.join(result.files)}.",) if result.files else ()
     caption = (*soc_lines(result.soc), *files, *warnings([result.source]))
-    return Table("Collected", columns, (Section("", rows),), caption)
+    return TextTable("Collected", columns, (TextSection("", rows),), caption)
 
 
-def soc_lines(soc: Soc | None) -> tuple[str, ...]:
+def soc_lines(soc: SocSummary | None) -> tuple[str, ...]:
     """What a table was made on; on one CPU, what the table can not tell."""
     if soc is None:
         return (f"SoC: {NOT_RECORDED}.",)
@@ -321,7 +322,7 @@ def soc_lines(soc: Soc | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _side(kind: str, side: Processor) -> str:
+def _side(kind: str, side: ProcessorSummary) -> str:
     driver = listed([part for part in (side.platform, side.driver) if part])
     cores = f"host cores {', '.join(map(str, side.cores))}" if side.cores else ""
     details = "; ".join(part for part in (driver, cores) if part)

@@ -25,6 +25,7 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.ops.base import Array
+from codl.ir.results import SpanKind
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.handles import Handles
 from codl.runtime.image_parallel import Lanes
@@ -59,7 +60,7 @@ class Launches:
     def __init__(self, device: OpenClDevice) -> None:
         self._device = device
         self.kernels: list[BoundKernel] = []
-        self.kinds: list[str] = []
+        self.kinds: list[SpanKind] = []
 
     def run(self) -> None:
         self._device.submit(self.kernels)
@@ -73,7 +74,7 @@ class SignallingLaunch:
     """A kernel whose end is waited for."""
 
     def __init__(
-        self, kernel: BoundKernel, kind: str, event: int, events: Events, device: OpenClDevice
+        self, kernel: BoundKernel, kind: SpanKind, event: int, events: Events, device: OpenClDevice
     ) -> None:
         self._kernel, self._kind, self._event = kernel, kind, event
         self._events, self._device = events, device
@@ -105,7 +106,7 @@ class OnCpu:
     """Something that the CPU does, with the kind and label of its span; no span without a kind."""
 
     work: Callable[[], object]
-    kind: str = ""
+    kind: SpanKind | None = None
     label: str = ""
 
     def run(self) -> None:
@@ -162,11 +163,11 @@ class Binder:
             return OnCpu(partial(self._wait, command.event), self._wait_kind(command), label)
         return OnCpu(self._copy(command), "copy", label)
 
-    def _kernel_kind(self, launch: Launch) -> str:
+    def _kernel_kind(self, launch: Launch) -> SpanKind:
         is_shared = isinstance(self._executable.steps[launch.step], Transfer)
         return "transform" if is_shared else "kernel"
 
-    def _wait_kind(self, wait: Wait) -> str:
+    def _wait_kind(self, wait: Wait) -> SpanKind:
         """The CPU waits for memory that it is to fill, or for what the GPU computes."""
         step = self._executable.steps[wait.step]
         is_to_gpu = isinstance(step, Transfer) and step.direction == "to_gpu"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -15,32 +14,16 @@ from codl.ir import Array, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
+from codl.ir.results import Fallback, TimeSpan
 from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.runtime.opencl import OpenClDevice, open_device
-from codl.runtime.profiler import Span
 from codl.runtime.session import Footprint, RefusedError, Session
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """A kernel variant that a device could not build or run, and what took its place."""
-
-    layer: str
-    variant: str
-    reason: str
-    instead: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.layer!r} runs in {self.instead} and not in {self.variant}, which fails here: "
-            f"{self.reason}"
-        )
 
 
 class Engine:
@@ -197,7 +180,7 @@ class Engine:
         """The output arrays, overwritten by the next run."""
         return self._session.outputs
 
-    def profile(self, runs: int = 5) -> list[Span]:
+    def profile(self, runs: int = 5) -> list[TimeSpan]:
         """What each processor did when, in the middle one of some runs on what was fed."""
         profiles = [self._session.profile() for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))

@@ -7,24 +7,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from codl.ir.types import Processor
+from codl.ir.results import SpanKind, TimeSpan
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-
-@dataclass(frozen=True)
-class Span:
-    """Milliseconds since the start of the inference.
-
-    `kind`: net or kernel (computing), copy, map, unmap, transform (data sharing), sync (waiting).
-    """
-
-    processor: Processor
-    kind: str
-    label: str
-    start_ms: float
-    end_ms: float
 
 
 @dataclass
@@ -32,18 +18,18 @@ class Timeline:
     """Collects spans while a profiled inference runs."""
 
     _origin: float = field(default_factory=perf_counter)
-    _cpu: list[Span] = field(default_factory=list)
-    _gpu: list[tuple[str, str, float, cl.Event]] = field(default_factory=list)
+    _cpu: list[TimeSpan] = field(default_factory=list)
+    _gpu: list[tuple[SpanKind, str, float, cl.Event]] = field(default_factory=list)
 
-    def cpu(self, kind: str, label: str, start: float, end: float) -> None:
+    def cpu(self, kind: SpanKind, label: str, start: float, end: float) -> None:
         """A span on the CPU, in seconds of `perf_counter`."""
-        self._cpu.append(Span("cpu", kind, label, self._ms(start), self._ms(end)))
+        self._cpu.append(TimeSpan("cpu", kind, label, self._ms(start), self._ms(end)))
 
-    def gpu(self, kind: str, label: str, event: cl.Event) -> None:
+    def gpu(self, kind: SpanKind, label: str, event: cl.Event) -> None:
         """A kernel that was just enqueued on a queue that profiles."""
         self._gpu.append((kind, label, perf_counter(), event))
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         """All spans by start; waits for nothing, so the queue must be finished.
 
         The device's clock is laid over the host's at the first enqueue.
@@ -54,7 +40,7 @@ class Timeline:
             shift = host - first.profile.queued * 1e-9
             for kind, label, _, event in self._gpu:
                 start, end = (1e-9 * t + shift for t in (event.profile.start, event.profile.end))
-                found.append(Span("gpu", kind, label, self._ms(start), self._ms(end)))
+                found.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))
         return sorted(found, key=lambda span: span.start_ms)
 
     def gpu_s(self) -> float:
@@ -66,7 +52,7 @@ class Timeline:
         return 1e3 * (seconds - self._origin)
 
 
-def totals_ms(spans: Iterable[Span]) -> dict[tuple[str, str], float]:
+def totals_ms(spans: Iterable[TimeSpan]) -> dict[tuple[str, str], float]:
     """Milliseconds in a profile by kind and label: of a net, or of all kernels of an op."""
     totals: dict[tuple[str, str], float] = {}
     for span in spans:
@@ -75,7 +61,7 @@ def totals_ms(spans: Iterable[Span]) -> dict[tuple[str, str], float]:
     return totals
 
 
-def sharing_ms(spans: list[Span]) -> float:
+def sharing_ms(spans: list[TimeSpan]) -> float:
     """Milliseconds of data sharing in a profile: copies, maps, unmaps and transform kernels.
 
     Waiting (sync) is left out: it is mostly the imbalance of the two processors.

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from codl.errors import DeviceError
 from codl.ir.executable import Executable, Port, Refusal
 from codl.ir.ops.base import Array
+from codl.ir.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder
 from codl.runtime.handles import Handles
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.profiler import Span, Timeline
+from codl.runtime.profiler import Timeline
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Session:
             for action in self._open():
                 action.run()
 
-    def profile(self) -> list[Span]:
+    def profile(self) -> list[TimeSpan]:
         """What each processor did when in one inference."""
         with self._device.lock, self._device.profiling():
             threads.pin([0], self._device.soc.cpu.cores)

@@ -18,14 +18,13 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.shapes import fix_batch
 from codl.ir import Network
+from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort, Timed, interleave, timed
-from codl.measure.protocol import Latency
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
 from codl.runtime.energy import energy_mj, find_sensors
-from codl.runtime.engine import Engine, Fallback
-from codl.runtime.profiler import Span
+from codl.runtime.engine import Engine
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
 from codl.strategies.machine import Machine
@@ -34,52 +33,6 @@ from codl.strategies.peers.started import started
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One strategy on one model.
-
-    `latency_ms` is None where it failed, and `reason` says why. `speedup` is over the better single
-    processor of the same run, `of_ideal` the ideal latency over this one. `fallbacks` are kernel
-    variants that failed and were got around. `gpu_storage` is how the GPU's tensors lie;
-    `precision` what its tensors are stored, computed and accumulated in. `slowdown` is how many
-    times slower each processor was than when the dataset was measured; predictions know nothing
-    of that. `energy_mj` is that of one inference, by the sensors of this machine; None where it has
-    none. `memory_bytes` are those of tensors and weights on either side. `peer` is how another
-    library was run.
-    """
-
-    model: str
-    strategy: str
-    latency_ms: Latency | None
-    predicted_ms: float | None
-    source: str
-    cosine: float | None = None
-    max_rel_err: float | None = None
-    speedup: float | None = None
-    of_ideal: float | None = None
-    status: str = "ok"
-    reason: str = ""
-    fallbacks: tuple[Fallback, ...] = ()
-    gpu_storage: tuple[str, ...] = ()
-    precision: Mapping[str, str] | None = None
-    slowdown: Mapping[str, float] | None = None
-    energy_mj: float | None = None
-    memory_bytes: Mapping[str, int] | None = None
-    peer: PeerRun | None = None
-
-
-@dataclass(frozen=True)
-class PeerRun:
-    """A library's version, its threads, the cores on which they were seen at work, and how many of
-    those they kept busy in the mean.
-    """
-
-    version: str
-    threads: int
-    observed_cores: tuple[int, ...]
-    busy_cores: float
 
 
 @dataclass(frozen=True)
@@ -115,7 +68,7 @@ def evaluate(
     peers: Sequence[str] = (),
     effort: Effort | None = None,
     batch: int | None = None,
-) -> tuple[list[Result], dict[str, list[Span]]]:
+) -> tuple[list[EvalRow], dict[str, list[TimeSpan]]]:
     """Measure strategies, and other libraries on all cores, on one model.
 
     Of so many images at a time, or as many as the model says.
@@ -158,10 +111,10 @@ def _engines(
     network: Network,
     reference: Reference,
     context: Context,
-) -> tuple[dict[str, Engine], dict[str, Result]]:
+) -> tuple[dict[str, Engine], dict[str, EvalRow]]:
     """The engine of every strategy that has a plan that runs, and what is known of each so far."""
     engines: dict[str, Engine] = {}
-    rows: dict[str, Result] = {}
+    rows: dict[str, EvalRow] = {}
     cost = context.default_cost(network)
     for strategy in strategies:
         context.note(f"{model}: building {strategy.name}")
@@ -200,16 +153,16 @@ def max_rel_err(a: NDArray[Any], reference: NDArray[Any]) -> float:
     return float(np.abs(a.astype(np.float64) - reference).max()) / largest
 
 
-def _ideal(network: Network, context: Context) -> Result:
+def _ideal(network: Network, context: Context) -> EvalRow:
     try:
         limit = ideal.bound(network, context.soc, context.dataset)
     except CodlError as error:
         reason = str(error)
-        return Result(
+        return EvalRow(
             network.name, ideal.NAME, None, None, "computed", status="failed", reason=reason
         )
     ms = limit.latency_ms
-    return Result(network.name, ideal.NAME, Latency(ms, ms, ms, 0), None, "computed")
+    return EvalRow(network.name, ideal.NAME, Latency(ms, ms, ms, 0), None, "computed")
 
 
 def _predicted_ms(engine: Engine, cost: CostModel | None) -> float | None:
@@ -222,10 +175,10 @@ def _predicted_ms(engine: Engine, cost: CostModel | None) -> float | None:
     return price(engine.executable, cost).latency_ms
 
 
-def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> Result:
+def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> EvalRow:
     """What is known of a strategy before it is measured."""
     nearness, error = compare(engine(reference.inputs), reference)
-    return Result(
+    return EvalRow(
         model=model,
         strategy=engine.plan.strategy,
         latency_ms=None,
@@ -240,7 +193,7 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
     )
 
 
-def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Reference) -> Result:
+def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Reference) -> EvalRow:
     """What is known of a peer, or why it cannot run, before it is measured."""
     if isinstance(peer, CodlError):
         return _failed(model, name, peer)
@@ -248,7 +201,7 @@ def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Re
         nearness, error = compare(peer.outputs(), reference)
     except CodlError as reason:
         return _failed(model, name, reason)
-    return Result(
+    return EvalRow(
         model=model,
         strategy=name,
         latency_ms=None,
@@ -260,17 +213,17 @@ def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Re
     )
 
 
-def _failed(model: str, name: str, error: CodlError) -> Result:
-    return Result(model, name, None, None, "measured", status="failed", reason=str(error))
+def _failed(model: str, name: str, error: CodlError) -> EvalRow:
+    return EvalRow(model, name, None, None, "measured", status="failed", reason=str(error))
 
 
 def _completed(
-    row: Result,
+    row: EvalRow,
     latencies: Mapping[str, Latency],
-    limit: Result | None,
+    limit: EvalRow | None,
     slowdown: Mapping[str, float] | None,
     energy: Mapping[str, float | None],
-) -> Result:
+) -> EvalRow:
     """The row with its latency and energy, and how that compares to others of the same run."""
     latency = latencies.get(row.strategy)
     if latency is None:
@@ -298,5 +251,5 @@ def _energy_mj(
     return {name: None if mj is None else mj / count for name, mj in found.items()}
 
 
-def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+def to_json(results: Sequence[EvalRow]) -> list[dict[str, Any]]:
     return [asdict(result) for result in results]

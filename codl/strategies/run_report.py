@@ -8,14 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from codl.ir.results import Latency, TimeSpan
 from codl.measure.interleave import Effort, interleave, timed
-from codl.measure.protocol import Latency
 from codl.plan import placement
 from codl.plan.cost_model import CostModel
 from codl.plan.placement import Placed
 from codl.runtime.energy import energy_mj, find_sensors
 from codl.runtime.engine import Engine
-from codl.runtime.profiler import Span, totals_ms
+from codl.runtime.profiler import totals_ms
 
 WARM_UP = 2
 
@@ -32,7 +32,7 @@ class Measured:
     latency_ms: Latency
     energy_mj: float | None
     energy_sensors: tuple[str, ...]
-    spans: list[Span]
+    spans: list[TimeSpan]
     placed: list[Placed]
 
 

@@ -23,8 +23,11 @@ from codl.provenance import VERSION as CODL
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.messages import (
     VERSION,
+    Advanced,
     AnyReply,
     AnyRequest,
+    Benched,
+    BenchOp,
     Building,
     Clocks,
     Compile,
@@ -33,20 +36,27 @@ from codl.targets.messages import (
     Described,
     Done,
     Failed,
+    FailedSearch,
+    Found,
     Hello,
     Look,
     Looked,
     Measure,
     Measured,
     MeasuredRow,
+    MeasurePower,
     ObserveCores,
     Open,
     OpenDevice,
+    PowerMeasured,
     Probe,
     Probed,
     ReadClocks,
     Reply,
+    Searching,
     Timing,
+    Tune,
+    TuneEnded,
     Warned,
 )
 
@@ -197,6 +207,34 @@ class Agent:
         )
         return Measured(rows, result.anchors), ()
 
+    def tune(self, request: Tune, blobs: list[bytes]) -> Answer:
+        from codl.kernels.tuning import Tuning
+        from codl.measure.tuner import task_of
+
+        tasks = [task_of(own.op, own.variant) for own in request.tasks]
+        index = {task.key: at for at, task in enumerate(tasks)}
+        run = self.target.tune(
+            tasks,
+            Tuning.of(request.tuning),
+            keep=lambda result: self._send(Found(result)),
+            searching=lambda task: self._send(Searching(index[task.key])),
+            budget_s=request.budget_s,
+            progress=lambda *how: self._send(Advanced(*how)),
+        )
+        failures = (FailedSearch(index[f.task.key], f.reason, f.trials) for f in run.failures)
+        return TuneEnded(tuple(failures), run.left, run.seconds), ()
+
+    def bench(self, request: BenchOp, blobs: list[bytes]) -> Answer:
+        from codl.kernels.tuning import Tuning
+        from codl.measure.task_records import op_of
+
+        op = op_of(request.op, dict(zip(request.models, blobs, strict=True)))
+        rows, refused = self.target.bench(op, Tuning.of(request.tuning), every=request.every)
+        return Benched(tuple(rows), tuple(refused)), ()
+
+    def power(self, request: MeasurePower, blobs: list[bytes]) -> Answer:
+        return PowerMeasured(self.target.power(request.seconds)), ()
+
     def building(self, index: int) -> None:
         self._send(Building(index))
 
@@ -214,6 +252,9 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     ReadClocks: Agent.read_clocks,
     Compile: Agent.compile,
     Measure: Agent.measure,
+    Tune: Agent.tune,
+    BenchOp: Agent.bench,
+    MeasurePower: Agent.power,
 }
 
 

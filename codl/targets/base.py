@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from codl.ir.soc import Soc
+from codl.ir import Op
+from codl.ir.soc import PowerW, Soc
+from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
+from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.progress import Progress
+from codl.measure.tuner import TuneRun, TuneTask
 from codl.runtime.probe import ProbeResult
 from codl.targets.info import TargetInfo
 
@@ -45,6 +50,31 @@ class Target(Protocol):
 
     def measure(self, batch: MeasureBatch) -> BatchResult:
         """Measure some tasks; a task that takes a process down is told in the result."""
+        ...
+
+    def tune(
+        self,
+        tasks: Sequence[TuneTask],
+        tuning: Tuning,
+        *,
+        keep: Callable[[Tuned], object],
+        budget_s: float | None = None,
+        progress: Progress = lambda done, total, left: None,
+    ) -> TuneRun:
+        """Search the tasks that `tuning` has no complete result for; `keep` gets each result.
+
+        A task that takes a process down is a failure.
+        """
+        ...
+
+    def bench(
+        self, op: Op, tuning: Tuning, *, every: bool = False
+    ) -> tuple[list[BenchRow], list[Refused]]:
+        """An op in every kernel variant, and those that were not measured."""
+        ...
+
+    def power(self, seconds: float) -> PowerW:
+        """Watts while nothing works, one processor alone, and both, each over so many seconds."""
         ...
 
     def close(self) -> None: ...

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from codl.errors import CodlError
-from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuning
+from codl.ir import Op
+from codl.ir.soc import PowerW, Soc
+from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Unwatched, Watcher
+from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.compare_variants import bench
+from codl.measure.power import measure_power
+from codl.measure.progress import Progress
 from codl.measure.runner import Bench
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
+from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.runtime import drivers, threads
 from codl.runtime.cpu_facts import clocks_mhz, cpu_facts
 from codl.runtime.detect import observe_cores
@@ -75,6 +82,34 @@ class LocalTarget:
             self._runner = BatchRunner(Bench(self.soc, *how), self._workers)
             self._runs = how
         return self._runner.measure(batch, watcher)
+
+    def tune(
+        self,
+        tasks: Sequence[TuneTask],
+        tuning: Tuning,
+        *,
+        keep: Callable[[Tuned], object],
+        searching: Callable[[TuneTask], object] = lambda task: None,
+        budget_s: float | None = None,
+        progress: Progress = lambda done, total, left: None,
+    ) -> TuneRun:
+        return tune(
+            self.soc,
+            tasks,
+            tuning,
+            keep=keep,
+            searching=searching,
+            budget_s=budget_s,
+            progress=progress,
+        )
+
+    def bench(
+        self, op: Op, tuning: Tuning, *, every: bool = False
+    ) -> tuple[list[BenchRow], list[Refused]]:
+        return bench(op, self.soc, tuning, every=every)
+
+    def power(self, seconds: float) -> PowerW:
+        return measure_power(self.soc, find_sensors(), seconds)
 
     @cached_property
     def _workers(self) -> CompileWorkers:

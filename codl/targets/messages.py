@@ -10,8 +10,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
-from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuned
+from codl.ir.soc import PowerW, Soc
+from codl.kernels.tuning import Trial, Tuned
+from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.task_records import TaskRecord
 from codl.measure.timing import Rounds
@@ -194,8 +195,89 @@ class Measure(Request, frozen=True):
     limit_s: ClassVar[float] = 300.0
 
 
+class TuneRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `TuneTask`: an op's text and the name of a GPU variant."""
+
+    op: str
+    variant: str
+
+
+class Searching(Reply, frozen=True):
+    """An event of `Tune`: the choices of the task of this index are being searched."""
+
+    index: int
+
+
+class Found(Reply, frozen=True):
+    """An event of `Tune`: a task is done."""
+
+    result: Tuned
+
+
+class FailedSearch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `Failure` of the task of this index."""
+
+    index: int
+    reason: str
+    trials: tuple[Trial, ...]
+
+
+class TuneEnded(Reply, frozen=True):
+    failures: tuple[FailedSearch, ...]
+    left: int
+    seconds: float
+
+
+class Tune(Request, frozen=True):
+    """Search the choices of kernels; `tuning` are results of searches that were cut short."""
+
+    tasks: tuple[TuneRecord, ...]
+    tuning: tuple[Tuned, ...]
+    budget_s: float | None
+    reply: ClassVar[type[Reply]] = TuneEnded
+    limit_s: ClassVar[float] = 600.0
+
+
+class Benched(Reply, frozen=True):
+    rows: tuple[BenchRow, ...]
+    refused: tuple[Refused, ...]
+
+
+class BenchOp(Request, frozen=True):
+    """Measure an op in every variant; `models` are the blobs' digests."""
+
+    op: str
+    models: tuple[str, ...]
+    tuning: tuple[Tuned, ...]
+    every: bool
+    reply: ClassVar[type[Reply]] = Benched
+    limit_s: ClassVar[float] = 600.0
+
+
+class PowerMeasured(Reply, frozen=True):
+    power: PowerW
+
+
+class MeasurePower(Request, frozen=True):
+    """Watts, over so many seconds for each state of the processors."""
+
+    seconds: float
+    reply: ClassVar[type[Reply]] = PowerMeasured
+
+
 AnyRequest: TypeAlias = (
-    Describe | Look | Probe | Open | OpenDevice | ObserveCores | ReadClocks | Compile | Measure
+    Describe
+    | Look
+    | Probe
+    | Open
+    | OpenDevice
+    | ObserveCores
+    | ReadClocks
+    | Compile
+    | Measure
+    | Tune
+    | BenchOp
+    | MeasurePower
 )
 AnyReply: TypeAlias = (
     Hello
@@ -211,4 +293,9 @@ AnyReply: TypeAlias = (
     | CoresSeen
     | Clocks
     | Measured
+    | Searching
+    | Found
+    | TuneEnded
+    | Benched
+    | PowerMeasured
 )

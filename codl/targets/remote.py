@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import msgspec
 
 from codl.errors import CodlError
-from codl.ir.soc import Soc
+from codl.ir import Op, to_text
+from codl.ir.soc import PowerW, Soc
+from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
+from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import Row
+from codl.measure.progress import Progress
 from codl.measure.runner import blank_row
-from codl.measure.task_records import choices_of, models_of, to_record
+from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
 from codl.measure.tasks import Task
+from codl.measure.tuner import Failure, TuneRun, TuneTask
 from codl.runtime.probe import ProbeResult
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.info import TargetInfo
 from codl.targets.messages import (
+    Advanced,
+    Benched,
+    BenchOp,
     Building,
     Clocks,
     CoresSeen,
     Describe,
     Described,
+    Found,
     Measure,
     Measured,
     MeasuredRow,
+    MeasurePower,
     ObserveCores,
     Open,
+    PowerMeasured,
     Probe,
     Probed,
     ReadClocks,
     Reply,
+    Searching,
     Timing,
+    Tune,
+    TuneEnded,
+    TuneRecord,
     UsualLevel,
 )
 
@@ -89,6 +105,56 @@ class RemoteTarget:
         rows = tuple(_measurement(batch.tasks, one) for one in answer.rows)
         return BatchResult(rows, answer.anchors)
 
+    def tune(
+        self,
+        tasks: Sequence[TuneTask],
+        tuning: Tuning,
+        *,
+        keep: Callable[[Tuned], object],
+        budget_s: float | None = None,
+        progress: Progress = lambda done, total, left: None,
+    ) -> TuneRun:
+        """Tune over there; the task of which an agent is lost fails, and another does the rest."""
+        tuned = [tuning.find(task.variant, task.op, self.soc) for task in tasks]
+        known = tuple(result for result in tuned if result is not None and result.complete)
+        begun = {result.key: result for result in tuned if result is not None}
+        done = {result.key for result in known}
+        missing = [task for task in tasks if task.key not in done]
+        search = _Search(keep, progress)
+        begin = perf_counter()
+        while missing:
+            left_s = None if budget_s is None else max(0.0, budget_s - (perf_counter() - begin))
+            records = tuple(TuneRecord(*task.key) for task in missing)
+            before = tuple(begun[task.key] for task in missing if task.key in begun)
+            search.begin(missing)
+            try:
+                answer, _ = self.agent.ask(
+                    Tune(records, before, left_s), TuneEnded, on_event=search.hear
+                )
+            except AgentLostError as error:
+                missing = search.rest(error)
+                continue
+            search.failures += [
+                Failure(missing[f.index], f.reason, f.trials) for f in answer.failures
+            ]
+            missing = []
+        results, failures = tuple(search.results), tuple(search.failures)
+        left = len(tasks) - len(known) - len(results) - len(failures)
+        return TuneRun(results, known, failures, left, perf_counter() - begin)
+
+    def bench(
+        self, op: Op, tuning: Tuning, *, every: bool = False
+    ) -> tuple[list[BenchRow], list[Refused]]:
+        models = models_of_ops([op])
+        request = BenchOp(to_text(op), tuple(models), choices_of(tuning), every)
+        answer, _ = self.agent.ask(request, Benched, tuple(models.values()))
+        return list(answer.rows), list(answer.refused)
+
+    def power(self, seconds: float) -> PowerW:
+        limit_s = MeasurePower.limit_s + 4 * seconds
+        answer, _ = self.agent.ask(MeasurePower(seconds), PowerMeasured, limit_s=limit_s)
+        return answer.power
+
     def close(self) -> None:
         self.agent.close()
 
@@ -110,6 +176,38 @@ class _Progress:
     def suspects(self) -> list[int]:
         """The task that was being built, or all that took turns."""
         return self.built if self.is_timing else self.built[-1:]
+
+
+@dataclass
+class _Search:
+    """What came of tuning so far, over all agents that were needed for it."""
+
+    keep: Callable[[Tuned], object]
+    progress: Progress
+    results: list[Tuned] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    tasks: Sequence[TuneTask] = ()
+    current: int | None = None
+
+    def begin(self, tasks: Sequence[TuneTask]) -> None:
+        self.tasks, self.current = tasks, None
+
+    def hear(self, event: Reply) -> None:
+        if isinstance(event, Found):
+            self.results.append(event.result)
+            self.keep(event.result)
+        elif isinstance(event, Searching):
+            self.current = event.index
+        elif isinstance(event, Advanced):
+            self.progress(event.done, event.total, event.seconds_left)
+
+    def rest(self, error: AgentLostError) -> list[TuneTask]:
+        """The tasks behind the one that an agent was lost with; raises where it was none."""
+        if self.current is None:
+            raise error
+        self.failures.append(Failure(self.tasks[self.current], str(error), ()))
+        done = {result.key for result in self.results} | {f.task.key for f in self.failures}
+        return [task for task in self.tasks if task.key not in done]
 
 
 def _request(batch: MeasureBatch, models: dict[str, bytes]) -> Measure:

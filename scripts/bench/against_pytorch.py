@@ -26,10 +26,10 @@ from codl.frontend.convert import load_network
 from codl.ir import Network, Region, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
+from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import TensorArg
-from codl.measure.protocol import Latency
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
 from codl.runtime.engine import Engine

@@ -30,9 +30,9 @@ from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.active_learning import ESTIMATOR, Settling
+from codl.predict.folds import connected_groups
 from codl.predict.names import ESTIMATORS
 from codl.predict.regret import Part, plain, regret
-from codl.predict.splits import linked
 from codl.predict.training_set import Samples
 
 HELD_OUT = 0.25
@@ -88,7 +88,7 @@ def read(dataset: Dataset) -> Iterator[tuple[Task, Row]]:
 def parted(rows: Rows, seed: int) -> tuple[list[Task], set[Task]]:
     """The tasks to choose from in random order, and those of the shapes that are held out."""
     tasks = list(rows)
-    groups = linked([_labels(task) for task in tasks])
+    groups = connected_groups([_labels(task) for task in tasks])
     dice = random.Random(seed)
     numbers = sorted(set(groups.tolist()))
     away = set(dice.sample(numbers, round(HELD_OUT * len(numbers))))

@@ -20,12 +20,12 @@ import numpy as np
 from networks import device_clock, in_turns, one_core_each
 
 from codl.frontend.convert import load_network
+from codl.ir.results import TimeSpan
 from codl.ir.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
-from codl.runtime.profiler import Span
 from codl.targets.connect import connect
 from codl.targets.detect import detect
 
@@ -106,7 +106,7 @@ def share_of_adds(engines: Mapping[str, Engine]) -> float:
     return float(np.median(shares))
 
 
-def by_label(spans: Sequence[Span]) -> dict[str, float]:
+def by_label(spans: Sequence[TimeSpan]) -> dict[str, float]:
     found: dict[str, float] = {}
     for span in spans:
         if span.kind == "kernel":

@@ -28,8 +28,8 @@ from codl.measure.tasks import load_ops
 from codl.predict import features
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import Rows
+from codl.predict.folds import shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS
-from codl.predict.splits import shape_folds
 from codl.predict.training import SEEDS
 from codl.predict.training_set import Samples
 

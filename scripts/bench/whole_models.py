@@ -21,13 +21,14 @@ from time import sleep
 from codl.cli.output import note
 from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
+from codl.ir.results import EvalRow
 from codl.measure import dataset as datasets
 from codl.measure.interleave import Effort
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.strategies import find
 from codl.strategies.base import Context
-from codl.strategies.evaluation import Result, evaluate
+from codl.strategies.evaluation import evaluate
 
 STRATEGIES = "cpu,gpu,mulayer,codl-paper"
 WITHIN = 0.10
@@ -48,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     context = Context(socs.load(options.soc), options.predictors, options.dataset)
     strategies = options.strategies.split(",")
-    results: list[Result] = []
+    results: list[EvalRow] = []
     for model in options.models.split(","):
         results += quietest(model, strategies, context, options)
     ok = [result for result in results if result.latency_ms and result.predicted_ms]
@@ -69,9 +70,9 @@ def main() -> None:
 
 def quietest(
     model: str, strategies: Sequence[str], context: Context, options: argparse.Namespace
-) -> list[Result]:
+) -> list[EvalRow]:
     """The first run on a machine as fast as it was, else the one with the least slowdown."""
-    best: list[Result] = []
+    best: list[EvalRow] = []
     for turn in range(options.tries):
         if turn:
             sleep(options.pause)
@@ -85,13 +86,13 @@ def quietest(
     return best
 
 
-def disturbance(results: Sequence[Result]) -> float:
+def disturbance(results: Sequence[EvalRow]) -> float:
     """How far the anchors were from their usual level, on the processor that was farther."""
     factors = [f for result in results for f in (result.slowdown or {}).values()]
     return max((abs(factor - 1) for factor in factors), default=0.0)
 
 
-def ratio(result: Result) -> float:
+def ratio(result: EvalRow) -> float:
     """Predicted over measured latency, the median of all runs."""
     assert result.latency_ms is not None
     assert result.predicted_ms is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from support.simulated import SOC
 
 from codl.cli.deployed import RunOptions, adapted, deployment_of, read_inputs, strategy_of
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
@@ -20,7 +21,6 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.layers import ACTIVATIONS, LAYERS
 from codl.frontend.models.summary import summary
 from codl.ir import Network
-from codl.ir.soc import Soc
 from codl.strategies import DEFAULT, Context
 
 
@@ -150,16 +150,16 @@ def test_a_runtime_is_a_strategy(runtime: str, strategy: str, folder: Path) -> N
     assert deployment_of("vgg16") is None
 
 
-def test_storage_must_be_what_the_soc_was_measured_with(folder: Path, first_soc: Soc) -> None:
-    context = Context(first_soc)
+def test_storage_must_be_what_the_soc_was_measured_with(folder: Path) -> None:
+    context = Context(SOC)
     same = deployment_of(write(folder, MODEL + "    data_type: fp32_fp32\n    winograd: 0\n"))
     assert adapted(context, same).winograd is False
     assert adapted(context, None) is context
     other = deployment_of(write(folder, MODEL + "    data_type: fp16_fp32\n"))
-    with pytest.raises(UnsupportedError, match="stored as float16, those of the SoC 'test' are"):
+    with pytest.raises(UnsupportedError, match="as float16, those of the SoC 'simulated' are"):
         adapted(context, other)
     alone = MODEL + "    data_type: fp16_fp32\n    runtime: cpu\n"
-    assert adapted(context, deployment_of(write(folder, alone))).soc is first_soc
+    assert adapted(context, deployment_of(write(folder, alone))).soc is SOC
 
 
 def test_what_has_no_effect_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,15 +185,15 @@ def test_inputs_come_from_the_files_that_a_deployment_names(folder: Path) -> Non
         read_inputs(network(path), None, deployment_of(path), lambda network: {})
 
 
-def test_options_change_the_soc_for_a_run(first_soc: Soc) -> None:
-    changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(first_soc)
+def test_options_change_the_soc_for_a_run() -> None:
+    changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(SOC)
     assert changed.cpu.threads == 1
     assert (changed.gpu.performance, changed.gpu.priority) == ("high", "low")
-    assert RunOptions().applied(first_soc) == first_soc
+    assert RunOptions().applied(SOC) == SOC
     with pytest.raises(UnknownNameError, match="GPU priority hint 'urgent'"):
-        RunOptions(gpu_priority="urgent").applied(first_soc)
+        RunOptions(gpu_priority="urgent").applied(SOC)
     with pytest.raises(CodlError, match="threads need as many cores"):
-        RunOptions(threads=99).applied(first_soc)
+        RunOptions(threads=99).applied(SOC)
 
 
 def test_the_documented_examples_load(folder: Path) -> None:

@@ -6,22 +6,14 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import shape_inference
 
 from codl.frontend import models
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.summary import summary
-from codl.ir import Layer, Network
-from codl.ir.plan import Chain, Plan
-from codl.ir.soc import Soc
-from codl.kernels import registry
-from codl.runtime.engine import Engine
-from codl.strategies.evaluation import compare, load
 
 #: The convolutions that the original CoDL profiles, by "kernel/stride": input and output channels,
 #: rows of the output, and how many there are of the same shape.
@@ -150,50 +142,3 @@ def test_weights_do_not_change_a_structure() -> None:
     declared = {info.name for info in without.build().graph.input}
     assert declared - {"image"} <= held
     assert list(with_weights.build().graph.node) == list(without.build().graph.node)
-
-
-def one_side(network: Network, soc: Soc, gpu_ratio: float) -> Plan:
-    """Every layer in its default variant on one side, or on the other where that has none."""
-    chains = [_alone(layer, soc, gpu_ratio) for layer in network.layers]
-    return Plan(
-        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
-    )
-
-
-def _alone(layer: Layer, soc: Soc, gpu_ratio: float) -> Chain:
-    known = {side: registry.variants(layer.op, side, soc) for side in ("cpu", "gpu")}  # type: ignore[arg-type]
-    names = {side: variants[0].name for side, variants in known.items() if variants}
-    able = ("gpu" if gpu_ratio else "cpu") in names
-    ratio = gpu_ratio if able else 1 - gpu_ratio
-    return Chain((layer.name,), "H", ratio, {layer.name: names})
-
-
-@pytest.mark.parametrize("name", ["bert", "matmul", "op_chain"])
-def test_both_sides_agree_with_onnxruntime(name: str, first_soc: Soc) -> None:
-    network, reference = load(name)
-    for output in reference.outputs.values():
-        assert 0.01 < output.std() < 10
-    for ratio in (0.0, 1.0):
-        with Engine(network, one_side(network, first_soc, ratio), first_soc) as engine:
-            cosine, max_rel_err = compare(engine(reference.inputs), reference)
-        assert cosine >= 0.99999
-        assert max_rel_err <= 1e-4
-
-
-def test_a_batch_norm_that_no_convolution_takes_in_is_one_op(first_soc: Soc) -> None:
-    b = ModelBuilder("preactivation")
-    x = b.input("x", (1, 20, 6, 5))
-    x = b.add(x, b.relu(b.conv(x, 20, 3, pad=1)))
-    b.output(b.relu(b.batch_norm(x)))
-    proto = b.build()
-    network = convert(simplify(import_onnx(proto, "preactivation")))
-    last = network.layers[-1].op
-    assert [layer.op.kind for layer in network.layers] == ["conv2d", "eltwise", "conv2d"]
-    assert set(last.dims) == {"H", "OC"}
-    assert last.activation.kind == "relu"
-    x_value = np.random.default_rng(0).standard_normal((1, 20, 6, 5)).astype(np.float32)
-    session = ort.InferenceSession(proto.SerializeToString(), session_options(1))
-    (expected,) = session.run(None, {"x": x_value})
-    for ratio in (0.0, 1.0):
-        with Engine(network, one_side(network, first_soc, ratio), first_soc) as engine:
-            np.testing.assert_allclose(engine(x_value), expected, atol=1e-5)

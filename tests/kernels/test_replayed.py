@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.simulated import SOC
-from test_estimators_and_features import OPS
+from support.op_examples import EVERY_KIND
+from support.simulated import REPLAYED, SOC
 
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ir import OP_TYPES, parse
@@ -21,13 +21,12 @@ from codl.predict import features
 from codl.runtime.opencl import open_device
 from codl.targets.local import LocalTarget
 
-REPLAYED = replace(SOC, name="phone", source="replayed")
 CONV = parse("conv2d in=1x6x8x8 oc=10 kernel=3 pad=1")
 
 
 def test_a_replayed_soc_has_these_variants_and_no_other() -> None:
-    assert {parse(text).kind for text in OPS} == set(OP_TYPES)
-    for op in map(parse, OPS):
+    assert {parse(text).kind for text in EVERY_KIND} == set(OP_TYPES)
+    for op in map(parse, EVERY_KIND):
         for side in features.PROCESSORS:
             assert [v.name for v in registry.variants(op, side, REPLAYED)] == [f"{side}_replayed"]
             for every in (False, True):
@@ -40,7 +39,7 @@ REPLAYED_VARIANTS = [v for kind in OP_TYPES for v in replayed_variants(kind)]
 
 @pytest.mark.parametrize("variant", REPLAYED_VARIANTS, ids=lambda v: f"{v.op_kind}_{v.name}")
 def test_every_variant_has_features(variant: registry.Variant) -> None:
-    ops = [op for op in map(parse, OPS) if op.kind == variant.op_kind]
+    ops = [op for op in map(parse, EVERY_KIND) if op.kind == variant.op_kind]
     own = [op for op in ops if op.flavor == ops[0].flavor]
     table = features.table("variant", registry.target(variant, own[0]), own, REPLAYED)
     assert (table.values >= 0).all()

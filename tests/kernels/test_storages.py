@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 from support.kernel_runs import Case, operands, reference, run_gpu
-from support.plans import branching, defaults
-from support.synthetic_predictors import Line, SyntheticPredictors
+from support.plans import branching, defaults, gpu_variant
 
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Layer, Network, Region, Shape, parse
+from codl.ir import Network, Region, Shape, parse
 from codl.ir import soc as socs
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
@@ -28,9 +25,6 @@ from codl.kernels import registry
 from codl.measure.dataset import Dataset, SharingRow
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
-from codl.plan.build_plan import chain_of
-from codl.plan.build_plan import make_plan as planned
-from codl.plan.cost_model import CostModel
 from codl.runtime import detect
 from codl.runtime.engine import Engine
 from codl.runtime.memory import GpuTensor
@@ -39,12 +33,6 @@ from codl.runtime.probe import ProbedDevice
 from codl.strategies.evaluation import max_rel_err
 
 HALVES = (BLOCKED_HALF, IMAGE_HALF)
-
-
-def gpu_variant(layer: Layer, storage: Storage, soc: Soc) -> str:
-    found: list[Any] = registry.variants(layer.op, "gpu", soc, include_unfit=True)
-    fitting = [v.name for v in found if v.storage in (storage, PLANAR)]
-    return next((name for name in fitting if "direct" in name), fitting[0])
 
 
 def make_plan(network: Network, storages: Sequence[Storage], soc: Soc) -> Plan:
@@ -212,25 +200,3 @@ def test_older_tables_of_sharing_are_read_and_extended(tmp_path: Any) -> None:
     assert not table.repair()
     table.append(new)
     assert [row.layout for row in table.read()] == ["blocked float32", "image float32"]
-
-
-def slow_elsewhere(target: str) -> float:
-    """Convolutions are faster in images, all else in buffers."""
-    return 2.0 if target.startswith("conv2d") != ("_image" in target) else 1.0
-
-
-def test_the_planner_weighs_storages_against_copies(first_soc: Soc) -> None:
-    soc = of_gpu(first_soc, memory_types=("buffer", "image2d"))
-    b = ModelBuilder("two")
-    b.output(b.max_pool(b.conv(b.input("x", (1, 8, 16, 16)), 8, 3, pad=1), 2, 2))
-    network = convert(simplify(import_onnx(b.build(), "two")))
-    for relayout, copies in ((0.1, True), (3.0, False)):
-        predictors = SyntheticPredictors(
-            flops=inf, least_ms=1.0, times=slow_elsewhere, relayout=Line(relayout), exchange=Line(0)
-        )
-        chain = chain_of(network.layers, "H", 1.0)
-        cost = CostModel(soc, predictors)
-        plan = planned(network, cost, [chain], strategy="test", sharing="missing")
-        chosen = ["image" in own["gpu"] for own in plan.chains[0].variants.values()]
-        assert (len(set(chosen)) == 2) == copies
-        assert plan.predicted_ms == pytest.approx(2.1 if copies else 3.0)

@@ -19,11 +19,12 @@ from codl.cli.options import read_seconds, read_shares
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Shape, parse, to_text
 from codl.ir.ops.conv2d import Conv2d
+from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.measure import protocol
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow, Table
-from codl.measure.protocol import Latency, Protocol, measure
+from codl.measure.protocol import Protocol, measure
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.measure.timing import Rounds

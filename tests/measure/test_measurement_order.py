@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.simulated import SOC
-from test_active_learning import BUDGET_S, dataset, tasks
-from test_synthetic_ops import OPS
+from support.op_examples import OF_MODELS
+from support.simulated import SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse, to_text
 from codl.ir.soc import Soc
@@ -29,42 +28,43 @@ from codl.measure.tasks import DispatchTask, OpTask, SharingTask, Task, make_tas
 from codl.predict.active_learning import Settling
 
 SHARES = [0.5, 1.0]
+BUDGET_S = 100.0
 
 
 def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> Selection:
-    return within(budget_s, Scope(OPS, SHARES, similar), soc)
+    return within(budget_s, Scope(OF_MODELS, SHARES, similar), soc)
 
 
 def added(selection: Selection) -> set[Op]:
     """The ops that no model has."""
-    return {task.op for task in selection.tasks if isinstance(task, OpTask)} - set(OPS)
+    return {task.op for task in selection.tasks if isinstance(task, OpTask)} - set(OF_MODELS)
 
 
-def test_whole_ops_come_first_and_then_their_parts(first_soc: Soc) -> None:
-    found = chosen(first_soc, 600.0, similar=30)
+def test_whole_ops_come_first_and_then_their_parts() -> None:
+    found = chosen(SOC, 600.0, similar=30)
     assert len(found.tasks) == len(set(found.tasks))
-    own = set(make_tasks(OPS, first_soc, SHARES))
-    surroundings = set(surroundings_tasks(OPS, first_soc))
+    own = set(make_tasks(OF_MODELS, SOC, SHARES))
+    surroundings = set(surroundings_tasks(OF_MODELS, SOC))
     assert own | surroundings < set(found.tasks)
     tiers = [found.tiers[task] for task in found.tasks if task not in surroundings]
     assert tiers == sorted(tiers)
     for task in found.tasks:
         if isinstance(task, OpTask):
-            is_whole = task.op in OPS and task.share == 1
+            is_whole = task.op in OF_MODELS and task.share == 1
             assert (found.tiers[task] is Tier.WHOLE) == is_whole
         assert (found.tiers[task] is Tier.MORE) == (task not in own | surroundings)
 
 
-def test_exchanges_of_every_direction_come_before_any_part(first_soc: Soc) -> None:
-    found = chosen(first_soc, 1.0)
+def test_exchanges_of_every_direction_come_before_any_part() -> None:
+    found = chosen(SOC, 1.0)
     first = [task for task in found.tasks if found.tiers[task] is Tier.WHOLE]
     exchanges = {task.direction for task in first if isinstance(task, SharingTask)}
     assert exchanges == {"to_gpu", "to_cpu", "load", "store"}
 
 
-def test_with_little_time_some_parts_wait_behind_the_whole_ops(first_soc: Soc) -> None:
-    own = make_tasks(OPS, first_soc, SHARES)
-    short = chosen(first_soc, len(own) * TASK_S)
+def test_with_little_time_some_parts_wait_behind_the_whole_ops() -> None:
+    own = make_tasks(OF_MODELS, SOC, SHARES)
+    short = chosen(SOC, len(own) * TASK_S)
     wholes = [t for t in own if isinstance(t, OpTask) and t.share == 1]
     assert all(short.tiers[task] is Tier.WHOLE for task in wholes)
     first = [task for task in own if short.tiers[task] is not Tier.MORE]
@@ -72,17 +72,17 @@ def test_with_little_time_some_parts_wait_behind_the_whole_ops(first_soc: Soc) -
     assert set(own) <= set(short.tasks)
 
 
-def test_a_longer_budget_has_more_similar_ops(first_soc: Soc) -> None:
-    short, long, longer = (chosen(first_soc, seconds) for seconds in (1.0, 100.0, 150.0))
+def test_a_longer_budget_has_more_similar_ops() -> None:
+    short, long, longer = (chosen(SOC, seconds) for seconds in (1.0, 100.0, 150.0))
     assert 0 < len(added(short)) <= LEAST_SIMILAR < len(added(long)) < len(added(longer))
     assert added(short) < added(long) < added(longer)
-    assert not added(chosen(first_soc, 100.0, similar=0))
+    assert not added(chosen(SOC, 100.0, similar=0))
 
 
 def test_what_must_be_measured_comes_first_and_is_not_left_out(tmp_path: Path) -> None:
     """Even where accuracy has settled."""
-    everything: list[Task] = [*tasks()]
-    settled = dataset(tmp_path, tasks()[:200], noise=0.01)
+    everything: list[Task] = [*conv_tasks()]
+    settled = noisy_dataset(tmp_path, conv_tasks()[:200], noise=0.01)
     left = everything[200:]
     tiers = dict.fromkeys(left[:-8], Tier.MORE)
     tiers |= dict.fromkeys(left[-8:-4], Tier.WHOLE) | dict.fromkeys(left[-4:], Tier.OWN)
@@ -102,18 +102,18 @@ def test_slow_tasks_are_spread_over_the_others() -> None:
     assert set(mixed(slow, [])) == set(slow)
 
 
-def test_attention_comes_right_after_the_models_whole_ops(first_soc: Soc) -> None:
-    found = within(600.0, Scope(OPS, SHARES, similar=30, attention=True), first_soc)
+def test_attention_comes_right_after_the_models_whole_ops() -> None:
+    found = within(600.0, Scope(OF_MODELS, SHARES, similar=30, attention=True), SOC)
     assert len(found.tasks) == len(set(found.tasks))
     unusual = [t for t in found.tasks if isinstance(t, OpTask) and t.op in attention_ops(16)]
     assert 0 < len(unusual) * TASK_S < 1.2 * ATTENTION * 600.0
-    assert {found.tiers[task] for task in unusual if task.op not in OPS} == {Tier.WHOLE}
+    assert {found.tiers[task] for task in unusual if task.op not in OF_MODELS} == {Tier.WHOLE}
     tiers = [found.tiers[t] for t in found.tasks if isinstance(t, OpTask)]
     assert tiers == sorted(tiers)
-    assert not set(attention_tasks(2, first_soc, known=found.tasks)).intersection(found.tasks)
+    assert not set(attention_tasks(2, SOC, known=found.tasks)).intersection(found.tasks)
 
 
-def test_attention_has_a_few_of_every_variant(first_soc: Soc) -> None:
+def test_attention_has_a_few_of_every_variant() -> None:
     """So that no network of attention is planned by estimates."""
     ops = attention_ops(16)
     assert ops[: len(attention_ops(3))] == attention_ops(3)
@@ -121,7 +121,7 @@ def test_attention_has_a_few_of_every_variant(first_soc: Soc) -> None:
     counts: dict[str, int] = {}
     for op in ops:
         for processor in PROCESSORS:
-            for variant in registry.variants(op, processor, first_soc):
+            for variant in registry.variants(op, processor, SOC):
                 name = registry.target(variant, op)
                 counts[name] = counts.get(name, 0) + 1
     for kind in ("matmul", "norm", "softmax", "transpose", "reshape", "slice", "reduce", "tile"):

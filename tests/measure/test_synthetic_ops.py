@@ -6,32 +6,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.op_examples import OF_MODELS
+from support.simulated import SOC
 
 from codl.ir import Op, parse, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pool2d import Pool2d
-from codl.ir.soc import Soc
 from codl.measure.synthetic_ops import similar_ops
 from codl.measure.tasks import SharingTask, make_tasks
-
-OPS = [
-    parse(text)
-    for text in (
-        "conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1 act=relu",
-        "conv2d in=1x512x14x14 oc=512 kernel=3x3 pad=1 act=relu",
-        "conv2d in=1x256x28x28 oc=128 kernel=1x1",
-        "conv2d in=1x3x224x224 oc=64 kernel=7x7 stride=2x2 pad=3",
-        "conv2d in=1x96x28x28 oc=96 kernel=3x3 pad=1 groups=96",
-        "pooling in=1x64x112x112 kernel=3x3 stride=2x2 pad=1",
-        "pooling in=1x2048x7x7 mode=avg kernel=7x7",
-        "fc in=1x512x7x7 oc=4096",
-        "fc in=1x2048x1x1 oc=1000",
-        "eltwise in=1x256x28x28,1x256x28x28",
-        "concat in=1x512x13x13,1x1024x13x13",
-        "softmax in=1x1000x1x1 axes=1",
-    )
-]
 
 
 def of_kind(ops: list[Op], kind: str) -> list[Op]:
@@ -39,20 +22,20 @@ def of_kind(ops: list[Op], kind: str) -> list[Op]:
 
 
 def test_new_ops_are_valid_and_none_is_a_models_own() -> None:
-    found = similar_ops(OPS, 120)
+    found = similar_ops(OF_MODELS, 120)
     assert 100 <= len(found) <= 120
-    assert not set(found) & set(OPS)
+    assert not set(found) & set(OF_MODELS)
     assert len(set(found)) == len(found)
     for op in found:
         assert parse(to_text(op)) == op
         assert min(op.output) >= 1
-    assert found == similar_ops(OPS, 120)
-    assert similar_ops(OPS, 0) == []
+    assert found == similar_ops(OF_MODELS, 120)
+    assert similar_ops(OF_MODELS, 0) == []
 
 
 def test_every_kind_and_class_gets_its_share_at_no_higher_cost() -> None:
-    found = similar_ops(OPS, 310)
-    counts = {kind: len(of_kind(found, kind)) for kind in {op.kind for op in OPS}}
+    found = similar_ops(OF_MODELS, 310)
+    counts = {kind: len(of_kind(found, kind)) for kind in {op.kind for op in OF_MODELS}}
     assert counts["softmax"] == 0
     assert counts["conv2d"] > 2 * counts["fc"] > 0
     assert counts["pooling"] > counts["fc"] > counts["eltwise"] > counts["concat"] > 0
@@ -63,7 +46,7 @@ def test_every_kind_and_class_gets_its_share_at_no_higher_cost() -> None:
     assert all(op.groups == op.input.c == op.out_channels for op in depthwise)
     assert {op.mode for op in found if isinstance(op, Pool2d)} == {"max", "avg"}
     for kind in counts:
-        largest = max((op.flops for op in of_kind(OPS, kind)), default=0)
+        largest = max((op.flops for op in of_kind(OF_MODELS, kind)), default=0)
         assert all(op.flops <= largest for op in of_kind(found, kind))
 
 
@@ -81,7 +64,7 @@ def test_a_class_with_more_variety_gets_more() -> None:
 
 
 def test_sizes_fill_the_range_around_those_of_the_models() -> None:
-    found = similar_ops(OPS, 400)
+    found = similar_ops(OF_MODELS, 400)
     features = [op.in_features for op in found if isinstance(op, FullyConnected)]
     assert len(set(features)) > 0.8 * len(features)
     inside = [2048 <= value <= 25088 for value in features]
@@ -93,7 +76,7 @@ def test_sizes_fill_the_range_around_those_of_the_models() -> None:
 
 
 def test_maps_and_channels_are_those_of_networks_and_their_parts() -> None:
-    found = [op for op in similar_ops(OPS, 600) if isinstance(op, Conv2d)]
+    found = [op for op in similar_ops(OF_MODELS, 600) if isinstance(op, Conv2d)]
     one_sided = [
         op.pad.top != op.pad.bottom or (op.kernel.h == 3 and not op.pad.top) for op in found
     ]
@@ -113,10 +96,10 @@ def test_maps_and_channels_are_those_of_networks_and_their_parts() -> None:
     assert all(op.input.h <= 28 for op in deep)
 
 
-def test_similar_ops_are_measured_whole(first_soc: Soc) -> None:
-    similar = similar_ops(OPS, 20)
-    plain = make_tasks(OPS[:1], first_soc, [0.5, 1.0])
-    tasks = make_tasks(OPS[:1], first_soc, [0.5, 1.0], similar)
+def test_similar_ops_are_measured_whole() -> None:
+    similar = similar_ops(OF_MODELS, 20)
+    plain = make_tasks(OF_MODELS[:1], SOC, [0.5, 1.0])
+    tasks = make_tasks(OF_MODELS[:1], SOC, [0.5, 1.0], similar)
     added = set(tasks) - set(plain)
     assert set(plain) <= set(tasks)
     shared = {task.shape for task in added if isinstance(task, SharingTask)}

@@ -141,7 +141,7 @@ for index in range(int(sys.argv[3])):
 def writer(dataset: Dataset, name: str, count: int) -> subprocess.Popen[bytes]:
     """A process that adds so many results, and has begun."""
     command = [sys.executable, "-c", WRITER, str(dataset.folder), name, str(count)]
-    paths = f"import sys; sys.path[:0] = {sys.path!r}\n"
+    paths = f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
     command[2] = paths + command[2]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None

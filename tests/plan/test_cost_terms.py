@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from codl.ir.plan import Chain, Plan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan import price as prices
+from codl.plan.build_plan import chain_of
+from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import CostModel
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
@@ -84,3 +87,24 @@ def test_images_at_once_are_cheaper_than_one_after_the_other(network: Network) -
     every = SyntheticPredictors.with_all_terms()
     dear = replace(every, asked=[], batch={"cpu": 1.0, "gpu": 1.0})
     assert price(network, every) < price(network, dear)
+
+
+def slow_elsewhere(target: str) -> float:
+    """Convolutions are faster in images, all else in buffers."""
+    return 2.0 if target.startswith("conv2d") != ("_image" in target) else 1.0
+
+
+def test_the_planner_weighs_storages_against_copies() -> None:
+    b = ModelBuilder("two")
+    b.output(b.max_pool(b.conv(b.input("x", (1, 8, 16, 16)), 8, 3, pad=1), 2, 2))
+    network = convert(simplify(import_onnx(b.build(), "two")))
+    for relayout, copies in ((0.1, True), (3.0, False)):
+        predictors = SyntheticPredictors(
+            flops=inf, least_ms=1.0, times=slow_elsewhere, relayout=Line(relayout), exchange=Line(0)
+        )
+        chain = chain_of(network.layers, "H", 1.0)
+        cost = CostModel(WITH_IMAGES, predictors)
+        plan = planned(network, cost, [chain], strategy="test", sharing="missing")
+        chosen = ["image" in own["gpu"] for own in plan.chains[0].variants.values()]
+        assert (len(set(chosen)) == 2) == copies
+        assert plan.predicted_ms == pytest.approx(2.1 if copies else 3.0)

@@ -16,10 +16,11 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.results import TimeSpan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.placement import measured, predicted
-from codl.runtime.profiler import Span, totals_ms
+from codl.runtime.profiler import totals_ms
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +78,12 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
     cost = covered(CostModel(SOC, of_few_kinds()), network)
     before = predicted(network, plan, SOC, cost)
     spans = [
-        Span("cpu", "net", "conv", 0.0, 2.0),
-        Span("gpu", "kernel", "conv", 0.5, 1.0),
-        Span("gpu", "kernel", "conv", 1.0, 1.75),
-        Span("cpu", "net", "cumsum ... softmax", 2.0, 5.0),
-        Span("cpu", "copy", "add", 2.0, 5.0),
-        Span("gpu", "kernel", "add", 6.0, 6.5),
+        TimeSpan("cpu", "net", "conv", 0.0, 2.0),
+        TimeSpan("gpu", "kernel", "conv", 0.5, 1.0),
+        TimeSpan("gpu", "kernel", "conv", 1.0, 1.75),
+        TimeSpan("cpu", "net", "cumsum ... softmax", 2.0, 5.0),
+        TimeSpan("cpu", "copy", "add", 2.0, 5.0),
+        TimeSpan("gpu", "kernel", "add", 6.0, 6.5),
     ]
     nets = {"conv": ("conv",), "cumsum ... softmax": ("cumsum", "softmax")}
     rows = measured(before, totals_ms(spans), {"cpu": nets, "gpu": {}})
@@ -96,7 +97,10 @@ def test_measured_latencies_are_shared_out_as_predicted(network: Network, plan: 
 
 def test_layers_that_share_kernels_share_their_latency(network: Network, plan: Plan) -> None:
     cost = covered(CostModel(SOC, of_few_kinds()), network)
-    spans = [Span("gpu", "kernel", "conv + add", 0.5, 2.5), Span("cpu", "net", "conv", 0.0, 2.0)]
+    spans = [
+        TimeSpan("gpu", "kernel", "conv + add", 0.5, 2.5),
+        TimeSpan("cpu", "net", "conv", 0.0, 2.0),
+    ]
     before = predicted(network, plan, SOC, cost)
     rows = measured(
         before,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
+from support.simulated import GEMM, SOC, conv_tasks, noisy_dataset
 
 from codl.ir import Op, Shape, parse
 from codl.measure.dataset import Dataset
-from codl.measure.tasks import DispatchTask, OpTask, SharingTask, Task
+from codl.measure.tasks import DispatchTask, SharingTask, Task
 from codl.predict import acquisition as choosing
 from codl.predict.acquisition import Bounds, contested, farthest_first, in_turns, is_random
 from codl.predict.active_learning import FIRST, LEAST_ROWS, Look, Settling, has_settled
@@ -22,29 +22,8 @@ BUDGET_S = 100.0
 OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
 
 
-def tasks(seed: int = 0, ops: int = 40) -> list[OpTask]:
-    """The tasks of the simulated rows, in random order."""
-    found = [
-        OpTask((GEMM, "mulayer_conv2d_cpu"), "cpu_gemm", "cpu", op, dim, share, part)  # type: ignore[arg-type]
-        for op, dim, share, part in conv_parts(seed, ops)
-    ]
-    order = np.random.default_rng(seed).permutation(len(found))
-    return [found[at] for at in order]
-
-
-def dataset(folder: Path, measured: list[OpTask], noise: float) -> Dataset:
-    """Rows of tasks after the law, with noise."""
-    dice, found = np.random.default_rng(5), Dataset(folder)
-    rows = [
-        op_row(t.op, t.dim, t.share, t.part, law_ms(t.part) * float(dice.lognormal(0, noise)))
-        for t in measured
-    ]
-    found.ops(GEMM).append(*rows)
-    return found
-
-
 def test_about_half_of_all_items_are_random() -> None:
-    parts = {task.part for task in tasks()}
+    parts = {task.part for task in conv_tasks()}
     assert 0.4 < np.mean([is_random(part) for part in parts]) < 0.6
     shapes = [Shape(1, c, 7, 7) for c in range(1, 200)]
     assert 0.4 < np.mean([is_random(shape) for shape in shapes]) < 0.6
@@ -165,9 +144,9 @@ def test_a_target_settles_when_good_or_when_rows_gain_nothing(
 
 
 def test_every_second_task_is_random_and_the_others_unlike_what_is_known(tmp_path: Path) -> None:
-    everything = tasks()
+    everything = conv_tasks()
     measured, missing = everything[:80], everything[80:]
-    settling = Settling(SOC, dataset(tmp_path, measured, noise=0.4), BUDGET_S)
+    settling = Settling(SOC, noisy_dataset(tmp_path, measured, noise=0.4), BUDGET_S)
     assert settling.choose(missing, 0.0) == missing  # nothing is looked at yet
     chosen = list(settling.choose(missing, FIRST * BUDGET_S))
     assert set(chosen) == set(missing)
@@ -196,10 +175,10 @@ def nearest(parts: list[Op], known: list[Op]) -> float:
 
 
 def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path) -> None:
-    everything = tasks()
-    exact = Settling(SOC, dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S)
+    everything = conv_tasks()
+    exact = Settling(SOC, noisy_dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S)
     assert exact.choose(everything[200:], BUDGET_S) == ()
-    noisy = Settling(SOC, dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S)
+    noisy = Settling(SOC, noisy_dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S)
     assert noisy.choose(everything[200:], BUDGET_S)
     # What surrounds ops is measured in any case, and before what has settled.
     others: list[Task] = [DispatchTask("cpu", 1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
@@ -210,8 +189,8 @@ def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path
 
 
 def test_looks_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    everything, when = tasks(), []
-    settling = Settling(SOC, dataset(tmp_path, everything[:20], noise=0.5), BUDGET_S)
+    everything, when = conv_tasks(), []
+    settling = Settling(SOC, noisy_dataset(tmp_path, everything[:20], noise=0.5), BUDGET_S)
     for second in range(int(BUDGET_S)):
         monkeypatch.setattr(settling, "look", lambda at=second: when.append(at))
         settling.choose(everything[20:], float(second))
@@ -221,8 +200,8 @@ def test_looks_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_expected_is_what_random_shapes_held_out_show(tmp_path: Path) -> None:
-    measured = tasks()
-    settling = Settling(SOC, dataset(tmp_path, measured, noise=0.05), BUDGET_S)
+    measured = conv_tasks()
+    settling = Settling(SOC, noisy_dataset(tmp_path, measured, noise=0.05), BUDGET_S)
     expected = settling.expected()
     assert expected is not None
     (found,) = [row for row in expected["targets"] if row["target"] == GEMM]

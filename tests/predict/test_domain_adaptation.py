@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_replayed import REPLAYED
+from support.simulated import REPLAYED
 
 from codl.errors import InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import Op, parse, to_text

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import lsq_linear
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
@@ -18,16 +19,16 @@ from codl.predict.estimators import (
     Gbdt,
     LatencyEstimator,
     RandomForest,
-    run_columns,
 )
 from codl.predict.estimators import (
     run_effects as runs,
 )
-from codl.predict.estimators.base import inner_folds
 from codl.predict.estimators.conformal import Errors
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows
+from codl.predict.estimators.least_squares import RIDGE_PULL, costs, ridge
 from codl.predict.estimators.trees import Node, Trees
+from codl.predict.folds import inner_folds
 from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
@@ -126,7 +127,7 @@ def test_a_few_rows_of_a_slow_run_make_no_prediction_slow() -> None:
 
 def test_very_many_runs_have_terms() -> None:
     X, y, shapes = law(60, 2)
-    number = np.arange(120) % (run_columns.MOST + 1)
+    number = np.arange(120) % (runs.MOST_COLUMNS + 1)
     labels = [f"run{at}" for at in number]
     fitted = Codl().fit(X, y * np.where(number % 2, 1.5, 1.0), runs=labels, groups=shapes)
     assert not fitted.run_columns_.shares
@@ -491,3 +492,26 @@ def test_inner_folds_hold_every_row_out_once() -> None:
     assert sorted(np.concatenate(folds).tolist()) == list(range(100))
     assert not any(set(groups[a]) & set(groups[b]) for a in folds for b in folds if a is not b)
     assert len(inner_folds(np.zeros(7, int))) == 5
+    sizes = [len(fold) for fold in folds]
+    assert max(sizes) - min(sizes) <= np.bincount(groups).max()
+
+
+def test_a_ridge_is_that_of_its_normal_equations() -> None:
+    rng = np.random.default_rng(5)
+    scaled = rng.standard_normal((80, 6))
+    target = scaled @ rng.standard_normal(6) + 3 + 0.1 * rng.standard_normal(80)
+    rows = np.column_stack([scaled, np.ones(80)])
+    pull = np.diag([*[RIDGE_PULL * 80] * 6, 0.0])
+    wanted = np.linalg.solve(rows.T @ rows + pull, rows.T @ target)
+    np.testing.assert_allclose(ridge(scaled, target), wanted, rtol=1e-10)
+
+
+def test_costs_are_the_best_that_are_not_negative() -> None:
+    """Against a bounded solver, of latencies that fall with one feature."""
+    rng = np.random.default_rng(6)
+    X = rng.uniform(1, 100, (60, 3))
+    y = X @ np.array([0.02, 0.0, 0.05]) + 0.5 - 0.003 * X[:, 1] + 1.0
+    slopes, overhead = costs(X, y)
+    rows = np.column_stack([X, np.ones(60)]) / y[:, None]
+    wanted = lsq_linear(rows, np.ones(60), bounds=(0, np.inf), tol=1e-14).x
+    np.testing.assert_allclose([*slopes, overhead], wanted, rtol=2e-4, atol=1e-6)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from support.op_examples import EVERY_KIND
 from support.simulated import GEMM, LAW, OVERHEAD_MS, SOC, conv_parts, law_ms
 
 from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.kernels import registry
-from codl.predict import features, splits
+from codl.predict import features
 from codl.predict.cross_validation import Rows, accuracy
 from codl.predict.estimators import (
     CodlLinear,
@@ -22,6 +23,7 @@ from codl.predict.estimators import (
     Gbdt,
     LatencyEstimator,
 )
+from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
 
 ALL = pytest.mark.parametrize("cls", ESTIMATORS.values(), ids=list(ESTIMATORS))
@@ -157,7 +159,7 @@ def test_gbdt_beats_flops_linear_on_steps() -> None:
     rng = np.random.default_rng(4)
     X = rng.uniform(1, 1e6, (400, 2))
     y = 0.1 + np.ceil(X[:, 0] / 2.5e5) * (1 + (X[:, 1] > 5e5))
-    folds = splits.shape_folds(np.arange(400))
+    folds = shape_folds(np.arange(400))
     steps = accuracy(Gbdt, Rows(X, y), folds)
     line = accuracy(FlopsLinear, Rows(X, y), folds)
     assert steps.mape is not None
@@ -218,41 +220,6 @@ def test_what_a_net_packs_is_counted_by_the_width_that_it_packs_by() -> None:
     assert features.table("flops", "data_sharing_load", shapes, SOC).names == ("bytes",)
 
 
-OPS = (
-    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1",
-    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=64",
-    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=8",
-    "conv2d in=1x64x14x14 oc=64 kernel=1",
-    "conv2d in=1x64x14x14 oc=64 kernel=7 pad=3",
-    "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
-    "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
-    "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
-    "fc in=1x64x1x1 oc=64",
-    "concat in=1x64x14x14,1x32x14x14",
-    "eltwise in=1x64x14x14,1x64x14x14",
-    "reshape in=1x64x14x14 to=1x12544",
-    "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
-    "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
-    "pooling in=1x64x14x14 mode=avg kernel=14",
-    "conv_transpose2d in=1x64x14x14 oc=32 kernel=4 stride=2 size=28x28 crop=1",
-    "resize in=1x64x14x14 size=28x28",
-    "matmul in=64x32,32x48",
-    "max_indices in=1x8x14x14 kernel=2 stride=2",
-    "norm in=64x32 axis=1",
-    "norm in=1x64x14x14,1x64x1x1,1x64x1x1 axis=1 groups=64",
-    "reduce in=64x32 axes=1 mode=sum",
-    "softmax in=64x32 axes=1",
-    "pad in=5x20 before=1x3 after=1x40",
-    "slice in=100x100 starts=9x0 steps=1x3 to=20x34",
-    "tile in=1x3x1x40 repeats=2x1x50x1",
-    "transpose in=100x17 perm=1x0",
-    "windows in=1x8x14x5 count=6 kernel=3 stride=2",
-    "concat_nd in=7x5x1,7x5x2 axis=2",
-    "gather in=100x17,5 axis=0",
-    "onnx in=1x8x14 to=1x8x14 nodes=CumSum digest=0123456789abcdef",
-)
-
-
 @pytest.mark.parametrize(
     "variant", registry.VARIANTS.values(), ids=lambda v: f"{v.op_kind}_{v.name}"
 )
@@ -260,7 +227,7 @@ OPS = (
 def test_every_variant_has_features(
     variant: registry.Variant, feature_set: features.FeatureSet
 ) -> None:
-    ops = [op for op in map(parse, OPS) if op.kind == variant.op_kind]
+    ops = [op for op in map(parse, EVERY_KIND) if op.kind == variant.op_kind]
     accepted = [op for op in ops if variant.refusal(op, SOC) is None]
     assert accepted
     table = features.table(feature_set, registry.target(variant, accepted[0]), accepted, SOC)

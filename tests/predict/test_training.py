@@ -9,23 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
 from codl.ir import parse, split
+from codl.ir.results import PredictorRow
 from codl.measure.dataset import Dataset, SharingRow
-from codl.predict import features, splits
+from codl.predict import features
 from codl.predict.cross_validation import HeldOut, Rows, accuracy, over_seeds
 from codl.predict.estimators import (
     Codl,
     Gbdt,
     LatencyEstimator,
 )
+from codl.predict.folds import connected_groups, row_folds, shape_folds
 from codl.predict.model_set import load
 from codl.predict.names import ESTIMATORS
-from codl.predict.training import PredictorRow, TrainReport, train
+from codl.predict.training import TrainReport, train
 
 # What is held out
 
@@ -33,10 +35,11 @@ from codl.predict.training import PredictorRow, TrainReport, train
 labels = st.lists(st.tuples(st.integers(0, 12), st.integers(20, 40)), min_size=1, max_size=60)
 
 
+@settings(deadline=None)
 @given(labels)
 def test_shape_folds_separate_nothing_that_belongs_together(rows: list[tuple[int, int]]) -> None:
-    groups = splits.linked(rows)
-    folds = splits.shape_folds(groups)
+    groups = connected_groups(rows)
+    folds = shape_folds(groups)
     assert len(folds) == (min(5, len(set(groups))) if len(set(groups)) > 1 else 0)
     for fold in folds:
         train_rows, test_rows = ([rows[i] for i in part] for part in (fold.train, fold.test))
@@ -48,9 +51,10 @@ def test_shape_folds_separate_nothing_that_belongs_together(rows: list[tuple[int
     assert sorted(held_out) == list(range(len(rows)))
 
 
+@settings(deadline=None)
 @given(labels)
 def test_groups_are_no_larger_than_needed(rows: list[tuple[int, int]]) -> None:
-    groups = splits.linked(rows)
+    groups = connected_groups(rows)
     for number in set(groups):
         own = {rows[i] for i in np.flatnonzero(groups == number)}
         reached, todo = set(), [next(iter(own))]
@@ -61,9 +65,10 @@ def test_groups_are_no_larger_than_needed(rows: list[tuple[int, int]]) -> None:
         assert reached == own
 
 
+@settings(deadline=None)
 @given(st.integers(2, 500))
 def test_row_fold_is_70_to_30(rows: int) -> None:
-    (fold,), (again,) = splits.row_folds(rows), splits.row_folds(rows)
+    (fold,), (again,) = row_folds(rows), row_folds(rows)
     assert sorted([*fold.train, *fold.test]) == list(range(rows))
     assert abs(len(fold.test) - 0.3 * rows) <= 0.5
     np.testing.assert_array_equal(fold.test, again.test)
@@ -81,7 +86,7 @@ def test_nothing_held_out_is_seen_in_fitting() -> None:
             return np.ones(len(X))
 
     X, y = np.arange(50.0)[:, None], np.ones(50)
-    folds = splits.shape_folds(splits.linked([(i // 7,) for i in range(50)]))
+    folds = shape_folds(connected_groups([(i // 7,) for i in range(50)]))
     found = accuracy(Spy, Rows(X, y), folds)
     assert (found.n_test, found.acc5, found.mape, found.coverage90) == (50, 100, 0, None)
 
@@ -94,7 +99,7 @@ def test_runs_and_intervals_are_held_out_with_their_rows() -> None:
     y = (X @ np.array([0.02, 0.03]) + 0.1) * np.where(np.array(runs) == "slow", 2.0, 1.0)
     y *= rng.normal(1, 0.02, 120)
     groups = np.arange(120) // 2
-    found = accuracy(Codl, Rows(X, y, runs, groups), splits.shape_folds(groups))
+    found = accuracy(Codl, Rows(X, y, runs, groups), shape_folds(groups))
     assert found.acc10 is not None
     assert found.acc10_typical is not None
     assert found.coverage90 is not None
@@ -108,10 +113,11 @@ def test_medians_over_seeds() -> None:
     assert over_seeds(found) == HeldOut(6, 9, acc10=60, acc5=1, mape=2)
 
 
+@settings(deadline=None)
 @given(labels, st.integers(0, 9))
 def test_seeds_deal_shapes_out_evenly(rows: list[tuple[int, int]], seed: int) -> None:
-    groups = splits.linked(rows)
-    folds = splits.shape_folds(groups, seed)
+    groups = connected_groups(rows)
+    folds = shape_folds(groups, seed)
     largest = max(np.bincount(groups))
     sizes = [len(fold.test) for fold in folds] or [0]
     assert max(sizes) - min(sizes) <= largest

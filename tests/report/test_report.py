@@ -17,10 +17,20 @@ from rich.console import Console, RenderableType
 
 from codl.errors import CodlError, InvalidFileError
 from codl.report import plots
-from codl.report.content import NONE, Column, Row, Section, Table, digits, nearness, spread
+from codl.report.content import (
+    NONE,
+    Column,
+    TextRow,
+    TextSection,
+    TextTable,
+    digits,
+    nearness,
+    spread,
+)
 from codl.report.findings import findings
 from codl.report.html import write_report
-from codl.report.load import COMMANDS, eval_result, load_result, train_result
+from codl.report.load import eval_result, load_result, train_result
+from codl.report.results import COMMANDS
 from codl.report.summaries import accuracy_content, comparison_content
 from codl.report.svg import SVG
 from codl.report.tables import eval_content, eval_table, train_table
@@ -70,7 +80,7 @@ SPANS = [
     span("cpu", "sync", 10.5, 11.0),
 ]
 FAILED = row("ort", None, status="failed", reason="no kernel for op Foo", predicted_ms=777.0)
-IDEAL = {"median": 50.0, "p20": None, "p80": None, "runs": None}
+IDEAL = {"median": 50.0, "p20": 50.0, "p80": 50.0, "runs": 0}
 
 
 def evaluation(**values: Any) -> JsonObject:
@@ -217,7 +227,7 @@ def test_peers_say_how_they_were_run() -> None:
         table_of(evaluation(rows=[row("ort", 15.0, peer={**ran, "busy_cores": "2"})]))
 
 
-def table_of(content: JsonObject) -> Table:
+def table_of(content: JsonObject) -> TextTable:
     return eval_content(eval_result(content))
 
 
@@ -294,7 +304,7 @@ def test_a_timeline_is_few_elements() -> None:
     spans = [span("gpu", "kernel", i, i + 0.5) for i in range(300)]
     timelines = [{"model": "testnet", "strategy": "codl", "spans": spans}]
     result = eval_result(evaluation(timelines=timelines))
-    svg = plots.timeline_svg(result.timelines, key="k", title="t")
+    svg = plots.timeline_svg(result.profiles("testnet"), key="k", title="t")
     assert svg.count(f"fill: {plots.GPU.lower()}") == 2  # the spans and the legend
     assert len(svg) < 16_000
 
@@ -391,23 +401,26 @@ def wrong_eval(**values: Any) -> JsonObject:
         ("[1]", ["must hold a mapping, got [1]"]),
         ({}, ["top", "the key 'command' is missing"]),
         ({"command": "evil"}, ["command", "'evil'", "Did you mean 'eval'", *COMMANDS]),
-        ({"command": 3}, ["command", "must be a string, got 3"]),
+        ({"command": 3}, ["command", "Unknown command '3'"]),
         (evaluation(version=2), ["version", "must be 1", "got 2"]),
         (evaluation(rows={}), ["rows", "must be a list, got {}"]),
         (evaluation(rows=[7]), ["rows[0]", "must be a mapping, got 7"]),
-        (evaluation(rows=[{}]), ["rows[0]", "'latency_ms' is missing"]),
+        (evaluation(rows=[{}]), ["rows[0]", "'model' is missing"]),
         (wrong_eval(source="guessed"), ["rows[0].source", "'guessed'", "measured", "simulated"]),
         (wrong_eval(status="meh"), ["rows[0].status", "'meh'", "failed, ok"]),
         (wrong_eval(status="failed"), ["rows[0].latency_ms", "must be null", "'failed'"]),
-        (wrong_eval(latency_ms=None), ["rows[0].latency_ms", "unless", "got None"]),
+        (wrong_eval(latency_ms=None), ["rows[0].latency_ms", "must be a mapping", "got None"]),
         (wrong_eval(latency_ms={"median": -1}), ["rows[0].latency_ms.median", "at least 0", "-1"]),
         (wrong_eval(latency_ms={"median": "x"}), ["rows[0].latency_ms.median", "number", "'x'"]),
         (wrong_eval(latency_ms={"median": True}), ["number", "True"]),
         (wrong_eval(latency_ms={"median": float("nan")}), ["finite", "nan"]),
         (wrong_eval(latency_ms={"median": 10**400}), ["finite", "..."]),
-        (wrong_eval(latency_ms={"median": 1, "p20": 2}), ["p20 <= median <= p80"]),
+        (
+            wrong_eval(latency_ms={"median": 1, "p20": 2, "p80": 3, "runs": 9}),
+            ["p20 <= median <= p80"],
+        ),
         (wrong_eval(latency_ms={"median": 1, "runs": 1.5}), ["latency_ms.runs", "whole", "1.5"]),
-        (evaluation(soc={"name": "x"}), ["soc", "'cpu' is missing"]),
+        (evaluation(soc={"cpu": None}), ["soc", "'name' is missing"]),
         ({**training(), "train_s": None}, ["train_s", "number", "None"]),
         ({**search(), "chains": [{**search()["chains"][0], "gpu_ratio": 1.5}]}, ["0 (CPU only)"]),
         ({**search(), "chains": [{**search()["chains"][0], "dim": "W"}]}, ["chains[0].dim", "'W'"]),
@@ -502,9 +515,9 @@ def test_accuracy_is_that_of_the_shape_split() -> None:
 
 
 def test_markdown_keeps_cells_apart() -> None:
-    rows = (Row(("a|b", "1")), Row(("c\nd",), failure="broken"))
+    rows = (TextRow(("a|b", "1")), TextRow(("c\nd",), failure="broken"))
     columns = (Column("name", numeric=False), Column("ms", group="row"))
-    text = Table("t", columns, (Section("m", rows),), ("A note.",)).to_markdown()
+    text = TextTable("t", columns, (TextSection("m", rows),), ("A note.",)).to_markdown()
     assert text.splitlines() == [
         "|  | name | row ms |",
         "| --- | --- | ---: |",

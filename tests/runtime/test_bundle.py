@@ -19,10 +19,10 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.plans import CUTS, branching, legal, make_plan
+from support.failing_kernels import Failing, source
+from support.onnx_models import floats, model, node
+from support.plans import CUTS, branching, legal, make_plan, one_by_one
 from support.variants import with_variants
-from test_failures import Failing, source
-from test_subgraphs import floats, model, node, plan_of
 
 import codl
 from codl.bundle import load, packaging, tensors
@@ -168,7 +168,7 @@ def test_what_runs_in_onnxruntime_is_in_the_bundle(soc: Soc, tmp_path: Path) -> 
     net = network_of(import_onnx(proto, "test"))
     assert any(layer.op.kind == "onnx" for layer in net.layers)
     for side in ("cpu", "turns"):
-        assert_same_outputs(net, plan_of(net, soc, side), soc, tmp_path / "net.codl")
+        assert_same_outputs(net, one_by_one(net, soc, side), soc, tmp_path / "net.codl")
 
 
 def test_another_process_runs_it_and_compiles_nothing(made: Path, tmp_path: Path) -> None:

@@ -13,14 +13,12 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.plans import CUTS, branching, legal, make_plan
+from support.plans import CUTS, branching, image, legal, make_plan, row
 
 from codl.errors import CodlError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
@@ -31,21 +29,6 @@ from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Footprint as Memory
 from codl.strategies.evaluation import max_rel_err
-
-
-def row(length: int) -> Network:
-    """Convolutions in a row."""
-    b = ModelBuilder("row")
-    x = b.input("x", (1, 16, 24, 24))
-    for _ in range(length):
-        x = b.relu(b.conv(x, 16, 3, pad=1))
-    b.output(x)
-    return convert(simplify(import_onnx(b.build(), "row")))
-
-
-def image(network: Network, seed: int = 1) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(seed)
-    return {name: random.random(shape, np.float32) for name, shape in network.inputs.items()}
 
 
 def test_many_threads_get_their_own_outputs(first_soc: Soc) -> None:

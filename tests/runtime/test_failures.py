@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.failing_kernels import Failing, source
 from support.variants import with_variants
 
 from codl.errors import CodlError, CodlWarning, DeviceError
@@ -22,10 +23,9 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Region, Shape, parse
-from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.kernels.base import Choice, KernelPlan, ScratchArg, TensorArg
+from codl.kernels.base import KernelPlan, ScratchArg, TensorArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
 from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
@@ -39,18 +39,6 @@ HUGE = 1 << 46
 OP = parse("conv2d in=1x16x12x12 oc=32 kernel=3 pad=1")
 
 
-class Failing(GpuDirect):
-    """A direct convolution, spoilt."""
-
-    def __init__(self, spoil: Callable[[KernelPlan, Soc], KernelPlan]) -> None:
-        super().__init__()
-        self.name = "gpu_failing"
-        self._spoil = spoil
-
-    def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        return self._spoil(super().plan(op, soc), soc)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
@@ -59,12 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def launched(plan: KernelPlan, **changes: Any) -> KernelPlan:
     return replace(plan, launches=tuple(replace(each, **changes) for each in plan.launches))
-
-
-def source(folder: Path, text: str) -> Callable[[KernelPlan, Soc], KernelPlan]:
-    path = folder / "spoilt.cl"
-    path.write_text(text)
-    return lambda plan, soc: replace(plan, source=str(path))
 
 
 KERNEL = "{} kernel void conv2d_direct({}) {{ {} }}"

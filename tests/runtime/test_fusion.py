@@ -11,12 +11,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, download, operands
-from support.plans import defaults, make_plan
+from support.plans import defaults, gpu_variant, make_plan
 from support.simulated import SOC
 from support.variants import with_variants
-from test_failures import Failing, source
-from test_storages import gpu_variant
 
 from codl.errors import CodlWarning
 from codl.frontend.convert import convert

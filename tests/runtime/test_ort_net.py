@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.kernel_runs import operands, reference
-from support.random_ops import movements, ops
-from test_nd_math import norms, products, reductions, softmaxes
+from support.random_ops import movements, norms, ops, products, reductions, softmaxes
 
 from codl.ir import Array, Op, Region, Span, parse, split, to_text
 from codl.ir.ops.eltwise import UNARY

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Layer, Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
 
 
@@ -77,3 +83,45 @@ CUTS = st.lists(
     min_size=1,
     max_size=10,
 )
+
+
+def gpu_variant(layer: Layer, storage: Storage, soc: Soc) -> str:
+    found: list[Any] = registry.variants(layer.op, "gpu", soc, include_unfit=True)
+    fitting = [v.name for v in found if v.storage in (storage, PLANAR)]
+    return next((name for name in fitting if "direct" in name), fitting[0])
+
+
+def one_by_one(network: Network, soc: Soc, prefer: str) -> Plan:
+    """Every layer alone, on a processor that can: the preferred one, or each in turn."""
+    chains = []
+    for index, layer in enumerate(network.layers):
+        sides = (
+            ["cpu", "gpu"]
+            if prefer == "cpu" or (prefer == "turns" and index % 2)
+            else ["gpu", "cpu"]
+        )
+        side, found = next(
+            (side, own)
+            for side in sides
+            if (own := registry.variants(layer.op, side, soc))  # type: ignore[arg-type]
+        )
+        names = {layer.name: {side: found[0].name}}
+        chains.append(Chain((layer.name,), "H", float(side == "gpu"), names))
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
+    )
+
+
+def row(length: int) -> Network:
+    """Convolutions in a row."""
+    b = ModelBuilder("row")
+    x = b.input("x", (1, 16, 24, 24))
+    for _ in range(length):
+        x = b.relu(b.conv(x, 16, 3, pad=1))
+    b.output(x)
+    return convert(simplify(import_onnx(b.build(), "row")))
+
+
+def image(network: Network, seed: int = 1) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {name: random.random(shape, np.float32) for name, shape in network.inputs.items()}

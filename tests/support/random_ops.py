@@ -16,9 +16,13 @@ from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.conv_transpose2d import ConvTranspose2d
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ir.ops.norm import Norm
 from codl.ir.ops.pool2d import Pool2d
+from codl.ir.ops.reduce import REDUCTIONS, Reduce
 from codl.ir.ops.resize import Resize
+from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
 
 
@@ -227,4 +231,83 @@ def ops() -> st.SearchStrategy[Op]:
         elementwise(),
         transposed_convolutions(),
         resizes(),
+    )
+
+
+#: Only one, because each is a program of its own for a driver to build.
+ONE_ACTIVATION = st.just(Activation("leaky_relu", 0.5))
+
+
+@st.composite
+def sizes(draw: st.DrawFn, most: int = 40) -> tuple[int, ...]:
+    found = tuple(draw(st.lists(st.integers(1, most), min_size=1, max_size=5)))
+    while prod(found) > 20000:
+        found = found[1:]
+    return found
+
+
+@st.composite
+def adjacent(draw: st.DrawFn, rank: int) -> tuple[int, ...]:
+    first = draw(st.integers(0, rank - 1))
+    return tuple(range(first, draw(st.integers(first, rank - 1)) + 1))
+
+
+@st.composite
+def reductions(draw: st.DrawFn) -> Reduce:
+    shape = draw(sizes())
+    return Reduce(
+        shapes=(shape,),
+        mode=draw(st.sampled_from(sorted(REDUCTIONS))),
+        axes=draw(adjacent(len(shape))),
+        keepdims=draw(st.booleans()),
+        activation=draw(ONE_ACTIVATION),
+    )
+
+
+@st.composite
+def softmaxes(draw: st.DrawFn) -> Softmax:
+    shape = draw(sizes())
+    axes = draw(adjacent(len(shape)))
+    log = draw(st.booleans())
+    return Softmax(shapes=(shape,), axes=axes, log=log, activation=draw(ONE_ACTIVATION))
+
+
+@st.composite
+def norms(draw: st.DrawFn) -> Norm:
+    shape = draw(sizes())
+    axis = draw(st.integers(0, len(shape) - 1))
+    groups = draw(st.sampled_from([1, shape[axis]]))
+    affine = draw(st.sampled_from(["none", "elements", "channels"]))
+    if affine == "elements":
+        scale = tuple(1 if i < axis else size for i, size in enumerate(shape))
+    else:
+        scale = tuple(size if i == axis else 1 for i, size in enumerate(shape))
+    return Norm(
+        shapes=(shape,) if affine == "none" else (shape, scale, scale),
+        axis=axis,
+        groups=groups,
+        epsilon=draw(st.sampled_from([1e-3, 1e-2])),
+        center=draw(st.booleans()),
+        activation=draw(ONE_ACTIVATION),
+    )
+
+
+@st.composite
+def products(draw: st.DrawFn) -> MatMul:
+    m, k, n = (draw(st.one_of(st.integers(1, 40), st.integers(1, 200))) for _ in range(3))
+    trans_a, trans_b = draw(st.booleans()), draw(st.booleans())
+    batch = draw(st.lists(st.integers(1, 3), max_size=3))
+    keep = [draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch))) for _ in "ab"]
+    lead = [tuple(b if kept else 1 for b, kept in zip(batch, ks, strict=True)) for ks in keep]
+    drop = draw(st.integers(0, len(batch)))
+    a = (*lead[0], *((k, m) if trans_a else (m, k)))
+    b = (*lead[1][drop:], *((n, k) if trans_b else (k, n)))
+    constant = draw(st.booleans())
+    return MatMul(
+        shapes=(a,) if constant else (a, b),
+        matrix=b[-2:] if constant else (),
+        trans_a=trans_a,
+        trans_b=trans_b,
+        alpha=draw(st.sampled_from([1.0, -0.5])),
+        activation=draw(ONE_ACTIVATION),
     )

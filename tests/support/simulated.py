@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from codl.ir import Op, Shape, parse, split, to_text
 from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.measure.dataset import Dataset, OpRow, SharingRow, Status
+from codl.measure.tasks import OpTask
 from codl.predict import features
 
 SOC = Soc(
@@ -34,6 +36,8 @@ SOC = Soc(
         max_image_height=16384,
     ),
 )
+#: As if somebody else had measured it.
+REPLAYED = replace(SOC, name="phone", source="replayed")
 GEMM = "conv2d_cpu_gemm"
 #: A known law of the GEMM's features, in milliseconds; what is not here costs nothing.
 LAW = {"padded_macs": 2e-8, "window_copies": 1e-6, "output_bytes": 5e-7}
@@ -96,4 +100,25 @@ def write_dataset(folder: Path) -> Dataset:
         found.ops("pooling_cpu_direct_max").append(row)
     fc = parse("fc in=1x64x1x1 oc=64")
     found.ops("fc_cpu_gemv").append(op_row(fc, "H", 1.0, fc, 0.0, status="failed"))
+    return found
+
+
+def conv_tasks(seed: int = 0, ops: int = 40) -> list[OpTask]:
+    """The tasks of the simulated rows, in random order."""
+    found = [
+        OpTask((GEMM, "mulayer_conv2d_cpu"), "cpu_gemm", "cpu", op, dim, share, part)  # type: ignore[arg-type]
+        for op, dim, share, part in conv_parts(seed, ops)
+    ]
+    order = np.random.default_rng(seed).permutation(len(found))
+    return [found[at] for at in order]
+
+
+def noisy_dataset(folder: Path, measured: list[OpTask], noise: float) -> Dataset:
+    """Rows of tasks after the law, with noise."""
+    dice, found = np.random.default_rng(5), Dataset(folder)
+    rows = [
+        op_row(t.op, t.dim, t.share, t.part, law_ms(t.part) * float(dice.lognormal(0, noise)))
+        for t in measured
+    ]
+    found.ops(GEMM).append(*rows)
     return found

@@ -16,9 +16,9 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from codl.errors import CodlError
-from codl.predict.estimators import run_effects as run_terms
+from codl.predict.estimators import run_effects
 from codl.predict.estimators.json_arrays import rounded
-from codl.predict.estimators.run_effects import RunTerm
+from codl.predict.estimators.run_effects import RunTerm, RunTermSearch
 from codl.predict.features import FeatureSet
 
 Vector = NDArray[np.float64]
@@ -28,16 +28,6 @@ E = TypeVar("E", bound="LatencyEstimator")
 
 #: No prediction is below this share of the smallest latency that was fitted.
 FLOOR = 0.1
-#: Latencies below one microsecond differ by noise alone, so errors there do not count for more.
-RESOLUTION_MS = 1e-3
-#: Folds that an estimator holds out within its training rows.
-INNER_FOLDS = 5
-#: How often run terms and a rough model are fitted in turn.
-ROUGH_PASSES = 5
-#: Terms of runs must take so large a part of the error away: they have seen the rows held out.
-TERMS_WORTH = 0.05
-#: Logarithms from which on a prediction is as wrong as can be.
-MOST_OFF = 0.5
 #: With fewer rows above the floors of runs, floors are left out.
 LEAST_FREE = 0.3
 
@@ -90,63 +80,22 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _fit_runs(self, X: Vector, y: Vector, shapes: Groups, labels: Sequence[str]) -> None:
-        """Fit the rows that are not at their run's floor, and the terms of runs, in turn."""
+        """Fit the rows above their run's floor, and the terms of runs that do best beside them."""
         floors = self._floors(X, y, shapes, labels)
-        free = run_terms.above_floors(floors, y, labels)
+        free = run_effects.above_floors(floors, y, labels)
         if free.sum() < LEAST_FREE * len(y):
             floors, free = {}, np.ones(len(y), bool)
         X, y, shapes = X[free], y[free], shapes[free]
         labels = [label for label, is_free in zip(labels, free, strict=True) if is_free]
-        if self.takes_terms:
-            self.runs_ = self._costs(X, y)._fit_terms(X, y, shapes, labels, floors)
-            self._fit(X, run_terms.remove(self.runs_, y, labels), shapes)
-        else:
-            self._fit_terms(X, y, shapes, labels, floors)
+
+        def in_typical_run(terms: Mapping[str, RunTerm]) -> Vector:
+            self.runs_ = terms
+            self._fit(X, run_effects.remove(terms, y, labels), shapes)
+            return self._inner(X)
+
+        search = RunTermSearch(X, y, labels, shapes, floors, self.floor_)
+        in_typical_run(search.best(search.of_costs if self.takes_terms else in_typical_run))
         self._forget_typical_runs()
-
-    def _fit_terms(
-        self,
-        X: Vector,
-        y: Vector,
-        shapes: Groups,
-        labels: Sequence[str],
-        floors: Mapping[str, float],
-    ) -> Mapping[str, RunTerm]:
-        """Try several ways to the terms of runs, and stay fitted with the best."""
-        one = {label: RunTerm(floor_ms=floor) for label, floor in floors.items()}
-
-        def terms(predicted: Vector) -> dict[str, RunTerm]:
-            predicted = np.maximum(predicted, self.floor_)
-            return run_terms.fit_terms(predicted, y, labels, groups=shapes, floors=floors)
-
-        def error(found: Mapping[str, RunTerm]) -> float:
-            """Of held-out shapes, once fitted with these terms; leaves the estimator so."""
-            self.runs_ = found
-            self._fit(X, run_terms.remove(found, y, labels), shapes)
-            inner = run_terms.apply(found, self._inner(X), labels)
-            off = np.abs(np.log(np.maximum(inner, self.floor_) / y))
-            return float(np.minimum(off, MOST_OFF).mean())
-
-        tried: list[tuple[float, dict[str, Any]]] = []
-
-        def look_at(found: Mapping[str, RunTerm]) -> None:
-            tried.append((error(found), dict(self.__dict__)))
-
-        # Terms found beside a rough model miss what it cannot tell, those beside a fine one what
-        # it took for the op's: neither is always better.
-        look_at(one)
-        look_at(terms(self._inner(X)))
-        rough: Mapping[str, RunTerm] = one
-        for _ in range(ROUGH_PASSES):
-            rough = terms(self._costs(X, run_terms.remove(rough, y, labels)).typical(X))
-        look_at(rough)
-        if min(tried[1][0], tried[2][0]) < tried[0][0]:
-            look_at(terms(self._inner(X)))
-        least, best = min(tried, key=lambda pair: pair[0])
-        if least > (1 - TERMS_WORTH) * tried[0][0]:
-            best = tried[0][1]
-        self.__dict__.update(best)
-        return self.runs_
 
     def _forget_typical_runs(self) -> None:
         """Runs that do not differ need no terms."""
@@ -158,7 +107,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> dict[str, float]:
         """The floor of every run, 0 where none shows."""
         size = X.sum(1) if (X >= 0).all() else np.exp(X.std(1))
-        return run_terms.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
+        return run_effects.find_floors(np.maximum(size, 1e-9), y, labels, shapes)
 
     def predict(self, X: ArrayLike, *, runs: Sequence[str] | None = None) -> Vector:
         """Latencies in milliseconds, shaped (items); at least `floor_`.
@@ -188,7 +137,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = self._beside_run(X, runs)
         low, high = (self._in_runs(bound, runs) for bound in self._bounds(X, coverage))
         # What stands at a floor is not all above it.
-        width, least = run_terms.FLOOR_WIDTH / 2, self._in_runs(np.zeros(len(X)), runs)
+        width, least = run_effects.FLOOR_WIDTH / 2, self._in_runs(np.zeros(len(X)), runs)
         return low * np.where(low <= least, 1 - width, 1), high * np.where(
             high <= least, 1 + width, 1
         )
@@ -200,13 +149,13 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _in_runs(self, latency_ms: Vector, runs: Sequence[str] | None) -> Vector:
         if self.runs_ or runs is not None:
             labels = _labels(runs, len(latency_ms))
-            latency_ms = run_terms.apply(self.runs_, latency_ms, labels)
+            latency_ms = run_effects.apply(self.runs_, latency_ms, labels)
         return np.maximum(latency_ms, self.floor_)
 
     def state(self, names: Sequence[str]) -> dict[str, Any]:
         """The learned state as JSON values; `names` are the features in the order of fitting."""
         check_is_fitted(self)
-        runs = {"runs": run_terms.write(self.runs_)} if self.runs_ else {}
+        runs = {"runs": run_effects.write(self.runs_)} if self.runs_ else {}
         return {"floor_ms": self.floor_, **runs, **self._write(names)}
 
     @classmethod
@@ -217,7 +166,7 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         estimator.floor_ = number(state, "floor_ms")
         if estimator.floor_ <= 0:
             raise ValueError(f"floor_ms must be positive, got {estimator.floor_:g}.")
-        estimator.runs_ = run_terms.read(state.get("runs", {}))
+        estimator.runs_ = run_effects.read(state.get("runs", {}))
         estimator._read(state, names)
         return estimator
 
@@ -228,13 +177,6 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         raise NotImplementedError
-
-    @staticmethod
-    def _costs(X: Vector, y: Vector) -> LatencyEstimator:
-        """What is fitted to the rows and simple enough to leave runs their differences."""
-        from codl.predict.estimators.linear import CodlLinear
-
-        return CodlLinear.of(X, y)
 
     def _inner(self, X: Vector) -> Vector:
         """Predictions of the rows just fitted, better of each without it."""
@@ -265,25 +207,6 @@ def number(values: State, key: str, *, non_negative: bool = False) -> float:
     if non_negative and value < 0:
         raise ValueError(f"{key} must not be negative, got {value!r}.")
     return float(value)
-
-
-def inner_folds(groups: Groups) -> list[Groups]:
-    """Rows to hold out in turn: whole groups where there are several, else single rows.
-
-    At least one fold for two rows or more; every row is in one.
-    """
-    values, sizes = np.unique(groups, return_counts=True)
-    if len(values) < 2:
-        groups = np.arange(len(groups))
-        values, sizes = np.unique(groups, return_counts=True)
-    count = min(INNER_FOLDS, len(values))
-    fold_of, filled = {}, np.zeros(count)
-    for at in np.argsort(-sizes, kind="stable"):
-        smallest = int(filled.argmin())
-        fold_of[values[at]] = smallest
-        filled[smallest] += sizes[at]
-    folds = np.array([fold_of[group] for group in groups])
-    return [np.flatnonzero(folds == fold) for fold in range(count)]
 
 
 def _groups(X: Vector, groups: Sequence[Any] | Groups | None) -> Groups:

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codl.predict.estimators.base import (
-    RESOLUTION_MS,
     Groups,
     LatencyEstimator,
     State,
     Vector,
 )
+from codl.predict.estimators.least_squares import RESOLUTION_MS
 from codl.predict.estimators.linear import CodlLinear
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet

@@ -10,20 +10,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from codl.predict.estimators.base import (
-    RESOLUTION_MS,
     Groups,
     LatencyEstimator,
     State,
     Vector,
-    inner_folds,
 )
 from codl.predict.estimators.conformal import Errors
 from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows, vector
+from codl.predict.estimators.least_squares import RESOLUTION_MS, ridge
 from codl.predict.estimators.linear import CodlLinear
 from codl.predict.estimators.rowwise import rowwise_dot
-from codl.predict.estimators.run_columns import RunColumns
-from codl.predict.estimators.run_effects import RunTerm
+from codl.predict.estimators.run_effects import RunColumns, RunTerm
 from codl.predict.estimators.sparse_gp import (
     Items,
     Member,
@@ -31,12 +29,12 @@ from codl.predict.estimators.sparse_gp import (
     far_from_others,
     on_line,
     read_members,
-    ridge,
     share_grid,
     spread_axes,
 )
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
+from codl.predict.folds import inner_folds
 
 #: Items that the kernels' lengths are found with: the search takes time with their cube.
 SEARCHED = 140

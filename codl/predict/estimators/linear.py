@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
-from scipy.optimize import nnls
 from sklearn.linear_model import LinearRegression
 
 from codl.predict.estimators.base import (
-    RESOLUTION_MS,
     Groups,
     LatencyEstimator,
     State,
@@ -19,12 +17,12 @@ from codl.predict.estimators.base import (
     number,
 )
 from codl.predict.estimators.json_arrays import rounded, to_rows, vector
+from codl.predict.estimators.least_squares import costs, largest_sizes
 from codl.predict.estimators.rowwise import rowwise_dot
 from codl.predict.features import FeatureSet
 
-#: Significant digits of coefficients: more would only make files larger. Where none is negative,
-#: no sum is further off than its terms.
-DIGITS, DIGITS_OF_COSTS = 6, 4
+#: Significant digits of coefficients: more would only make files larger.
+DIGITS = 6
 
 
 class _Linear(LatencyEstimator):
@@ -57,7 +55,7 @@ class FlopsLinear(_Linear):
     feature_set: ClassVar[FeatureSet] = "flops"
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
-        scale = _scale(X)
+        scale = largest_sizes(X)
         fitted = LinearRegression().fit(X / scale, y)
         self.coef_ = rounded(np.asarray(fitted.coef_, np.float64) / scale, DIGITS)
         self.intercept_ = float(rounded(fitted.intercept_, DIGITS))
@@ -73,8 +71,6 @@ class CodlLinear(_Linear):
     name: ClassVar[str] = "codl_linear"
     feature_set: ClassVar[FeatureSet] = "variant"
     is_non_negative: ClassVar[bool] = True
-    #: Picks one of many equally good solutions where features are multiples of each other.
-    ridge: ClassVar[float] = 1e-6
 
     @classmethod
     def of(cls, X: Vector, y: Vector) -> CodlLinear:
@@ -85,22 +81,9 @@ class CodlLinear(_Linear):
         return result
 
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
-        unit = np.maximum(y, RESOLUTION_MS)
-        relative = np.column_stack([X, np.ones_like(y)]) / unit[:, None]
-        scale = _scale(relative) * np.sqrt(len(y))
-        size = relative.shape[1]
-        rows = np.vstack([relative / scale, self.ridge * np.eye(size)])
-        wanted = np.concatenate([y / unit, np.zeros(size)])
-        coefficients = rounded(nnls(rows, wanted)[0] / scale, DIGITS_OF_COSTS)
-        self.coef_, self.intercept_ = coefficients[:-1], float(coefficients[-1])
+        self.coef_, self.intercept_ = costs(X, y)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.regressor_tags.poor_score = True  # on features that latency falls with
         return tags
-
-
-def _scale(X: Vector) -> Vector:
-    """The largest size of every column, 1 for a column of zeros: keeps the solver well posed."""
-    largest = np.abs(X).max(axis=0)
-    return cast(Vector, np.where(largest > 0, largest, 1.0))

@@ -8,14 +8,16 @@ where it shows, ops of very different size all take the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.predict.estimators.json_arrays import Vector, medians, rounded
+from codl.predict.estimators.least_squares import costs
 
 #: Usual sizes, in logarithms: of a row's error about its shape, of what is special to a shape, and
 #: of a run's factor; and that of a run's overhead, as a share of the run's lower quartile.
@@ -33,6 +35,14 @@ MOST = 0.5
 #: logarithms, with so small a share of them below, though they are predicted to differ by so much.
 FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.15, 4, 0.12, 0.1, 0.6
 
+#: How often run terms and rough costs are fitted in turn.
+ROUGH_PASSES = 5
+#: Terms must take so large a part of the error away: they have seen the rows held out.
+TERMS_WORTH = 0.05
+#: Logarithms from which on a prediction is as wrong as can be.
+MOST_OFF = 0.5
+#: More runs than this are told apart by their terms alone: each column needs shapes of its own.
+MOST_COLUMNS = 16
 #: A floor that shows in another run needs no more than so many shapes within so many logarithms.
 SHARED_SHAPES, SHARED_WIDTH = 2, 0.08
 
@@ -44,6 +54,59 @@ class RunTerm:
     overhead_ms: float = 0.0
     factor: float = 1.0
     floor_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunTermSearch:
+    """Finds the terms of runs beside a model, by fitting both in turn to the same rows.
+
+    Terms found beside a rough model miss what it cannot tell, those beside a fine one what it took
+    for the op's: neither is always better, so both are tried.
+    """
+
+    X: Vector
+    y: Vector
+    labels: Sequence[str]
+    groups: NDArray[np.intp]
+    floors: Mapping[str, float]
+    floor_ms: float
+
+    def best(self, fit: Callable[[Mapping[str, RunTerm]], Vector]) -> Mapping[str, RunTerm]:
+        """The terms with which a model predicts best; none but floors where others gain little.
+
+        `fit` fits the model to the latencies without some terms (`remove`), and returns what it
+        predicts for each row in the typical run, at best without having seen the row's shape.
+        """
+        tried: list[tuple[float, Mapping[str, RunTerm]]] = []
+
+        def attempt(terms: Mapping[str, RunTerm]) -> Vector:
+            predicted = fit(terms)
+            tried.append((self._error(terms, predicted), terms))
+            return predicted
+
+        none = {label: RunTerm(floor_ms=floor) for label, floor in self.floors.items()}
+        attempt(self._terms(attempt(none)))
+        rough: Mapping[str, RunTerm] = none
+        for _ in range(ROUGH_PASSES):
+            rough = self._terms(self.of_costs(rough))
+        predicted = attempt(rough)
+        if min(tried[1][0], tried[2][0]) < tried[0][0]:
+            attempt(self._terms(predicted))
+        least, best = min(tried, key=lambda pair: pair[0])
+        return best if least <= (1 - TERMS_WORTH) * tried[0][0] else none
+
+    def of_costs(self, terms: Mapping[str, RunTerm]) -> Vector:
+        """A rough model to `fit`: non-negative costs are too simple to follow every run."""
+        coefficients, overhead = costs(self.X, remove(terms, self.y, self.labels))
+        return self.X @ coefficients + overhead
+
+    def _terms(self, predicted: Vector) -> Mapping[str, RunTerm]:
+        predicted = np.maximum(predicted, self.floor_ms)
+        return fit_terms(predicted, self.y, self.labels, groups=self.groups, floors=self.floors)
+
+    def _error(self, terms: Mapping[str, RunTerm], predicted: Vector) -> float:
+        in_runs = np.maximum(apply(terms, predicted, self.labels), self.floor_ms)
+        return float(np.minimum(np.abs(np.log(in_runs / self.y)), MOST_OFF).mean())
 
 
 def find_floors(
@@ -215,3 +278,56 @@ def _term(label: str, term: Any) -> RunTerm:
     if found.factor <= 0 or found.floor_ms < 0:
         raise ValueError(f"runs, {label}: factor must be positive and floor_ms not negative.")
     return found
+
+
+@dataclass(frozen=True)
+class RunColumns:
+    """A column for each of some runs: 1 in the run's rows, 0 in those of other runs.
+
+    `shares` says how large a part of all rows each run has, by its name.
+    """
+
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, labels: Sequence[str]) -> RunColumns:
+        """Columns of all runs among the labels; none where there are too many."""
+        rows = Counter(labels)
+        if len(rows) > MOST_COLUMNS:
+            return cls()
+        return cls({name: float(rounded(rows[name] / len(labels))) for name in sorted(rows)})
+
+    def beside(self, X: Vector, labels: Sequence[str] | None) -> Vector:
+        """Features with the columns, shaped (items, features + runs).
+
+        A run without a column, or none, is typical: a part of each run by its share of rows, so
+        that a few rows of a slow hour do not make all predictions slow.
+        """
+        if not self.shares:
+            return X
+        typical = np.array(list(self.shares.values()))
+        if labels is None:
+            return np.column_stack([X, np.broadcast_to(typical, (len(X), len(typical)))])
+        rows = dict(zip(self.shares, np.eye(len(self.shares)), strict=True))
+        return np.column_stack([X, [rows.get(label, typical) for label in labels]])
+
+    def beside_names(self, names: Sequence[str]) -> list[str]:
+        """The features' names, and names of the columns."""
+        return [*names, *(f"run {name}" for name in self.shares)]
+
+    def state(self) -> dict[str, float]:
+        """Every run's share of the rows, by its name."""
+        return dict(self.shares)
+
+    @classmethod
+    def read(cls, state: Any) -> RunColumns:
+        """The columns of a state; raises `ValueError` with what is wrong."""
+        if not isinstance(state, Mapping):
+            raise ValueError(f"run_columns must hold shares of runs, got {state!r:.80}.")
+        for name, share in state.items():
+            known = isinstance(share, int | float) and not isinstance(share, bool)
+            if not known or not 0 < share <= 1:
+                raise ValueError(
+                    f"run_columns, {name}: must be a share of rows in (0, 1], got {share!r}."
+                )
+        return cls({str(name): float(share) for name, share in state.items()})

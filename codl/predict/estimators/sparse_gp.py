@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.predict.estimators.base import inner_folds, number
+from codl.predict.estimators.base import number
 from codl.predict.estimators.gaussian import Kernel, Projection
 from codl.predict.estimators.json_arrays import (
     Vector,
@@ -20,13 +20,12 @@ from codl.predict.estimators.json_arrays import (
     vector,
 )
 from codl.predict.estimators.rowwise import rowwise_dot, rowwise_matmul
+from codl.predict.folds import inner_folds
 
 Groups = NDArray[np.intp]
 
 #: The part of the noise that all rows of an item have in common.
 ITEM_NOISE = 0.5
-#: Pull of the level's slopes towards 0, for each row.
-RIDGE = 1e-3
 #: Directions in which the scaled features spread less than this are noise.
 LEAST_SPREAD = 0.05
 #: So many items are predicted at a time: their correlations stay in the caches.
@@ -151,15 +150,6 @@ def along(scaled: Vector, axes: Vector | None) -> Vector:
 
 def on_line(scaled: Vector, line: Vector) -> Vector:
     result: Vector = rowwise_dot(scaled, line[:-1]) + line[-1]
-    return result
-
-
-def ridge(scaled: Vector, target: Vector) -> Vector:
-    """Slopes and a constant: least squares with a pull of the slopes towards 0."""
-    rows = np.column_stack([scaled, np.ones(len(scaled))])
-    pull = np.full(rows.shape[1], RIDGE * len(rows))
-    pull[-1] = 1e-9
-    result: Vector = np.linalg.solve(rows.T @ rows + np.diag(pull), rows.T @ target)
     return result
 
 

@@ -12,67 +12,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from support.onnx_models import floats, model, node
+from support.plans import one_by_one
 
-from codl.errors import CodlError, UnsupportedError
+from codl.errors import CodlError
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.subgraph import ENCLOSED
 from codl.frontend.unsupported import enclose
-from codl.ir import Network, parse, to_text
+from codl.ir import Network
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.kernels import registry
 from codl.runtime.engine import Engine
 
 Values = Mapping[str, NDArray[Any]]
-CODES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
-
-
-def model(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Mapping[str, Sequence[Any]],
-    outputs: Sequence[str],
-    constants: Mapping[str, Any] | None = None,
-    types: Mapping[str, str] | None = None,
-) -> onnx.ModelProto:
-    """A model whose outputs have no declared shapes; inputs and outputs are floats, or `types`."""
-    kinds = {name: CODES[(types or {}).get(name, "float32")] for name in (*inputs, *outputs)}
-    graph = helper.make_graph(
-        list(nodes),
-        "test",
-        [helper.make_tensor_value_info(n, kinds[n], shape) for n, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, kinds[name], None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(v), name) for name, v in (constants or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    names = outputs.split()
-    return helper.make_node(kind, inputs.split(), names, name=f"n_{names[0]}", **attributes)
-
-
-def plan_of(network: Network, soc: Soc, prefer: str) -> Plan:
-    """Every layer alone, on a processor that can: the preferred one, or each in turn."""
-    chains = []
-    for index, layer in enumerate(network.layers):
-        sides = (
-            ["cpu", "gpu"]
-            if prefer == "cpu" or (prefer == "turns" and index % 2)
-            else ["gpu", "cpu"]
-        )
-        side, found = next(
-            (side, own)
-            for side in sides
-            if (own := registry.variants(layer.op, side, soc))  # type: ignore[arg-type]
-        )
-        names = {layer.name: {side: found[0].name}}
-        chains.append(Chain((layer.name,), "H", float(side == "gpu"), names))
-    return Plan(
-        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
-    )
 
 
 def check(
@@ -86,7 +40,7 @@ def check(
     expected = dict(zip(names, session.run(names, dict(values)), strict=True))
     network = network_of(import_onnx(proto, "test"))
     for side in sides:
-        with Engine(network, plan_of(network, soc, side), soc) as engine:
+        with Engine(network, one_by_one(network, soc, side), soc) as engine:
             for _ in range(2):
                 results = engine(values)
                 for name, reference in expected.items():
@@ -103,10 +57,6 @@ def kinds(network: Network) -> list[str]:
 def onnx_layers(network: Network) -> list[str]:
     """The node types of every layer that is an ONNX model."""
     return [layer.op.nodes for layer in network.layers if isinstance(layer.op, OnnxModel)]
-
-
-def floats(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 CONV = {"w": floats(6, 4, 3, 3, seed=1), "w2": floats(4, 6, 1, 1, seed=2)}
@@ -185,26 +135,6 @@ def test_shapes_that_depend_on_data_stay_inside(first_soc: Soc) -> None:
     assert onnx_layers(network) == ["Greater+NonZero+Transpose+GatherND+ReduceSum"]
 
 
-def test_an_output_whose_size_depends_on_data_is_refused_with_its_node() -> None:
-    nodes = [node("Abs", "x", "a"), node("NonZero", "a", "y")]
-    proto = model(nodes, {"x": [3, 7]}, ["y"], types={"y": "int64"})
-    with pytest.raises(UnsupportedError, match=r"'n_y' \(NonZero\).*'y'"):
-        network_of(import_onnx(proto, "test"))
-
-
-def test_what_is_no_number_is_refused() -> None:
-    nodes = [node("Abs", "x", "a"), node("Cast", "a", "y", to=TensorProto.STRING)]
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
-        [helper.make_tensor_value_info("y", TensorProto.STRING, [3])],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    with pytest.raises(UnsupportedError, match="'y' is of type string"):
-        network_of(import_onnx(proto, "test"))
-
-
 def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
     """A graph inside a node reads a tensor from outside."""
     then = helper.make_graph(
@@ -238,7 +168,7 @@ def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
         network = check(proto, given, first_soc, ["gpu"])
     assert onnx_layers(network) == ["ReduceSum+Greater+If"]
     assert "gather" in kinds(network)
-    with Engine(network, plan_of(network, first_soc, "cpu"), first_soc) as engine:
+    with Engine(network, one_by_one(network, first_soc, "cpu"), first_soc) as engine:
         with pytest.raises(CodlError, match="exact up to 16777216"):
             engine({"x": floats(4, 5), "ids": np.int64([0, 0, 0, 1 << 25])})
         assert engine({"x": floats(4, 5), "ids": np.int64([1, 0, 0, 2])})["y"].shape == (4, 5)
@@ -332,16 +262,3 @@ def test_any_graph_gives_the_outputs_of_onnx_runtime(drawn: Any, first_soc: Soc)
     left = [n for n in enclose(graph).nodes if n.type != ENCLOSED]
     assert not any(n.type in ("CumSum", "Less", "Where") for n in left)
     check(proto, given, first_soc, ["cpu"])
-
-
-def test_such_an_op_is_told_apart_by_its_digest() -> None:
-    proto = model([node("CumSum", "x axis", "y")], {"x": [3, 7]}, ["y"], {"axis": np.int64(1)})
-    (layer,) = network_of(import_onnx(proto, "test")).layers
-    assert isinstance(layer.op, OnnxModel)
-    read = parse(to_text(layer.op))
-    assert read == layer.op
-    with pytest.raises(UnsupportedError, match="not here to be run"):
-        registry.find(read, "cpu_ort").plan(read, None)  # type: ignore[attr-defined]
-    x = floats(3, 7)
-    expected = layer.op.reference([x.reshape(layer.op.input).astype(np.float64)], {})
-    np.testing.assert_allclose(expected.reshape(3, 7), np.cumsum(x, 1), rtol=1e-5)

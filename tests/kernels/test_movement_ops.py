@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from support import onnx_models
+from support.engine_runs import same_as_onnx_runtime
 from support.kernel_runs import assert_close, operands, reference, run_gpu
 from support.random_ops import movements, resizes, transposed_convolutions
 
-from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array, Network, Op, Region, parse, to_text
-from codl.ir.ops.resize import COORDS, ROUNDING
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.plan.single_processor import default_plan
-from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
 
+#: Of the newest set of operators that is not said otherwise.
+model = partial(onnx_models.model, opset=18)
 SOME = settings(
     max_examples=15,
     deadline=None,
@@ -97,44 +94,6 @@ def test_gather_takes_slices_by_any_index(
     op = parse(f"gather in={'x'.join(map(str, sizes))},{written} axis={axis}")
     values = operands(op)[0][0]
     check(op, gpu, [values, np.array(wanted, np.float32).reshape(op.inputs[1])])
-
-
-def model(
-    nodes: list[onnx.NodeProto], inputs: Mapping[str, Any], outputs: list[str],
-    constants: Mapping[str, Any] | None = None, opset: int = 18,
-) -> onnx.ModelProto:  # fmt: skip
-    infos = [helper.make_tensor_value_info(k, TensorProto.FLOAT, v) for k, v in inputs.items()]
-    results = [helper.make_tensor_value_info(k, TensorProto.FLOAT, None) for k in outputs]
-    fixed = [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "test", infos, results, fixed)
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-def network_of(proto: onnx.ModelProto) -> Network:
-    return convert(simplify(import_onnx(proto, "test")))
-
-
-def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -> Network:
-    """Run a model on the GPU alone and by ONNX Runtime."""
-    network = network_of(proto)
-    random = np.random.default_rng(0)
-    feeds = {
-        info.name: random.standard_normal(
-            [d.dim_value for d in info.type.tensor_type.shape.dim]
-        ).astype(np.float32)
-        for info in proto.graph.input
-    }
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = [output.name for output in proto.graph.output]
-    expected = dict(zip(names, session.run(names, feeds), strict=True))
-    with Engine(network, default_plan(network, soc, "gpu", chained=False), soc) as engine:
-        got = engine(feeds)
-    for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4)
-    return network
 
 
 def one(kind: str, shape: tuple[int, ...], soc: Soc, constants: Mapping[str, Any] | None = None,
@@ -238,40 +197,6 @@ def test_transposed_convolutions_equal_the_reference(op: Op, gpu: OpenClDevice) 
 @SOME
 def test_resizes_equal_the_reference(op: Op, gpu: OpenClDevice) -> None:
     check(op, gpu)
-
-
-RESIZES: list[dict[str, Any]] = [
-    {"mode": mode, "coordinate_transformation_mode": coords, **more}
-    for coords in sorted(set(COORDS) - {"tf_half_pixel_for_nn", "tf_crop_and_resize"})
-    for mode, more in [
-        *(("nearest", {"nearest_mode": r}) for r in sorted(set(ROUNDING) - {"simple"})),
-        ("linear", {}),
-        ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}),
-    ]
-]
-
-
-@pytest.mark.parametrize("attributes", RESIZES, ids=lambda a: "-".join(map(str, a.values())))
-def test_the_reference_of_resize_agrees_with_onnx_runtime(attributes: dict[str, Any]) -> None:
-    x = np.random.default_rng(0).standard_normal((1, 2, 5, 4)).astype(np.float32)
-    attributes = dict(attributes)
-    if (
-        attributes["mode"] == "cubic"
-        and attributes["coordinate_transformation_mode"] != "half_pixel"
-    ):
-        attributes["exclude_outside"] = 0
-    for how in ({"scales": np.float32([1, 1, 0.65, 2.3])}, {"sizes": np.int64([1, 2, 11, 3])}):
-        given = {"roi": None, "scales": None, **how}
-        names = ["x", *(k if v is not None else "" for k, v in given.items())]
-        node = helper.make_node("Resize", names, ["y"], **attributes)
-        proto = model([node], {"x": x.shape}, ["y"], how, opset=19)
-        session = ort.InferenceSession(
-            proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-        )
-        (expected,) = session.run(None, {"x": x})
-        (layer,) = network_of(proto).layers
-        got = layer.op.reference([x.astype(np.float64)], {})
-        np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_resize_of_any_axes(soc: Soc) -> None:

@@ -1,0 +1,155 @@
+"""Results as data: what commands measure, print and write, and what reports read back.
+
+Plain frozen dataclasses: `dataclasses.asdict` makes JSON of them, `msgspec.convert` reads it again.
+A value that breaks the rule of a class is a `ValueError`, wherever it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+from msgspec import Meta
+
+from codl.ir.types import Processor
+
+#: A finite number of at least 0, and a whole one.
+Amount: TypeAlias = Annotated[float, Meta(ge=0)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+#: Where a latency comes from; `computed` is made of measured ones.
+Source = Literal["measured", "computed", "replayed", "simulated"]
+Status = Literal["ok", "failed"]
+#: How rows are held out: single rows, or all rows of an op shape together.
+Split = Literal["row", "shape"]
+#: What a processor does: it computes (net, kernel), shares data, or waits (sync).
+SpanKind = Literal["net", "kernel", "copy", "map", "unmap", "transform", "sync"]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds: the median of the samples, their 20th and 80th percentile, and their number.
+
+    A latency that was computed has no samples: `runs` is 0 and all three are the same.
+    """
+
+    median: Amount
+    p20: Amount
+    p80: Amount
+    runs: Count
+
+    def __post_init__(self) -> None:
+        slack = 1e-9 * self.median  # percentiles of equal samples may differ in the last bit
+        if not self.p20 - slack <= self.median <= self.p80 + slack:
+            raise ValueError(
+                f"must be p20 <= median <= p80, got {self.p20!r}, {self.median!r}, {self.p80!r}"
+            )
+
+    @classmethod
+    def of(cls, samples_s: list[float]) -> Latency:
+        """The latency of samples in seconds."""
+        p20, median, p80 = 1e3 * np.percentile(samples_s, (20, 50, 80))
+        return cls(float(median), float(p20), float(p80), len(samples_s))
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """What one processor did, in milliseconds since the start of the inference."""
+
+    processor: Processor
+    kind: SpanKind
+    label: str
+    start_ms: float
+    end_ms: float
+
+    @property
+    def ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A kernel variant that a device could not build or run, and what took its place."""
+
+    layer: str
+    variant: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layer!r} runs in {self.instead} and not in {self.variant}, which fails here: "
+            f"{self.reason}"
+        )
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """How another library was run: its version, its threads, the cores on which they were seen at
+    work, and how many cores they kept busy in the mean.
+    """
+
+    version: str
+    threads: Count
+    observed_cores: tuple[Count, ...]
+    busy_cores: Amount
+
+
+@dataclass(frozen=True)
+class EvalRow:
+    """One strategy, or another library (`peer`), on one model.
+
+    `latency_ms` is None where it failed, and `reason` says why. `speedup` is over the better single
+    processor of the same run, `of_ideal` the ideal latency over this one. `fallbacks` are kernel
+    variants that failed and were replaced. `gpu_storage` is how the GPU's tensors lie; `precision`
+    what its tensors are stored, computed and accumulated in. `slowdown` is how many times slower
+    each processor was than when the dataset was measured, which predictions do not know.
+    `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
+    and weights on either side.
+    """
+
+    model: str
+    strategy: str
+    latency_ms: Latency | None
+    predicted_ms: Amount | None
+    source: Source
+    cosine: float | None = None
+    max_rel_err: Amount | None = None
+    speedup: Amount | None = None
+    of_ideal: Amount | None = None
+    status: Status = "ok"
+    reason: str = ""
+    fallbacks: tuple[Fallback, ...] = ()
+    gpu_storage: tuple[str, ...] = ()
+    precision: Mapping[str, str] | None = None
+    slowdown: Mapping[str, Amount] | None = None
+    energy_mj: Amount | None = None
+    memory_bytes: Mapping[str, int] | None = None
+    peer: PeerRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorRow:
+    """The accuracy of one predictor of one target under one hold-out, in percent.
+
+    `acc10` and `acc5` are rows predicted within 10 and 5 %, `coverage90` those inside the 90 %
+    interval, `acc10_typical` as `acc10` without the terms of runs; None where nothing could be held
+    out. `bytes` is what the target takes of the stored file. A prediction's time is that in a
+    batch, with its features and without.
+    """
+
+    name: str
+    target: str
+    processor: str | None
+    n_train: Count
+    n_test: Count
+    split: Split
+    acc10: Amount | None
+    acc5: Amount | None
+    mape: Amount | None
+    acc10_typical: Amount | None = None
+    coverage90: Amount | None = None
+    bytes: Count
+    us_per_prediction: Amount
+    us_without_features: Amount | None = None

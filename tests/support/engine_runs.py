@@ -1,0 +1,37 @@
+"""Models in an engine, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir.network import Network
+from codl.ir.soc import Soc
+from codl.plan.single_processor import default_plan
+from codl.runtime.engine import Engine
+
+
+def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -> Network:
+    """Run a model on the GPU alone and by ONNX Runtime."""
+    network = convert(simplify(import_onnx(proto, "test")))
+    random = np.random.default_rng(0)
+    feeds = {
+        info.name: random.standard_normal(
+            [d.dim_value for d in info.type.tensor_type.shape.dim]
+        ).astype(np.float32)
+        for info in proto.graph.input
+    }
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = [output.name for output in proto.graph.output]
+    expected = dict(zip(names, session.run(names, feeds), strict=True))
+    with Engine(network, default_plan(network, soc, "gpu", chained=False), soc) as engine:
+        got = engine(feeds)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4)
+    return network

@@ -1,0 +1,307 @@
+"""Targets: the same answers from this process and from an agent, and agents that are lost."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.frame_fuzz import frames_of
+
+from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
+from codl.ir import parse
+from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset
+from codl.measure.tasks import OpTask, Task, make_tasks
+from codl.measure.timing import Rounds
+from codl.measure.tuner import tune_tasks
+from codl.runtime.child import Child
+from codl.runtime.frames import Connection, FrameError
+from codl.targets import remote
+from codl.targets.agent import HANDLERS, Agent
+from codl.targets.base import Target
+from codl.targets.client import COMMAND, AgentClient, AgentLostError
+from codl.targets.connect import connect
+from codl.targets.messages import (
+    AnyReply,
+    Clocks,
+    Describe,
+    Described,
+    Failed,
+    Hello,
+    Look,
+    Looked,
+    Open,
+    Probe,
+    Probed,
+    ReadClocks,
+    Reply,
+    Request,
+)
+from codl.targets.remote import RemoteTarget
+
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=1.0, more=1)
+OPS = [parse(f"conv2d in=1x16x9x9 oc=16 kernel=3x3 pad=1 {act}") for act in ("", "act=relu")]
+#: An agent in which convolutions with an activation take the process down in one variant.
+DYING = """
+import os
+from codl.measure.runner import Bench
+prepare = Bench.prepare
+def deadly(self, task):
+    if "relu" in str(task) and getattr(task, "variant", "") == "gpu_direct":
+        os.abort()
+    return prepare(self, task)
+Bench.prepare = deadly
+from codl.targets.agent import main
+main(0.0)
+"""
+#: The same while they are timed, when all tasks of a batch take turns.
+DYING_LATER = """
+import os
+from codl.measure import batch
+measure = batch.timing.measure
+prepare = batch.Bench.prepare
+ready = []
+def noted(self, task):
+    ready.append(task)
+    return prepare(self, task)
+def deadly(timed, rounds, is_disturbed):
+    if any("relu" in str(t) and getattr(t, "variant", "") == "gpu_direct" for t in ready):
+        os.abort()
+    ready.clear()
+    measure(timed, rounds, is_disturbed)
+batch.Bench.prepare = noted
+batch.timing.measure = deadly
+from codl.targets.agent import main
+main(0.0)
+"""
+
+
+def gpu_tasks(soc: Soc) -> list[Task]:
+    tasks = make_tasks(OPS, soc, [1.0])
+    return [task for task in tasks if isinstance(task, OpTask) and task.processor == "gpu"]
+
+
+def test_unknown_serials_are_named_with_what_is_known() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'local'\? Known: local, process"):
+        connect("loca")
+
+
+@pytest.mark.device
+def test_both_say_the_same_of_the_machine() -> None:
+    with closing(connect("local")) as here, closing(connect("process")) as there:
+        assert there.describe() == here.describe()
+        assert there.probe() == here.probe()
+        for target in (here, there):
+            with pytest.raises(CodlError, match="was opened without a SoC"):
+                target.observe_cores()
+
+
+def test_each_side_works_on_its_own_cores(target: Target) -> None:
+    seen = target.observe_cores()
+    assert set(seen["cpu"]) <= set(target.soc.cpu.cores)
+    assert set(seen["gpu"]) <= set(target.soc.gpu.cores)
+
+
+def test_every_variant_is_benched(target: Target) -> None:
+    rows, refused = target.bench(OPS[0], Tuning())
+    assert {"cpu", "gpu"} == {row.processor for row in rows}
+    assert all(row.latency.median > 0 for row in rows)
+    assert all(one.reason for one in refused)
+
+
+def test_choices_are_tuned(target: Target) -> None:
+    tasks = tune_tasks([parse("fc in=1x32x5x5 oc=40")], target.soc, [1.0])[:1]
+    kept: list[Any] = []
+    steps: list[int] = []
+    run = target.tune(
+        tasks, Tuning(), keep=kept.append, progress=lambda done, total, left: steps.append(done)
+    )
+    assert [result.key for result in run.results] == [tasks[0].key]
+    assert kept == list(run.results)
+    assert kept[0].trials
+    assert (steps, run.left) == ([1], 0)
+    again = target.tune(tasks, Tuning.of(kept), keep=kept.append)
+    assert [result.key for result in again.known] == [tasks[0].key]
+    assert len(kept) == 1
+
+
+def test_power_needs_a_sensor(target: Target) -> None:
+    if target.describe().sensors:
+        assert target.power(0.5).idle > 0
+    else:
+        with pytest.raises(DeviceError, match="no energy sensor"):
+            target.power(0.5)
+
+
+@pytest.fixture
+def process(first_soc: Soc) -> Iterator[RemoteTarget]:
+    with closing(RemoteTarget("process", COMMAND, first_soc)) as target:
+        yield target
+
+
+@pytest.mark.parametrize("when", ["Building", "Timing"])
+def test_a_kill_in_the_middle_of_a_row_loses_none(
+    process: RemoteTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Killed once, while the second task is built or while all take turns."""
+    hear, killed = remote._Progress.hear, []
+
+    def kill(self: Any, event: Any) -> None:
+        hear(self, event)
+        if type(event).__name__ == when and len(self.built) > 1 and not killed:
+            killed.append(process.agent.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(remote._Progress, "hear", kill)
+    dataset, tasks = Dataset.of("test", tmp_path), gpu_tasks(process.soc)
+    done = collect(process, dataset, tasks, rounds=QUICK)
+    assert killed
+    assert done.left == 0
+    rows = [row for table in dataset.tables().values() for row in table.read()]
+    assert len({(name, r.key) for name, t in dataset.tables().items() for r in t.read()}) == len(
+        rows
+    )
+    failed = [row for row in rows if row.status == "failed"]
+    if when == "Building":
+        assert done.failed == 1
+        assert {row.reason for row in failed} == {"The agent of 'process' crashed (signal 9)."}
+    else:
+        assert not failed
+
+
+@pytest.mark.parametrize("program", [DYING, DYING_LATER], ids=["built", "timed"])
+def test_what_takes_an_agent_down_is_one_failed_row(
+    first_soc: Soc, tmp_path: Path, program: str
+) -> None:
+    dataset, tasks = Dataset.of("test", tmp_path), gpu_tasks(first_soc)
+    with closing(RemoteTarget("dying", [sys.executable, "-c", program], first_soc)) as target:
+        done = collect(target, dataset, tasks, rounds=replace(QUICK, span_s=30.0))
+    assert (done.left, done.failed) == (0, 1)
+    rows = {row.op: row for row in dataset.ops("conv2d_gpu_direct").read()}
+    (failed,) = (row for row in rows.values() if row.status == "failed")
+    assert parse(failed.op) == OPS[1]
+    assert failed.reason.startswith("The agent of 'dying' crashed (signal 6)")
+
+
+def test_an_agent_that_cannot_begin_says_so(first_soc: Soc, tmp_path: Path) -> None:
+    silent = [sys.executable, "-c", "raise SystemExit('no such driver')"]
+    with closing(RemoteTarget("ssh://nowhere", silent, first_soc)) as target:
+        message = "The agent of 'ssh://nowhere' ended with code 1: no such driver"
+        with pytest.raises(AgentLostError, match=message):
+            target.describe()
+        with pytest.raises(DeviceError, match=message):
+            collect(target, Dataset.of("test", tmp_path), gpu_tasks(first_soc), rounds=QUICK)
+
+
+def test_an_agent_that_hangs_is_ended_and_the_next_call_works() -> None:
+    agent = AgentClient()
+    with pytest.raises(AgentLostError, match="gave no answer in time"):
+        agent.ask(Probe(), Probed, limit_s=0.0)
+    assert agent.pid is None
+    agent.ask(Describe(), Described)
+    agent.close()
+
+
+def test_a_killed_agent_is_an_error_and_the_next_call_works() -> None:
+    agent = AgentClient(name="the agent")
+    before, _ = agent.ask(Describe(), Described)
+    pid = agent.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(AgentLostError, match=r"The agent crashed \(signal 9\)"):
+        agent.ask(Describe(), Described)
+    after, _ = agent.ask(Describe(), Described)
+    assert after == before
+    assert agent.pid not in (None, pid)
+    agent.close()
+
+
+def test_prints_are_no_frames_and_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    loud = (
+        "import os, sys, warnings\nfrom codl.errors import CodlWarning\n"
+        "from codl.targets import agent, local\n"
+        "describe = local.LocalTarget.describe\n"
+        "def loudly(self):\n"
+        "    print('printed'); os.write(1, b'written\\n'); print('cried', file=sys.stderr)\n"
+        "    warnings.warn('mind this', CodlWarning); assert sys.stdin.read() == ''\n"
+        "    return describe(self)\n"
+        "local.LocalTarget.describe = loudly\nagent.main(0.0)"
+    )
+    agent = AgentClient([sys.executable, "-c", loud])
+    with caplog.at_level("INFO", logger="codl.agent"):
+        with pytest.warns(CodlWarning, match="mind this"):
+            agent.ask(Describe(), Described)
+        agent.close()
+    assert {"printed", "written", "cried"} <= set(caplog.messages)
+
+
+def served(data: bytes) -> tuple[int, list[AnyReply]]:
+    """What an agent answers to some bytes: its exit code, and its messages."""
+    out = io.BytesIO()
+    code = Agent(io.BytesIO(data), out, 0.0).serve()
+    answers: Connection[Any, Any] = Connection(io.BytesIO(out.getvalue()), io.BytesIO(), AnyReply)
+    messages = []
+    try:
+        while True:
+            messages.append(answers.receive()[0])
+    except FrameError:
+        return code, messages
+
+
+@pytest.mark.parametrize("data", [b"POST /", b"CDL1" + bytes(3), b"CDL1" + bytes(12)])
+def test_an_agent_ends_at_what_is_no_frame_and_says_why(data: bytes) -> None:
+    code, (hello, failed) = served(data)
+    assert code == 1
+    assert isinstance(hello, Hello)
+    assert isinstance(failed, Failed)
+    assert failed.kind == "FrameError"
+
+
+def test_an_agent_ends_quietly_with_its_input() -> None:
+    code, (hello,) = served(b"")
+    assert code == 0
+    assert isinstance(hello, Hello)
+
+
+def test_requests_out_of_order_end_the_connection(first_soc: Soc) -> None:
+    twice = frames_of([(Open(first_soc), []), (Open(first_soc), [])])
+    code, messages = served(b"".join(twice))
+    assert code == 1
+    assert isinstance(messages[-1], Failed)
+    assert "Open must come first" in messages[-1].text
+
+
+def test_errors_arrive_as_they_were_raised() -> None:
+    agent = AgentClient()
+    with pytest.raises(UnknownNameError, match="Unknown OpenCL driver 'no-such-driver'"):
+        agent.ask(Look("no-such-driver"), Looked)
+    with pytest.raises(CodlError, match="was opened without a SoC"):
+        agent.ask(ReadClocks(), Clocks)
+    agent.close()
+
+
+def test_an_answer_that_was_not_asked_for_ends_the_agent() -> None:
+    agent = AgentClient()
+    with pytest.raises(AgentLostError, match="answered Describe with Described, where Hello"):
+        agent.ask(Describe(), Hello)
+    assert agent.pid is None
+
+
+def test_every_request_has_a_handler_and_an_answer() -> None:
+    assert set(HANDLERS) == set(Request.__subclasses__())
+    assert {request.reply for request in HANDLERS} <= set(Reply.__subclasses__())
+
+
+def test_a_child_that_is_closed_ends_by_itself() -> None:
+    child = Child([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(7)"])
+    assert child.close() == 7
