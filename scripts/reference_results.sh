@@ -3,12 +3,11 @@
 #
 #   scripts/reference_results.sh host                     # this machine
 #   scripts/reference_results.sh h200 --device nvidia     # one with a GPU
-#   scripts/reference_results.sh conformance              # ONNX's cases only, on both CPU runtimes
 #
 # Nothing else should run meanwhile. Datasets, predictors and bundles lie in demo/reference; `make
 # docs` renders the tables afterwards.
 set -euo pipefail
-name=${1:?name a SoC, such as host, or conformance}
+name=${1:?name a SoC, such as host}
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 results=$root/docs/results
@@ -19,16 +18,11 @@ step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; "$@"; }
 codl() { step python -c 'from codl.cli import main; main()' "$@"; }
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
-if [ "$name" = conformance ]; then
-    codl conformance --device intel -o "$results/conformance-intel.json"
-    codl conformance --device pocl -o "$results/conformance-pocl.json"
-    exit
-fi
-
 measured=retinaface,yolov2,vgg16,posenet,fast_style_transfer,mobilenet_v2,resnet50
 strategies=cpu,gpu,mulayer,codl-paper,codl,codl-refined,ideal
 
 codl soc detect --serial local --name "$name" "$@"
+codl conformance --soc "$name" -o "$results/conformance-$name.json"
 codl collect --soc "$name" --budget 10m --json > "$results/collect-$name.json"
 codl train --soc "$name" --json > "$results/train-$name.json"
 codl eval --soc "$name" --models "$measured" --strategies "$strategies" --seconds 8 \

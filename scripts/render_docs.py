@@ -51,7 +51,7 @@ MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
 MISSING = "Not measured yet: `scripts/reference_results.sh` makes `{file}`."
 
-#: Tables of result files. Those of several files take all of them, the others the first.
+#: Tables of result files. Those of several files take all that exist, the others the first.
 VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "comparison": lambda results: comparison_content(results[0]),
     "accuracy": lambda results: accuracy_content(results[0]),
@@ -142,10 +142,10 @@ def _generated(what: str) -> str:
     if view not in VIEWS or not names:
         known = ", ".join([*LISTS, *(f"{name} FILE" for name in VIEWS)])
         raise SystemExit(f"<!-- table: {what} --> must be one of {known}.")
-    for name in names:
-        if not (DOCS / name).is_file():
-            return f"\n{MISSING.format(file=name)}\n\n"
-    return f"\n{VIEWS[view]([load_result(DOCS / name) for name in names]).to_markdown()}\n\n"
+    files = [DOCS / name for name in names if (DOCS / name).is_file()]
+    if not files:
+        return f"\n{MISSING.format(file=names[0])}\n\n"
+    return f"\n{VIEWS[view]([load_result(file) for file in files]).to_markdown()}\n\n"
 
 
 def cli_reference() -> str:

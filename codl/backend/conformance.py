@@ -148,7 +148,7 @@ def _first_line(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ConformanceSummary:
     """Outcomes counted."""
 
     outcomes: tuple[Outcome, ...]
@@ -172,8 +172,8 @@ class Summary:
 
     def reasons(self, status: Status, op: str | None = None) -> Counter[str]:
         """Why cases have this status, with what names a single node or tensor left out."""
-        found = [o for o in self.outcomes if o.status == status and op in (None, o.op)]
-        return Counter(_general(outcome.reason) for outcome in found)
+        outcomes = [o for o in self.outcomes if o.status == status and op in (None, o.op)]
+        return Counter(_general(outcome.reason) for outcome in outcomes)
 
     def to_json(self) -> dict[str, Any]:
         return {

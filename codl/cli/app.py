@@ -1,4 +1,4 @@
-"""The `codl` command and how its errors end."""
+"""The `codl` command: its subcommands, and how errors end."""
 
 from __future__ import annotations
 

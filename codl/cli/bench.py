@@ -55,8 +55,8 @@ def bench_kernels(
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     """
-    found = read_ops([*([model] if model else []), *(op or [])])
-    if not found:
+    ops = read_ops([*([model] if model else []), *(op or [])])
+    if not ops:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described = socs.load(soc)
     tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
@@ -66,11 +66,11 @@ def bench_kernels(
         closing(connect(serial, described)) as target,
         progress(f"Measuring on {described.name}") as update,
     ):
-        for index, each in enumerate(found):
+        for index, each in enumerate(ops):
             measured, others = target.bench(each, tuning, every=every)
             rows += [_row(each, row) for row in measured]
             refused += [{"op": to_text(each), **asdict(other)} for other in others]
-            update(index + 1, len(found), 0.0)
+            update(index + 1, len(ops), 0.0)
     result = {"soc": described.name, "source": "measured", "ops": rows, "refused": refused}
     emit("bench", result, lambda: _table(result), as_json=json, output=output)
 

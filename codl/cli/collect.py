@@ -1,4 +1,4 @@
-"""`codl collect`: measures a dataset."""
+"""`codl collect`: measures operators and data sharing into a dataset."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from codl.targets.connect import connect
 from codl.targets.detect import detect
 
 if TYPE_CHECKING:
-    from codl.backend.conformance import Summary
+    from codl.backend.conformance import ConformanceSummary
 
 
 def run_conformance(
@@ -53,7 +53,7 @@ def run_conformance(
             outcomes.append(outcome)
             spent, done = perf_counter() - start, len(outcomes)
             update(done, len(cases), seconds_left(done, len(cases), spent))
-    summary = conformance.Summary(tuple(outcomes))
+    summary = conformance.ConformanceSummary(tuple(outcomes))
     seconds = round(perf_counter() - start, 1)
     where = {"gpu": described.gpu.name, "driver": described.gpu.driver, "icd": described.gpu.icd}
     result = {**where, "seconds": seconds, **summary.to_json()}
@@ -66,7 +66,7 @@ def run_conformance(
     )
 
 
-def _table(summary: Summary, result: Mapping[str, Any], platform: str) -> Group:
+def _table(summary: ConformanceSummary, result: Mapping[str, Any], platform: str) -> Group:
     """Counts by op, and what they come to."""
     title = f"ONNX {result['onnx']} node cases on {platform}"
     table = Table("op", "passed", "failed", "refused", "why", title=title, title_justify="left")

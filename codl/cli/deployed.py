@@ -1,4 +1,4 @@
-"""What a deployment file, and options like MACE's, change about how a model runs."""
+"""Deployment files on the command line, and the options of a run that are like MACE's."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class RunOptions:
 
 def deployment_of(model: str) -> Deployment | None:
     """How a deployment file wants a model run; None for models that are no part of one."""
-    found = models.deployment_of(model)
-    if found is not None and found.ignored:
-        note(f"Without effect here: {', '.join(found.ignored)}.")
-    if found is not None and found.limit_kernel_time:
+    deployment = models.deployment_of(model)
+    if deployment is not None and deployment.ignored:
+        note(f"Without effect here: {', '.join(deployment.ignored)}.")
+    if deployment is not None and deployment.limit_kernel_time:
         note("Without effect here: limit_opencl_kernel_time; codl does not cut kernels by time.")
-    return found
+    return deployment
 
 
 def adapted(context: Context, deployed: Deployment | None) -> Context:

@@ -85,10 +85,10 @@ def _observed(serial: str, soc: Soc) -> dict[str, list[int]]:
 
 
 def _energy_line(info: TargetInfo) -> str:
-    found = ", ".join(f"{s.name} ({s.part})" for s in info.sensors)
+    sensors = ", ".join(f"{s.name} ({s.part})" for s in info.sensors)
     unreadable = info.unreadable_sensors.items()
     refused = [f"{name} cannot be read: {reason}" for name, reason in unreadable]
-    return "; ".join([f"Energy sensors: {found or 'none'}", *refused]) + "."
+    return "; ".join([f"Energy sensors: {sensors or 'none'}", *refused]) + "."
 
 
 def _cpu(cpu: CpuFacts, soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def _cpu(cpu: CpuFacts, soc: Soc | None, seen: dict[str, list[int]]) -> dict[str
 def _gpus(
     probed: Sequence[ProbeResult], soc: Soc | None, seen: dict[str, list[int]]
 ) -> list[dict[str, Any]]:
-    found = []
+    processors = []
     for device in (d for result in probed for d in result.devices):
         used = soc is not None and (device.icd, device.name) == (soc.gpu.icd, soc.gpu.name)
-        found.append(
+        processors.append(
             {
                 **asdict(device),
                 "kind": "gpu",
@@ -121,21 +121,21 @@ def _gpus(
                 "used": used,
             }
         )
-    return found
+    return processors
 
 
 @soc_app.command("list")
 def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
     """List the SoC files in ./socs."""
-    found = [socs.load(name) for name in socs.names()]
+    described = [socs.load(name) for name in socs.names()]
 
     def render() -> Table:
         table = Table("name", "description", title="SoCs", title_justify="left")
-        for soc in found:
+        for soc in described:
             table.add_row(soc.name, soc.description)
         return table
 
-    emit("soc list", {"socs": [asdict(s) for s in found]}, render, as_json=json, output=output)
+    emit("soc list", {"socs": [asdict(s) for s in described]}, render, as_json=json, output=output)
 
 
 @soc_app.command("show")

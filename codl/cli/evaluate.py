@@ -135,14 +135,14 @@ def _names(text: str) -> list[str]:
 
 def _strategies(names: Sequence[str], given: str) -> list[Strategy]:
     """Those that plan: all but the bound."""
-    found = [find(name) for name in names if name != ideal.NAME]
-    if not found:
+    strategies = [find(name) for name in names if name != ideal.NAME]
+    if not strategies:
         raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {given!r}.")
-    return found
+    return strategies
 
 
 def _timelines(model: str, spans: Mapping[str, Sequence[TimeSpan]]) -> list[dict[str, Any]]:
     return [
-        {"model": model, "strategy": name, "spans": [asdict(span) for span in found]}
-        for name, found in spans.items()
+        {"model": model, "strategy": name, "spans": [asdict(span) for span in own]}
+        for name, own in spans.items()
     ]

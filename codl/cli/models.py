@@ -29,18 +29,18 @@ def list_models(
     for name in names or []:
         if name not in BUILT_IN:
             raise UnknownNameError("built-in model", name, BUILT_IN)
-    found = [summary(described(name, weights=False)) for name in names or BUILT_IN]
+    summaries = [summary(described(name, weights=False)) for name in names or BUILT_IN]
 
     def render() -> Table:
         columns = ("model", "inputs", "million weights", "GFLOPs", "nodes")
         table = Table(*columns, title="Built-in models", title_justify="left")
-        for one in found:
+        for one in summaries:
             nodes = ", ".join(f"{count} {kind}" for kind, count in one.nodes.items())
             numbers = (f"{one.parameters / 1e6:.2f}", f"{one.gflops:.2f}")
             table.add_row(one.name, _shapes(one.inputs.values()), *numbers, nodes)
         return table
 
-    emit("models", {"models": [asdict(one) for one in found]}, render, as_json=json)
+    emit("models", {"models": [asdict(one) for one in summaries]}, render, as_json=json)
 
 
 def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:

@@ -1,4 +1,4 @@
-"""The options that several commands have, and how their texts are read."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """Sizes by input, of --shape; raises `CodlError` with what is none."""
     shapes = {}
     for text in given or ():
-        found = _SHAPE.fullmatch(text)
-        if found is None:
+        match = _SHAPE.fullmatch(text)
+        if match is None:
             raise CodlError(f"--shape must be like input=1x3x224x224, got {text!r}.")
-        shapes[found["name"]] = tuple(int(size) for size in found["sizes"].split("x"))
+        shapes[match["name"]] = tuple(int(size) for size in match["sizes"].split("x"))
     return shapes
 
 
@@ -126,11 +126,11 @@ def read_seconds(text: str | None) -> float | None:
 
 def read_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models, of files and of texts; a text is what has a space in it."""
-    found: dict[Op, None] = {}
+    distinct: dict[Op, None] = {}
     for source in sources:
         ops = [parse(source)] if " " in source.strip() else load_ops([source])
-        found.update(dict.fromkeys(ops))
-    return list(found)
+        distinct.update(dict.fromkeys(ops))
+    return list(distinct)
 
 
 def read_shares(text: str) -> list[float]:

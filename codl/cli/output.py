@@ -1,4 +1,4 @@
-"""How every command answers: results to stdout, progress to stderr, errors as one message."""
+"""Output of every command: results to stdout, progress to stderr, errors as one message."""
 
 from __future__ import annotations
 

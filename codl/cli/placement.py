@@ -1,4 +1,4 @@
-"""The placement table of `codl search` and `codl run`."""
+"""The table of `codl search` and `codl run` that says where every op runs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def placement_table(placed: Sequence[Placed], source: str, *, every: bool) -> Ta
 
 def _by_engine(placed: Sequence[Placed]) -> dict[tuple[str, str], list[Placed]]:
     """Ops that codl has operators for, by processor and what runs them."""
-    found: dict[tuple[str, str], list[Placed]] = {}
+    groups: dict[tuple[str, str], list[Placed]] = {}
     for one in placed:
         if one.kind == OnnxModel.kind:
             continue
         own = "ncnn" if one.variant != CpuOrt.name else "ONNX Runtime"
         engine = own if one.processor == "cpu" else "OpenCL kernels"
-        found.setdefault((one.processor, engine), []).append(one)
-    return found
+        groups.setdefault((one.processor, engine), []).append(one)
+    return groups

@@ -47,7 +47,7 @@ from codl.predict.names import FOLDER
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
-from codl.strategies.run_report import Measured, measure
+from codl.strategies.run_report import RunReport, measure
 
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[
@@ -135,7 +135,7 @@ def run_model(
 
 
 def _result(
-    engine: Engine, done: Measured, batch: int | None, wanted: RunOptions
+    engine: Engine, done: RunReport, batch: int | None, wanted: RunOptions
 ) -> dict[str, Any]:
     return {
         "model": engine.network.name,

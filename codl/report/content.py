@@ -1,4 +1,4 @@
-"""A table before it is drawn: one description for the terminal, HTML and Markdown.
+"""A table as text: one description for the terminal, HTML and Markdown.
 
 Numbers become text here and nowhere else, with three significant digits.
 """

@@ -1,4 +1,4 @@
-"""What an evaluation comes to, in a sentence per model."""
+"""Findings of an evaluation: one sentence per model on which strategy was fastest."""
 
 from __future__ import annotations
 

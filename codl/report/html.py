@@ -1,4 +1,4 @@
-"""One HTML file of several result files: nothing to load, no script, readable on a phone."""
+"""One self-contained HTML page of several result files: no script, nothing to load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures: latencies, timelines and plans, as SVG.
+"""Plots as SVG: latencies, timelines and plans.
 
 Colours are from Okabe and Ito's palette, which colour-blind readers can tell apart; what a colour
 says is also said by height, by position or in words.

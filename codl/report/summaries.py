@@ -132,7 +132,7 @@ def _accuracy_cells(
 
 def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
     """What became of ONNX's test cases: a row per device."""
-    headers = ("cases", "passed", "failed", "refused", "converted", "only rename", "time (s)")
+    headers = ("cases", "passed", "failed", "refused", "converted", "only rename")
     columns = (Column("device", numeric=False), *map(Column, headers))
     rows = tuple(
         TextRow(
@@ -140,7 +140,6 @@ def conformance_content(results: Sequence[ConformanceResult]) -> TextTable:
                 f"{result.gpu} ({result.driver})",
                 *map(count, (result.cases, result.passed, result.failed, result.refused)),
                 *map(count, (result.converted, result.renamings)),
-                digits(result.seconds),
             )
         )
         for result in results

@@ -1,4 +1,4 @@
-"""Makes a matplotlib picture part of a page: small, accessible, in the page's own colours.
+"""SVG from matplotlib, made small and accessible, to be put inline into a page.
 
 Matplotlib names every element alike in every picture, and fixes black and white. Inline in one page
 the names would clash, and dark pages would hide the text.
@@ -63,11 +63,11 @@ def to_svg(figure: Any, *, key: str, title: str, description: str) -> str:
 
 def _strip(root: ElementTree.Element) -> None:
     """Drop the metadata, the fixed size, and the style sheet, which would style the whole page."""
-    for found in root.findall(f"{{{SVG}}}metadata"):
-        root.remove(found)
-    for found in root.findall(f"{{{SVG}}}defs"):
-        if found.find(f"{{{SVG}}}style") is not None:
-            root.remove(found)
+    for element in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(element)
+    for element in root.findall(f"{{{SVG}}}defs"):
+        if element.find(f"{{{SVG}}}style") is not None:
+            root.remove(element)
     root.set("stroke-linejoin", "round")
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)

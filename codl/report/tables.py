@@ -1,4 +1,4 @@
-"""The tables: what a result says, in rows and columns, with the caption it must not lose."""
+"""Tables of result files, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def eval_content(result: EvalResult) -> TextTable:
 
 def peer_notes(result: EvalResult) -> list[str]:
     """What libraries were run beside the strategies, and on how many cores they were seen."""
-    found = {row.strategy: row.peer for row in result.rows if row.peer is not None}
-    if not found:
+    peers = {row.strategy: row.peer for row in result.rows if row.peer is not None}
+    if not peers:
         return []
     each = [
         f"{name} {peer.version} ({peer.threads} threads, seen on cores "
         f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
-        for name, peer in found.items()
+        for name, peer in peers.items()
     ]
     return [
         "Peers have the cores of both sides together, in a process of their own, and every timed "
@@ -102,9 +102,9 @@ def machine_notes(result: EvalResult) -> list[str]:
     """How much slower the processors were than predictions know of, where that was seen."""
     notes = []
     for model in result.models:
-        found = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
-        if any(abs(factor - 1) > NOTABLE for factor in found.values()):
-            each = ", ".join(f"{side} {factor:.2f}" for side, factor in found.items())
+        slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
+        if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
+            each = ", ".join(f"{side} {factor:.2f}" for side, factor in slowdown.items())
             notes.append(
                 f"{model}: anchor ops took {each} of what they did when the dataset was measured, "
                 "which predictions do not know."
@@ -141,10 +141,10 @@ def train_content(result: TrainResult) -> TextTable:
         Column("in 90 % interval (%)"),
         Column("source", numeric=False),
     )
-    found: dict[str, dict[str, dict[str, PredictorRow]]] = {}
+    targets: dict[str, dict[str, dict[str, PredictorRow]]] = {}
     for row in result.predictors:
         target = f"{row.target} ({row.processor})" if row.processor else row.target
-        found.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
+        targets.setdefault(target, {}).setdefault(row.name, {})[row.split] = row
     source = listed(result.sources) or NOT_RECORDED
     sections = tuple(
         TextSection(
@@ -154,7 +154,7 @@ def train_content(result: TrainResult) -> TextTable:
                 for by_split in by_name.values()
             ),
         )
-        for target, by_name in found.items()
+        for target, by_name in targets.items()
     )
     caption = (
         *soc_lines(result.soc),
@@ -226,10 +226,10 @@ def _chain_cells(number: int, chain: Chain) -> tuple[str, ...]:
 
 def _variants(chain: Chain, processor: str) -> str:
     """The kernel variants of a chain on one processor, most frequent first."""
-    found = Counter(chain.variants.get(op, {}).get(processor, "") for op in chain.ops)
-    del found[""]
+    variants = Counter(chain.variants.get(op, {}).get(processor, "") for op in chain.ops)
+    del variants[""]
     times = "\N{MULTIPLICATION SIGN}"
-    texts = [f"{n} {times} {name}" if n > 1 else name for name, n in found.most_common()]
+    texts = [f"{n} {times} {name}" if n > 1 else name for name, n in variants.most_common()]
     return ", ".join(texts) or NONE
 
 

@@ -1,4 +1,4 @@
-"""What a strategy is: a way to make a plan."""
+"""Strategy: the protocol of ways to make a plan, and the context in which they plan."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Context:
         key = (self.soc, self.tuning.fingerprint, self.predictors_folder, name)
         if key not in self._loaded:
             self._loaded[key] = load(self.soc, name, self.predictors_folder, self.tuning)
-        found = self._loaded[key]
-        predictors = found if self.winograd else WithoutWinograd(found)
+        loaded = self._loaded[key]
+        predictors = loaded if self.winograd else WithoutWinograd(loaded)
         return CostModel(self.soc, predictors, by_op, tuning=self.tuning)
 
     def default_cost(self, network: Network) -> CostModel | None:

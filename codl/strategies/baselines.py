@@ -1,4 +1,4 @@
-"""What `codl` is compared with: one processor, muLayer, and CoDL as published."""
+"""Baselines to compare `codl` with: one processor, muLayer, and CoDL as published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own: the fastest plan that a search finds under the predictor, one processor included.
+"""`codl`, the default: the plan of least predicted latency, single processors included.
 
 Dimension, ratio and chains are chosen together for the whole graph, with what every tensor's place
 means for the chains behind it, and only what the other side lacks moves. Where that is predicted to

@@ -1,10 +1,10 @@
-"""`codl` with the last word left to the device: plans run, and what they took makes the next one.
+"""`codl-refined`: profile-guided `codl`: plans run, and their profiles correct predictions.
 
-A predictor knows single ops. What they take between these neighbours, with the other processor at
-work, shows in the network itself. So each processor alone and the predicted plan run on the device,
-what every net and kernel took corrects the predictions, and the search goes again, a few times. The
-fastest plan is taken, by runs that take turns. One processor alone is among them, so that a split
-that does not pay is found out here, whatever was predicted.
+A predictor knows single ops, not what they take between their neighbours in a network while the
+other processor works. So each processor alone and the predicted plan run on the device, the profile
+of every net and kernel corrects the predictions, and the search runs again, a few times. Plans are
+compared by runs in turns, and the fastest is kept. One processor alone is among them, so a split
+that does not pay on this device is never kept.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Trials:
             self._best = new
             return True
         runs = {"best": timed(self._best.run), "new": timed(new.run)}
-        found = interleave(runs, effort)
-        new_ms, best_ms = found["new"].p20, found["best"].p20
+        latencies = interleave(runs, effort)
+        new_ms, best_ms = latencies["new"].p20, latencies["best"].p20
         self._note(
             f"{self._network.name}: plan {len(self._run)}, {_summary(new.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms"

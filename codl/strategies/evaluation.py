@@ -1,4 +1,4 @@
-"""Measures strategies against each other: interleaved in one run, outputs checked."""
+"""Evaluation: strategies and peers on one model, interleaved in one run, outputs checked."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def compare(outputs: Mapping[str, NDArray[Any]], reference: Reference) -> tuple[
     pairs = []
     for name, expected in reference.outputs.items():
         if name not in outputs or outputs[name].size != expected.size:
-            found = ", ".join(f"{n} {v.shape}" for n, v in outputs.items()) or "none"
-            raise DeviceError(f"The output {name!r} must be {expected.shape}, got {found}.")
+            shapes = ", ".join(f"{n} {v.shape}" for n, v in outputs.items()) or "none"
+            raise DeviceError(f"The output {name!r} must be {expected.shape}, got {shapes}.")
         pairs.append((outputs[name].reshape(expected.shape), expected))
     return min(cosine(a, b) for a, b in pairs), max(max_rel_err(a, b) for a, b in pairs)
 
@@ -247,8 +247,8 @@ def _energy_mj(
     sensors = find_sensors().sensors
     if sensors:
         note(f"energy by {', '.join(sensor.name for sensor in sensors)}")
-    found = {name: energy_mj(run, sensors) for name, run in runs.items()}
-    return {name: None if mj is None else mj / count for name, mj in found.items()}
+    energies = {name: energy_mj(run, sensors) for name, run in runs.items()}
+    return {name: None if mj is None else mj / count for name, mj in energies.items()}
 
 
 def to_json(results: Sequence[EvalRow]) -> list[dict[str, Any]]:

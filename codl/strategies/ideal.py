@@ -1,6 +1,6 @@
-"""The paper's bound: every op at its best measured split, data sharing left out.
+"""`ideal`: the paper's bound (oracle): every op at its best measured split, no data sharing.
 
-It is no way to run: a number computed from measured rows, with which strategies are compared.
+Not a plan that can run, but a number computed from measured rows, to compare strategies with.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WHOLE: Dim = "H"
 
 
 @dataclass(frozen=True)
-class Bound:
+class IdealLatency:
     """Milliseconds of a network, and of every layer with the split that gives it."""
 
     latency_ms: float
     layers: tuple[tuple[str, str, float, float], ...]
 
 
-def bound(network: Network, soc: Soc, dataset: Dataset) -> Bound:
+def bound(network: Network, soc: Soc, dataset: Dataset) -> IdealLatency:
     """The sum of every op's best measured latency over all dimensions and ratios.
 
     Raises `CodlError` where an op of the network was not measured on either processor.
@@ -49,7 +49,7 @@ def bound(network: Network, soc: Soc, dataset: Dataset) -> Bound:
             )
         latency, dim, ratio = min(splits)
         layers.append((layer.name, dim, ratio, latency))
-    return Bound(sum(latency for *_, latency in layers), tuple(layers))
+    return IdealLatency(sum(latency for *_, latency in layers), tuple(layers))
 
 
 def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, float]]:
@@ -59,24 +59,24 @@ def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, floa
     """
     one, images = op.one_image, op.images
     if images > 1:
-        found = [(images * ms, dim, ratio) for ms, dim, ratio in _splits(one, cpu, gpu)]
-        alone = {ratio: ms for ms, _, ratio in found if ratio in (0.0, 1.0)}
+        splits = [(images * ms, dim, ratio) for ms, dim, ratio in _splits(one, cpu, gpu)]
+        alone = {ratio: ms for ms, _, ratio in splits if ratio in (0.0, 1.0)}
         if len(alone) == 2:
             shares = (count / images for count in range(1, images))
-            found += [(max(alone[0.0] * (1 - r), alone[1.0] * r), "N", r) for r in shares]
-        return found
+            splits += [(max(alone[0.0] * (1 - r), alone[1.0] * r), "N", r) for r in shares]
+        return splits
     text, whole = to_text(op), op.dims[0] if op.dims else WHOLE
-    found = []
+    splits = []
     if (text, whole, 1.0) in cpu:
-        found.append((cpu[text, whole, 1.0], str(whole), 0.0))
+        splits.append((cpu[text, whole, 1.0], str(whole), 0.0))
     if (text, whole, 1.0) in gpu:
-        found.append((gpu[text, whole, 1.0], str(whole), 1.0))
+        splits.append((gpu[text, whole, 1.0], str(whole), 1.0))
     for dim in op.dims:
         for share in SHARES[:-1]:
             mine, theirs = (text, dim, round(1 - share, 6)), (text, dim, share)
             if mine in cpu and theirs in gpu:
-                found.append((max(cpu[mine], gpu[theirs]), str(dim), share))
-    return found
+                splits.append((max(cpu[mine], gpu[theirs]), str(dim), share))
+    return splits
 
 
 def _measured(network: Network, processor: Processor, soc: Soc, dataset: Dataset) -> Measured:

@@ -1,8 +1,8 @@
-"""How fast the machine is while strategies are measured, against when its dataset was.
+"""Drift of the machine: its speed while strategies are measured, against that in the dataset.
 
-The anchors of the dataset's first run are measured again, once a round. Where other programs or the
-heat slow a processor down by a tenth, its plans take a tenth longer than predicted, and no
-predictor is to blame.
+The anchors of the dataset's first run are measured again, once a round. If other programs or heat
+slow a processor down by a tenth, its plans take a tenth longer than predicted, which is no error of
+the predictor.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Machine:
         if not usual:
             return None
         bench = Bench(soc, "", tuning=tuning)
-        found = tuple(one for one in anchors.prepare(bench) if anchors.key(one) in usual)
-        return cls(found, usual) if found else None
+        prepared = tuple(one for one in anchors.prepare(bench) if anchors.key(one) in usual)
+        return cls(prepared, usual) if prepared else None
 
     def visit(self) -> None:
         """Measure every anchor a few times."""

@@ -1,4 +1,4 @@
-"""One plan that runs: its outputs, how long it takes, and what every op of it took."""
+"""One measured run of a plan: outputs, latency, energy, and a profile by op."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunReport:
     """What an engine did.
 
     `energy_mj` is that of one inference, by `energy_sensors`; None where there are none. `spans`
@@ -38,7 +38,7 @@ class Measured:
 
 def measure(
     engine: Engine, inputs: Mapping[str, NDArray[Any]], cost: CostModel | None, *, rounds: int
-) -> Measured:
+) -> RunReport:
     """Run an engine on inputs by name, so many times timed.
 
     By the predictions of `cost` ops share what they took together; without, alike.
@@ -50,7 +50,7 @@ def measure(
     energy = energy_mj(engine.run, sensors)
     spans = engine.profile()
     placed = placement.predicted(engine.network, engine.plan, engine.soc, cost)
-    return Measured(
+    return RunReport(
         outputs=outputs,
         latency_ms=latency,
         energy_mj=energy,

@@ -102,6 +102,13 @@ def test_commands_exist(page: Path) -> None:
         _check_mention(" ".join(match[1].split()))
 
 
+def test_the_commands_of_reference_results_exist() -> None:
+    script = (ROOT / "scripts" / "reference_results.sh").read_text()
+    assert len(list(_blocks(f"```sh\n{script}```"))) >= 8
+    for line in _blocks(f"```sh\n{script}```"):
+        _check_line(line)
+
+
 @pytest.mark.parametrize("line", ["codl nap", "codl soc nap", "codl run yolov2 --nap host"])
 def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
     for check in (_check_line, _check_mention):

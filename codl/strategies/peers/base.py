@@ -1,4 +1,4 @@
-"""What a peer is: another way to run a model on a CPU, and what it is built from."""
+"""Peer: the protocol of another library that runs a model on a CPU."""
 
 from __future__ import annotations
 
