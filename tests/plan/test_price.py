@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +14,21 @@ from support.random_networks import random_networks, random_plans
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors, synthetic_predictors
 
-from codl.ir import Network
-from codl.ir.plan import Plan
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import Layer, Network
+from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.plan.build_plan import make_plan
+from codl.plan.beam_search import fastest
+from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
+from codl.plan.search import search
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 #: A GPU with buffers, one with images too, and one that is a CPU, which launches image by image.
@@ -47,3 +57,77 @@ def test_tables_say_what_the_walk_says(
     plan = make_plan(network, cost, chains, strategy="test", sharing=drawn.sharing)
     walked = price(lower(network, plan, soc, Tuning()), cost)
     assert walked.latency_ms == pytest.approx(plan.predicted_ms, rel=1e-9)
+
+
+@given(network=random_networks(most_layers=6), predictors=synthetic_predictors(), data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_search_says_what_the_walk_over_its_plan_says(
+    network: Network, predictors: SyntheticPredictors, data: st.DataObject
+) -> None:
+    soc = SOCS[data.draw(st.sampled_from(sorted(SOCS)))]
+    cost = CostModel(soc, predictors)
+    best = fastest(Candidates(network, cost))
+    chains = [
+        chain_of(network.layers[one.start : one.stop], one.dim, one.gpu_ratio)
+        for one in best.chains
+    ]
+    plan = make_plan(network, cost, chains, strategy="test", sharing="missing")
+    assert plan.predicted_ms == pytest.approx(best.latency_ms, rel=1e-9)
+    plan = search(network, cost, "test")
+    walked = price(lower(network, plan, soc, Tuning()), cost)
+    assert walked.latency_ms == pytest.approx(plan.predicted_ms, rel=1e-9)
+
+
+def every_cut(network: Network) -> Iterator[list[Chain]]:
+    """All ways to cut a network into chains, on one processor or half and half."""
+    layers = network.layers
+    for ends in product((False, True), repeat=len(layers) - 1):
+        stops = [at + 1 for at, is_end in enumerate(ends) if is_end] + [len(layers)]
+        pairs = zip([0, *stops], stops, strict=False)
+        yield from map(list, product(*(cuts_of(layers[start:stop]) for start, stop in pairs)))
+
+
+def cuts_of(layers: Sequence[Layer]) -> list[Chain]:
+    both = [
+        chain_of(layers, dim, 0.5)
+        for dim in ("H", "OC")
+        if all(dim in layer.op.dims and layer.op.output.h > 1 for layer in layers)
+        and (dim == "H" or all(layer.op.acts_on_channels_alone for layer in layers[1:]))
+    ]
+    return [chain_of(layers, "H", 0.0), chain_of(layers, "H", 1.0), *both]
+
+
+def small(build: Callable[[ModelBuilder, str], str]) -> Network:
+    b = ModelBuilder("small")
+    b.output(build(b, b.input("x", (1, 16, 20, 20))))
+    return convert(simplify(import_onnx(b.build(), "small")))
+
+
+#: A line, a residual add that the convolution before it computes too, and an op for ONNX Runtime
+#: between two for ncnn.
+SMALL = {
+    "line": small(lambda b, x: b.conv(b.max_pool(b.conv(x, 32, 3, pad=1), 2, 2), 16, 1, pad=0)),
+    "residual": small(lambda b, x: b.add(x, b.conv(b.relu(b.conv(x, 16, 3, pad=1)), 16, 1, pad=0))),
+    "engines": small(lambda b, x: b.conv(b.softmax(b.conv(x, 8, 1, pad=0)), 8, 3, pad=1)),
+}
+
+
+@given(
+    name=st.sampled_from(sorted(SMALL)),
+    soc=st.sampled_from(sorted(SOCS)),
+    predictors=synthetic_predictors(),
+)
+@settings(max_examples=4, deadline=None, derandomize=True)
+def test_no_plan_is_faster_than_what_an_exhaustive_search_finds(
+    name: str, soc: str, predictors: SyntheticPredictors
+) -> None:
+    """All plans are priced by the walk over what they are lowered to, which knows no tables."""
+    network, cost = SMALL[name], CostModel(SOCS[soc], predictors)
+    best_ms = search(network, cost, "test", method="exhaustive").predicted_ms or inf
+    for chains in every_cut(network):
+        plan = make_plan(network, cost, chains, strategy="test", sharing="missing")
+        walked = price(lower(network, plan, SOCS[soc], Tuning()), cost)
+        assert best_ms <= walked.latency_ms * (1 + 1e-9)
+    beam = fastest(Candidates(network, cost, complete=True), widest=10**6)
+    assert beam.exact
+    assert beam.latency_ms == pytest.approx(best_ms, rel=1e-9)

@@ -1,0 +1,96 @@
+"""Vectorised cutting and sharing, against the scalar rules that lowering has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.random_networks import random_networks
+from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors
+
+from codl.ir import Network, Region, Shape
+from codl.ir.region import Span
+from codl.lower.partition import cut
+from codl.lower.program import chain_outputs, lacking
+from codl.plan import region_array as boxes
+from codl.plan.chain_costs import ChainCosts
+from codl.plan.cost_model import CostModel
+from codl.plan.halo_propagation import Walk
+
+SHAPE = Shape(3, 12, 9, 5)
+
+
+@st.composite
+def regions(draw: st.DrawFn) -> Region:
+    """Of a tensor of `SHAPE`; not empty."""
+    spans = []
+    for size in SHAPE[:3]:
+        start = draw(st.integers(0, size - 1))
+        spans.append(Span(start, draw(st.integers(start + 1, size))))
+    return Region(*spans)
+
+
+@given(held=st.one_of(st.none(), regions()), need=regions())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_what_is_missing_has_the_sizes_of_what_moves(held: Region | None, need: Region) -> None:
+    _, moved = lacking(SHAPE, held, need, "missing")
+    expected = sorted(tuple(piece.shape(SHAPE))[:3] for piece in moved)
+    rows = (np.array([boxes.box(one)], np.int64) for one in (held, need))
+    assert sorted(map(tuple, boxes.missing_sizes(*rows).tolist())) == expected
+
+
+@given(regions(), regions())
+def test_the_larger_entries_are_the_box_around_both(one: Region, other: Region) -> None:
+    joined = np.maximum(boxes.box(one), boxes.box(other)).tolist()
+    assert boxes.region(joined) == one.join(other)
+
+
+@given(network=random_networks(), data=st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject) -> None:
+    """Every part, and what is read from outside and left, of chains of all lengths at once."""
+    layers, ratios = network.layers, [0.0, 0.2, 0.5, 0.85, 1.0]
+    stop = data.draw(st.integers(1, len(layers)))
+    dim = data.draw(st.sampled_from(["H", "OC", "N"]))
+    step = data.draw(st.integers(0, len(ratios) - 1))
+    starts = frozenset(data.draw(st.sets(st.integers(0, stop - 1), min_size=1)))
+    if 0 < step < len(ratios) - 1 and not all(dim in x.op.dims for x in layers[:stop]):
+        dim, step = "H", 0
+    costs = ChainCosts(network, CostModel(SOC, SyntheticPredictors()), ratios)
+    walk = Walk(stop, dim, step, starts)
+    steps = {one.layer: one for one in costs.steps([walk])}
+    for candidate in costs.evaluate([walk]).candidates:
+        own = layers[candidate.start : stop]
+        outputs = chain_outputs(network, own)
+        shards = cut(own, outputs, dim, ratios[step], block=SOC.gpu.vector_width)
+        for side, shard in enumerate(shards):
+            expected = {part.layer.output: part.region for part in shard.parts}
+            numbers = {x.output: int(steps[k].parts[0, side])
+                       for k, x in enumerate(own, candidate.start)}  # fmt: skip
+            cut_boxes = {name: costs.sub_ops.boxes[number] for name, number in numbers.items()}
+            assert {n: boxes.region(b) for n, b in cut_boxes.items() if boxes.is_something(b)} == (
+                expected
+            )
+            for rows, regions_of in (
+                (candidate.reads, shard.inputs),
+                (candidate.leaves, shard.left(outputs)),
+            ):
+                held = [number for owner, number in rows.tolist() if owner == side]
+                table = {costs.regions.tensors[n]: costs.regions.region(n) for n in held}
+                assert table == {n: r for n, r in regions_of.items() if not r.is_empty}
+
+
+def test_a_region_has_one_number_by_its_note() -> None:
+    table = boxes.RegionTable({"x": SHAPE})
+    box = boxes.box(Region.whole(SHAPE))
+    first = table.one("x", box)
+    assert table.one("x", box) == first
+    assert table.noted(first, 3) != first
+    assert table.of("x", np.array([box]), np.array([3])) == [table.noted(first, 3)]
+    assert table.shape(first) == SHAPE
+    assert table.one("x", boxes.box(None)) == boxes.NONE
+    assert table.region(boxes.NONE) is None
+    with pytest.raises(KeyError):
+        table.one("y", box)
