@@ -72,7 +72,7 @@ def contested(
     """
     low = {key: min(one.low for one in own) for key, own in known.items()}
     high = {key: min(one.high for one in own) for key, own in known.items()}
-    found: dict[Key, float] = {}
+    open_parts: dict[Key, float] = {}
     for op in ops:
         pairs = [keys for keys in splits(op, soc) if all(key in known for key in keys)]
         if not pairs:
@@ -81,8 +81,8 @@ def contested(
         open_pairs = [keys for keys in pairs if max(low[key] for key in keys) <= limit]
         is_decided = len(open_pairs) == 1 and all(_is_decided(known[k]) for k in open_pairs[0])
         if not is_decided:
-            found.update({key: high[key] for keys in open_pairs for key in keys})
-    return found
+            open_parts.update({key: high[key] for keys in open_pairs for key in keys})
+    return open_parts
 
 
 def _is_decided(own: Sequence[Bounds]) -> bool:

@@ -129,11 +129,11 @@ class Settling:
     def look(self) -> None:
         """Fit every target with news, and hold its shapes out; what surrounds ops is left out."""
         try:
-            found, _ = samples.read(self.dataset)
+            targets, _ = samples.read(self.dataset)
         except CodlError:
             return  # there is no row yet
         with threadpool_limits(1, user_api="blas"):
-            for own in found:
+            for own in targets:
                 looks = self.looks.setdefault(own.target, []) if _is_learned(own) else None
                 if looks is None or (looks and len(own.samples) < (1 + NEWS) * looks[-1].rows):
                     continue
@@ -150,8 +150,8 @@ class Settling:
         if not self.looks:
             return None
         targets = [asdict(looks[-1]) for _, looks in sorted(self.looks.items())]
-        found = None if self.regret is None else asdict(self.regret)
-        return {"predictor": ESTIMATOR, "targets": targets, "regret": found}
+        regret_json = None if self.regret is None else asdict(self.regret)
+        return {"predictor": ESTIMATOR, "targets": targets, "regret": regret_json}
 
     def _tier(self, task: Task) -> Tier:
         return self.tiers.get(task, Tier.MORE)

@@ -66,10 +66,10 @@ class Cold:
 
     @staticmethod
     def columns(items: Sequence[Cold]) -> FeatureColumns:
-        found = items if isinstance(items, Colds) else Colds.of(items)
-        inputs, weights, output = found.elements
+        colds = items if isinstance(items, Colds) else Colds.of(items)
+        inputs, weights, output = colds.elements
         return {
-            "warm_ms": found.warm_ms,
+            "warm_ms": colds.warm_ms,
             "weight_bytes": 4 * weights,
             "input_bytes": 4 * inputs,
             "output_bytes": 4 * output,
@@ -266,7 +266,7 @@ class Observation:
 
 def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[Path, int]]]:
     """What the dataset tells about surroundings; and every table's path and failed rows."""
-    found: list[Observation] = []
+    observed: list[Observation] = []
     files: dict[str, tuple[Path, int]] = {}
     for kind in KINDS:
         table = dataset.table(kind)
@@ -277,10 +277,10 @@ def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[P
         files[kind] = (table.path, len(rows) - len(ok))
         for row in ok:
             try:
-                found += _of_row(row)
+                observed += _of_row(row)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
-    return found, files
+    return observed, files
 
 
 def _of_row(row: DispatchRow | ColdRow | BatchRow | ContentionRow) -> list[Observation]:

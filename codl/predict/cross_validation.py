@@ -41,11 +41,11 @@ class HeldOut:
     @property
     def figures(self) -> dict[str, float]:
         """The figures that there are, in few digits; the typical run's only where it differs."""
-        found = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
+        figures = {k: v for k, v in asdict(self).items() if k[:2] != "n_" and v is not None}
         if self.acc10_typical == self.acc10:
-            found.pop("acc10_typical", None)
+            figures.pop("acc10_typical", None)
         # One row more or less is chance.
-        return {k: round(v, 1) if k == "mape" else round(v) for k, v in found.items()}
+        return {k: round(v, 1) if k == "mape" else round(v) for k, v in figures.items()}
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def accuracy(estimator: type[LatencyEstimator], rows: Rows, folds: Sequence[Fold
     """Fit on every fold's rows and predict those it holds out, all folds together."""
     if not folds:
         return HeldOut(n_train=len(rows.latency_ms), n_test=0)
-    found = [_errors(estimator, rows, fold) for fold in folds]
-    error, typical, inside = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    errors = [_errors(estimator, rows, fold) for fold in folds]
+    error, typical, inside = (np.concatenate(parts) for parts in zip(*errors, strict=True))
     return HeldOut(
         n_train=min(len(fold.train) for fold in folds),
         n_test=len(error),
@@ -87,12 +87,12 @@ def accuracy(estimator: type[LatencyEstimator], rows: Rows, folds: Sequence[Fold
     )
 
 
-def over_seeds(found: Sequence[HeldOut]) -> HeldOut:
+def over_seeds(seeds: Sequence[HeldOut]) -> HeldOut:
     """The median of every figure over the same folds made with other seeds."""
     names = ("acc10", "acc5", "mape", "acc10_typical", "coverage90")
-    columns = {name: [getattr(one, name) for one in found] for name in names}
+    columns = {name: [getattr(one, name) for one in seeds] for name in names}
     middle = {k: None if None in v else round(median(v), 2) for k, v in columns.items()}
-    return HeldOut(min(one.n_train for one in found), found[0].n_test, **middle)
+    return HeldOut(min(one.n_train for one in seeds), seeds[0].n_test, **middle)
 
 
 def _errors(

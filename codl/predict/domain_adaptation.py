@@ -80,7 +80,7 @@ class Known:
     def latency_us(self, items: Sequence[Item]) -> NDArray[np.float64]:
         """Microseconds that the items take on this SoC, shaped (items)."""
         texts = [features.write(item) for item in items]
-        found = np.array([1e3 * self.measured.get(text, 0.0) for text in texts])
+        latency_us = np.array([1e3 * self.measured.get(text, 0.0) for text in texts])
         new = [item for item, text in zip(items, texts, strict=True) if text not in self.measured]
         if new:
             table = features.table(self.estimator.feature_set, self.target, new, self.soc)
@@ -89,10 +89,10 @@ class Known:
                     f"{self.target} on {self.soc.name} was learned from {', '.join(self.names)}, "
                     f"but has the features {', '.join(table.names)} now: train it again."
                 )
-            found[[text not in self.measured for text in texts]] = 1e3 * self.estimator.predict(
-                table.values
+            latency_us[[text not in self.measured for text in texts]] = (
+                1e3 * self.estimator.predict(table.values)
             )
-        return found
+        return latency_us
 
     def state(self) -> dict[str, Any]:
         """JSON values that hold all of it but the SoC, which is named."""
@@ -148,13 +148,13 @@ def helps(
     folds = shape_folds(own.groups)
     beside = table(own.target, own.items, soc, known, tuning)
     alone = features.table(ESTIMATORS[name].feature_set, own.target, own.items, soc, tuning)
-    found = [
+    acc10 = [
         held_out.accuracy(
             ESTIMATORS[name], Rows(one.values, own.latency_ms, own.runs, own.groups), folds
         ).acc10
         for one in (beside, alone)
     ]
-    return found[0] is None or found[1] is None or found[0] > found[1]
+    return acc10[0] is None or acc10[1] is None or acc10[0] > acc10[1]
 
 
 def table(

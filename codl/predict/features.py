@@ -162,16 +162,16 @@ def table(
     """
     if kind := surroundings.kind_of(target):
         columns = surroundings.KINDS[kind].columns(_surroundings(target, kind, items))
-        found = _of_columns(columns, len(items))
+        features = _of_columns(columns, len(items))
     elif is_sharing(target):
         shapes = _shapes(target, items)
-        found = _of_shapes(feature_set, shapes, _sharing_targets()[target], soc)
+        features = _of_shapes(feature_set, shapes, _sharing_targets()[target], soc)
     elif feature_set == "flops":
-        found = _of_columns(_mulayer(_checked(target, items)), len(items))
+        features = _of_columns(_mulayer(_checked(target, items)), len(items))
     else:
-        found = _by_variant(target, _ops(target, items), soc, tuning)
-    _refuse_infinite(target, items, found)
-    return found
+        features = _by_variant(target, _ops(target, items), soc, tuning)
+    _refuse_infinite(target, items, features)
+    return features
 
 
 def _of_shapes(
@@ -215,12 +215,12 @@ def _refuse_infinite(target: str, items: Sequence[Item], features: FeatureTable)
 def _by_variant(target: str, ops: Sequence[Op], soc: Soc, tuning: Tuning) -> FeatureTable:
     variant, *_ = [variant_of(target, op) for op in _of_each_kind(ops)]
     if variant.op_columns is not None:
-        found = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
+        own = _of_columns(tuning.feature_columns(variant, ops, soc), len(ops))
     else:
-        found = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))
+        own = _of_rows(target, ops, tuning.feature_rows(variant, ops, soc))
     # What a variant says of itself, and what is computed behind it: the same in all of them.
     behind = exponentials(ops)
-    return FeatureTable((*found.names, ACTIVATION), np.column_stack([found.values, behind]))
+    return FeatureTable((*own.names, ACTIVATION), np.column_stack([own.values, behind]))
 
 
 def _of_each_kind(ops: Sequence[Op]) -> list[Op]:
@@ -247,7 +247,7 @@ def _ops(target: str, items: Sequence[Item]) -> Sequence[Op]:
 
 def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: str) -> None:
     """Every item must be of a type; types are few, and looked at once."""
-    if not all(issubclass(found, wanted) for found in set(map(type, items))):
+    if not all(issubclass(kind, wanted) for kind in set(map(type, items))):
         other = next(item for item in items if not isinstance(item, wanted))
         raise MismatchError(f"{target} is predicted for {name}, got {write(other)}.")
 

@@ -53,11 +53,11 @@ def regret(parts: Iterable[Part], soc: Soc) -> Regret | None:
         shards.setdefault(key_of(part.processor, part.part), []).append(part)
     ops = dict.fromkeys(plain(part.op) for own in shards.values() for part in own)
     known = {key: _shard(own) for key, own in shards.items()}
-    found = [value for op in ops if (value := _of(op, known, soc)) is not None]
-    if not found:
+    regrets = [value for op in ops if (value := _of(op, known, soc)) is not None]
+    if not regrets:
         return None
-    mean, p95 = 100 * float(np.mean(found)), 100 * float(np.percentile(found, 95))
-    return Regret(len(found), round(mean, 2), round(p95, 2))
+    mean, p95 = 100 * float(np.mean(regrets)), 100 * float(np.percentile(regrets, 95))
+    return Regret(len(regrets), round(mean, 2), round(p95, 2))
 
 
 def plain(op: Op) -> Op:
@@ -71,14 +71,14 @@ def key_of(processor: Processor, part: Op) -> Key:
 
 def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
     """What is run in every split of an op, one part on each processor; and whole on either one."""
-    found: list[tuple[Key, ...]] = [(key_of("cpu", op),), (key_of("gpu", op),)]
+    pairs: list[tuple[Key, ...]] = [(key_of("cpu", op),), (key_of("gpu", op),)]
     for dim in op.dims:
         for share in SHARES[:-1]:
             cpu = part_of(op, "cpu", dim, round(1 - share, 6), soc)
             gpu = part_of(op, "gpu", dim, share, soc)
             if cpu is not None and gpu is not None:
-                found.append((key_of("cpu", cpu), key_of("gpu", gpu)))
-    return found
+                pairs.append((key_of("cpu", cpu), key_of("gpu", gpu)))
+    return pairs
 
 
 def _shard(own: Sequence[Part]) -> _Shard:

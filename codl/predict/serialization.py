@@ -122,15 +122,15 @@ def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
 
 def _contents(stored: Sequence[StoredPredictor]) -> dict[str, dict[str, Any]]:
     """What the file holds of every target; features that an earlier one has are named by it."""
-    found: dict[str, dict[str, Any]] = {}
+    contents: dict[str, dict[str, Any]] = {}
     first: dict[str, str] = {}
     for one in stored:
         content = one.content
         before = first.setdefault(content["features"], one.target)
         if before != one.target:
             content["features"] = f"{_AS}{before}"
-        found[one.target] = content
-    return found
+        contents[one.target] = content
+    return contents
 
 
 def _format(value: Any, indent: str = "") -> str:
@@ -169,15 +169,15 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> dict[str, StoredPre
     content = _content(path, fix)
     _check_names(path, content, soc, fix)
     _check_tuning(path, content["tuning"], soc, tuning)
-    found = {}
+    stored = {}
     for target, own in content["targets"].items():
         where = f"targets, {target}"
         if not isinstance(own, dict):
             problem = f"expected a mapping, got {own!r:.80}."
             raise InvalidFileError(path, problem, where=where, fix=fix)
         _check_types(path, own, _TARGET_TYPES, fix=fix, within=f"{where}, ")
-        found[target] = _read_target(path, content, target, soc, tuning)
-    return found
+        stored[target] = _read_target(path, content, target, soc, tuning)
+    return stored
 
 
 def _read_target(
@@ -221,7 +221,7 @@ def _features(path: Path, targets: Mapping[str, Any], target: str, fix: str) -> 
 
 def _known(path: Path, target: str, states: Any, fix: str) -> tuple[Known, ...]:
     """The known SoCs beside which the predictor was trained; each must still be described."""
-    found = []
+    known = []
     if not isinstance(states, list):
         problem = f"expected a list, got {states!r:.80}."
         raise InvalidFileError(path, problem, where=f"targets, {target}, known", fix=fix)
@@ -232,14 +232,14 @@ def _known(path: Path, target: str, states: Any, fix: str) -> tuple[Known, ...]:
             raise InvalidFileError(path, problem, where=where, fix=fix)
         soc = socs.load(state["soc"])
         try:
-            found.append(Known.from_state(state, soc))
+            known.append(Known.from_state(state, soc))
         except ValueError as error:
             raise InvalidFileError(path, str(error), where=where, fix=fix) from error
-        if found[-1].target != target:
+        if known[-1].target != target:
             raise MismatchError(
-                f"{path}, {where}: is of {found[-1].target}, expected {target}. {fix}"
+                f"{path}, {where}: is of {known[-1].target}, expected {target}. {fix}"
             )
-    return tuple(found)
+    return tuple(known)
 
 
 _Types = Mapping[str, type]
@@ -300,8 +300,8 @@ def _check_names(path: Path, content: Mapping[str, Any], soc: Soc, fix: str) -> 
     if content["predictor"] not in ESTIMATORS:
         hint = f"It stands in {path}. {fix}"
         raise UnknownNameError("predictor", content["predictor"], ESTIMATORS, fix=hint)
-    found = {"soc": soc.name, "predictor": path.stem}
-    for key, value in found.items():
+    expected = {"soc": soc.name, "predictor": path.stem}
+    for key, value in expected.items():
         if content[key] != value:
             raise MismatchError(
                 f"{path}, {key}: is {content[key]!r}, but the file lies where {value!r} is "

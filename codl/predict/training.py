@@ -141,10 +141,10 @@ def train(
     predictors = tuple(ESTIMATORS) if predictors is None else predictors
     for name in predictors:
         ESTIMATORS.find(name)
-    found, notes = samples.read(dataset)
-    notes += [_empty(own, soc) for own in found if not own.samples]
+    targets, notes = samples.read(dataset)
+    notes += [_empty(own, soc) for own in targets if not own.samples]
     notes += _tuned_since(soc, dataset, tuning)
-    usable = [own for own in found if own.samples]
+    usable = [own for own in targets if own.samples]
     steps = _steps(soc, tuning, usable, predictors)
     if like:
         steps, told = _beside(soc, tuning, steps, like)
@@ -158,8 +158,8 @@ def train(
         if evaluate:
             looks = _in_turn(pool, partial(_evaluated, seeds=seeds), steps, tell)
             stored = [
-                replace(one, held_out=found["shape"].figures)
-                for one, found in zip(stored, looks, strict=True)
+                replace(one, held_out=look["shape"].figures)
+                for one, look in zip(stored, looks, strict=True)
             ]
             files = _save(stored, folder)
     done = perf_counter()
@@ -173,7 +173,7 @@ def train(
         evaluate_s=done - fitted,
         seeds=seeds,
         bytes={name: path.stat().st_size for name, path in files.items()},
-        failed=sum(own.failed for own in found if not features.is_mulayer(own.target)),
+        failed=sum(own.failed for own in targets if not features.is_mulayer(own.target)),
         sources=tuple(sorted({source for own in usable for source in own.sources})),
         notes=tuple(notes),
         files=tuple(files.values()),
@@ -225,11 +225,11 @@ def _in_turn(
     """The work of every step, in their order; those with the most rows are begun first."""
     order = sorted(range(len(steps)), key=lambda at: steps[at].effort, reverse=True)
     asked = {at: pool.submit(work, steps[at]) for at in order}
-    found = {}
+    results = {}
     for at in order:
         tell(steps[at].label)
-        found[at] = asked[at].result()
-    return [found[at] for at in range(len(steps))]
+        results[at] = asked[at].result()
+    return [results[at] for at in range(len(steps))]
 
 
 def _steps(
@@ -264,13 +264,13 @@ def _beside(
     wanted = {step.own.target for step in steps}
     known: dict[str, list[Known]] = {}
     for other, dataset in like:
-        found = [own for own in samples.read(dataset)[0] if own.samples and own.target in wanted]
-        if other.name == soc.name or not found:
+        targets = [own for own in samples.read(dataset)[0] if own.samples and own.target in wanted]
+        if other.name == soc.name or not targets:
             raise MismatchError(
                 f"{soc.name} cannot start from {other.name}: it must be another SoC with a dataset "
                 f"of one of {', '.join(sorted(wanted))}."
             )
-        for own in (own for own in found if not features.is_mulayer(own.target)):
+        for own in (own for own in targets if not features.is_mulayer(own.target)):
             one = Known.of(other, own, tables=_digests(own))
             known.setdefault(own.target, []).append(one)
     result, notes = [], []

@@ -87,16 +87,16 @@ def read(dataset: Dataset) -> tuple[list[Samples], list[str]]:
     if not tables:
         fix = f"`codl collect --soc {dataset.folder.name} --serial local` measures one."
         raise InvalidFileError(dataset.folder, "there is no dataset here.", fix=fix)
-    found, notes, factors = [], [], dataset.calibration()
+    kernels, notes, factors = [], [], dataset.calibration()
     for name, table in tables.items():
         # The rows of muLayer's tables stand in those of the default variants too.
         if table.row_type is not OpRow or features.is_mulayer(name):
             continue
         try:
-            found.append(_of_table(name, table, factors))
+            kernels.append(_of_table(name, table, factors))
         except UnknownNameError as error:
             notes.append(f"{table.path} is left out. {error}")
-    everything = [*found, *_mulayer(found)]
+    everything = [*kernels, *_mulayer(kernels)]
     if "data_sharing" in tables:
         everything += _sharing(dataset.sharing(), factors)
     return everything + _surroundings(dataset), notes
@@ -141,7 +141,7 @@ def _sample(name: str, path: Path, row: OpRow) -> Sample:
 
 
 def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
-    rows, found = table.read(), []
+    rows, targets = table.read(), []
     for row in rows:
         if row.direction not in features.DIRECTIONS:
             reason = str(UnknownNameError("direction", row.direction, features.DIRECTIONS))
@@ -151,8 +151,8 @@ def _sharing(table: Table[SharingRow], factors: Factors) -> list[Samples]:
             raise InvalidFileError(table.path, reason, where=f"{row.key}")
     for direction, layout in dict.fromkeys((row.direction, row.layout) for row in rows):
         own = [row for row in rows if (row.direction, row.layout) == (direction, layout)]
-        found += _of_direction(table.path, own, factors)
-    return found
+        targets += _of_direction(table.path, own, factors)
+    return targets
 
 
 def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> list[Samples]:
@@ -160,7 +160,7 @@ def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> l
     ok = [row for row in rows if row.status == "ok"]
     direction, storage = rows[0].direction, features.STORAGES[rows[0].layout]
     parts = features.SHARING_PARTS if direction in ("to_gpu", "to_cpu") else ()
-    found = []
+    targets = []
     for part in ("", *parts):
         target = features.sharing_target(direction, storage, part)  # type: ignore[arg-type]
         samples = []
@@ -177,7 +177,7 @@ def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> l
         if part and not samples:
             continue  # replayed tables have wholes alone
         failed = len(rows) - len(ok)
-        found.append(
+        targets.append(
             Samples(
                 target=target,
                 processor=None,
@@ -186,16 +186,16 @@ def _of_direction(path: Path, rows: Sequence[SharingRow], factors: Factors) -> l
                 files=(path,),
             )
         )
-    return found
+    return targets
 
 
 def _surroundings(dataset: Dataset) -> list[Samples]:
     observed, files = surroundings.observations(dataset)
-    found = []
+    targets = []
     for target in dict.fromkeys(own.target for own in observed):
         own = [one for one in observed if one.target == target]
         path, failed = files[own[0].item.kind]
-        found.append(
+        targets.append(
             Samples(
                 target=target,
                 processor=own[0].processor,  # type: ignore[arg-type]
@@ -206,10 +206,10 @@ def _surroundings(dataset: Dataset) -> list[Samples]:
                 files=(path,),
             )
         )
-    return found
+    return targets
 
 
-def _mulayer(found: Sequence[Samples]) -> list[Samples]:
+def _mulayer(kernels: Sequence[Samples]) -> list[Samples]:
     """muLayer's samples: for every part, those of the variant that codl prefers for it.
 
     muLayer knows an op kind and a processor but no variants, so its predictor learns what the
@@ -225,18 +225,18 @@ def _mulayer(found: Sequence[Samples]) -> list[Samples]:
         )
         for kind in sorted(OP_TYPES)
         for processor in PROCESSORS
-        if (tables := _by_preference(found, kind, processor))
+        if (tables := _by_preference(kernels, kind, processor))
     ]
 
 
-def _by_preference(found: Sequence[Samples], kind: str, processor: Processor) -> list[Samples]:
+def _by_preference(kernels: Sequence[Samples], kind: str, processor: Processor) -> list[Samples]:
     """The sets of samples of an op kind and a processor, the preferred variant's first."""
     ranks = {}
-    for own in found:
+    for own in kernels:
         op = next((s.item for s in own.samples if isinstance(s.item, Op)), None)
         if op is not None and op.kind == kind and own.processor == processor:
             ranks[own.target] = registry.known_to(op).index(features.variant_of(own.target, op))
-    return sorted((s for s in found if s.target in ranks), key=lambda s: ranks[s.target])
+    return sorted((s for s in kernels if s.target in ranks), key=lambda s: ranks[s.target])
 
 
 def _preferred(tables: Iterable[Samples]) -> list[Sample]:

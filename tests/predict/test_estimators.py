@@ -24,9 +24,9 @@ from codl.predict.estimators import (
     run_effects as runs,
 )
 from codl.predict.estimators.conformal import Errors
-from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows
 from codl.predict.estimators.least_squares import RIDGE_PULL, costs, ridge
+from codl.predict.estimators.sparse_gp import Kernel, Projection, spread_points
 from codl.predict.estimators.trees import Node, Trees
 from codl.predict.folds import inner_folds
 from codl.predict.names import ESTIMATORS

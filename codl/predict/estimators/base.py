@@ -7,7 +7,6 @@ latencies, and can write their learned state as plain JSON values and read it ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from codl.errors import CodlError
 from codl.predict.estimators import run_effects
-from codl.predict.estimators.json_arrays import rounded
+from codl.predict.estimators.json_arrays import number, rounded
 from codl.predict.estimators.run_effects import RunTerm, RunTermSearch
 from codl.predict.features import FeatureSet
 
@@ -198,15 +197,6 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 def floor_of(y: Vector) -> float:
     """The least that is predicted by what was fitted to such latencies."""
     return float(rounded(FLOOR * y.min(), 3))
-
-
-def number(values: State, key: str, *, non_negative: bool = False) -> float:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ValueError(f"{key} must be a finite number, got {value!r}.")
-    if non_negative and value < 0:
-        raise ValueError(f"{key} must not be negative, got {value!r}.")
-    return float(value)
 
 
 def _groups(X: Vector, groups: Sequence[Any] | Groups | None) -> Groups:

@@ -45,12 +45,12 @@ class RandomForest(LatencyEstimator):
         tree = DecisionTreeRegressor(
             max_leaf_nodes=self.leaves, max_features=0.7, random_state=seed
         )
-        found = tree.fit(rows, y, sample_weight=counts, check_input=False).tree_
-        left, right = found.children_left, found.children_right
+        grown = tree.fit(rows, y, sample_weight=counts, check_input=False).tree_
+        left, right = grown.children_left, grown.children_right
         is_leaf = left == LEAF
-        numbers = found.threshold.copy()
-        numbers[is_leaf] = rounded(found.value.ravel()[is_leaf], DIGITS)
-        features = np.where(is_leaf, 0, found.feature)
+        numbers = grown.threshold.copy()
+        numbers[is_leaf] = rounded(grown.value.ravel()[is_leaf], DIGITS)
+        features = np.where(is_leaf, 0, grown.feature)
         return Arrays(features, numbers, left.tolist(), right.tolist())
 
     def _predict(self, X: Vector) -> Vector:

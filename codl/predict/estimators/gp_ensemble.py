@@ -16,21 +16,24 @@ from codl.predict.estimators.base import (
     Vector,
 )
 from codl.predict.estimators.conformal import Errors
-from codl.predict.estimators.gaussian import Kernel, Projection, spread_points
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows, vector
 from codl.predict.estimators.least_squares import RESOLUTION_MS, ridge
 from codl.predict.estimators.linear import CodlLinear
+from codl.predict.estimators.log_scaling import LogScaling
 from codl.predict.estimators.rowwise import rowwise_dot
 from codl.predict.estimators.run_effects import RunColumns, RunTerm
 from codl.predict.estimators.sparse_gp import (
     Items,
+    Kernel,
     Member,
+    Projection,
     along,
     far_from_others,
     on_line,
     read_members,
     share_grid,
     spread_axes,
+    spread_points,
 )
 from codl.predict.estimators.trees import Trees
 from codl.predict.features import FeatureSet
@@ -45,12 +48,6 @@ LEAST_ROWS = 8
 DECIMALS = 1
 #: Significant digits of weights: large ones of either sign nearly cancel out.
 DIGITS_OF_WEIGHTS = 5
-#: Significant digits of centers and spreads: by the scaled columns it is seen which say the same.
-DIGITS_OF_SCALING = 6
-#: Columns that correlate more than this say the same.
-SAME = 0.9999
-#: Columns of runs are scaled by no less, or a run of few rows would be far from all others.
-LEAST_RUN_SPREAD = 0.2
 #: How far past the corrections seen in training, in logarithms, a correction may go.
 SLACK = 0.3
 #: Shares must beat equal ones by this part of the error: less is chance.
@@ -93,9 +90,7 @@ class Codl(LatencyEstimator):
     name: ClassVar[str] = "codl"
     feature_set: ClassVar[FeatureSet] = "variant"
     base_: CodlLinear
-    columns_: Sequence[int]
-    center_: Vector
-    spread_: Vector
+    scaling_: LogScaling
     points_: Vector
     members_: tuple[Member, ...]
     is_level_: tuple[bool, ...]
@@ -148,9 +143,9 @@ class Codl(LatencyEstimator):
     def _fit(self, X: Vector, y: Vector, groups: Groups) -> None:
         logs = np.log(np.maximum(y, RESOLUTION_MS))
         self.base_ = CodlLinear.of(X, y)
-        self._scale(X)
-        scaled = self._scaled(X)
-        if len(y) < LEAST_ROWS or not self.columns_:
+        self.scaling_ = LogScaling.of(X, len(self.run_columns_.shares))
+        scaled = self.scaling_.scaled(X)
+        if len(y) < LEAST_ROWS or not self.scaling_.columns:
             self._fit_base_alone(X, logs)
             return
         items = Items.of(scaled)
@@ -184,7 +179,7 @@ class Codl(LatencyEstimator):
 
     def _seen(self, X: Vector, base: Vector) -> Vector:
         """What trees look at: the features' logarithms, alone and over the base."""
-        logs = _logs(X.take(self.columns_, axis=1))
+        logs = self.scaling_.logs(X)
         return np.column_stack([logs, base, logs - base[:, None], logs - logs[:, :1]])
 
     def _candidate(
@@ -210,10 +205,10 @@ class Codl(LatencyEstimator):
         some = np.random.default_rng(SEED).permutation(len(items.first))[:SEARCHED]
         target = items.medians(rest, some)
         trust = items.count[some] * items.share[items.first[some]]
-        found = Kernel.search(
+        kernel = Kernel.search(
             scaled[items.first[some]], target - target.mean(), trust, steps=self.steps
         )
-        return Kernel(rounded(found.lengths, 4), float(rounded(found.amplitude, 4)), found.noise)
+        return Kernel(rounded(kernel.lengths, 4), float(rounded(kernel.amplitude, 4)), kernel.noise)
 
     def _fit_base_alone(self, X: Vector, logs: Vector) -> None:
         self._base_alone()
@@ -259,8 +254,8 @@ class Codl(LatencyEstimator):
         self, X: Vector, y: Vector, groups: Groups, candidates: Sequence[_Candidate]
     ) -> tuple[Vector, Vector]:
         """The base's logarithms (rows), and what candidates add to it (candidates, rows)."""
-        logs, scaled = np.log(np.maximum(y, RESOLUTION_MS)), self._scaled(X)
-        base, found = np.empty(len(y)), np.empty((len(candidates) + bool(self.trees_), len(y)))
+        logs, scaled = np.log(np.maximum(y, RESOLUTION_MS)), self.scaling_.scaled(X)
+        base, predicted = np.empty(len(y)), np.empty((len(candidates) + bool(self.trees_), len(y)))
         for fold in inner_folds(groups):
             train = np.setdiff1d(np.arange(len(y)), fold)
             all_base = np.log(CodlLinear.of(X[train], y[train]).typical(X))
@@ -270,37 +265,17 @@ class Codl(LatencyEstimator):
             for at, candidate in enumerate(candidates):
                 line, projection = level if candidate.is_level else shifted, candidate.projection
                 weights = projection.without(fold, logs - line)
-                found[at, fold] = line[fold] + projection.cross[fold] @ weights
+                predicted[at, fold] = line[fold] + projection.cross[fold] @ weights
             if self.trees_:
                 trees = self._grow(X[train], all_base[train], logs[train])
-                found[-1, fold] = base[fold] + trees.predict(self._seen(X[fold], base[fold]))
-        return base, found - base
-
-    def _scale(self, X: Vector) -> None:
-        """Keep the columns that vary and say something of their own."""
-        logs = _logs(X)
-        center, spread = (rounded(v, DIGITS_OF_SCALING) for v in (logs.mean(0), logs.std(0)))
-        runs = X.shape[1] - len(self.run_columns_.shares)
-        spread[runs:] = np.maximum(spread[runs:], LEAST_RUN_SPREAD)
-        kept: list[int] = []
-        for column in np.flatnonzero(spread > 1e-6).tolist():
-            own = (logs[:, column] - center[column]) / spread[column]
-            others = (logs[:, kept] - center[kept]) / spread[kept]
-            if not kept or np.abs(own @ others / len(own)).max() < SAME:
-                kept.append(column)
-        self.columns_, self.center_, self.spread_ = kept, center[kept], spread[kept]
-
-    def _scaled(self, X: Vector) -> Vector:
-        scaled: Vector = _logs(X.take(self.columns_, axis=1))
-        scaled -= self.center_
-        scaled /= self.spread_
-        return scaled
+                predicted[-1, fold] = base[fold] + trees.predict(self._seen(X[fold], base[fold]))
+        return base, predicted - base
 
     def _corrections(self, X: Vector, base: Vector) -> Vector:
         """What each member adds to the base's logarithm; trees come last, where there are any."""
         if not self.members_:
             return np.full((1, len(X)), self.limits_.sum())
-        scaled = self._scaled(X)
+        scaled = self.scaling_.scaled(X)
         rows = [member.predict(scaled, self.points_) for member in self.members_]
         result = np.array(rows) - np.outer(self.is_level_, base)
         if self.trees_:
@@ -325,7 +300,7 @@ class Codl(LatencyEstimator):
         base, far = self.base_.typical(X), np.ones(len(X))
         corrections = self._corrections(X, np.log(base))
         if self.members_:
-            far = self.members_[0].far(self._scaled(X), self.points_)
+            far = self.members_[0].far(self.scaling_.scaled(X), self.points_)
         signs = np.column_stack([np.ptp(corrections, axis=0), far])
         low, high = self.errors_.bounds(signs, coverage)
         predicted = base * np.exp(self._mixed(corrections))
@@ -337,16 +312,15 @@ class Codl(LatencyEstimator):
     def _write(self, names: Sequence[str]) -> dict[str, Any]:
         """What all have, and where there are members what these look at, and what they are."""
         names, runs = self.run_columns_.beside_names(names), self.run_columns_.state()
-        found = {
+        content = {
             **({"run_columns": runs} if runs else {}),
             "base": self.base_.state(names),
             "limits": to_rows(self.limits_),
         }
         if not self.members_:
-            return found
-        return found | {
-            "columns": [names[column] for column in self.columns_],
-            "scaling": to_rows(np.vstack([self.center_, self.spread_])),
+            return content
+        return content | {
+            **self.scaling_.state(names),
             "points": to_rows(self.points_.T),
             "members": [
                 {"share": share, "is_level": is_level, **member.state()}
@@ -374,27 +348,14 @@ class Codl(LatencyEstimator):
             self._base_alone()
 
     def _base_alone(self) -> None:
-        self.columns_, self.center_, self.spread_ = [], np.empty(0), np.empty(0)
+        self.scaling_ = LogScaling.of_nothing()
         self.points_ = np.empty((0, 0))
         self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
         self.errors_ = Errors.unknown(2)
 
     def _read_members(self, state: State, names: Sequence[str]) -> None:
-        columns = state.get("columns")
-        known = isinstance(columns, list) and all(column in names for column in columns)
-        if not isinstance(columns, list) or not known:
-            raise ValueError(f"columns must be some of the features, got {columns!r:.80}.")
-        self.columns_ = [list(names).index(column) for column in columns]
-        width = len(columns)
-        try:
-            scaling = from_rows(state, "scaling", rows=2, columns=width)
-        except ValueError as error:
-            raise ValueError(
-                f"{error} It has a center and a spread for each of columns."
-            ) from error
-        self.center_, self.spread_ = scaling
-        if (self.spread_ <= 0).any():
-            raise ValueError("scaling must have positive spreads.")
+        self.scaling_ = LogScaling.from_state(state, names)
+        width = len(self.scaling_.columns)
         self.points_ = from_rows(state, "points", rows=width, columns=None).T.copy()
         read = read_members(state.get("members"), width, len(self.points_))
         self.members_ = tuple(member for member, _, _ in read)
@@ -407,10 +368,3 @@ class Codl(LatencyEstimator):
         if total > 1 + 1e-9 or (not trees and total < 1 - 1e-9):
             raise ValueError(f"members: shares must add up to 1, got {total:g}.")
         self.errors_ = Errors.from_state(state.get("errors"), 2)
-
-
-def _logs(X: Vector) -> Vector:
-    """Logarithms of 1 more than the features; `log1p` is exact near 0 too, but far slower."""
-    result = np.abs(X)
-    result += 1
-    return np.log(result, out=result)

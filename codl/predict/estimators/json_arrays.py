@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,13 @@ def vector(state: Mapping[str, Any], key: str, size: int) -> Vector:
     """The finite numbers of a list of one row."""
     row: Vector = from_rows(state, key, rows=1, columns=size)[0]
     return row
+
+
+def number(values: Mapping[str, Any], key: str, *, non_negative: bool = False) -> float:
+    """The finite number of `values[key]`; raises `ValueError` with the key and the value."""
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError(f"{key} must be a finite number, got {value!r}.")
+    if non_negative and value < 0:
+        raise ValueError(f"{key} must not be negative, got {value!r}.")
+    return float(value)

@@ -14,9 +14,8 @@ from codl.predict.estimators.base import (
     State,
     Vector,
     floor_of,
-    number,
 )
-from codl.predict.estimators.json_arrays import rounded, to_rows, vector
+from codl.predict.estimators.json_arrays import number, rounded, to_rows, vector
 from codl.predict.estimators.least_squares import costs, largest_sizes
 from codl.predict.estimators.rowwise import rowwise_dot
 from codl.predict.features import FeatureSet

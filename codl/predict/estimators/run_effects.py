@@ -218,9 +218,9 @@ def _solve(
         block = normal[i * count : (i + 1) * count, j * count : (j + 1) * count]
         block[np.diag_indices(count)] += np.bincount(run, weights, minlength=count)
     right = np.concatenate([np.bincount(run, w * target, minlength=count) for w in both])
-    found = np.linalg.solve(normal - (cross / own) @ cross.T, right - cross @ (wanted / own))
-    special = (wanted - cross.T @ found) / own
-    return found[:count], found[count:], special
+    effects = np.linalg.solve(normal - (cross / own) @ cross.T, right - cross @ (wanted / own))
+    special = (wanted - cross.T @ effects) / own
+    return effects[:count], effects[count:], special
 
 
 def apply(terms: Mapping[str, RunTerm], latency_ms: Vector, labels: Sequence[str]) -> Vector:
@@ -274,10 +274,10 @@ def _term(label: str, term: Any) -> RunTerm:
     for key, value in term.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise ValueError(f"runs, {label}: {key} must be a finite number, got {value!r}.")
-    found = RunTerm(**{key: float(value) for key, value in term.items()})
-    if found.factor <= 0 or found.floor_ms < 0:
+    read = RunTerm(**{key: float(value) for key, value in term.items()})
+    if read.factor <= 0 or read.floor_ms < 0:
         raise ValueError(f"runs, {label}: factor must be positive and floor_ms not negative.")
-    return found
+    return read
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,12 @@ class Trees:
         numbers[is_split] = short_splits(X, features[is_split], numbers[is_split])
         texts = zip(features.tolist(), numbers.tolist(), is_split.tolist(), strict=True)
         nodes = [(feature if split else LEAF, number) for feature, number, split in texts]
-        found, first = [], 0
+        trees, first = [], 0
         for tree in grown:
             order = in_order(tree.left, tree.right)
-            found.append(tuple(nodes[first + at] for at in order))
+            trees.append(tuple(nodes[first + at] for at in order))
             first += len(tree.left)
-        return cls(tuple(found))
+        return cls(tuple(trees))
 
     def predict(self, X: Vector) -> Vector:
         """The sums of the values (items): of every tree the first leaf that no split rules out.
@@ -192,7 +192,7 @@ def short_splits(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vect
         at = np.searchsorted(sizes, numbers[own], side="right")
         low[own], high[own] = sizes[at - 1], sizes[np.minimum(at, len(sizes) - 1)]
     middle = (low + high) / 2
-    found: Vector = numbers.copy()
+    shortest: Vector = numbers.copy()
     power = np.floor(np.log10(np.maximum(np.abs(middle), 1e-300)))
     is_open = np.ones(len(numbers), bool)
     for digits in range(1, 16):
@@ -201,20 +201,20 @@ def short_splits(X: Vector, features: NDArray[np.intp], numbers: Vector) -> Vect
         up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
         short = np.round(middle * up / down) * down / up
         fits = is_open & (np.abs(short - middle) <= (high - low) / 4)
-        found[fits] = short[fits]
+        shortest[fits] = short[fits]
         is_open &= ~fits
-    return found
+    return shortest
 
 
 def in_order(left: Sequence[int], right: Sequence[int]) -> list[int]:
     """A tree's nodes, a split before its two sides; children of leaves are -1."""
-    waiting, found = [0], []
+    waiting, order = [0], []
     while waiting:
         node = waiting.pop()
-        found.append(node)
+        order.append(node)
         if left[node] != LEAF:
             waiting += (right[node], left[node])
-    return found
+    return order
 
 
 def _first_sides(
