@@ -30,7 +30,7 @@ class LogScaling:
 
     @classmethod
     def of(cls, X: Vector, run_columns: int) -> LogScaling:
-        """The scaling of features (rows, features), the last `run_columns` of which tell of runs."""
+        """The scaling of features (rows, features); the last `run_columns` are those of runs."""
         logs = logarithms(X)
         center, spread = (rounded(v, DIGITS) for v in (logs.mean(0), logs.std(0)))
         runs = X.shape[1] - run_columns
