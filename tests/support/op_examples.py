@@ -2,42 +2,10 @@
 
 from __future__ import annotations
 
-from codl.ir.op_text import parse
+from codl.ir import OP_TYPES, parse
 
-#: At least one that each kernel variant accepts.
-EVERY_KIND = (
-    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1",
-    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=64",
-    "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=8",
-    "conv2d in=1x64x14x14 oc=64 kernel=1",
-    "conv2d in=1x64x14x14 oc=64 kernel=7 pad=3",
-    "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
-    "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
-    "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
-    "fc in=1x64x1x1 oc=64",
-    "concat in=1x64x14x14,1x32x14x14",
-    "eltwise in=1x64x14x14,1x64x14x14",
-    "reshape in=1x64x14x14 to=1x12544",
-    "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
-    "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
-    "pooling in=1x64x14x14 mode=avg kernel=14",
-    "conv_transpose2d in=1x64x14x14 oc=32 kernel=4 stride=2 size=28x28 crop=1",
-    "resize in=1x64x14x14 size=28x28",
-    "matmul in=64x32,32x48",
-    "max_indices in=1x8x14x14 kernel=2 stride=2",
-    "norm in=64x32 axis=1",
-    "norm in=1x64x14x14,1x64x1x1,1x64x1x1 axis=1 groups=64",
-    "reduce in=64x32 axes=1 mode=sum",
-    "softmax in=64x32 axes=1",
-    "pad in=5x20 before=1x3 after=1x40",
-    "slice in=100x100 starts=9x0 steps=1x3 to=20x34",
-    "tile in=1x3x1x40 repeats=2x1x50x1",
-    "transpose in=100x17 perm=1x0",
-    "windows in=1x8x14x5 count=6 kernel=3 stride=2",
-    "concat_nd in=7x5x1,7x5x2 axis=2",
-    "gather in=100x17,5 axis=0",
-    "onnx in=1x8x14 to=1x8x14 nodes=CumSum digest=0123456789abcdef",
-)
+#: Of every kind of op that is registered, such that each kernel variant accepts one.
+EVERY_KIND = tuple(text for op_type in OP_TYPES.values() for text in op_type.examples)
 #: Of known models.
 OF_MODELS = [
     parse(text)

@@ -86,6 +86,9 @@ class Op:
     activation: Activation = Activation()
 
     kind: ClassVar[str] = ""
+    #: Small ops of this kind as text, such that each kernel variant accepts one: what the common
+    #: test of all that is registered runs.
+    examples: ClassVar[tuple[str, ...]] = ()
     #: Multiplies matrices, which keeps the multiply-add units of a core busy.
     is_product: ClassVar[bool] = False
     #: Takes no longer than changing the CPU's library for it: it runs in that of its neighbours.

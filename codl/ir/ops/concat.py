@@ -86,6 +86,7 @@ class Concat(Op):
     """All inputs share height and width; the output has the channels of one after the other."""
 
     kind: ClassVar[str] = "concat"
+    examples: ClassVar[tuple[str, ...]] = ("concat in=1x64x14x14,1x32x14x14",)
     is_light: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = ConcatColumns

@@ -21,6 +21,7 @@ class ConcatNd(NdOp):
     axis: int
 
     kind: ClassVar[str] = "concat_nd"
+    examples: ClassVar[tuple[str, ...]] = ("concat_nd in=7x5x1,7x5x2 axis=2",)
 
     @property
     def out_sizes(self) -> Sizes:
@@ -64,6 +65,7 @@ class Gather(NdOp):
     axis: int
 
     kind: ClassVar[str] = "gather"
+    examples: ClassVar[tuple[str, ...]] = ("gather in=100x17,5 axis=0",)
 
     @property
     def keeps_images(self) -> bool:

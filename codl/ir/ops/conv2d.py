@@ -80,6 +80,15 @@ class Conv2d(GroupedOp, WindowOp):
     """
 
     kind: ClassVar[str] = "conv2d"
+    examples: ClassVar[tuple[str, ...]] = (
+        "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1",
+        "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=64",
+        "conv2d in=1x64x14x14 oc=64 kernel=3 pad=1 groups=8",
+        "conv2d in=1x64x14x14 oc=64 kernel=1",
+        "conv2d in=1x64x14x14 oc=64 kernel=7 pad=3",
+        "conv2d in=1x64x14x14 oc=2 kernel=3 pad=1",
+        "conv2d in=1x64x14x14 oc=32 kernel=5 pad=2",
+    )
     is_product: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     is_mulayer: ClassVar[bool] = True

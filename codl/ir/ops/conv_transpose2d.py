@@ -30,6 +30,9 @@ class ConvTranspose2d(GroupedOp):
     dilation: Size2 = Size2(1, 1)
 
     kind: ClassVar[str] = "conv_transpose2d"
+    examples: ClassVar[tuple[str, ...]] = (
+        "conv_transpose2d in=1x64x14x14 oc=32 kernel=4 stride=2 size=28x28 crop=1",
+    )
     is_product: ClassVar[bool] = True
 
     @property

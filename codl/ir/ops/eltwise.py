@@ -154,6 +154,10 @@ class Eltwise(Op):
     beta: float = 0.0
 
     kind: ClassVar[str] = "eltwise"
+    examples: ClassVar[tuple[str, ...]] = (
+        "eltwise in=1x64x14x14,1x64x14x14",
+        "eltwise in=1x64x14x14 mode=exp",
+    )
     is_light: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = EltwiseColumns

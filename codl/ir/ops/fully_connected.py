@@ -68,6 +68,7 @@ class FullyConnected(Op):
     out_channels: int
 
     kind: ClassVar[str] = "fc"
+    examples: ClassVar[tuple[str, ...]] = ("fc in=1x64x1x1 oc=64",)
     is_product: ClassVar[bool] = True
     is_batched: ClassVar[bool] = True
     is_mulayer: ClassVar[bool] = True

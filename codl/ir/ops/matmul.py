@@ -29,6 +29,7 @@ class MatMul(NdOp):
     alpha: float = 1.0
 
     kind: ClassVar[str] = "matmul"
+    examples: ClassVar[tuple[str, ...]] = ("matmul in=64x32,32x48",)
     is_product: ClassVar[bool] = True
 
     @property

@@ -31,6 +31,7 @@ class MaxIndices(NdOp):
     by_columns: bool = False
 
     kind: ClassVar[str] = "max_indices"
+    examples: ClassVar[tuple[str, ...]] = ("max_indices in=1x8x14x14 kernel=2 stride=2",)
 
     @property
     def pooling(self) -> Pool2d:

@@ -73,6 +73,7 @@ class Transpose(Movement):
     to: Sizes = ()
 
     kind: ClassVar[str] = "transpose"
+    examples: ClassVar[tuple[str, ...]] = ("transpose in=100x17 perm=1x0",)
 
     @property
     def seen(self) -> Sizes:
@@ -109,6 +110,7 @@ class Slice(Movement):
     to: Sizes
 
     kind: ClassVar[str] = "slice"
+    examples: ClassVar[tuple[str, ...]] = ("slice in=100x100 starts=9x0 steps=1x3 to=20x34",)
 
     @property
     def out_sizes(self) -> Sizes:
@@ -140,6 +142,7 @@ class Tile(Movement):
     repeats: Sizes
 
     kind: ClassVar[str] = "tile"
+    examples: ClassVar[tuple[str, ...]] = ("tile in=1x3x1x40 repeats=2x1x50x1",)
 
     @property
     def out_sizes(self) -> Sizes:
@@ -166,6 +169,7 @@ class PadNd(Movement):
     value: float = 0.0
 
     kind: ClassVar[str] = "pad"
+    examples: ClassVar[tuple[str, ...]] = ("pad in=5x20 before=1x3 after=1x40",)
 
     @property
     def flavor(self) -> str:
@@ -213,6 +217,7 @@ class Windows(Movement):
     dilation: int = 1
 
     kind: ClassVar[str] = "windows"
+    examples: ClassVar[tuple[str, ...]] = ("windows in=1x8x14x5 count=6 kernel=3 stride=2",)
 
     @property
     def out_sizes(self) -> Sizes:

@@ -47,6 +47,10 @@ class Norm(NdOp):
     center: bool = True
 
     kind: ClassVar[str] = "norm"
+    examples: ClassVar[tuple[str, ...]] = (
+        "norm in=64x32 axis=1",
+        "norm in=1x64x14x14,1x64x1x1,1x64x1x1 axis=1 groups=64",
+    )
 
     @property
     def affine(self) -> bool:

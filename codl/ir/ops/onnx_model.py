@@ -38,6 +38,9 @@ class OnnxModel(NdOp):
     model: bytes = field(default=b"", compare=False, repr=False, metadata={"text": False})
 
     kind: ClassVar[str] = "onnx"
+    examples: ClassVar[tuple[str, ...]] = (
+        "onnx in=1x8x14 to=1x8x14 nodes=CumSum digest=0123456789abcdef",
+    )
 
     @property
     def fuses_activations(self) -> bool:

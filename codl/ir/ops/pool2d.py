@@ -58,6 +58,11 @@ class Pool2d(WindowOp):
     count_pad: bool = False
 
     kind: ClassVar[str] = "pooling"
+    examples: ClassVar[tuple[str, ...]] = (
+        "pooling in=1x64x14x14 mode=avg kernel=2 stride=2",
+        "pooling in=1x64x14x14 mode=avg kernel=14",
+        "pooling in=1x64x14x14 kernel=3 stride=2 pad=1",
+    )
     is_batched: ClassVar[bool] = True
     is_mulayer: ClassVar[bool] = True
     size_columns: ClassVar[type[Columns]] = PoolColumns

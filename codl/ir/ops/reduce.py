@@ -42,6 +42,7 @@ class Reduce(NdOp):
     keepdims: bool = False
 
     kind: ClassVar[str] = "reduce"
+    examples: ClassVar[tuple[str, ...]] = ("reduce in=64x32 axes=1 mode=sum",)
 
     @property
     def flavor(self) -> str:

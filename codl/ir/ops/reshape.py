@@ -20,6 +20,7 @@ class Reshape(NdOp):
     to: Sizes
 
     kind: ClassVar[str] = "reshape"
+    examples: ClassVar[tuple[str, ...]] = ("reshape in=1x64x14x14 to=1x12544",)
     is_light: ClassVar[bool] = True
 
     @property

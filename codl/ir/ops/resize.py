@@ -122,6 +122,7 @@ class Resize(Op):
     within: Sizes = ()
 
     kind: ClassVar[str] = "resize"
+    examples: ClassVar[tuple[str, ...]] = ("resize in=1x64x14x14 size=28x28",)
 
     @property
     def inner_dims(self) -> tuple[Dim, ...]:

@@ -21,6 +21,10 @@ class Softmax(NdOp):
     log: bool = False
 
     kind: ClassVar[str] = "softmax"
+    examples: ClassVar[tuple[str, ...]] = (
+        "softmax in=64x32 axes=1",
+        "softmax in=1x8x14 axes=1 log=1",
+    )
 
     @property
     def flavor(self) -> str:

@@ -1,0 +1,89 @@
+"""The common test of all that is registered: ops, kernel variants, strategies, estimators."""
+
+from __future__ import annotations
+
+import pytest
+from support import common_checks as common
+
+from codl.errors import DuplicateNameError, UnknownNameError
+from codl.ir import OP_TYPES
+from codl.kernels import registry
+from codl.predict.names import DEFAULT, ESTIMATORS
+from codl.registry import Registry, rolled_back
+from codl.strategies import STRATEGIES
+
+
+@pytest.mark.parametrize("kind", OP_TYPES)
+def test_op(kind: str) -> None:
+    common.check_op(kind)
+
+
+@pytest.mark.parametrize("name", registry.VARIANTS)
+def test_variant(name: str) -> None:
+    common.check_variant(registry.VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", [n for n, s in STRATEGIES.items() if not s.runs_plans])
+def test_strategy(name: str) -> None:
+    common.check_strategy(STRATEGIES[name])
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimator(name: str) -> None:
+    common.check_estimator(name, ESTIMATORS[name])
+
+
+def test_default_predictor_of_every_strategy_is_registered() -> None:
+    assert {s.default_predictor for s in STRATEGIES.values()} <= set(ESTIMATORS)
+    assert DEFAULT in ESTIMATORS
+
+
+def test_variants_of_each_kind_come_with_those_that_are_preferred_first() -> None:
+    """The CPU: ncnn's usual variants, then ONNX Runtime's; the GPU: buffers before images."""
+    for kind in OP_TYPES:
+        cpu, gpu = registry.of_kind(kind, "cpu"), registry.of_kind(kind, "gpu")
+        backends = [variant.backend for variant in cpu]
+        assert backends == sorted(backends), kind  # ncnn before ort
+        plannable = [variant.is_plannable for variant in cpu if variant.backend == "ncnn"]
+        assert plannable == sorted(plannable, reverse=True), kind
+        layouts = [variant.storage.layout == "image" for variant in gpu]  # type: ignore[attr-defined]
+        assert layouts == sorted(layouts), kind
+    conv = [variant.name for variant in registry.of_kind("conv2d")]
+    assert conv[:3] == ["cpu_winograd", "cpu_gemm", "cpu_direct"]
+    assert conv.index("gpu_winograd_gemm") < conv.index("gpu_gemm") < conv.index("gpu_direct")
+
+
+def test_a_name_is_taken_once() -> None:
+    variant = registry.of_kind("softmax")[0]
+    with pytest.raises(
+        DuplicateNameError, match=r"'softmax gpu_direct' is registered twice, by .*"
+    ):
+        registry.register(variant)
+    with pytest.raises(UnknownNameError, match="Did you mean 'codl'"):
+        STRATEGIES.find("codi")
+
+
+def test_what_is_added_before_another_comes_before_it() -> None:
+    numbers: Registry[int] = Registry("number")
+    for name, value in (("one", 1), ("three", 3), ("four", 4)):
+        numbers.add(name, value)
+    numbers.add("two", 2, before="three")
+    assert list(numbers.values()) == [1, 2, 3, 4]
+    with pytest.raises(UnknownNameError, match="Unknown number 'ten'"):
+        numbers.add("nine", 9, before="ten")
+    assert "nine" not in numbers
+
+
+def test_an_error_takes_out_what_was_added() -> None:
+    numbers: Registry[int] = Registry("number")
+    numbers.add("one", 1)
+    with pytest.raises(DuplicateNameError), rolled_back():
+        _add_two_and_one_again(numbers)
+    assert dict(numbers) == {"one": 1}
+    numbers.add_lazy("pi", "math:pi")
+    assert numbers["pi"] == pytest.approx(3.14159, abs=1e-5)
+
+
+def _add_two_and_one_again(numbers: Registry[int]) -> None:
+    numbers.add("two", 2)
+    numbers.add("one", 1)
