@@ -110,7 +110,8 @@ class TextTable:
             ]
         table = [f"| {' | '.join(map(_in_markdown, line))} |" for line in lines]
         notes = " ".join([*self.failures(), *self.caption])
-        return "\n".join([*table, *(["", *wrap(notes, 100, break_on_hyphens=False)] if notes else [])])
+        wrapped = wrap(notes, 100, break_on_hyphens=False)
+        return "\n".join([*table, *(["", *wrapped] if notes else [])])
 
 
 def _with_group(column: Column, between: str) -> str:
