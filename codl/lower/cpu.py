@@ -3,78 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from codl.ir.executable import Access, NetLayer, RunNet
-from codl.ir.op_text import to_text
-from codl.ir.ops.base import Op, Weights
+from codl.ir.executable import Access, Net, RunNet
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Chain
-from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
-from codl.kernels import registry
 from codl.lower.assembly import Assembly
-from codl.lower.partition import Part, Shard
-
-
-@dataclass(frozen=True)
-class CpuLayer:
-    """One op of a net: what it reads (tensor and the region it needs of it) and writes."""
-
-    name: str
-    op: Op
-    variant: Any
-    inputs: tuple[tuple[str, Region], ...]
-    output: str
-    region: Region
-    weights: Weights
-
-    @classmethod
-    def of(cls, part: Part, variant: str) -> CpuLayer:
-        layer = part.layer
-        return cls(
-            name=layer.name,
-            op=part.op,
-            variant=registry.find(part.op, variant),
-            inputs=tuple(zip(layer.inputs, part.needs, strict=True)),
-            output=layer.output,
-            region=part.region,
-            weights=layer.op.restrict_weights(layer.weights, part.region),
-        )
-
-    @property
-    def is_onnx(self) -> bool:
-        """Whether ONNX Runtime computes it, and not ncnn."""
-        return bool(self.variant.backend == "ort")
-
-    def net_layer(self, constants: int | None) -> NetLayer:
-        return NetLayer(
-            name=self.name,
-            op=to_text(self.op),
-            variant=self.variant.name,
-            inputs=self.inputs,
-            output=self.output,
-            region=self.region,
-            constants=constants,
-        )
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers that one library runs together, and where what enters and leaves lies."""
-
-    layers: tuple[CpuLayer, ...]
-    inputs: Mapping[str, Access]
-    outputs: Mapping[str, Access]
-
-    @property
-    def label(self) -> str:
-        """The first and the last layer, for people."""
-        first, last = self.layers[0].name, self.layers[-1].name
-        return first if len(self.layers) == 1 else f"{first} ... {last}"
+from codl.lower.cpu_layers import CpuLayer, Group
+from codl.lower.ncnn import lower_ncnn
+from codl.lower.onnx import lower_onnx
+from codl.lower.partition import Shard
 
 
 def lower_cpu(
@@ -90,9 +30,6 @@ def lower_cpu(
     `outputs` are the tensors that are read by others. What one net leaves to another has memory of
     its own.
     """
-    from codl.lower.ncnn import lower_ncnn
-    from codl.lower.onnx import lower_onnx
-
     layers = [CpuLayer.of(p, chain.variants[p.layer.name]["cpu"]) for p in shard.parts]
     places = {n: assembly.access(tensors[n], region) for n, region in shard.inputs.items()}
     places |= {name: assembly.access(tensors[name], shard.outputs[name]) for name in outputs}
@@ -101,9 +38,14 @@ def lower_cpu(
         if layer.output not in places and _is_read_elsewhere(layer.output, groups):
             places[layer.output] = _own_memory(layer, assembly)
     for members in groups:
-        group = _group(members, places)
-        lowered = lower_onnx if members[0].is_onnx else lower_ncnn
-        assembly.emit(RunNet(assembly.net(lowered(group, assembly, soc))))
+        net = net_of(_group(members, places), assembly, soc)
+        assembly.emit(RunNet(assembly.net(net)))
+
+
+def net_of(group: Group, assembly: Assembly, soc: Soc) -> Net:
+    """A group of layers as a net of the library that runs them."""
+    is_onnx = group.layers[0].is_onnx
+    return (lower_onnx if is_onnx else lower_ncnn)(group, assembly, soc)
 
 
 def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:

@@ -14,11 +14,11 @@ from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
 from codl.ir.types import Storage
 from codl.kernels import registry
-from codl.kernels.base import ConstantArg, KernelPlan, TensorArg
+from codl.kernels.base import KernelPlan, TensorArg
 from codl.lower.arena import GpuArena
 from codl.lower.assembly import Assembly
 from codl.lower.fusion import Work, works
-from codl.lower.kernels import KernelLowering, packing
+from codl.lower.kernels import KernelLowering, packing, reads_constants
 from codl.lower.partition import Part, Shard
 from codl.lower.selection import Selection, Selector
 
@@ -113,7 +113,7 @@ class GpuLowering:
     def _constants(self, work: Work, selection: Selection) -> int | None:
         layer, plan = work.part.layer, selection.plan
         weights = layer.op.restrict_weights(layer.weights, work.part.region)
-        if not _reads_constants(plan):
+        if not reads_constants(plan):
             return None
         how = packing(plan, [to_text(part.op) for part in work.parts], selection.variant.name,
                       weights)  # fmt: skip
@@ -146,10 +146,6 @@ class GpuLowering:
             return kept, kept
         own = self._arena.take(name, shape, part.region, storage)
         return own, kept or own
-
-
-def _reads_constants(plan: KernelPlan) -> bool:
-    return any(isinstance(arg, ConstantArg) for launch in plan.launches for arg in launch.args)
 
 
 def kept_storages(parts: Sequence[tuple[Part, str]], soc: Soc) -> dict[str, Storage]:

@@ -170,3 +170,8 @@ def packing(plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights
             "weights": sorted(weights),
         }
     )
+
+
+def reads_constants(plan: KernelPlan) -> bool:
+    """Whether a plan's kernels read packed weights."""
+    return any(isinstance(arg, ConstantArg) for launch in plan.launches for arg in launch.args)

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir import Array, Op, Region, Weights
+from codl.ir import Array, Op, Weights
 from codl.ir.soc import Soc
-from codl.kernels.base import KernelPlan, TensorArg
+from codl.kernels.base import KernelPlan
+from codl.lower import pieces
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.memory import GpuTensor, SharedBuffer
-from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.runtime.cpu_nets import NcnnSession
+from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.ort_net import OrtNet
 from codl.runtime.profiler import Timeline
+from codl.runtime.session import Session
 
 SEED = 3
 #: So many random numbers are made, and repeated: a prime, so that no size of a tensor divides it.
@@ -27,7 +28,7 @@ class GpuWork:
     """An op's kernels over tensors of their own, enqueued back to back, as in a chain.
 
     `inputs` are zeros where they are not given; a plan that is `adding` has one more than the op.
-    Binding runs each kernel once: raises `DeviceError` where the device cannot.
+    Loading runs each kernel once: raises `DeviceError` where the device cannot.
     """
 
     def __init__(
@@ -39,19 +40,12 @@ class GpuWork:
         inputs: Sequence[Array] | None = None,
     ) -> None:
         self._gpu = gpu
-        arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
-        residual = TensorArg("input", len(op.inputs)) in plan.storages
-        for index, shape in enumerate((*op.inputs, op.output) if residual else op.inputs):
-            argument, whole = TensorArg("input", index), Region.whole(shape)
-            tensor = gpu.tensor(shape, whole, plan.storage(argument))
-            if inputs is not None:
-                gpu.upload(tensor, inputs[index])
-            arguments[argument] = (tensor, whole)
-        result, whole = TensorArg("output"), Region.whole(op.output)
-        self._result = gpu.tensor(op.output, whole, plan.storage(result))
-        arguments[result] = (self._result, whole)
-        self._kernels = gpu.bind(plan, arguments, weights=weights)
-        gpu.warm_up(self._kernels)
+        self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
+        if inputs is not None:
+            for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
+                np.copyto(self._session.inputs[name], value)
+            self._session.run()
+        self._kernels = self._session.kernels(pieces.WORK)
 
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)
@@ -62,13 +56,9 @@ class GpuWork:
 
     def output(self) -> Array:
         """What the last run computed, shaped (images, channels, rows, columns)."""
-        gpu, tensor = self._gpu, self._result
-        shared = SharedBuffer(gpu, tensor.shape, tensor.region)
-        gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))
-        gpu.wait(shared.map(write=False))
-        values: Array = shared.array.copy()
-        gpu.wait(shared.unmap())
-        return values
+        for action in self._session.stage(pieces.FETCH):
+            action.run()
+        return self._session.outputs[pieces.OUTPUT].copy()
 
 
 class GpuTurns:
@@ -96,39 +86,20 @@ class GpuTurns:
 
 def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
     """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
-    if variant.backend == "ort":
-        return repeated(OrtNet(*_row_of_ops([op], variant), soc).run)
-    net = one_op_net(op, variant, soc)
+    return repeated(row_of_ops([op], variant, soc))
+
+
+def row_of_ops(ops: Sequence[Op], variant: Any, soc: Soc) -> Callable[[], object]:
+    """A net of ops in a row, each of one input but for the first, over memory of its own.
+
+    What ncnn computes is left packed.
+    """
+    executable = pieces.net_alone(ops, variant, [filler(op) for op in ops], soc)
+    (net,) = HostSession(executable, soc, own_memory=True).nets
+    if not isinstance(net, NcnnSession):
+        return net.run
     net.pack_inputs()
-    return repeated(net.compute)
-
-
-def one_op_net(op: Op, variant: Any, soc: Soc) -> CpuNet:
-    """A net of one op over arrays of its own."""
-    return row_of_ops_net([op], variant, soc)
-
-
-def row_of_ops_net(ops: Sequence[Op], variant: Any, soc: Soc) -> CpuNet:
-    """A net of ops in a row, each of one input but for the first, over memory of its own."""
-    return CpuNet(*_row_of_ops(ops, variant), soc, own_memory=True)
-
-
-def _row_of_ops(
-    ops: Sequence[Op], variant: Any
-) -> tuple[list[CpuLayer], dict[str, Home], dict[str, Home]]:
-    """Layers with what enters and what leaves them."""
-    first, last = ops[0], ops[-1]
-    inputs = {
-        f"input{i}": Home.allocate(shape, Region.whole(shape))
-        for i, shape in enumerate(first.inputs)
-    }
-    layers, reads = [], tuple((name, home.held) for name, home in inputs.items())
-    for index, op in enumerate(ops):
-        name, whole = f"op{index}", Region.whole(op.output)
-        layers.append(CpuLayer(name, op, variant, reads, name, whole, filler(op)))
-        reads = ((name, whole),)
-    result = Home.allocate(last.output, Region.whole(last.output))
-    return layers, inputs, {layers[-1].output: result}
+    return net.compute
 
 
 def filler(op: Op) -> Weights:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.ir import Region, Shape, to_text
+from codl.ir import Op, Shape, to_text
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
+from codl.lower import pieces
 from codl.measure.dataset import OpRow, Row, RowT, SharingRow
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.surroundings import Surroundings
@@ -33,14 +33,15 @@ from codl.measure.tasks import (
 )
 from codl.measure.timing import WHOLE, Rounds, Seconds, Timed, level_s
 from codl.runtime import threads
-from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.memory import SharedBuffer, seen_array
-from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.runtime.actions import Action, Launches, MapStaging, OnCpu, SignallingLaunch
+from codl.runtime.cpu_nets import NcnnSession
+from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import open_device
 from codl.runtime.profiler import Timeline
+from codl.runtime.session import Session
 
 #: All samples of something in seconds, by part.
-Found = Mapping[str, Sequence[float]]
+Samples = Mapping[str, Sequence[float]]
 #: Waiting for a queue that is idle.
 SYNC = "sync"
 #: What comes before an exchange inside a network: other tensors go through the caches, and then a
@@ -55,7 +56,7 @@ class Prepared:
     task: Task
     blank: Row
     timed: Timed
-    fill: Callable[[Found], Row]
+    fill: Callable[[Samples], Row]
 
     def row(self) -> Row:
         """The row of the samples so far; what they do not allow becomes a failed one."""
@@ -88,10 +89,13 @@ class Bench:
                 return replace(self._surroundings.row(task), run=self._run)
             elif isinstance(task, DispatchTask):
                 work = self._surroundings.dispatch(task)
-                sample, fill = _timed(work), lambda found: _filled(blank, found[WHOLE])
+                sample, fill = _timed(work), lambda samples: _filled(blank, samples[WHOLE])
             else:
                 assert isinstance(task, OpTask)
-                sample, fill = _timed(self.work(task)), lambda found: _filled(blank, found[WHOLE])
+                sample, fill = (
+                    _timed(self.work(task)),
+                    lambda samples: _filled(blank, samples[WHOLE]),
+                )
             return Prepared(task, blank, Timed(sample, self.rounds), fill)
         except Exception as error:  # a failed configuration is a result, not the end
             return _failed(blank, error)
@@ -130,82 +134,82 @@ class Bench:
             return self._store(task.shape, blank)
         if task.direction == "relayout":
             return self._relayout(task, blank)
-        exchange = self._to_gpu if task.direction == "to_gpu" else self._to_cpu
-        return exchange(task.shape, task.storage, blank)
+        return self._transfer(task, blank)
 
     def _relayout(self, task: SharingTask, blank: SharingRow) -> _Exchange:
-        """The transform kernels alone, enqueued back to back, as in a chain."""
-        gpu, whole = self._gpu, Region.whole(task.shape)
-        source = gpu.tensor(task.shape, whole, registry.storages(self.soc)[0])
-        target = gpu.tensor(task.shape, whole, task.storage)
-        kernels = gpu.transform(source, target, whole)
+        """The kernels that copy, enqueued back to back, as in a chain."""
+        usual = registry.storages(self.soc)[0]
+        copy = pieces.relayout(task.shape, usual, task.storage, self.soc)
+        kernels = Session(copy, self._gpu).kernels(pieces.WORK)
 
-        def fill(found: Found) -> Row:
-            row = _filled(blank, found[WHOLE])
+        def fill(samples: Samples) -> Row:
+            row = _filled(blank, samples[WHOLE])
             return replace(row, transform_ms=row.latency_ms)
 
-        return _timed(lambda repeats: gpu.run(kernels * repeats)), fill
+        return _timed(lambda repeats: self._gpu.run(kernels * repeats)), fill
 
-    def _to_gpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
-        """As the co-executor does it, of what the CPU has just written."""
-        gpu, whole = self._gpu, Region.whole(shape)
-        target, fresh = gpu.tensor(shape, whole, storage), np.zeros(shape, np.float32)
-        if gpu.sees_host_memory:
-            home, seen = seen_array(gpu, shape, whole)
-            kernels = gpu.transform(seen, target, whole)
-            before = self._inside(lambda: np.copyto(home, fresh))
-            return self._in_steps({"transform": self._transform(kernels)}, before), _shared(blank)
-        shared = SharedBuffer(gpu, shape, whole)
-        home = Home.allocate(shape, whole).array
-        kernels = gpu.transform(shared.tensor, target, whole)
-        gpu.wait(shared.map(write=True))
-        # Copy into mapped memory, unmap, transform, map again.
-        steps: dict[str, Step] = {
-            "copy": lambda: np.copyto(shared.array, home),
-            "unmap": lambda: gpu.wait(shared.unmap()),
-            "transform": self._transform(kernels),
-            "map": lambda: gpu.wait(shared.map(write=True)),
-        }
-        before = self._inside(lambda: np.copyto(home, fresh))
-        return self._in_steps(steps, before), _shared(blank)
+    def _transfer(self, task: SharingTask, blank: SharingRow) -> _Exchange:
+        """As the co-executor does it, of what the other processor has just written."""
+        session = Session(
+            pieces.exchange(task.direction, task.shape, task.storage, self.soc), self._gpu
+        )
+        if task.direction == "to_gpu":
+            array, fresh = session.inputs[pieces.OUTPUT], np.zeros(task.shape, np.float32)
+            before = self._inside(lambda: np.copyto(array, fresh))
+        else:
+            before = self._inside(lambda: self._gpu.run(session.kernels(pieces.FEED)))
+        steps = [(self._part(action), action) for action in session.stage(pieces.WORK)]
+        named = {part: self._step(part, action) for part, action in steps if part}
+        return self._in_steps(named, before), _shared(blank)
 
-    def _to_cpu(self, shape: Shape, storage: Storage, blank: SharingRow) -> _Exchange:
-        """As the co-executor does it, of what the GPU has just written."""
-        gpu, whole = self._gpu, Region.whole(shape)
-        source, fresh = gpu.tensor(shape, whole, storage), gpu.tensor(shape, whole, PLANAR)
-        writing = gpu.transform(fresh, source, whole)
-        before = self._inside(lambda: gpu.run(writing))
-        if gpu.sees_host_memory:
-            _, seen = seen_array(gpu, shape, whole)
-            kernels = gpu.transform(source, seen, whole)
-            return self._in_steps({"transform": self._transform(kernels)}, before), _shared(blank)
-        shared, home = SharedBuffer(gpu, shape, whole), Home.allocate(shape, whole).array
-        kernels = gpu.transform(source, shared.tensor, whole)
-        steps: dict[str, Step] = {
-            "transform": self._transform(kernels),
-            "map": lambda: gpu.wait(shared.map(write=False)),
-            "copy": lambda: np.copyto(home, shared.array),
-            "unmap": lambda: gpu.wait(shared.unmap()),
-        }
-        return self._in_steps(steps, before), _shared(blank)
+    @staticmethod
+    def _part(action: Action) -> str:
+        """The part of an exchange that an action is; "" of one that takes no time of its own."""
+        if isinstance(action, Launches | SignallingLaunch):
+            return "transform"
+        if isinstance(action, MapStaging):
+            return "map"
+        return action.kind if isinstance(action, OnCpu) and action.kind != "sync" else ""
+
+    def _step(self, part: str, action: Action) -> Step:
+        """One part of an exchange, to its end; kernels by the device's clock."""
+
+        def timed_by_device() -> float:
+            timeline = Timeline()
+            action.profile(timeline)
+            self._gpu.queue.finish()
+            return timeline.gpu_s()
+
+        def to_its_end() -> None:
+            action.run()
+            if part != "copy":
+                self._gpu.queue.finish()
+
+        return timed_by_device if part == "transform" else to_its_end
 
     def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Packing what a net reads; with the call, which is what counts where nothing is packed.
 
         Where both processors work on the CPU's arrays, the GPU has just written this one.
         """
-        gpu, whole = self._gpu, Region.whole(shape)
-        if not gpu.sees_host_memory:
-            return _as_copy(self._passing_on(Home.allocate(shape, whole)).packed, {}, blank)
-        array, seen = seen_array(gpu, shape, whole)
-        source = gpu.tensor(shape, whole, registry.storages(self.soc)[0])
-        writing = gpu.transform(source, seen, whole)
-        net = self._passing_on(Home(array, whole, whole))
-        return _as_copy(net.packed, {FRESH: lambda: gpu.run(writing)}, blank)
+        if not self.soc.gpu.sees_host_memory:
+            return _as_copy(self._passing_on(shape).packed, {}, blank)
+        op, variant = self._passing(shape)
+        executable = pieces.net_alone([op], variant, [{}], self.soc, is_shared=True)
+        session = Session(executable, self._gpu, own_memory=True)
+        (net,) = session.nets
+        assert isinstance(net, NcnnSession)
+        fresh = session.stage(pieces.FEED)
+
+        def write() -> None:
+            for action in fresh:
+                action.run()
+
+        return _as_copy(net.packed, {FRESH: write}, blank)
 
     def _store(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Unpacking a net's result to its home; most of it is of no interest to the GPU."""
-        net = self._passing_on(Home.allocate(shape, Region.whole(shape)))
+        net = self._passing_on(shape)
         net.pack_inputs()
         results = net.compute()
         return _as_copy(lambda: net.unpack(results), {}, blank)
@@ -213,18 +217,6 @@ class Bench:
     def _inside(self, fresh: Step) -> dict[str, Step]:
         """What makes the caches as they are inside a network; `fresh` writes what is shared."""
         return {AWAY: self._surroundings.evict, FRESH: fresh}
-
-    def _transform(self, kernels: Sequence[BoundKernel]) -> Step:
-        """Seconds of kernels by the device's clock."""
-
-        def step() -> float:
-            timeline = Timeline()
-            for kernel in kernels:
-                timeline.gpu("transform", kernel.name, kernel.enqueue(self._gpu.queue))
-            self._gpu.queue.finish()
-            return timeline.gpu_s()
-
-        return step
 
     def _in_steps(self, steps: Mapping[str, Step], before: Mapping[str, Step]) -> _Sample:
         """Seconds of the steps of an exchange, and of waiting for a queue that is idle."""
@@ -235,20 +227,23 @@ class Bench:
 
         return sample
 
-    def _passing_on(self, source: Home) -> CpuNet:
-        """A net that passes its input on, as a pooling of one element."""
-        shape = Shape(*source.array.shape)
-        op, whole = Pool2d(inputs=(shape,), kernel=Size2(1, 1)), Region.whole(shape)
-        variant: Any = registry.variants(op, "cpu", self.soc)[0]
-        layer = CpuLayer("pass", op, variant, (("x", whole),), "y", whole, {})
-        target = Home.allocate(shape, whole)
-        return CpuNet([layer], {"x": source}, {"y": target}, self.soc, own_memory=True)
+    def _passing(self, shape: Shape) -> tuple[Op, Any]:
+        """A pooling of one element, which passes its input on, and its variant."""
+        op = Pool2d(inputs=(shape,), kernel=Size2(1, 1))
+        return op, registry.variants(op, "cpu", self.soc)[0]
+
+    def _passing_on(self, shape: Shape) -> NcnnSession:
+        op, variant = self._passing(shape)
+        executable = pieces.net_alone([op], variant, [{}], self.soc)
+        (net,) = HostSession(executable, self.soc, own_memory=True).nets
+        assert isinstance(net, NcnnSession)
+        return net
 
 
 #: Does something; gives seconds where it knows better than a clock around it.
 Step = Callable[[], object]
 _Sample = Callable[[int], Seconds]
-_Exchange = tuple[_Sample, Callable[[Found], Row]]
+_Exchange = tuple[_Sample, Callable[[Samples], Row]]
 
 
 def _timed(work: Callable[[int], None]) -> _Sample:
@@ -276,16 +271,16 @@ def _seconds(repeats: int, steps: Mapping[str, Step], before: Mapping[str, Step]
     return {WHOLE: sum(seconds.values()), **seconds}
 
 
-def _shared(blank: SharingRow) -> Callable[[Found], Row]:
+def _shared(blank: SharingRow) -> Callable[[Samples], Row]:
     """A row of a whole exchange and its parts.
 
     Of samples that all wait for memory the fastest few are luck, so these are lower quartiles.
     """
 
-    def fill(found: Found) -> Row:
-        quartiles = {part: 1e3 * float(np.percentile(own, 25)) for part, own in found.items()}
+    def fill(samples: Samples) -> Row:
+        quartiles = {part: 1e3 * float(np.percentile(own, 25)) for part, own in samples.items()}
         parts: Any = {f"{part}_ms": ms for part, ms in quartiles.items() if part != WHOLE}
-        return replace(_filled(blank, found[WHOLE]), latency_ms=quartiles[WHOLE], **parts)
+        return replace(_filled(blank, samples[WHOLE]), latency_ms=quartiles[WHOLE], **parts)
 
     return fill
 
@@ -293,8 +288,8 @@ def _shared(blank: SharingRow) -> Callable[[Found], Row]:
 def _as_copy(step: Step, before: Mapping[str, Step], blank: SharingRow) -> _Exchange:
     """One step that only copies, after others that are not timed."""
 
-    def fill(found: Found) -> Row:
-        row = _filled(blank, found[WHOLE])
+    def fill(samples: Samples) -> Row:
+        row = _filled(blank, samples[WHOLE])
         return replace(row, copy_ms=row.latency_ms)
 
     return lambda repeats: _seconds(repeats, {"copy": step}, before), fill

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from codl.ir import Op, Region, Shape
+from codl.ir import Op, Shape
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.results import Latency
@@ -24,6 +24,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
+from codl.lower import pieces
 from codl.measure.dataset import BatchRow, ColdRow, ContentionRow
 from codl.measure.op_runner import (
     GpuTurns,
@@ -32,7 +33,7 @@ from codl.measure.op_runner import (
     filler,
     in_turns,
     repeated,
-    row_of_ops_net,
+    row_of_ops,
 )
 from codl.measure.sampling import in_batch
 from codl.measure.tasks import (
@@ -45,6 +46,7 @@ from codl.measure.tasks import (
 from codl.runtime.caches import last_cache_bytes
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
+from codl.runtime.session import Session
 
 Work: TypeAlias = Callable[[int], None]
 
@@ -121,9 +123,7 @@ class Surroundings:
             kernels = self._gpu_work(TINY)
             return repeated(lambda: kernels(task.count))
         variant = registry.variants(TINY, "cpu", self.soc)[0]
-        net = row_of_ops_net([TINY] * task.count, variant, self.soc)
-        net.pack_inputs()
-        return repeated(net.compute)
+        return repeated(row_of_ops([TINY] * task.count, variant, self.soc))
 
     def _cold(self, task: ColdTask) -> ColdRow:
         """In turns: repeated while warm, and once after the caches were filled with other data.
@@ -218,7 +218,7 @@ class Surroundings:
         So what is found far away afterwards is data, and not what a call needs.
         """
         self._evict(1)
-        if not self._gpu.sees_host_memory:
+        if not self.soc.gpu.sees_host_memory:
             self._evict_cpu(1)
         for work in self._calls:
             work(1)
@@ -234,11 +234,10 @@ class Surroundings:
 
     @cached_property
     def _calls(self) -> tuple[Work, ...]:
-        gpu, whole = self._gpu, Region.whole(TINY.output)
-        source = gpu.tensor(TINY.output, whole, PLANAR)
-        target = gpu.tensor(TINY.output, whole, registry.storages(self.soc)[0])
-        transform = gpu.transform(source, target, whole)
-        return self._work(TINY, "cpu"), self._work(TINY, "gpu"), lambda _: gpu.run(transform)
+        gpu, usual = self._gpu, registry.storages(self.soc)[0]
+        copy = Session(pieces.relayout(TINY.output, PLANAR, usual, self.soc), gpu)
+        kernels = copy.kernels(pieces.WORK)
+        return self._work(TINY, "cpu"), self._work(TINY, "gpu"), lambda _: gpu.run(kernels)
 
     @cached_property
     def _evict(self) -> Work:

@@ -148,12 +148,12 @@ class Binder:
             kernel, kind = handles.kernel(command), self._kernel_kind(command)
             return SignallingLaunch(kernel, kind, command.signals, self._events, self._device)
         if isinstance(command, RunNet):
-            net = handles.nets[command.net]
+            net = handles.host.nets[command.net]
             return OnCpu(net.run, "net", net.label)
         if isinstance(command, Flush):
             return OnCpu(lambda: self._device.queue.flush())
         if isinstance(command, Fill):
-            return OnCpu(partial(self._fill, command))
+            return OnCpu(partial(handles.host.fill, command))
         label = self._executable.steps[command.step].label
         if isinstance(command, Map):
             return MapStaging(handles.staging(command.buffer), command, self._events)
@@ -176,11 +176,6 @@ class Binder:
     def _wait(self, event: int) -> None:
         self._device.wait(self._events[event])
 
-    def _fill(self, command: Fill) -> None:
-        constant = command.constant
-        values = self._handles.packed(constant.constants)[constant.name]
-        np.copyto(self._handles.view(command.target), values)
-
     def _copy(self, command: Copy) -> Callable[[], object]:
         images = command.target.region.images.size
         lanes = Lanes.of(self._device.soc, images).narrow(MOST_COPYING)
@@ -195,8 +190,8 @@ class Binder:
         """What gives a region as an array: staging memory lies elsewhere each time it is mapped."""
         buffer = self._executable.tensors[access.tensor].buffer
         if self._executable.buffers[buffer].place == "staging":
-            return partial(self._handles.view, access)
-        view = self._handles.view(access)
+            return partial(self._handles.host.view, access)
+        view = self._handles.host.view(access)
         return lambda: view
 
 

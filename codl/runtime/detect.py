@@ -10,13 +10,13 @@ from threading import Event, Thread, get_native_id
 import numpy as np
 
 from codl.errors import DeviceError, UnknownNameError
-from codl.ir import Region, parse
+from codl.ir import parse
 from codl.ir.soc import ELEMENTS, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.kernels import registry
-from codl.kernels.ncnn import CpuVariant
+from codl.lower import pieces
 from codl.runtime import drivers, threads
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
-from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import open_device
 from codl.runtime.probe import ProbedDevice, ProbeResult
 
@@ -128,15 +128,12 @@ def _observe_gpu(soc: Soc) -> list[int]:
     return sorted(observer.cores)
 
 
-def busy_net(soc: Soc) -> CpuNet:
+def busy_net(soc: Soc) -> HostSession:
     """A convolution of about a millisecond on the CPU side."""
     op = parse("conv2d in=1x64x56x56 oc=64 kernel=3 pad=1")
-    variant: CpuVariant = registry.variants(op, "cpu", soc)[0]  # type: ignore[assignment]
-    whole, out = Region.whole(op.input), Region.whole(op.output)
     weights = {name: np.ones(shape, np.float32) for name, shape in op.weight_shapes.items()}
-    layer = CpuLayer("conv", op, variant, (("x", whole),), "y", out, weights)
-    x, y = Home.allocate(op.input, whole), Home.allocate(op.output, out)
-    return CpuNet([layer], {"x": x}, {"y": y}, soc)
+    variant = registry.variants(op, "cpu", soc)[0]
+    return HostSession(pieces.net_alone([op], variant, [weights], soc), soc)
 
 
 def _description(device: ProbedDevice, cpu: CpuFacts) -> str:

@@ -11,27 +11,22 @@ from numpy.typing import NDArray
 
 from codl.errors import DeviceError
 from codl.ir.executable import (
-    Access,
     Argument,
     Buffer,
     Constant,
     Executable,
     GpuOp,
     Launch,
-    NcnnNet,
-    Net,
     Refusal,
     Scratch,
     Slice,
 )
 from codl.ir.ops.base import Array
 from codl.ir.types import ImageSize
-from codl.lower.ncnn import TAG
-from codl.runtime import threads
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
-from codl.runtime.cpu_nets import CpuNet, NcnnSession, OnnxSession
+from codl.runtime.host_handles import HostHandles
 from codl.runtime.memory import (
     Staging,
     aligned_zeros,
@@ -62,16 +57,18 @@ class Memory:
 class Handles:
     """An executable's memory, kernels and nets on a device.
 
-    `refusals` are the steps that the device refuses, with the reason; nets are made when kernels
-    are all right.
+    `refusals` are the steps that the device refuses, with the reason.
     """
 
-    def __init__(self, executable: Executable, device: OpenClDevice) -> None:
+    def __init__(
+        self, executable: Executable, device: OpenClDevice, *, own_memory: bool = False
+    ) -> None:
         self._executable, self._device = executable, device
         self.refusals: dict[int, str] = {}
-        #: Bytes of weights by side, as they were handed over.
-        self.weight_bytes = {"cpu": 0, "gpu": 0}
-        self._packed: tuple[int, Arrays] = (-1, {})
+        #: Bytes of weights that kernels read.
+        self.weight_bytes = 0
+        #: The CPU's side of it.
+        self.host = HostHandles(executable, device.soc, self.flat, own_memory=own_memory)
         commands = [*executable.setup, *executable.commands]
         self._launches = [command for command in commands if isinstance(command, Launch)]
         self._memory = [self._allocate(*item) for item in enumerate(executable.buffers)]
@@ -81,7 +78,6 @@ class Handles:
         for launch in self._launches:
             if launch.step not in self.refusals:
                 self._bind(launch)
-        self.nets: list[CpuNet] = []
 
     # Memory.
 
@@ -115,26 +111,7 @@ class Handles:
         assert memory is not None
         return memory
 
-    def view(self, access: Access) -> Array:
-        """A region of a planar tensor, shaped (images, channels, rows, columns)."""
-        tensor = self._executable.tensors[access.tensor]
-        held = tensor.held.shape(tensor.shape)
-        whole = self.flat(tensor.buffer)[: held.elements].reshape(held)
-        view: Array = whole[access.region.within(tensor.held).slices]
-        return view
-
-    def whole(self, tensor: int) -> Array:
-        """All of a planar tensor."""
-        return self.view(Access(tensor, self._executable.tensors[tensor].held))
-
     # Constants.
-
-    def packed(self, number: int) -> Arrays:
-        """The packed arrays of constants; those that were asked for last are kept."""
-        if self._packed[0] != number:
-            with threads.one_blas_thread():
-                self._packed = (number, self._executable.constants[number].arrays())
-        return self._packed[1]
 
     def _upload(self) -> dict[Constant, cl.MemoryObject]:
         """The constants of kernels in memory of the device."""
@@ -145,13 +122,13 @@ class Handles:
                     users.setdefault(arg, set()).add(launch.step)
         uploaded = {}
         for constant, steps in sorted(users.items(), key=lambda item: item[0].constants):
-            values = self.packed(constant.constants)[constant.name]
+            values = self.host.packed(constant.constants)[constant.name]
             try:
                 uploaded[constant] = _uploaded(values, constant, self._device)
             except DeviceError as error:
                 self._refuse(steps, str(error))
                 continue
-            self.weight_bytes["gpu"] += uploaded[constant].size
+            self.weight_bytes += uploaded[constant].size
         return uploaded
 
     # Kernels.
@@ -231,31 +208,6 @@ class Handles:
             assert isinstance(op, GpuOp)
             refused.append(Refusal(op.label, op.variant, op.choice, reason))
         return refused
-
-    # Nets.
-
-    def make_nets(self) -> None:
-        """Make the CPU's nets; raises `DeviceError` where a library does not take one."""
-        self.nets = [self._net(net) for net in self._executable.nets]
-        self._packed = (-1, {})
-
-    def _net(self, net: Net) -> CpuNet:
-        soc = self._device.soc
-        if isinstance(net, NcnnNet):
-            views = [self.view(access) for _, access in net.inputs]
-            results = [self.view(access) for _, access in net.outputs]
-            return NcnnSession(net, views, results, self._packed_for_cpu, soc)
-        views = [self.view(binding.access) for binding in net.inputs]
-        results = [self.view(binding.access) for binding in net.outputs]
-        return OnnxSession(net, views, results, self._packed_for_cpu, soc)
-
-    def _packed_for_cpu(self, number: int) -> Arrays:
-        is_new = self._packed[0] != number
-        arrays = self.packed(number)
-        if is_new:
-            sizes = (array.nbytes for name, array in arrays.items() if name != TAG)
-            self.weight_bytes["cpu"] += sum(sizes)
-        return arrays
 
 
 def _allocated(buffer: Buffer, device: OpenClDevice) -> Memory:

@@ -14,8 +14,10 @@ from codl.ir.executable import Executable, Port, Refusal
 from codl.ir.ops.base import Array
 from codl.ir.results import TimeSpan
 from codl.runtime import threads
-from codl.runtime.actions import Action, Binder
+from codl.runtime.actions import Action, Binder, Launches
+from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.handles import Handles
+from codl.runtime.host_handles import HostHandles
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
 
@@ -54,33 +56,41 @@ class Session:
     kernels that others may stand in for, and `DeviceError` for all else that it cannot.
     """
 
-    def __init__(self, executable: Executable, device: OpenClDevice, *, tries: bool = True) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        device: OpenClDevice,
+        *,
+        tries: bool = True,
+        own_memory: bool = False,
+    ) -> None:
         self.executable, self._device = executable, device
         #: Held by whatever runs something on the device and its CPU.
         self.lock = device.lock
         self._actions: list[Action] | None = None
         with device.lock:
             threads.pin([0], device.soc.cpu.cores)
-            handles = Handles(executable, device)
+            handles = Handles(executable, device, own_memory=own_memory)
             if tries:
                 handles.try_kernels()
             if handles.refusals:
                 raise RefusedError(handles.refused)
-            handles.make_nets()
-            binder = Binder(executable, handles, device)
-            for action in binder.bind(executable.setup):
+            handles.host.make_nets()
+            self._binder = Binder(executable, handles, device)
+            for action in self._binder.bind(executable.setup):
                 action.run()
-            self._actions = binder.bind(executable.commands)
+            handles.host.forget_packed()
+            self._actions = self._binder.bind(executable.commands)
             #: The CPU's nets, in the order of the executable's.
-            self.nets = handles.nets
+            self.nets = handles.host.nets
             device.queue.finish()
-        self.inputs = _arrays(executable.inputs, handles)
-        self.outputs = _arrays(executable.outputs, handles)
+        self.inputs = _arrays(executable.inputs, handles.host)
+        self.outputs = _arrays(executable.outputs, handles.host)
         self.footprint = Footprint(
             executable.bytes("cpu", "shared"),
             executable.bytes("gpu"),
-            handles.weight_bytes["cpu"],
-            handles.weight_bytes["gpu"],
+            handles.host.weight_bytes,
+            handles.weight_bytes,
         )
 
     def run(self) -> None:
@@ -100,6 +110,16 @@ class Session:
             self._device.queue.finish()
             return timeline.spans()
 
+    def stage(self, label: str) -> list[Action]:
+        """What the stages of this label do, to be done apart from the others."""
+        stages = (stage for stage in self.executable.stages if stage.label == label)
+        return self._binder.bind(command for stage in stages for command in stage.commands)
+
+    def kernels(self, label: str) -> list[BoundKernel]:
+        """The kernels of the stages of this label."""
+        actions = self.stage(label)
+        return [k for action in actions if isinstance(action, Launches) for k in action.kernels]
+
     def _open(self) -> list[Action]:
         if self._actions is None:
             model = self.executable.model
@@ -113,5 +133,5 @@ class Session:
             self._actions = None
 
 
-def _arrays(ports: Mapping[str, Port], handles: Handles) -> dict[str, Array]:
+def _arrays(ports: Mapping[str, Port], handles: HostHandles) -> dict[str, Array]:
     return {name: handles.whole(port.tensor).reshape(port.shape) for name, port in ports.items()}

@@ -21,12 +21,14 @@ from codl.errors import DeviceError, UnsupportedError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.ir import Layer, Network, Region
+from codl.ir import Layer
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.kernels.ncnn import CpuVariant
-from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.plan.single_processor import default_plan
+from codl.runtime.host_handles import HostSession
 from codl.strategies.peers.base import Job, Tensors
 
 CONVERTER = "pnnx"
@@ -78,46 +80,29 @@ class _Translated:
 
     def __init__(self, job: Job, soc: Soc) -> None:
         network = convert(simplify(import_onnx(onnx.load(job.model), job.model.stem)))
-        shapes = network.shapes
-        names = [*network.inputs, *network.constants]
-        holders = {holder for holder, _ in network.outputs.values()}
-        self._homes = {
-            name: Home.allocate(shapes[name], Region.whole(shapes[name]))
-            for name in {*names, *holders}
-        }
-        for name, value in network.constants.items():
-            np.copyto(self._homes[name].array, value)
-        made = holders - set(names)
-        self._network = network
-        self._net = CpuNet(
-            [_layer(layer, network, soc) for layer in network.layers],
-            {name: self._homes[name] for name in names},
-            {name: self._homes[name] for name in sorted(made)},
-            soc,
-        )
+        variants = {layer.name: _variant(layer, soc) for layer in network.layers}
+        plan = default_plan(network, soc, "cpu", variants=variants)
+        self._session = HostSession(lower(network, plan, soc, Tuning()), soc)
 
     def feed(self, inputs: Tensors) -> None:
-        for name, value in inputs.items():
-            home = self._homes[name].array
-            np.copyto(home, value.reshape(home.shape))
+        for name, array in self._session.inputs.items():
+            np.copyto(array, inputs[name].reshape(array.shape))
 
     def run(self) -> None:
-        self._net.run()
+        self._session.run()
 
     def outputs(self) -> Tensors:
-        return {n: self._homes[h].array for n, (h, _) in self._network.outputs.items()}
+        return self._session.outputs
 
 
-def _layer(layer: Layer, network: Network, soc: Soc) -> CpuLayer:
+def _variant(layer: Layer, soc: Soc) -> str:
+    """ncnn's default variant of a layer."""
     accepted: list[Any] = registry.variants(layer.op, "cpu", soc)
-    found = [variant for variant in accepted if variant.backend == "ncnn"]
-    if not found:
+    of_ncnn = [variant.name for variant in accepted if variant.backend == "ncnn"]
+    if not of_ncnn:
         raise UnsupportedError(f"codl has no layer of ncnn's for {layer.name!r} ({layer.op.kind}).")
-    variant: CpuVariant = found[0]
-    whole = [Region.whole(network.shapes[name]) for name in layer.inputs]
-    pieces = tuple(zip(layer.inputs, whole, strict=True))
-    region = Region.whole(layer.op.output)
-    return CpuLayer(layer.name, layer.op, variant, pieces, layer.output, region, layer.weights)
+    name: str = of_ncnn[0]
+    return name
 
 
 def _converter() -> Path | None:

@@ -1,0 +1,236 @@
+"""Small executables to be measured or tested: one op's kernels, one net, one exchange.
+
+They are lowered by the same code as whole plans. Their stages have the names below, so that one of
+them can be repeated alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from codl.ir.executable import Executable, GpuOp, Port, Relayout, RunNet, Stage
+from codl.ir.op_text import to_text
+from codl.ir.ops.base import Op, Weights
+from codl.ir.region import Region, Shape
+from codl.ir.soc import Soc
+from codl.ir.tensor import Tensor
+from codl.ir.types import PLANAR, Direction, Storage
+from codl.kernels.base import Choice, KernelPlan, TensorArg
+from codl.kernels.registry import storages
+from codl.lower.arena import GpuArena, HostArena
+from codl.lower.assembly import Assembly
+from codl.lower.cpu import net_of
+from codl.lower.cpu_layers import CpuLayer, Group
+from codl.lower.kernels import KernelLowering, packing, reads_constants
+from codl.lower.program import Transfer as Move
+from codl.lower.transfers import TransferLowering
+
+#: Stages: what the CPU hands over, what is measured, and what it gets back.
+FEED, WORK, FETCH = "feed", "work", "fetch"
+#: Inputs are `x0`, `x1`, ...; this is the output.
+OUTPUT = "y"
+
+
+class Piece:
+    """A small executable in the making: tensors by name, on either side."""
+
+    def __init__(self, name: str, soc: Soc) -> None:
+        self._name, self._soc = name, soc
+        self.assembly = Assembly()
+        self._host_arena = HostArena(self.assembly)
+        self._gpu_arena = GpuArena(self.assembly, soc)
+        self.kernels = KernelLowering(self.assembly, self._gpu_arena, soc)
+        self.host: dict[str, Tensor] = {}
+        self.device: dict[str, Tensor] = {}
+        self.transfers = TransferLowering(self.assembly, self.kernels, self.host, self.device)
+        self._stages: list[Stage] = []
+
+    def on_host(self, name: str, shape: Shape, *, is_shared: bool) -> Tensor:
+        """All of a tensor in host memory, or in memory that the GPU sees as it is."""
+        whole = Region.whole(shape)
+        self.host[name] = self._host_arena.take(name, shape, whole, is_shared=is_shared)
+        return self.host[name]
+
+    def on_device(self, name: str, shape: Shape, storage: Storage) -> Tensor:
+        """All of a tensor in the GPU's memory."""
+        self.device[name] = self._gpu_arena.take(name, shape, Region.whole(shape), storage)
+        return self.device[name]
+
+    def move(self, name: str, direction: Direction) -> None:
+        """Emit a transfer of all of a tensor between its two sides, to its end."""
+        move = Move(name, Region.whole(self.host[name].shape), direction)
+        if direction == "to_gpu":
+            self.transfers.to_gpu(move)
+        else:
+            self.assembly.emit(*self.transfers.begin_to_cpu(move).commands)
+
+    def end_stage(self, label: str) -> None:
+        self._stages.append(Stage(label, self.assembly.take_commands()))
+
+    def executable(self, inputs: Sequence[str], outputs: Sequence[str]) -> Executable:
+        assembly = self.assembly
+        return Executable(
+            model=self._name,
+            network="",
+            soc=self._soc.name,
+            buffers=tuple(assembly.buffers),
+            constants=tuple(assembly.constants),
+            texts=assembly.texts,
+            programs=assembly.programs.values,
+            nets=tuple(assembly.nets),
+            steps=tuple(assembly.steps),
+            setup=tuple(self.transfers.mapped),
+            stages=tuple(self._stages),
+            inputs={name: self._port(name) for name in inputs},
+            outputs={name: self._port(name) for name in outputs},
+            tensors=assembly.tensors.values,
+        )
+
+    def _port(self, name: str) -> Port:
+        tensor = self.host[name]
+        return Port(self.assembly.tensors.number(tensor), tuple(tensor.shape))
+
+
+def input_names(count: int) -> list[str]:
+    return [f"x{index}" for index in range(count)]
+
+
+def kernels_alone(
+    op: Op,
+    plan: KernelPlan,
+    weights: Weights,
+    soc: Soc,
+    *,
+    part: Region | None = None,
+    variant: str = "",
+    choice: Choice | None = None,
+) -> Executable:
+    """A plan's kernels over tensors of their own: they compute `part` of the op's output, or all.
+
+    `plan` is for the op that computes the part, `weights` are that op's; a plan that is `adding`
+    has one more input than the op. What the output holds before is an input too.
+    """
+    part = part or Region.whole(op.output)
+    is_adding = TensorArg("input", len(op.inputs)) in plan.storages
+    shapes = [*op.inputs, *([op.output] if is_adding else [])]
+    needs = [op.needs(part, index) for index in range(len(op.inputs))]
+    regions = [*needs, *([part] if is_adding else [])]
+    names, piece = input_names(len(shapes)), Piece(to_text(op), soc)
+    stored = [plan.storage(TensorArg("input", index)) for index in range(len(shapes))]
+    stored.append(plan.storage(TensorArg("output")))
+    for name, shape, storage in zip((*names, OUTPUT), (*shapes, op.output), stored, strict=True):
+        piece.on_host(name, shape, is_shared=soc.gpu.sees_host_memory)
+        piece.on_device(name, shape, storage)
+        piece.move(name, "to_gpu")
+    piece.end_stage(FEED)
+    arguments = {
+        TensorArg("input", index): (piece.device[name], region)
+        for index, (name, region) in enumerate(zip(names, regions, strict=True))
+    }
+    arguments[TensorArg("output")] = (piece.device[OUTPUT], part)
+    ops = (to_text(op.restrict(part)),)
+    constants = None
+    if reads_constants(plan):
+        how = packing(plan, ops, variant, weights)
+        constants = piece.assembly.add_constants(how, weights, lambda: plan.pack(weights))
+    *reads, writes = (piece.assembly.access(*argument) for argument in arguments.values())
+    step = GpuOp(
+        label=op.kind,
+        layers=(op.kind,),
+        ops=ops,
+        variant=variant,
+        choice=None if choice is None else dict(choice),
+        reads=tuple(reads),
+        writes=writes,
+        constants=constants,
+    )
+    piece.kernels.launch(plan, arguments, step=piece.assembly.step(step), constants=constants)
+    piece.end_stage(WORK)
+    piece.move(OUTPUT, "to_cpu")
+    piece.end_stage(FETCH)
+    return piece.executable([*names, OUTPUT], [OUTPUT])
+
+
+def net_alone(
+    ops: Sequence[Op],
+    variant: Any,
+    weights: Sequence[Weights],
+    soc: Soc,
+    *,
+    part: Region | None = None,
+    is_shared: bool = False,
+) -> Executable:
+    """A net of ops in a row, each of one input but for the first, on the CPU.
+
+    It computes `part` of the last op's output, or all; only of a single op a part. `weights` are
+    those of the whole ops. With `is_shared` the input lies in memory that the GPU sees.
+    """
+    first, last = ops[0], ops[-1]
+    names, piece = input_names(len(first.inputs)), Piece(to_text(first), soc)
+    layers: list[CpuLayer] = []
+    reads: tuple[tuple[str, Region], ...] = ()
+    for index, (op, own) in enumerate(zip(ops, weights, strict=True)):
+        region = part if part is not None else Region.whole(op.output)
+        if index == 0:
+            reads = tuple((name, op.needs(region, i)) for i, name in enumerate(names))
+        output = OUTPUT if index == len(ops) - 1 else f"op{index}"
+        own = op.restrict_weights(own, region)
+        layers.append(
+            CpuLayer(f"op{index}", op.restrict(region), variant, reads, output, region, own)
+        )
+        reads = ((output, region),)
+    for name, shape in zip((*names, OUTPUT), (*first.inputs, last.output), strict=True):
+        piece.on_host(name, shape, is_shared=is_shared and name != OUTPUT)
+    access = piece.assembly.access
+    group = Group(
+        tuple(layers),
+        {name: access(piece.host[name], region) for name, region in layers[0].inputs},
+        {OUTPUT: access(piece.host[OUTPUT], layers[-1].region)},
+    )
+    net = net_of(group, piece.assembly, soc)
+    if is_shared:
+        _written_by_gpu(piece, first.inputs[0], soc)
+    piece.assembly.emit(RunNet(piece.assembly.net(net)))
+    piece.end_stage(WORK)
+    return piece.executable(names, [OUTPUT])
+
+
+def _written_by_gpu(piece: Piece, shape: Shape, soc: Soc) -> None:
+    """A stage in which the GPU writes the first input."""
+    (name, *_) = piece.host
+    piece.on_device(name, shape, storages(soc)[0])
+    piece.move(name, "to_cpu")
+    piece.end_stage(FEED)
+
+
+def relayout(shape: Shape, source: Storage, target: Storage, soc: Soc) -> Executable:
+    """Copying a tensor on the GPU from one storage to another."""
+    piece, whole = Piece(f"relayout {shape}", soc), Region.whole(shape)
+    sides = [piece.on_device(f"x{index}", shape, own) for index, own in enumerate((source, target))]
+    _copy(piece, sides[0], sides[1], whole)
+    piece.end_stage(WORK)
+    return piece.executable([], [])
+
+
+def exchange(direction: Direction, shape: Shape, storage: Storage, soc: Soc) -> Executable:
+    """A tensor on its way from one processor to the other, all of it.
+
+    What the GPU hands over is written by a kernel in the stage before.
+    """
+    piece, whole = Piece(f"{direction} {shape}", soc), Region.whole(shape)
+    piece.on_host(OUTPUT, shape, is_shared=soc.gpu.sees_host_memory)
+    target = piece.on_device(OUTPUT, shape, storage)
+    if direction == "to_cpu":
+        source = piece.on_device("fresh", shape, PLANAR)
+        _copy(piece, source, target, whole)
+        piece.end_stage(FEED)
+    piece.move(OUTPUT, direction)
+    piece.end_stage(WORK)
+    return piece.executable([OUTPUT], [OUTPUT])
+
+
+def _copy(piece: Piece, source: Tensor, target: Tensor, region: Region) -> None:
+    accesses = (piece.assembly.access(tensor, region) for tensor in (source, target))
+    step = piece.assembly.step(Relayout("transform", *accesses))
+    piece.kernels.copy(source, target, region, step=step)

@@ -1,0 +1,119 @@
+"""What an executable's numbers stand for on the CPU side: arrays, packed constants and nets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import DeviceError
+from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, RunNet
+from codl.ir.ops.base import Array
+from codl.ir.soc import Soc
+from codl.lower.ncnn import TAG
+from codl.runtime import threads
+from codl.runtime.cpu_nets import CpuNet, NcnnSession, OnnxSession
+from codl.runtime.memory import aligned_zeros
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+#: A buffer as the CPU sees it, as flat floats, by its number.
+Flat: TypeAlias = Callable[[int], Array]
+
+
+class HostHandles:
+    """Views of tensors, packed constants and the nets of an executable.
+
+    `flat` gives buffers as flat floats. With `own_memory` nets take no memory that others have put
+    back (see `NcnnSession`).
+    """
+
+    def __init__(
+        self, executable: Executable, soc: Soc, flat: Flat, *, own_memory: bool = False
+    ) -> None:
+        self._executable, self._soc, self._flat = executable, soc, flat
+        self._own_memory = own_memory
+        self._packed: tuple[int, Arrays] = (-1, {})
+        self.nets: list[CpuNet] = []
+        #: Bytes of weights that nets were given.
+        self.weight_bytes = 0
+
+    def view(self, access: Access) -> Array:
+        """A region of a planar tensor, shaped (images, channels, rows, columns)."""
+        tensor = self._executable.tensors[access.tensor]
+        held = tensor.held.shape(tensor.shape)
+        whole = self._flat(tensor.buffer)[: held.elements].reshape(held)
+        view: Array = whole[access.region.within(tensor.held).slices]
+        return view
+
+    def whole(self, tensor: int) -> Array:
+        """All of a planar tensor."""
+        return self.view(Access(tensor, self._executable.tensors[tensor].held))
+
+    def packed(self, number: int) -> Arrays:
+        """The packed arrays of constants; those that were asked for last are kept."""
+        if self._packed[0] != number:
+            with threads.one_blas_thread():
+                self._packed = (number, self._executable.constants[number].arrays())
+        return self._packed[1]
+
+    def forget_packed(self) -> None:
+        self._packed = (-1, {})
+
+    def fill(self, command: Fill) -> None:
+        """Copy a constant to where it is read."""
+        constant = command.constant
+        np.copyto(self.view(command.target), self.packed(constant.constants)[constant.name])
+
+    def make_nets(self) -> None:
+        """Make the CPU's nets; raises `DeviceError` where a library does not take one."""
+        self.nets = [self._net(net) for net in self._executable.nets]
+        self.forget_packed()
+
+    def _net(self, net: Net) -> CpuNet:
+        if isinstance(net, NcnnNet):
+            views = [self.view(access) for _, access in net.inputs]
+            results = [self.view(access) for _, access in net.outputs]
+            return NcnnSession(
+                net, views, results, self._counted, self._soc, own_memory=self._own_memory
+            )
+        views = [self.view(binding.access) for binding in net.inputs]
+        results = [self.view(binding.access) for binding in net.outputs]
+        return OnnxSession(net, views, results, self._counted, self._soc)
+
+    def _counted(self, number: int) -> Arrays:
+        is_new = self._packed[0] != number
+        arrays = self.packed(number)
+        if is_new:
+            self.weight_bytes += sum(a.nbytes for name, a in arrays.items() if name != TAG)
+        return arrays
+
+
+class HostSession:
+    """An executable that needs no GPU, such as a net alone; see `codl.runtime.session.Session`.
+
+    Raises `DeviceError` for one with commands of the GPU.
+    """
+
+    def __init__(self, executable: Executable, soc: Soc, *, own_memory: bool = False) -> None:
+        commands = [*executable.setup, *executable.commands]
+        if not all(isinstance(command, Fill | RunNet) for command in commands):
+            raise DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")
+        memory = [aligned_zeros((buffer.bytes // 4,)) for buffer in executable.buffers]
+        handles = HostHandles(executable, soc, memory.__getitem__, own_memory=own_memory)
+        for command in executable.setup:
+            if isinstance(command, Fill):
+                handles.fill(command)
+        handles.make_nets()
+        runs = (command for command in executable.commands if isinstance(command, RunNet))
+        self._order = [command.net for command in runs]
+        self.nets = handles.nets
+        self.inputs, self.outputs = (
+            {name: handles.whole(port.tensor).reshape(port.shape) for name, port in ports.items()}
+            for ports in (executable.inputs, executable.outputs)
+        )
+
+    def run(self) -> None:
+        for net in self._order:
+            self.nets[net].run()
