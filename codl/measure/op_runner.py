@@ -58,7 +58,8 @@ class GpuWork:
         """What the last run computed, shaped (images, channels, rows, columns)."""
         for action in self._session.stage(pieces.FETCH):
             action.run()
-        return self._session.outputs[pieces.OUTPUT].copy()
+        output: Array = self._session.outputs[pieces.OUTPUT].copy()
+        return output
 
 
 class GpuTurns:

@@ -88,14 +88,10 @@ class Bench:
             elif isinstance(task, BatchTask | ColdTask | ContentionTask):
                 return replace(self._surroundings.row(task), run=self._run)
             elif isinstance(task, DispatchTask):
-                work = self._surroundings.dispatch(task)
-                sample, fill = _timed(work), lambda samples: _filled(blank, samples[WHOLE])
+                sample, fill = _timed(self._surroundings.dispatch(task)), _whole(blank)
             else:
                 assert isinstance(task, OpTask)
-                sample, fill = (
-                    _timed(self.work(task)),
-                    lambda samples: _filled(blank, samples[WHOLE]),
-                )
+                sample, fill = _timed(self.work(task)), _whole(blank)
             return Prepared(task, blank, Timed(sample, self.rounds), fill)
         except Exception as error:  # a failed configuration is a result, not the end
             return _failed(blank, error)
@@ -158,9 +154,9 @@ class Bench:
             before = self._inside(lambda: np.copyto(array, fresh))
         else:
             before = self._inside(lambda: self._gpu.run(session.kernels(pieces.FEED)))
-        steps = [(self._part(action), action) for action in session.stage(pieces.WORK)]
-        named = {part: self._step(part, action) for part, action in steps if part}
-        return self._in_steps(named, before), _shared(blank)
+        parts = [(self._part(action), action) for action in session.stage(pieces.WORK)]
+        steps = [(part, self._step(part, action)) for part, action in parts if part]
+        return self._in_steps(steps, before), _shared(blank)
 
     @staticmethod
     def _part(action: Action) -> str:
@@ -218,12 +214,12 @@ class Bench:
         """What makes the caches as they are inside a network; `fresh` writes what is shared."""
         return {AWAY: self._surroundings.evict, FRESH: fresh}
 
-    def _in_steps(self, steps: Mapping[str, Step], before: Mapping[str, Step]) -> _Sample:
+    def _in_steps(self, steps: Sequence[Named], before: Mapping[str, Step]) -> _Sample:
         """Seconds of the steps of an exchange, and of waiting for a queue that is idle."""
 
         def sample(repeats: int) -> Seconds:
             with self._gpu.profiling():
-                return _seconds(repeats, {**steps, SYNC: self._gpu.queue.finish}, before)
+                return _seconds(repeats, [*steps, (SYNC, self._gpu.queue.finish)], before)
 
         return sample
 
@@ -242,6 +238,7 @@ class Bench:
 
 #: Does something; gives seconds where it knows better than a clock around it.
 Step = Callable[[], object]
+Named = tuple[str, Step]
 _Sample = Callable[[int], Seconds]
 _Exchange = tuple[_Sample, Callable[[Samples], Row]]
 
@@ -257,18 +254,23 @@ def _timed(work: Callable[[int], None]) -> _Sample:
     return sample
 
 
-def _seconds(repeats: int, steps: Mapping[str, Step], before: Mapping[str, Step]) -> Seconds:
-    """Seconds of every step of something, and of all of them, each time after others."""
-    seconds = dict.fromkeys(steps, 0.0)
+def _seconds(repeats: int, steps: Sequence[Named], before: Mapping[str, Step]) -> Seconds:
+    """Seconds of steps by name, and of all of them, each time after others."""
+    seconds = dict.fromkeys((name for name, _ in steps), 0.0)
     for _ in range(repeats):
         for step in before.values():
             step()
-        for name, step in steps.items():
+        for name, step in steps:
             start = perf_counter()
             known = step()
             passed = perf_counter() - start
             seconds[name] += (known if isinstance(known, float) else passed) / repeats
     return {WHOLE: sum(seconds.values()), **seconds}
+
+
+def _whole(blank: Row) -> Callable[[Samples], Row]:
+    """A row of something that has no parts."""
+    return lambda samples: _filled(blank, samples[WHOLE])
 
 
 def _shared(blank: SharingRow) -> Callable[[Samples], Row]:
@@ -292,7 +294,7 @@ def _as_copy(step: Step, before: Mapping[str, Step], blank: SharingRow) -> _Exch
         row = _filled(blank, samples[WHOLE])
         return replace(row, copy_ms=row.latency_ms)
 
-    return lambda repeats: _seconds(repeats, {"copy": step}, before), fill
+    return lambda repeats: _seconds(repeats, [("copy", step)], before), fill
 
 
 def blank_row(task: Task, run: str) -> Row:

@@ -194,7 +194,7 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("out of resources")
 
-    monkeypatch.setattr("codl.runtime.opencl.OpenClDevice.bind", fail)
+    monkeypatch.setattr("codl.runtime.program_cache.Programs.build_text", fail)
     dataset = Dataset.of("test", tmp_path)
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
     done = collect(LocalTarget(first_soc), dataset, tasks, rounds=QUICK)
