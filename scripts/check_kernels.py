@@ -27,13 +27,11 @@ from codl.errors import DeviceError
 from codl.ir import Op, parse, split, to_text
 from codl.ir.ops.base import Activation
 from codl.ir.soc import Soc
-from codl.ir.types import ImageSize
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
 from codl.measure.op_runner import GpuWork, operands
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
-from codl.runtime.memory import TensorPool
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.probe import probe
 
@@ -151,13 +149,15 @@ class Oclgrind(OpenClDevice):
     def _start_workers(self) -> set[int]:
         return set()  # to be kept busy until its threads show would take it a minute
 
-    def _scratch(self, size: int | ImageSize, pool: TensorPool | None = None) -> Any:
-        memory, nan = super()._scratch(size, pool), np.full(4, np.nan, np.float32)
-        if isinstance(size, ImageSize):
-            cl_module().enqueue_fill_image(self.queue, memory, nan, (0, 0, 0), (*memory.shape, 1))
-        else:  # bytes that are a NaN as halves too
-            cl_module().enqueue_fill_buffer(self.queue, memory, np.uint8(255), 0, memory.size)
-        return memory
+
+def spoil(gpu: OpenClDevice, memory: Any) -> None:
+    """Fill scratch with what shows in any result that reads it before it is written."""
+    cl = cl_module()
+    if isinstance(memory, cl.Image):
+        nan = np.full(4, np.nan, np.float32)
+        cl.enqueue_fill_image(gpu.queue, memory, nan, (0, 0, 0), (*memory.shape, 1))
+    else:  # bytes that are a NaN as halves too
+        cl.enqueue_fill_buffer(gpu.queue, memory, np.uint8(255), 0, memory.size)
 
 
 def check(soc: Soc, log: Log, only: str, every_choice: bool) -> Iterator[Finding]:
@@ -206,7 +206,11 @@ def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -
         sums = op.with_activation(Activation()).reference(values, weights) + residual
         plan, inputs, expected = plan.adding(), [*inputs, residual], op.activation.reference(sums)
     try:
-        got = GpuWork(gpu, op, plan, weights, inputs).output()
+        work = GpuWork(gpu, op, plan, weights)
+        for memory in work.scratch():
+            spoil(gpu, memory)
+        work.feed(inputs)
+        got = work.output()
     except DeviceError as failure:
         return f"fails: {' '.join(str(failure).split())[:200]}"
     error = float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-3))

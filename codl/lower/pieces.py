@@ -65,6 +65,13 @@ class Piece:
         else:
             self.assembly.emit(*self.transfers.begin_to_cpu(move).commands)
 
+    def copy(self, source: str, target: str, region: Region) -> None:
+        """Emit a copy of a region between two tensors of the GPU's."""
+        sides = self.device[source], self.device[target]
+        accesses = (self.assembly.access(tensor, region) for tensor in sides)
+        step = self.assembly.step(Relayout(f"transform {source}", *accesses))
+        self.kernels.copy(*sides, region, step=step)
+
     def end_stage(self, label: str) -> None:
         self._stages.append(Stage(label, self.assembly.take_commands()))
 
@@ -206,9 +213,10 @@ def _written_by_gpu(piece: Piece, shape: Shape, soc: Soc) -> None:
 
 def relayout(shape: Shape, source: Storage, target: Storage, soc: Soc) -> Executable:
     """Copying a tensor on the GPU from one storage to another."""
-    piece, whole = Piece(f"relayout {shape}", soc), Region.whole(shape)
-    sides = [piece.on_device(f"x{index}", shape, own) for index, own in enumerate((source, target))]
-    _copy(piece, sides[0], sides[1], whole)
+    piece = Piece(f"relayout {shape}", soc)
+    piece.on_device("source", shape, source)
+    piece.on_device("target", shape, target)
+    piece.copy("source", "target", Region.whole(shape))
     piece.end_stage(WORK)
     return piece.executable([], [])
 
@@ -218,19 +226,13 @@ def exchange(direction: Direction, shape: Shape, storage: Storage, soc: Soc) -> 
 
     What the GPU hands over is written by a kernel in the stage before.
     """
-    piece, whole = Piece(f"{direction} {shape}", soc), Region.whole(shape)
+    piece = Piece(f"{direction} {shape}", soc)
     piece.on_host(OUTPUT, shape, is_shared=soc.gpu.sees_host_memory)
-    target = piece.on_device(OUTPUT, shape, storage)
+    piece.on_device(OUTPUT, shape, storage)
     if direction == "to_cpu":
-        source = piece.on_device("fresh", shape, PLANAR)
-        _copy(piece, source, target, whole)
+        piece.on_device("fresh", shape, PLANAR)
+        piece.copy("fresh", OUTPUT, Region.whole(shape))
         piece.end_stage(FEED)
     piece.move(OUTPUT, direction)
     piece.end_stage(WORK)
     return piece.executable([OUTPUT], [OUTPUT])
-
-
-def _copy(piece: Piece, source: Tensor, target: Tensor, region: Region) -> None:
-    accesses = (piece.assembly.access(tensor, region) for tensor in (source, target))
-    step = piece.assembly.step(Relayout("transform", *accesses))
-    piece.kernels.copy(source, target, region, step=step)

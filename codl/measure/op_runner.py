@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 SEED = 3
 #: So many random numbers are made, and repeated: a prime, so that no size of a tensor divides it.
@@ -41,11 +44,22 @@ class GpuWork:
     ) -> None:
         self._gpu = gpu
         self._session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
-        if inputs is not None:
-            for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
-                np.copyto(self._session.inputs[name], value)
-            self._session.run()
         self._kernels = self._session.kernels(pieces.WORK)
+        if inputs is not None:
+            self.feed(inputs)
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        """Run once on these inputs, which later runs read too."""
+        for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
+            np.copyto(self._session.inputs[name], value)
+        self._session.run()
+
+    def scratch(self) -> list[cl.MemoryObject]:
+        """The memory that only the kernels use among themselves."""
+        executable = self._session.executable
+        held = {tensor.buffer for tensor in executable.tensors}
+        numbers = set(range(len(executable.buffers))) - held
+        return [self._session.device_memory(number) for number in sorted(numbers)]
 
     def __call__(self, repeats: int) -> None:
         self._gpu.run(self._kernels * repeats)

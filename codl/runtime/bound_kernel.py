@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from codl.errors import DeviceError
-from codl.kernels.base import ApartArg, Arg, ConstantArg, Launch, ScratchArg, TensorArg
 from codl.runtime import cl_enqueue as launch
 from codl.runtime.cl_import import cl_module
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-    from codl.ir import Region
-    from codl.runtime.memory import GpuTensor
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What the arguments of a plan's launches stand for: tensors and their regions, and memory."""
-
-    tensors: Mapping[TensorArg, tuple[GpuTensor, Region]]
-    constants: Mapping[str, cl.MemoryObject]
-    scratch: Mapping[str, cl.MemoryObject]
-
-    @property
-    def images(self) -> int:
-        """Of the regions; those of one image are read again for every image of the others."""
-        return max((region.images.size for _, region in self.tensors.values()), default=1)
-
-    def values(self, shape: Launch, image: int) -> list[Any]:
-        """The values that a kernel gets which computes from this image on."""
-        return [value for arg in shape.args for value in self._values(arg, image + shape.image)]
-
-    def _values(self, arg: Arg, image: int) -> Sequence[Any]:
-        if isinstance(arg, TensorArg):
-            tensor, region = self.tensors[arg]
-            return tensor.view(region, image if region.images.size > 1 else 0)
-        if isinstance(arg, ConstantArg):
-            return [self.constants[arg.name]]
-        if isinstance(arg, ScratchArg):
-            return [self.scratch[arg.name]]
-        if isinstance(arg, ApartArg):
-            tensor, region = self.tensors[arg.tensor]
-            return [np.int32(tensor.image_stride if region.images.size > 1 else 0)]
-        return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
 
 class BoundKernel:
@@ -72,13 +34,6 @@ class BoundKernel:
         self.arguments = launch.arguments(kernel, self._global, self._local)
         # Kernels do not keep their buffers alive.
         self._buffers = values
-
-    @property
-    def constants(self) -> list[cl.MemoryObject]:
-        """The memory that is only read: weights."""
-        cl = cl_module()
-        objects = [value for value in self._buffers if isinstance(value, cl.MemoryObject)]
-        return [value for value in objects if value.flags & cl.mem_flags.READ_ONLY]
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)

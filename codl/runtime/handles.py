@@ -23,6 +23,7 @@ from codl.ir.executable import (
 )
 from codl.ir.ops.base import Array
 from codl.ir.types import ImageSize
+from codl.kernels.image import fits
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
@@ -105,6 +106,10 @@ class Handles:
         array = memory.staging.array if memory.staging is not None else memory.array
         assert array is not None, "the CPU sees no memory of the GPU"
         return array
+
+    def argument(self, buffer: int) -> Any:
+        """A buffer as kernels take it."""
+        return self._memory[buffer].argument
 
     def staging(self, buffer: int) -> Staging:
         memory = self._memory[buffer].staging
@@ -224,9 +229,13 @@ def _allocated(buffer: Buffer, device: OpenClDevice) -> Memory:
             staging = Staging(device, buffer.bytes)
             return Memory(staging.buffer, staging=staging)
         if buffer.image is not None:
-            image = make_image(device, buffer.image)
-            texels, zero = (buffer.image.width, buffer.image.height, 1), np.zeros(4, np.float32)
-            cl.enqueue_fill_image(device.queue, image, zero, (0, 0, 0), texels)
+            sizes = buffer.image.width, buffer.image.height
+            if not fits(device.soc, *sizes):
+                limits = device.soc.gpu
+                most = f"{limits.max_image_width}x{limits.max_image_height}"
+                raise DeviceError(f"{buffer.image} is wanted, {limits.name} has at most {most}.")
+            image, zero = make_image(device, buffer.image), np.zeros(4, np.float32)
+            cl.enqueue_fill_image(device.queue, image, zero, (0, 0, 0), (*sizes, 1))
             return Memory(image)
         size = checked_size(device, buffer.bytes)
         memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size)

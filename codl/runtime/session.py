@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from codl.errors import DeviceError
 from codl.ir.executable import Executable, Port, Refusal
@@ -20,6 +21,9 @@ from codl.runtime.handles import Handles
 from codl.runtime.host_handles import HostHandles
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Session:
         self._actions: list[Action] | None = None
         with device.lock:
             threads.pin([0], device.soc.cpu.cores)
-            handles = Handles(executable, device, own_memory=own_memory)
+            self._handles = handles = Handles(executable, device, own_memory=own_memory)
             if tries:
                 handles.try_kernels()
             if handles.refusals:
@@ -109,6 +113,10 @@ class Session:
                 action.profile(timeline)
             self._device.queue.finish()
             return timeline.spans()
+
+    def device_memory(self, buffer: int) -> cl.MemoryObject:
+        """A buffer in the device's memory."""
+        return self._handles.argument(buffer)
 
     def stage(self, label: str) -> list[Action]:
         """What the stages of this label do, to be done apart from the others."""

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 
 from codl.frontend.convert import load_network
-from codl.ir import Network, Region, to_text
+from codl.ir import Network, to_text
+from codl.ir.executable import Launch
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.plan import Chain, Plan
 from codl.ir.results import Latency
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
+from codl.measure.op_runner import GpuWork
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
 from codl.runtime.engine import Engine
@@ -146,7 +147,7 @@ def measure_network(model: str, soc: Soc, *, against: bool) -> NetworkRow:
     for _ in range(TURNS):
         for name, run in runners.items():
             samples[name] += [timed(run) for _ in range(WARM_UP + RUNS)][WARM_UP:]
-    launches = sum(len(stage.kernels) for stage in engine._stages)
+    launches = sum(isinstance(command, Launch) for command in engine.executable.commands)
     engine.close()
     return NetworkRow(model, launches, {name: Latency.of(s) for name, s in samples.items()})
 
@@ -177,15 +178,9 @@ def measure_conv(op: Conv2d, gpu: OpenClDevice, peak: float) -> ConvRow:
     variant: Any = registry.variants(op, "gpu", gpu.soc)[0]
     random = np.random.default_rng(0)
     weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
-    whole, out = Region.whole(op.input), Region.whole(op.output)
-    source = gpu.tensor(op.input, whole)
-    gpu.upload(source, random.standard_normal(op.input, np.float32))
-    places = {
-        TensorArg("input"): (source, whole),
-        TensorArg("output"): (gpu.tensor(op.output, out), out),
-    }
-    kernels = gpu.bind(variant.plan(op, gpu.soc), places, weights=weights)
-    took = seconds(gpu, kernels)
+    inputs = [random.standard_normal(op.input, np.float32)]
+    work = GpuWork(gpu, op, variant.plan(op, gpu.soc), weights, inputs)
+    took = seconds(gpu, list(work.kernels))
     executed = 2 * macs(variant.features(op, gpu.soc))
     return ConvRow(
         to_text(op), variant.name, 1e6 * took, op.flops / took / peak, executed / took / peak

@@ -16,14 +16,17 @@ from typing import Any
 
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
-from codl.ir import Op, Region, Shape, parse, to_text
+from codl.ir import Op, Shape, parse, to_text
+from codl.ir.executable import Executable
 from codl.ir.types import BLOCKED, PLANAR, Storage
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
 from codl.kernels.tiling import ceil_div
+from codl.lower import pieces
+from codl.measure.op_runner import filler
 from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.session import Session
 
 #: Every variant of these ops is a case.
 OPS = (
@@ -127,21 +130,19 @@ def cases(gpu: OpenClDevice, only: str) -> Iterator[Case]:
 
 
 def op_case(name: str, op: Op, variant: Any, gpu: OpenClDevice) -> Case:
-    plan, tensors = variant.plan(op, gpu.soc), {}
-    inputs = [TensorArg("input", i) for i in range(len(op.inputs))]
-    for argument, shape in zip(
-        [*inputs, TensorArg("output")], [*op.inputs, op.output], strict=True
-    ):
-        tensors[argument] = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
-    arguments = {argument: (tensor, tensor.region) for argument, tensor in tensors.items()}
-    return Case(name, gpu.bind(plan, arguments), sum(t.bytes for t in tensors.values()))
+    plan = variant.plan(op, gpu.soc)
+    return case(name, pieces.kernels_alone(op, plan, filler(op), gpu.soc), gpu)
 
 
 def transform_case(
     name: str, shape: Shape, source: Storage, target: Storage, gpu: OpenClDevice
 ) -> Case:
-    both = [gpu.tensor(shape, Region.whole(shape), storage) for storage in (source, target)]
-    return Case(name, gpu.transform(*both, Region.whole(shape)), sum(t.bytes for t in both))
+    return case(name, pieces.relayout(shape, source, target, gpu.soc), gpu)
+
+
+def case(name: str, executable: Executable, gpu: OpenClDevice) -> Case:
+    kernels = Session(executable, gpu).kernels(pieces.WORK)
+    return Case(name, kernels, executable.bytes("gpu"))
 
 
 def copy_kernel(size: int, gpu: OpenClDevice) -> BoundKernel:

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
-from codl.ir import Op, Region, Shape, Weights, parse, to_text
+from codl.ir import Op, Weights, parse, to_text
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
+from codl.lower import pieces
 from codl.measure.op_runner import repeated
 from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.memory import GpuTensor
-from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
+from codl.runtime.cpu_nets import NcnnSession
+from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.session import Session
 
 OPS = Path(__file__).with_name("convolutions.txt")
 
@@ -101,9 +101,9 @@ def measure(op: Op, gpu: OpenClDevice, only: str, all_choices: bool, seconds: fl
 def ncnn(op: Op, weights: Weights, soc: Soc) -> Iterator[Contender]:
     """Every variant of the CPU side, on packed and on planar memory."""
     for variant in registry.variants(op, "cpu", soc):
-        packed, planar = net(op, variant, weights, soc), net(op, variant, weights, soc)
+        packed, planar = (net(op, variant, weights, soc) for _ in range(2))
         packed.pack_inputs()
-        inside, alone = repeated(packed.compute), repeated(partial(planar.compute, planar=True))
+        inside, alone = repeated(packed.compute), repeated(planar.run)
         yield Contender("ncnn", variant.name, inside, soc.cpu.cores, thread_time)
         yield Contender("planar ncnn", variant.name, alone, soc.cpu.cores, thread_time)
 
@@ -112,12 +112,6 @@ def opencl(
     op: Op, weights: Weights, gpu: OpenClDevice, only: str, all_choices: bool
 ) -> Iterator[Contender]:
     """Every variant of the GPU side that is meant for it, on blocked and on planar memory."""
-    source, target = (gpu.tensor(shape, Region.whole(shape)) for shape in (op.input, op.output))
-    tensors = {TensorArg("input"): source, TensorArg("output"): target}
-    arguments = {argument: (tensor, tensor.region) for argument, tensor in tensors.items()}
-    before = gpu.transform(planar(gpu, op.input), source, source.region)
-    after = gpu.transform(target, planar(gpu, op.output), target.region)
-    gpu.run(before)
     cores = waiting_cores(gpu.soc)
     for variant in registry.variants(op, "gpu", gpu.soc):
         if only not in variant.name:
@@ -125,32 +119,29 @@ def opencl(
         choices = variant.choices(op, gpu.soc)  # type: ignore[attr-defined]
         for choice in choices if all_choices else choices[:1]:
             plan = variant.plan(op, gpu.soc, choice)  # type: ignore[attr-defined]
-            kernels = gpu.bind(plan, arguments, weights=weights)
+            session = Session(pieces.kernels_alone(op, plan, weights, gpu.soc), gpu)
+            kernels = {
+                stage.label: session.kernels(stage.label) for stage in session.executable.stages
+            }
             name = " ".join([variant.name, *(f"{k}={v}" for k, v in choice.items())])
-            inside, alone = enqueued(gpu, kernels), enqueued(gpu, [*before, *kernels, *after])
+            inside = enqueued(gpu, kernels[pieces.WORK])
+            alone = enqueued(gpu, [kernel for own in kernels.values() for kernel in own])
             yield Contender("opencl", name, inside, cores, partial(busy_s, gpu))
             yield Contender("planar opencl", name, alone, cores, partial(busy_s, gpu))
 
 
-def net(op: Op, variant: Any, weights: Weights, soc: Soc) -> CpuNet:
+def net(op: Op, variant: Any, weights: Weights, soc: Soc) -> NcnnSession:
     """A net of one op over arrays of its own."""
-    source = Home.allocate(op.input, Region.whole(op.input))
-    source.array[:] = np.random.default_rng(0).standard_normal(op.input, np.float32)
-    whole = Region.whole(op.output)
-    layer = CpuLayer("op", op, variant, (("input", source.held),), "output", whole, weights)
-    return CpuNet([layer], {"input": source}, {"output": Home.allocate(op.output, whole)}, soc)
+    session = HostSession(pieces.net_alone([op], variant, [weights], soc), soc)
+    session.inputs["x0"][...] = np.random.default_rng(0).standard_normal(op.input, np.float32)
+    (made,) = session.nets
+    assert isinstance(made, NcnnSession)
+    return made
 
 
 def random_weights(op: Op) -> Weights:
     random = np.random.default_rng(1)
     return {name: random.standard_normal(s, np.float32) for name, s in op.weight_shapes.items()}
-
-
-def planar(gpu: OpenClDevice, shape: Shape) -> GpuTensor:
-    """A planar tensor of random numbers."""
-    tensor = gpu.tensor(shape, Region.whole(shape), PLANAR)
-    gpu.upload(tensor, np.random.default_rng(0).standard_normal(shape, np.float32))
-    return tensor
 
 
 def enqueued(gpu: OpenClDevice, kernels: Sequence[BoundKernel]) -> Callable[[int], None]:

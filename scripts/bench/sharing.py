@@ -16,20 +16,21 @@ from typing import TypeAlias
 import numpy as np
 
 import codl
-from codl.ir import Region, Shape
+from codl.ir import Shape
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
+from codl.lower import pieces
 from codl.lower.program import build_program
 from codl.measure import timing as rounds
 from codl.measure.dataset import SharingRow
 from codl.measure.inputs import random_inputs
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask
-from codl.runtime.memory import seen_array
 from codl.runtime.opencl import OpenClDevice, open_device
 from codl.runtime.profiler import Timeline
+from codl.runtime.session import Session
 
 MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
 #: Of the profiles: other programs only ever add time.
@@ -49,7 +50,7 @@ def main() -> None:
     found = [e for name in names for e in inside_ms(name, options.soc, options.strategy)]
     exchanges = list(dict.fromkeys(exchange for exchange, _ in found))
     measured, gpu = collected_ms(exchanges, soc), open_device(soc)
-    again = {e: repeated_ms(*e, gpu) for e in exchanges} if gpu.sees_host_memory else {}
+    again = {e: repeated_ms(*e, gpu) for e in exchanges} if soc.gpu.sees_host_memory else {}
     for way in ("to_gpu", "to_cpu"):
         own = [(exchange, ms) for exchange, ms in found if exchange[0] == way]
         inside = np.array([ms for _, ms in own])
@@ -101,16 +102,14 @@ def collected_ms(exchanges: list[Exchange], soc: Soc) -> dict[Exchange, float]:
 
 def repeated_ms(way: Direction, shape: Shape, gpu: OpenClDevice) -> float:
     """The transform of an exchange repeated at once, by the device's clock."""
-    whole = Region.whole(shape)
-    tensor = gpu.tensor(shape, whole, registry.storages(gpu.soc)[0])
-    _, seen = seen_array(gpu, shape, whole)
-    kernels = gpu.transform(*((seen, tensor) if way == "to_gpu" else (tensor, seen)), whole)
+    storage = registry.storages(gpu.soc)[0]
+    session = Session(pieces.exchange(way, shape, storage, gpu.soc), gpu)
     found = []
     with gpu.profiling():
         for _ in range(REPEATS):
             timeline = Timeline()
-            for kernel in kernels:
-                timeline.gpu("transform", kernel.name, kernel.enqueue(gpu.queue))
+            for action in session.stage(pieces.WORK):
+                action.profile(timeline)
             gpu.queue.finish()
             found.append(1e3 * timeline.gpu_s())
     return float(np.quantile(found, QUANTILE))

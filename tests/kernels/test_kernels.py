@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.kernel_runs import Case, cut, download, variants_for_gpus
+from support.kernel_runs import Case, cut, run_copy, variants_for_gpus
 from support.random_ops import batched, ops
 
 from codl.ir import Op, Region, Shape, Span, parse, split
 from codl.ir.soc import Soc
-from codl.ir.types import Storage
+from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
-from codl.runtime.memory import SharedBuffer
 from codl.runtime.opencl import OpenClDevice
 
 FEW = settings(
@@ -156,15 +155,11 @@ def test_transform_moves_a_region_and_nothing_else(
     before = -1.0 - np.arange(shape.elements, dtype=np.float32).reshape(shape) % 1000
     expected = before.copy()
     cut(expected, region)[:] = values % 2000
+    moved = before.copy()
+    cut(moved, region)[:] = values % 2000
     for storage in STORAGES:
-        tensor = gpu.tensor(shape, Region.whole(shape), storage)
-        gpu.upload(tensor, before)
-        shared = SharedBuffer(gpu, shape, region)
-        gpu.wait(shared.map(write=True))
-        shared.array[:] = values % 2000
-        shared.unmap()
-        gpu.run(gpu.transform(shared.tensor, tensor, region))
-        np.testing.assert_array_equal(download(gpu, tensor), expected, str(storage))
+        got = run_copy(gpu, region, (PLANAR, moved), (storage, before))
+        np.testing.assert_array_equal(got, expected, str(storage))
 
 
 @given(channels=st.integers(1, 40), data=st.data())
@@ -175,15 +170,11 @@ def test_transform_between_any_two_storages(
     shape = Shape(2, channels, 5, 3)
     region = Region(*(data.draw(spans(size)) for size in shape[:3]))
     first, second = (data.draw(st.sampled_from(STORAGES)) for _ in range(2))
-    source = gpu.tensor(shape, Region.whole(shape), first)
-    target = gpu.tensor(shape, Region.whole(shape), second)
     values = np.arange(shape.elements, dtype=np.float32).reshape(shape)
-    gpu.upload(source, values)
-    gpu.upload(target, -values)
-    gpu.run(gpu.transform(source, target, region))
+    got = run_copy(gpu, region, (first, values), (second, -values))
     expected = -values
     cut(expected, region)[:] = cut(values, region)
-    np.testing.assert_array_equal(download(gpu, target), expected, f"{first} to {second}")
+    np.testing.assert_array_equal(got, expected, f"{first} to {second}")
 
 
 def spans(size: int) -> st.SearchStrategy[Span]:

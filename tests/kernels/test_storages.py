@@ -22,14 +22,17 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Storage
 from codl.kernels import registry
+from codl.lower import pieces
+from codl.lower.arena import GpuArena
+from codl.lower.assembly import Assembly
 from codl.measure.dataset import Dataset, SharingRow
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
 from codl.runtime import detect
 from codl.runtime.engine import Engine
-from codl.runtime.memory import GpuTensor
 from codl.runtime.opencl import OpenClDevice, open_device
 from codl.runtime.probe import ProbedDevice
+from codl.runtime.session import Session
 from codl.strategies.evaluation import max_rel_err
 
 HALVES = (BLOCKED_HALF, IMAGE_HALF)
@@ -140,12 +143,12 @@ def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
     convolution = parse("conv2d in=1x8x2x2 oc=64 kernel=3 pad=1")
     winograd = registry.find(convolution, "gpu_winograd_image")
     assert "for the sums" in (winograd.refusal(convolution, small) or "")
-    shape = Shape(1, 8, 80, 80)
-    gpu = open_device(first_soc)
-    assert GpuTensor.fits(gpu, shape, Region.whole(shape), IMAGE)
-    wide = Shape(1, 4, 1, first_soc.gpu.max_image_width + 1)
-    with pytest.raises(DeviceError, match="cannot be an image: images must be at most"):
-        gpu.tensor(wide, Region.whole(wide), IMAGE)
+    shape, most = Shape(1, 8, 80, 80), first_soc.gpu.max_image_width
+    assert GpuArena(Assembly(), first_soc).fits(shape, Region.whole(shape), IMAGE)
+    assert not GpuArena(Assembly(), small).fits(shape, Region.whole(shape), IMAGE)
+    copy = pieces.relayout(Shape(1, 4, 1, most + 1), PLANAR, IMAGE, first_soc)
+    with pytest.raises(DeviceError, match=f"{most + 1}x1 float32 texels is wanted, .* {most}x"):
+        Session(copy, open_device(first_soc))
 
 
 def test_detection_takes_memory_and_element_by_name(devices: tuple[ProbedDevice, ...]) -> None:

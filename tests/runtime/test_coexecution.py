@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -19,14 +18,16 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Network, Region, Shape, parse
+from codl.ir import Array, Network, parse
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.lower import pieces
 from codl.lower.program import build_program
 from codl.measure.op_runner import operands
 from codl.runtime.engine import Engine
-from codl.runtime.ncnn_net import ALIGNMENT, CpuLayer, CpuNet, Home
+from codl.runtime.host_handles import HostSession
+from codl.runtime.memory import ALIGNMENT, aligned_zeros
 from codl.runtime.profiler import sharing_ms
 from codl.strategies.evaluation import cosine, max_rel_err
 
@@ -171,27 +172,24 @@ def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) 
 
 def test_arrays_of_the_cpu_begin_where_copies_are_fast() -> None:
     for columns in range(1, 9):
-        home = Home.allocate(Shape(1, 3, 5, columns), Region.whole(Shape(1, 3, 5, columns)))
-        assert home.array.ctypes.data % ALIGNMENT == 0
-        assert home.array.shape == (1, 3, 5, columns)
-        assert not home.array.any()
+        array = aligned_zeros((1, 3, 5, columns))
+        assert array.ctypes.data % ALIGNMENT == 0
+        assert array.shape == (1, 3, 5, columns)
+        assert not array.any()
 
 
 def test_nets_with_memory_of_their_own_compute_the_same(first_soc: Soc) -> None:
     op = parse("conv2d in=1x32x9x11 oc=24 kernel=3x3 pad=1 act=relu")
     (x,), weights = operands(op)
-    found = []
+    variant = registry.variants(op, "cpu", first_soc)[0]
+    results = []
     for own_memory in (False, True, True):
-        source = Home.allocate(op.input, Region.whole(op.input))
-        target = Home.allocate(op.output, Region.whole(op.output))
-        source.array[...] = x
-        variant: Any = registry.variants(op, "cpu", first_soc)[0]
-        reads = (("x", source.held),)
-        layer = CpuLayer("conv", op, variant, reads, "y", target.held, weights)
-        net = CpuNet([layer], {"x": source}, {"y": target}, first_soc, own_memory=own_memory)
+        executable = pieces.net_alone([op], variant, [weights], first_soc)
+        session = HostSession(executable, first_soc, own_memory=own_memory)
+        session.inputs["x0"][...] = x
         for _ in range(3):
-            net.run()
-        del net  # gives back its memory, of which the arrays are no part
-        found.append(target.array)
-    assert np.abs(found[0]).max() > 0
-    assert all(np.array_equal(found[0], other) for other in found[1:])
+            session.run()
+        results.append(session.outputs["y"])
+        del session  # gives back its memory, of which the arrays are no part
+    assert np.abs(results[0]).max() > 0
+    assert all(np.array_equal(results[0], other) for other in results[1:])

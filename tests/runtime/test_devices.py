@@ -167,7 +167,7 @@ def test_the_largest_cache_is_found(tmp_path: Path) -> None:
 def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> None:
     plan = KernelPlan("layout/transform.cl", (Launch("to_planar", (1,), ()),), {"V": 5})
     with pytest.raises(DeviceError) as error:
-        gpu.bind(plan, {})
+        gpu.programs.build(plan)
     assert "layout/transform.cl does not build" in str(error.value)
     assert "-DV=5" in str(error.value)
 

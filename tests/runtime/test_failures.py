@@ -22,17 +22,22 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Network, Region, Shape, parse
+from codl.ir import Array, Network, Shape, parse
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.kernels.base import KernelPlan, ScratchArg, TensorArg
+from codl.ir.types import BLOCKED, PLANAR
+from codl.kernels import registry
+from codl.kernels.base import KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
+from codl.lower import pieces
 from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.engine import Engine
+from codl.runtime.handles import Handles
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.program_cache import Programs
+from codl.runtime.session import RefusedError, Session
 
 #: So many bytes are more than any device here gives to one buffer.
 HUGE = 1 << 46
@@ -232,12 +237,19 @@ def test_a_damaged_memory_of_a_failure_is_not_believed(gpu: OpenClDevice, folder
 
 def test_a_tensor_that_is_too_large_is_explained(gpu: OpenClDevice) -> None:
     side = int((gpu.device.max_mem_alloc_size / 64) ** 0.5) + 64
-    shape = Shape(1, 16, side, side)
+    copy = pieces.relayout(Shape(1, 16, side, side), BLOCKED, PLANAR, gpu.soc)
     with pytest.raises(DeviceError, match=r"A buffer of \d+ bytes is wanted, .* allows \d+"):
-        gpu.tensor(shape, Region.whole(shape))
-    weights = np.broadcast_to(np.float32(0), HUGE)
-    with pytest.raises(DeviceError, match=f"A buffer of {4 * HUGE} bytes is wanted"):
-        gpu._constant(weights, image=False)
+        Session(copy, gpu)
+
+
+def test_weights_that_are_too_large_are_a_refusal(gpu: OpenClDevice) -> None:
+    op = parse("fc in=1x4x1x1 oc=3")
+    plan = registry.find(op, "gpu_direct").plan(op, gpu.soc)  # type: ignore[attr-defined]
+    huge = np.broadcast_to(np.float32(0), HUGE)
+    spoilt = replace(plan, pack=lambda weights: {"weight": huge, "bias": weights["bias"]})
+    weights = {name: np.zeros(shape, np.float32) for name, shape in op.weight_shapes.items()}
+    with pytest.raises(RefusedError, match=f"A buffer of {4 * HUGE} bytes is wanted"):
+        Session(pieces.kernels_alone(op, spoilt, weights, gpu.soc), gpu)
 
 
 def test_codes_are_explained(gpu: OpenClDevice) -> None:
@@ -259,21 +271,15 @@ def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> 
     body = f"local float a[{size}]; a[s0] = *x; barrier(CLK_LOCAL_MEM_FENCE); *y = a[s1];"
     spoil = source(folder, KERNEL.format("", PARAMETERS, body))
     plan = spoil(GpuDirect().plan(OP, gpu.soc), gpu.soc)  # type: ignore[arg-type]
-    inputs = gpu.tensor(OP.inputs[0], Region.whole(OP.inputs[0]))
-    outputs = gpu.tensor(OP.output, Region.whole(OP.output))
-    sides = {
-        TensorArg("input"): (inputs, inputs.region),
-        TensorArg("output"): (outputs, outputs.region),
-    }
     weights = {name: np.zeros(shape, np.float32) for name, shape in OP.weight_shapes.items()}
-    refused, kernels = "", []
-    try:
-        kernels = gpu.bind(plan, sides, weights=weights)
-        gpu.warm_up(kernels)
-    except DeviceError as error:
-        refused = str(error)
-    if kernels and gpu.soc.gpu.is_cpu and not refused:
-        said = cl_module().kernel_work_group_info.LOCAL_MEM_SIZE
-        assert kernels[0].kernel.get_work_group_info(said, gpu.device) <= gpu.device.local_mem_size
+    executable = pieces.kernels_alone(OP, plan, weights, gpu.soc)
+    handles = Handles(executable, gpu)
+    handles.try_kernels()
+    if handles.refused:
+        assert re.search("local memory|does not build|RESOURCES", handles.refused[0].reason)
     else:
-        assert re.search("local memory|does not build|RESOURCES", refused)
+        (launch,) = executable.stages[1].commands
+        kernel = handles.kernel(launch).kernel  # type: ignore[arg-type]
+        assert gpu.soc.gpu.is_cpu
+        said = cl_module().kernel_work_group_info.LOCAL_MEM_SIZE
+        assert kernel.get_work_group_info(said, gpu.device) <= gpu.device.local_mem_size

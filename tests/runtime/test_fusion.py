@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from support.failing_kernels import Failing, source
-from support.kernel_runs import assert_close, cut, download, operands
+from support.kernel_runs import assert_close, cut, operands, run_gpu
 from support.plans import defaults, gpu_variant, make_plan
 from support.simulated import SOC
 from support.variants import with_variants
@@ -27,11 +27,9 @@ from codl.ir.ops.base import Activation
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, IMAGE, IMAGE_HALF, Storage
 from codl.kernels import registry
-from codl.kernels.base import TensorArg
 from codl.lower.fusion import works
 from codl.lower.partition import cut as chain_cut
 from codl.runtime.engine import Engine
-from codl.runtime.memory import GpuTensor
 from codl.runtime.opencl import OpenClDevice
 from codl.strategies.evaluation import max_rel_err
 
@@ -42,27 +40,6 @@ OPS = (
     ("conv2d in=2x19x8x9 oc=19 kernel=3x3 pad=1 groups=19", "N"),
     ("conv2d in=2x6x9x7 oc=10 kernel=3x3 stride=2 pad=1 groups=2", "H"),
 )
-
-
-def run(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-        gpu: OpenClDevice, choice: Any = None) -> Array:  # fmt: skip
-    """A region of a convolution's output, its last input added to it; 7 around it."""
-    plan = variant.plan(op.restrict(part), gpu.soc, choice).adding()
-    canary = np.full(op.output, 7.0, np.float32)
-    values = zip(
-        (TensorArg("input"), TensorArg("input", 1), TensorArg("output")),
-        (*inputs, canary),
-        (op.needs(part), part, part),
-        strict=True,
-    )
-    arguments: dict[TensorArg, tuple[GpuTensor, Region]] = {}
-    for argument, value, region in values:
-        shape = op.input if argument == TensorArg("input") else op.output
-        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
-        gpu.upload(tensor, value)
-        arguments[argument] = (tensor, region)
-    gpu.run(gpu.bind(plan, arguments, weights=op.restrict_weights(weights, part)))
-    return download(gpu, arguments[TensorArg("output")][0])
 
 
 def case(text: str) -> tuple[Op, list[Array], dict[str, Array], NDArray[np.float64]]:
@@ -80,7 +57,7 @@ def test_every_variant_adds_a_residual_to_a_part_and_to_nothing_else(
     op, inputs, weights, expected = case(text)
     _, part = split(op, dim, 0.5, align=gpu.soc.gpu.vector_width)
     for variant in registry.variants(op.restrict(part), "gpu", gpu.soc, include_unfit=True):
-        around = run(variant, op, part, inputs, weights, gpu)
+        _, around = run_gpu(variant, op, part, inputs, weights, gpu, adding=True)
         assert_close(variant, op, cut(around, part), cut(expected, part))
         for rest in Region.whole(op.output).minus(part):
             assert (cut(around, rest) == 7).all(), f"{variant.name} wrote outside {part}"
@@ -96,7 +73,8 @@ def test_variants_for_real_gpus_add_in_each_of_their_forms(
         choices = variant.choices(op, first_gpu.soc)
         forms = {(c.get("splits", 1) > 1, c.get("teams", 1) > 1): c for c in choices}
         for choice in forms.values():
-            got = run(variant, op, Region.whole(op.output), inputs, weights, first_gpu, choice)
+            whole = Region.whole(op.output)
+            got, _ = run_gpu(variant, op, whole, inputs, weights, first_gpu, choice, adding=True)
             assert_close(variant, op, got, expected)
 
 

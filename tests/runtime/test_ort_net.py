@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.kernel_runs import operands, reference
+from support.kernel_runs import CANARY, around_on_cpu, cut, operands, reference
 from support.random_ops import movements, norms, ops, products, reductions, softmaxes
 
 from codl.ir import Array, Op, Region, Span, parse, split, to_text
+from codl.ir.executable import NcnnNet, OnnxNet, RunNet
+from codl.ir.network import Layer, Network
 from codl.ir.ops.eltwise import UNARY
 from codl.ir.soc import Soc
 from codl.kernels import registry
+from codl.kernels.tuning import Tuning
+from codl.lower import lower, pieces
+from codl.lower.cpu import net_of
+from codl.lower.cpu_layers import CpuLayer, Group
 from codl.measure.op_runner import cpu_work
-from codl.runtime.cpu_session import CpuShard, grouped
-from codl.runtime.ncnn_net import CpuLayer, Home
-from codl.runtime.ort_net import OrtNet
+from codl.plan.single_processor import default_plan
+from codl.runtime.host_handles import HostSession
 
 SOME = settings(max_examples=60, deadline=None, derandomize=True)
 WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes())
@@ -28,23 +32,11 @@ WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes
 
 def run(op: Op, part: Region, inputs: list[Array], weights: Any, soc: Soc) -> Array:
     """A region of an op's output, computed among arrays of the whole tensors."""
-    names = [f"x{i}" for i in range(len(inputs))]
-    homes = {
-        name: Home(x, Region.whole(shape), op.needs(part, i))
-        for i, (name, x, shape) in enumerate(zip(names, inputs, op.inputs, strict=True))
-    }
-    variant: Any = registry.find(op, "cpu_ort")
-    reads = tuple((name, home.used) for name, home in homes.items())
-    own = op.restrict_weights(weights, part)
-    layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
-    out = Home.allocate(op.output, Region.whole(op.output))
-    out.array.fill(7.0)
-    net = OrtNet([layer], homes, {"y": out.of(part)}, soc)
-    for _ in range(2):  # the second run reuses everything
-        net.run()
+    variant = registry.find(op, "cpu_ort")
+    around = around_on_cpu(variant, op, part, inputs, weights, soc)
     for rest in Region.whole(op.output).minus(part):
-        assert (out.of(rest).view() == 7).all(), f"{to_text(op)} wrote outside {part}"
-    return out.of(part).view()
+        assert (cut(around, rest) == CANARY).all(), f"{to_text(op)} wrote outside {part}"
+    return cut(around, part)
 
 
 def check(op: Op, part: Region, soc: Soc, inputs: list[Array] | None = None) -> None:
@@ -133,62 +125,68 @@ def test_slices_are_gathered_by_indices_of_any_sign(first_soc: Soc) -> None:
     check(op, Region.whole(op.output), first_soc, [data, indices])
 
 
-def layer(name: str, text: str, reads: list[str], soc: Soc) -> CpuLayer:
-    """A layer in its default variant that reads whole tensors."""
+def layer(name: str, text: str, reads: list[str]) -> Layer:
     op = parse(text)
-    variant: Any = registry.variants(op, "cpu", soc)[0]
-    _, weights = operands(op)
-    needs = tuple((x, Region.whole(s)) for x, s in zip(reads, op.inputs, strict=True))
-    return CpuLayer(name, op, variant, needs, name, Region.whole(op.output), weights)
+    return Layer(name, op, tuple(reads), name, operands(op)[1])
 
 
-def test_a_half_of_both_engines(first_soc: Soc) -> None:
-    """Two branches, one of which needs ONNX Runtime: three groups, not five."""
-    layers = [
-        layer("a", "conv2d in=1x8x6x6 oc=16 kernel=3 pad=1", ["x"], first_soc),
-        layer("b", "softmax in=1x16x36 axes=2", ["a"], first_soc),
-        layer("c", "conv2d in=1x16x6x6 oc=16 kernel=1", ["a"], first_soc),
-        layer("d", "reduce in=1x16x6x6 mode=mean axes=2x3 keepdims=1", ["b2"], first_soc),
-        layer("b2", "reshape in=1x16x36 to=1x16x6x6", ["b"], first_soc),
-        layer("e", "eltwise in=1x16x6x6,1x16x1x1 mode=prelu", ["c", "d"], first_soc),
-    ]
-    layers[3], layers[4] = layers[4], layers[3]
-    groups = grouped(layers)
-    names = [[x.name for x in group.layers] for group in groups]
+def test_a_shard_of_both_libraries(first_soc: Soc) -> None:
+    """Two branches, one of which needs ONNX Runtime: four nets, not six."""
+    layers = (
+        layer("a", "conv2d in=1x8x6x6 oc=16 kernel=3 pad=1", ["x"]),
+        layer("b", "softmax in=1x16x36 axes=2", ["a"]),
+        layer("c", "conv2d in=1x16x6x6 oc=16 kernel=1", ["a"]),
+        layer("b2", "reshape in=1x16x36 to=1x16x6x6", ["b"]),
+        layer("d", "reduce in=1x16x6x6 mode=mean axes=2x3 keepdims=1", ["b2"]),
+        layer("e", "eltwise in=1x16x6x6,1x16x1x1 mode=prelu", ["c", "d"]),
+    )
+    shape = layers[0].op.input
+    network = Network("both", layers, {"x": shape}, {"e": ("e", tuple(layers[-1].op.output))})
+    plan = default_plan(network, first_soc, "cpu")
+    executable = lower(network, plan, first_soc, Tuning())
+    names = [[x.name for x in net.layers] for net in executable.nets]
     assert names == [["a", "c"], ["b"], ["b2"], ["d", "e"]]
-    assert [group.is_ort for group in groups] == [False, True, False, True]
-    assert all((x.variant.backend == "ort") == g.is_ort for g in groups for x in g.layers)
+    kinds = [type(net) for net in executable.nets]
+    assert kinds == [NcnnNet, OnnxNet, NcnnNet, OnnxNet]
 
-    values = {"x": np.random.default_rng(1).standard_normal(layers[0].op.input, np.float32)}
+    values = {"x": np.random.default_rng(1).standard_normal(shape, np.float32)}
     for x in layers:
-        given = [
-            values[name].reshape(s) for (name, _), s in zip(x.inputs, x.op.inputs, strict=True)
-        ]
+        given = [values[name].reshape(s) for name, s in zip(x.inputs, x.op.inputs, strict=True)]
         values[x.output] = reference(x.op, given, dict(x.weights)).astype(np.float32)
-    source = Home(values["x"], Region.whole(layers[0].op.input), Region.whole(layers[0].op.input))
-    result = Home.allocate(layers[-1].op.output, Region.whole(layers[-1].op.output))
-    shard = CpuShard(layers, {"x": source}, {"e": result}, first_soc)
+    session = HostSession(executable, first_soc)
+    session.inputs["x"][...] = values["x"]
     for _ in range(2):
-        shard.run()
-        np.testing.assert_allclose(result.array, values["e"], rtol=1e-5, atol=1e-5)
-        result.array.fill(0)
+        session.run()
+        np.testing.assert_allclose(session.outputs["e"], values["e"], rtol=1e-5, atol=1e-5)
+        session.outputs["e"].fill(0)
 
 
 def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:
-    first = layer("a", "eltwise in=1x6x8x4,1x6x1x4 mode=add", ["x", "s"], first_soc)
-    first = replace(first, variant=registry.find(first.op, "cpu_ort"))
-    op, variant = parse("eltwise in=1x2x3x4 mode=exp"), registry.find(first.op, "cpu_ort")
+    first = parse("eltwise in=1x6x8x4,1x6x1x4 mode=add")
+    second = parse("eltwise in=1x2x3x4 mode=exp")
+    variant, whole = registry.find(first, "cpu_ort"), Region.whole(first.output)
     need = Region(Span(0, 1), Span(1, 3), Span(4, 7))
-    second = CpuLayer("b", op, variant, (("a", need),), "b", need, {})  # type: ignore[arg-type]
+    piece = pieces.Piece("parts", first_soc)
+    shapes = {"x": first.inputs[0], "s": first.inputs[1], "b": first.output}
+    tensors = {n: piece.on_host(n, shape, is_shared=False) for n, shape in shapes.items()}
+    reads = (("x", Region.whole(shapes["x"])), ("s", Region.whole(shapes["s"])))
+    layers = (
+        CpuLayer("a", first, variant, reads, "a", whole, {}),
+        CpuLayer("b", second, variant, (("a", need),), "b", need, {}),
+    )
+    access = piece.assembly.access
+    inputs = {name: access(tensors[name], region) for name, region in reads}
+    group = Group(layers, inputs, {"b": access(tensors["b"], need)})
+    piece.assembly.emit(RunNet(piece.assembly.net(net_of(group, piece.assembly, first_soc))))
+    piece.end_stage(pieces.WORK)
+    session = HostSession(piece.executable(["x", "s"], ["b"]), first_soc)
     random = np.random.default_rng(2)
-    x, s = (random.standard_normal(shape, np.float32) for shape in first.op.inputs)
-    homes = {
-        "x": Home(x, Region.whole(first.op.inputs[0]), Region.whole(first.op.inputs[0])),
-        "s": Home(s, Region.whole(first.op.inputs[1]), Region.whole(first.op.inputs[1])),
-    }
-    result = Home.allocate(op.output, need)
-    OrtNet([first, second], homes, {"b": result}, first_soc).run()
-    np.testing.assert_allclose(result.array, np.exp(x + s)[:, 1:3, 4:7], rtol=1e-5)
+    for array in session.inputs.values():
+        array[...] = random.standard_normal(array.shape, np.float32)
+    session.run()
+    x, s = session.inputs.values()
+    expected = np.exp(x + s)[need.slices]
+    np.testing.assert_allclose(session.outputs["b"][need.slices], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Array, Op, Region, to_text
+from codl.ir import Array, Op, Region, Shape, to_text
 from codl.ir.soc import Soc
+from codl.ir.types import Storage
 from codl.kernels import registry
-from codl.kernels.base import TensorArg, Variant
-from codl.runtime.cpu_session import CpuShard
-from codl.runtime.memory import GpuTensor, SharedBuffer
-from codl.runtime.ncnn_net import CpuLayer, Home
+from codl.kernels.base import Variant
+from codl.lower import pieces
+from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Session
 
 #: What a kernel finds in the output, and must leave beside its part.
 CANARY = 7.0
@@ -46,43 +47,55 @@ def cut(array: Array, region: Region) -> Array:
 def run_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
             soc: Soc) -> Array:  # fmt: skip
     """Compute a region of an op's output in place, among arrays of the whole tensors."""
-    names = [f"x{i}" for i in range(len(inputs))]
-    homes = {
-        name: Home(x, Region.whole(shape), op.needs(part, i))
-        for i, (name, x, shape) in enumerate(zip(names, inputs, op.inputs, strict=True))
-    }
-    reads = tuple((name, home.used) for name, home in homes.items())
-    own = op.restrict_weights(weights, part)
-    layer = CpuLayer("op", op.restrict(part), variant, reads, "y", part, own)
-    out = Home.allocate(op.output, Region.whole(op.output)).of(part)
-    CpuShard([layer], homes, {"y": out}, soc).run()
-    return out.view()
+    return cut(around_on_cpu(variant, op, part, inputs, weights, soc), part)
+
+
+def around_on_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
+                  soc: Soc) -> Array:  # fmt: skip
+    """The same; returns the whole array around the region."""
+    session = HostSession(pieces.net_alone([op], variant, [weights], soc, part=part), soc)
+    for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
+        session.inputs[name][...] = value
+    session.outputs[pieces.OUTPUT].fill(CANARY)
+    for _ in range(2):  # the second run reuses everything
+        session.run()
+    return session.outputs[pieces.OUTPUT]
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            gpu: OpenClDevice, choice: Any = None) -> tuple[Array, Array]:  # fmt: skip
-    """The same on the GPU; returns the region, and the whole buffer around it."""
-    plan, arguments = variant.plan(op.restrict(part), gpu.soc, choice), {}
-    for i, (x, shape) in enumerate(zip(inputs, op.inputs, strict=True)):
-        argument = TensorArg("input", i)
-        tensor = gpu.tensor(shape, Region.whole(shape), plan.storage(argument))
-        gpu.upload(tensor, x)
-        arguments[argument] = (tensor, op.needs(part, i))
-    whole = Region.whole(op.output)
-    out = gpu.tensor(op.output, whole, plan.storage(TensorArg("output")))
-    gpu.upload(out, np.full(op.output, CANARY, np.float32))
-    arguments[TensorArg("output")] = (out, part)
-    own = op.restrict_weights(weights, part)
-    gpu.run(gpu.bind(plan, arguments, weights=own))
-    around = download(gpu, out)
+            gpu: OpenClDevice, choice: Any = None, *,
+            adding: bool = False) -> tuple[Array, Array]:  # fmt: skip
+    """The same on the GPU; returns the region, and the whole array around it.
+
+    Where it is `adding`, the last input is a residual.
+    """
+    plan, own = variant.plan(op.restrict(part), gpu.soc, choice), op.restrict_weights(weights, part)
+    plan = plan.adding() if adding else plan
+    session = Session(pieces.kernels_alone(op, plan, own, gpu.soc, part=part), gpu)
+    for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
+        session.inputs[name][...] = value
+    session.inputs[pieces.OUTPUT].fill(CANARY)
+    session.run()
+    around = session.outputs[pieces.OUTPUT].copy()
     return cut(around, part), around
 
 
-def download(gpu: OpenClDevice, tensor: GpuTensor) -> Array:
-    shared = SharedBuffer(gpu, tensor.shape, tensor.region)
-    gpu.run(gpu.transform(tensor, shared.tensor, tensor.region))
-    gpu.wait(shared.map(write=False))
-    return shared.array.copy()
+def run_copy(
+    gpu: OpenClDevice, region: Region, source: tuple[Storage, Array], target: tuple[Storage, Array]
+) -> Array:
+    """Copy a region between two storages of a tensor; returns all of the target."""
+    shape, piece = Shape(*source[1].shape), pieces.Piece("copy", gpu.soc)
+    for name, (storage, _) in (("source", source), ("target", target)):
+        piece.on_host(name, shape, is_shared=gpu.soc.gpu.sees_host_memory)
+        piece.on_device(name, shape, storage)
+        piece.move(name, "to_gpu")
+    piece.copy("source", "target", region)
+    piece.move("target", "to_cpu")
+    piece.end_stage(pieces.WORK)
+    session = Session(piece.executable(["source", "target"], ["target"]), gpu)
+    session.inputs["source"][...], session.inputs["target"][...] = source[1], target[1]
+    session.run()
+    return session.outputs["target"].copy()
 
 
 def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
