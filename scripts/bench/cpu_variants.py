@@ -16,7 +16,7 @@ import numpy as np
 from codl.ir import Op, to_text
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.measure.op_runner import one_op_net
+from codl.measure.op_runner import row_of_ops
 from codl.measure.tasks import read_csv
 from codl.targets.connect import connect
 from codl.targets.detect import detect
@@ -50,14 +50,14 @@ def main() -> None:
 def measure(op: Op, soc: Soc, seconds: float) -> dict[str, float]:
     """Milliseconds of every variant that does the op."""
     found = registry.variants(op, "cpu", soc, include_unfit=True)
-    nets = {variant.name: one_op_net(op, variant, soc) for variant in found}
+    nets = {variant.name: row_of_ops([op], variant, soc) for variant in found}
     samples: dict[str, list[float]] = {name: [] for name in nets}
     begin = perf_counter()
     while perf_counter() - begin < seconds or len(samples[found[0].name]) < 5:
         for name, net in nets.items():
-            net.compute()  # brings its weights back into the caches
+            net()  # brings its weights back into the caches
             start = thread_time()
-            net.compute()
+            net()
             samples[name].append(1e3 * (thread_time() - start))
     return {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
 
