@@ -165,7 +165,8 @@ class Bench:
             return "transform"
         if isinstance(action, MapStaging):
             return "map"
-        return action.kind if isinstance(action, OnCpu) and action.kind != "sync" else ""
+        kind = action.kind if isinstance(action, OnCpu) else None
+        return "" if kind in (None, "sync") else str(kind)
 
     def _step(self, part: str, action: Action) -> Step:
         """One part of an exchange, to its end; kernels by the device's clock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import permutations, product
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ from codl.lower.liveness import lifetimes
 from codl.lower.program import Program, build_program
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Footprint as Memory
 from codl.strategies.evaluation import max_rel_err
 
@@ -191,10 +191,8 @@ def test_where_memory_must_be_mapped_outputs_are_the_same(
     )
     expected = dict(zip(network.outputs, session.run(list(network.outputs), x), strict=True))
     plan = make_plan(network, soc, legal(network, cuts), sharing)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OpenClDevice, "sees_host_memory", property(lambda _: False))
-        engine = Engine(network, plan, soc)
-    with engine:
+    mapped = replace(soc, gpu=replace(soc.gpu, fine_grained_svm=False))
+    with Engine(network, plan, mapped) as engine:
         for _ in range(2):
             outputs = engine(x)
             for name, reference in expected.items():
