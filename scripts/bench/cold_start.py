@@ -30,7 +30,7 @@ import codl
 imported = time.perf_counter()
 engine = {}
 ready = time.perf_counter()
-from codl.strategies.inputs import random_inputs
+from codl.measure.inputs import random_inputs
 inputs = random_inputs(engine.network)
 fed = time.perf_counter()
 engine(inputs)
