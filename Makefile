@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test quick test-narrow test-one-core lint docs clean
 
 # The environment: codl in editable form with its tools.
 $(READY): pyproject.toml
@@ -21,6 +21,20 @@ demo: $(READY)
 # In two processes: most of the time goes to drivers that compile kernels, on one core each.
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# What needs no device: no driver is opened.
+quick: $(READY)
+	$(BIN)/python -m pytest -m "not device"
+
+# All tests as on a CPU without AVX-512: NumPy and its BLAS take the paths of one with AVX2.
+AVX512 := AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL
+test-narrow: $(READY)
+	NPY_DISABLE_CPU_FEATURES="$(AVX512)" OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest \
+		--numprocesses 2 --dist worksteal
+
+# All tests as on a machine with one core; those with a device that is a CPU too are skipped there.
+test-one-core: $(READY)
+	taskset --cpu-list 0 $(BIN)/python -m pytest
 
 lint: $(READY)
 	$(BIN)/ruff check .
