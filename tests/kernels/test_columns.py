@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernel_runs import run_cpu
 from support.random_ops import convolutions, fully_connected, poolings
 
 from codl.ir import Array, Op, Region, columns, parse, to_text
@@ -38,7 +39,6 @@ from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.op_runner import operands
 from codl.predict import features
-from codl.runtime.ncnn_net import CpuLayer, CpuNet, Home
 
 CPU = CpuSide(name="test", cores=(0,), simd_floats=16, l2_cache_bytes=1 << 20)
 GPU = GpuSide(
@@ -231,13 +231,8 @@ def test_the_tile_that_is_counted_is_the_one_that_ncnn_takes(first_soc: Soc) -> 
 
 
 def cpu_output(op: Op, variant: CpuWinograd, soc: Soc) -> Array:
-    (x,), weights = operands(op)
-    source = Home.allocate(op.inputs[0], Region.whole(op.inputs[0]))
-    target = Home.allocate(op.output, Region.whole(op.output))
-    source.array[...] = x
-    layer = CpuLayer("conv", op, variant, (("x", source.held),), "y", target.held, weights)
-    CpuNet([layer], {"x": source}, {"y": target}, soc, own_memory=True).run()
-    return target.array
+    inputs, weights = operands(op)
+    return run_cpu(variant, op, Region.whole(op.output), inputs, weights, soc)
 
 
 @given(st.data())
