@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from codl.errors import UnsupportedError
 from codl.frontend import models
-from codl.frontend.converters.base import CONVERTERS, Convert, Step, unsupported
+from codl.frontend.converters.base import CONVERTERS, Convert, ConvertedOp, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
@@ -112,7 +112,7 @@ class _Builder:
         self._layers[layer.output] = layer
         self._shapes[layer.output] = layer.op.output
 
-    def _keep_constants(self, step: Step) -> None:
+    def _keep_constants(self, step: ConvertedOp) -> None:
         for tensor, shape in zip(step.inputs, step.op.inputs, strict=True):
             if tensor in step.constants:
                 self._constants[tensor] = step.constants[tensor].reshape(shape)

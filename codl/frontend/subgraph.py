@@ -11,11 +11,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
-from codl.frontend.converters.base import Step
+from codl.frontend.converters.base import ConvertedOp
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.passes import FLOATS
 from codl.ir.onnx_node import Node
-from codl.ir.ops.movement import Slice
+from codl.ir.ops.movement import SliceNd
 from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
 
 #: The type of a node that is a group of others; `model` is its model, `nodes` their types.
@@ -108,7 +108,7 @@ def _info(name: str, sizes: Sequence[int]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(sizes))
 
 
-def enclosed(graph: Graph, node: Node) -> list[Step]:
+def enclosed(graph: Graph, node: Node) -> list[ConvertedOp]:
     """The group as one op and, where it has several outputs, a slice of its output for each."""
     model = bytes(node.attributes["model"])
     shapes = tuple(tuple(graph.shapes[name]) for name in node.inputs)
@@ -122,11 +122,11 @@ def enclosed(graph: Graph, node: Node) -> list[Step]:
         model=model,
     )
     if len(sizes) == 1:
-        return [Step(op, node.inputs, node.outputs[0])]
+        return [ConvertedOp(op, node.inputs, node.outputs[0])]
     whole = f"{node.outputs[0]}.all"
     steps, start = [], 0
     for name, count in zip(node.outputs, counts, strict=True):
-        piece = Slice(shapes=((sum(counts),),), starts=(start,), steps=(1,), to=(count,))
-        steps.append(Step(piece, (whole,), name))
+        piece = SliceNd(shapes=((sum(counts),),), starts=(start,), steps=(1,), to=(count,))
+        steps.append(ConvertedOp(piece, (whole,), name))
         start += count
-    return [Step(op, node.inputs, whole), *steps]
+    return [ConvertedOp(op, node.inputs, whole), *steps]

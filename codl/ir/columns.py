@@ -3,7 +3,7 @@
 Features are written once, over columns: a planner gets those of a thousand parts at the price of a
 few dozen array operations, and a single op is a column of one. All sizes are float64, which holds
 such integers exactly and divides them fast. A kind of op has columns of its own where its kernels'
-features need more than `OpColumns`.
+features need more than `GenericColumns`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class OpColumns(Columns):
+class GenericColumns(Columns):
     """Ops of any kind: what every op says of itself."""
 
     of_inputs: Column

@@ -157,7 +157,7 @@ def _read_numbers(text: str) -> tuple[float, ...]:
     return () if text == "-" else tuple(float(number) for number in text.split("x"))
 
 
-class Reader(NamedTuple):
+class FieldReader(NamedTuple):
     """How fields of one type are read; `example` is a text that can be."""
 
     read: Callable[[str], Any]
@@ -165,16 +165,18 @@ class Reader(NamedTuple):
 
 
 #: How a field's text is read, by the field's type; `Literal` and `str` are read as they are.
-READERS: Mapping[Any, Reader] = {
-    Activation: Reader(_read_activation, "relu or clip:0:6"),
-    Pad: Reader(_read_pad, "1 or 1,1,0,1"),
-    Size2: Reader(_read_size2, "3 or 3x3"),
-    Shape: Reader(lambda text: _read_shapes(text)[0], "1x64x56x56"),
-    tuple[Shape, ...]: Reader(_read_shapes, "1x64x56x56"),
-    tuple[Sizes, ...]: Reader(lambda text: tuple(map(_read_sizes, text.split(","))), "1x64,64"),
-    Sizes: Reader(_read_sizes, "1x64"),
-    Numbers: Reader(_read_numbers, "0.5x2"),
-    bool: Reader(lambda text: bool(int(text)), "0 or 1"),
-    int: Reader(int, "a number"),
-    float: Reader(float, "a number"),
+READERS: Mapping[Any, FieldReader] = {
+    Activation: FieldReader(_read_activation, "relu or clip:0:6"),
+    Pad: FieldReader(_read_pad, "1 or 1,1,0,1"),
+    Size2: FieldReader(_read_size2, "3 or 3x3"),
+    Shape: FieldReader(lambda text: _read_shapes(text)[0], "1x64x56x56"),
+    tuple[Shape, ...]: FieldReader(_read_shapes, "1x64x56x56"),
+    tuple[Sizes, ...]: FieldReader(
+        lambda text: tuple(map(_read_sizes, text.split(","))), "1x64,64"
+    ),
+    Sizes: FieldReader(_read_sizes, "1x64"),
+    Numbers: FieldReader(_read_numbers, "0.5x2"),
+    bool: FieldReader(lambda text: bool(int(text)), "0 or 1"),
+    int: FieldReader(int, "a number"),
+    float: FieldReader(float, "a number"),
 }

@@ -14,7 +14,7 @@ PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 
 Layout: TypeAlias = Literal["blocked", "planar", "image"]
 Element: TypeAlias = Literal["float32", "float16"]
-Constant: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+ConstantArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ImageSize:
     element: Element = "float32"
 
     @classmethod
-    def of(cls, values: Constant) -> ImageSize:
+    def of(cls, values: ConstantArray) -> ImageSize:
         """The image that holds `values`, shaped (rows, columns, 4)."""
         rows, columns, _ = values.shape
         return cls(columns, rows, "float16" if values.dtype == np.float16 else "float32")

@@ -35,7 +35,7 @@ import numpy as np
 from codl.ir.columns import Columns
 from codl.ir.ops.base import Weights
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Constant, ImageSize, Processor, Storage
+from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ WEIGHTED: tuple[Arg, ...] = (*ENDS, ConstantArg("weight"), ConstantArg("bias"))
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One enqueued kernel. Ints become `int` arguments, floats `float` ones."""
 
     kernel: str
@@ -98,7 +98,7 @@ class Launch:
     #: The first image that it computes, of a plan for a whole batch.
     image: int = 0
 
-    def of_images(self, count: int, tensors: Iterable[TensorArg]) -> Launch:
+    def of_images(self, count: int, tensors: Iterable[TensorArg]) -> KernelLaunch:
         """The same for so many images: the third dimension, and how far apart they lie."""
         sizes = (*self.global_size, 1)[:2]
         local = self.local_size and (*(*self.local_size, 1)[:2], 1)
@@ -110,7 +110,7 @@ class Launch:
         )
 
 
-def no_constants(weights: Weights) -> Mapping[str, Constant]:
+def no_constants(weights: Weights) -> Mapping[str, ConstantArray]:
     return {}
 
 
@@ -127,9 +127,9 @@ class KernelPlan:
     """
 
     source: str
-    launches: tuple[Launch, ...]
+    launches: tuple[KernelLaunch, ...]
     defines: Mapping[str, int | float | str] = field(default_factory=dict)
-    pack: Callable[[Weights], Mapping[str, Constant]] = no_constants
+    pack: Callable[[Weights], Mapping[str, ConstantArray]] = no_constants
     scratch: Mapping[str, int | ImageSize] = field(default_factory=dict)
     images: frozenset[str] = frozenset()
     storages: Mapping[TensorArg, Storage] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class KernelPlan:
         )
 
 
-def _halved(constants: Mapping[str, Constant]) -> Mapping[str, Constant]:
+def _halved(constants: Mapping[str, ConstantArray]) -> Mapping[str, ConstantArray]:
     return {k: v if k == "bias" else v.astype(np.float16) for k, v in constants.items()}
 
 

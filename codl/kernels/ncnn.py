@@ -16,15 +16,15 @@ NO_GEMM, NO_WINOGRAD = 1 << 5, 1 << 6
 #: ncnn's own parameter 30 tells a layer the shape of its output before it runs.
 SHAPE_HINT = 30
 
-Value = int | float | tuple[int, ...] | tuple[float, ...]
+NcnnValue = int | float | tuple[int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Shifts:
     """Copies of an input as more channels: parameters of ncnn's Padding, and of a Crop for each."""
 
-    padding: Mapping[int, Value]
-    crops: tuple[Mapping[int, Value], ...]
+    padding: Mapping[int, NcnnValue]
+    crops: tuple[Mapping[int, NcnnValue], ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class NcnnLayer:
     """
 
     type: str
-    parameters: Mapping[int, Value]
+    parameters: Mapping[int, NcnnValue]
     weights: tuple[str, ...] = ()
     after: Activation = Activation()
     copies_input: bool = False
@@ -56,7 +56,7 @@ class CpuVariant(Variant, Protocol):
 
 
 #: ncnn's layer for every activation, and its parameters by ncnn's numbers.
-_LAYERS: Mapping[str, tuple[str, Callable[[Activation], Mapping[int, Value]]]] = {
+_LAYERS: Mapping[str, tuple[str, Callable[[Activation], Mapping[int, NcnnValue]]]] = {
     "relu": ("ReLU", lambda a: {0: 0.0}),
     "leaky_relu": ("ReLU", lambda a: {0: a.alpha}),
     "clip": ("Clip", lambda a: {0: a.alpha, 1: a.beta}),
@@ -79,7 +79,7 @@ def fuses(activation: Activation) -> bool:
     return activation.kind == "none" or activation.kind in _FUSED
 
 
-def fused_activation(activation: Activation) -> dict[int, Value]:
+def fused_activation(activation: Activation) -> dict[int, NcnnValue]:
     """Parameters 9 and 10 of ncnn's convolution and inner product; none where it cannot fuse."""
     if activation.kind not in _FUSED:
         return {}

@@ -26,10 +26,10 @@ OPSET = 20
 #: ONNX's codes of types; its own module of them takes long to import.
 TYPES = {"float32": 1, "int64": 7}
 
-Values: TypeAlias = Mapping[str, NDArray[Any]]
+NamedArrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
-def as_they_are(weights: Weights) -> Values:
+def as_they_are(weights: Weights) -> NamedArrays:
     return weights
 
 
@@ -46,8 +46,8 @@ class OrtPlan:
     nodes: tuple[Node, ...]
     inputs: tuple[Sizes, ...]
     output: Sizes
-    constants: Values = field(default_factory=dict)
-    pack: Callable[[Weights], Values] = as_they_are
+    constants: NamedArrays = field(default_factory=dict)
+    pack: Callable[[Weights], NamedArrays] = as_they_are
     model: bytes = b""
 
 
@@ -90,7 +90,7 @@ def number(value: float) -> NDArray[np.float32]:
     return np.array(value, np.float32)
 
 
-def nd_plan(op: Any, nodes: Sequence[Node], constants: Values | None = None) -> OrtPlan:
+def nd_plan(op: Any, nodes: Sequence[Node], constants: NamedArrays | None = None) -> OrtPlan:
     """Nodes of an op of any rank that see its tensors under the sizes of the model."""
     return OrtPlan(tuple(nodes), op.shapes, op.out_sizes, constants or {})
 
@@ -110,7 +110,7 @@ _ONE_NODE: Mapping[str, tuple[str, Callable[[Activation], Mapping[str, Any]]]] =
 }
 
 
-def activation_nodes(activation: Activation) -> tuple[list[Node], Values]:
+def activation_nodes(activation: Activation) -> tuple[list[Node], NamedArrays]:
     """Nodes from `x0` to `y` that apply an activation, with their constants; none for none."""
     if activation.kind == "none":
         return [], {}

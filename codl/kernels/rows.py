@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codl.ir.ops.nd import Rows
+from codl.ir.ops.nd import AxisBlock
 from codl.ir.soc import Soc
-from codl.kernels.base import ENDS, Arg, Choice, Launch
+from codl.kernels.base import ENDS, Arg, Choice, KernelLaunch
 from codl.kernels.tiling import GROUP, ceil_div, round_up, strip
 
 #: Elements that one work-item of a CPU takes at most, in rows: some microseconds.
@@ -50,7 +50,7 @@ class RowGrid:
         return self.sharers, self.together
 
 
-def column_grid(rows: Rows, wide: int, soc: Soc) -> tuple[tuple[int, int], tuple[int, int]]:
+def column_grid(rows: AxisBlock, wide: int, soc: Soc) -> tuple[tuple[int, int], tuple[int, int]]:
     """Global and local size where a work-item has `wide` vectors of the inner axis."""
     vectors = ceil_div(rows.inner, wide * soc.gpu.vector_width)
     if soc.gpu.is_cpu:
@@ -61,11 +61,11 @@ def column_grid(rows: Rows, wide: int, soc: Soc) -> tuple[tuple[int, int], tuple
 
 def row_launch(
     name: str,
-    rows: Rows,
+    rows: AxisBlock,
     choice: Choice,
     soc: Soc,
     *more: Arg,
-) -> tuple[Launch, dict[str, int | float | str]]:
+) -> tuple[KernelLaunch, dict[str, int | float | str]]:
     """`NAME_rows` along the innermost axis, or `NAME_columns`, with its macros.
 
     From `TensorArg("input")` to `TensorArg("output")`; `more` are arguments of either, at the end.
@@ -73,14 +73,14 @@ def row_launch(
     if rows.inner == 1:
         grid = RowGrid.of(rows.outer, rows.size, choice, soc)
         args = (*ENDS, grid.strip, rows.outer, rows.size, *more)
-        launch = Launch(f"{name}_rows", grid.global_size, args, grid.local_size)
+        launch = KernelLaunch(f"{name}_rows", grid.global_size, args, grid.local_size)
         return launch, {"WIDE": 1, **grid.defines}
     size, local = column_grid(rows, choice["wide"], soc)
     args = (*ENDS, rows.size, rows.inner, *more)
-    return Launch(f"{name}_columns", size, args, local), {"WIDE": choice["wide"]}
+    return KernelLaunch(f"{name}_columns", size, args, local), {"WIDE": choice["wide"]}
 
 
-def row_choices(rows: Rows, soc: Soc) -> tuple[Choice, ...]:
+def row_choices(rows: AxisBlock, soc: Soc) -> tuple[Choice, ...]:
     """The `sharers` of a row; for columns, how many vectors `wide` a work-item takes of a row."""
     if rows.inner == 1:
         return sharer_choices(rows.size, soc)

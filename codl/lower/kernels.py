@@ -16,11 +16,11 @@ from codl.kernels.base import (
     ApartArg,
     Arg,
     ConstantArg,
+    KernelLaunch,
     KernelPlan,
     ScratchArg,
     TensorArg,
 )
-from codl.kernels.base import Launch as PlannedLaunch
 from codl.kernels.layout.transform import transform
 from codl.kernels.source import compile_options, source_digest
 from codl.lower.arena import GpuArena
@@ -91,7 +91,7 @@ class KernelLowering:
             self._arena.give_scratch(buffer)
 
     def _emit(
-        self, planned: PlannedLaunch, program: int, arguments: Arguments, image: int, step: int
+        self, planned: KernelLaunch, program: int, arguments: Arguments, image: int, step: int
     ) -> None:
         values = (arguments.value(arg, image, self._assembly) for arg in planned.args)
         self._assembly.emit(

@@ -9,7 +9,7 @@ import numpy as np
 
 from codl.errors import DeviceError
 from codl.ir import Array
-from codl.ir.types import Constant, ImageSize
+from codl.ir.types import ConstantArray, ImageSize
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
 
@@ -85,7 +85,7 @@ def checked_size(gpu: OpenClDevice, size: int) -> int:
     return size
 
 
-def make_image(gpu: OpenClDevice, size: ImageSize, values: Constant | None = None) -> cl.Image:
+def make_image(gpu: OpenClDevice, size: ImageSize, values: ConstantArray | None = None) -> cl.Image:
     """An image of RGBA texels, with `values` shaped (rows, columns, 4) where they are given."""
     cl = cl_module()
     half = size.element == "float16"

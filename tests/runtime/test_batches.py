@@ -28,7 +28,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Layer, Network, Region, Shape, Span, parse, split, to_text
 from codl.ir.ops.concat_gather import ConcatNd, Gather
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import Slice, Transpose
+from codl.ir.ops.movement import SliceNd, Transpose
 from codl.ir.ops.nd import NdOp
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.reduce import Reduce
@@ -301,7 +301,7 @@ APART = (
     MatMul(shapes=((5, 7, 6), (6, 8))),
     MatMul(shapes=((1, 7, 6), (5, 6, 8)), trans_a=False),
     MatMul(shapes=((5, 12),), matrix=(12, 9)),
-    Slice(shapes=((5, 9, 4),), starts=(0, 2, 0), steps=(1, 3, 1), to=(5, 2, 4)),
+    SliceNd(shapes=((5, 9, 4),), starts=(0, 2, 0), steps=(1, 3, 1), to=(5, 2, 4)),
     ConcatNd(shapes=((5, 3, 4), (5, 2, 4)), axis=1),
     Gather(shapes=((5, 9, 4), (3,)), axis=1),
 )
@@ -315,7 +315,7 @@ MIXED = (
     Reshape(shapes=((5, 6, 4),), to=(120,)),
     Transpose(shapes=((5, 5, 7, 2),), perm=(1, 0, 2, 3)),
     MatMul(shapes=((5, 12),), matrix=(5, 9), trans_a=True),
-    Slice(shapes=((9, 5),), starts=(2, 0), steps=(3, 1), to=(2, 5)),
+    SliceNd(shapes=((9, 5),), starts=(2, 0), steps=(3, 1), to=(2, 5)),
     ConcatNd(shapes=((5, 3, 4), (2, 3, 4)), axis=0),
     Gather(shapes=((5, 9, 4), (3,)), axis=0),
 )

@@ -14,7 +14,7 @@ import pytest
 from codl.errors import DeviceError, InvalidFileError, UnknownNameError
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
-from codl.kernels.base import KernelPlan, Launch
+from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.runtime import detect, drivers
 from codl.runtime.caches import last_cache_bytes
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
@@ -165,7 +165,7 @@ def test_the_largest_cache_is_found(tmp_path: Path) -> None:
 
 
 def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> None:
-    plan = KernelPlan("layout/transform.cl", (Launch("to_planar", (1,), ()),), {"V": 5})
+    plan = KernelPlan("layout/transform.cl", (KernelLaunch("to_planar", (1,), ()),), {"V": 5})
     with pytest.raises(DeviceError) as error:
         gpu.programs.build(plan)
     assert "layout/transform.cl does not build" in str(error.value)

@@ -17,7 +17,7 @@ from codl.ir.ops.conv_transpose2d import ConvTranspose2d
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ir.ops.movement import PadNd, SliceNd, TileNd, Transpose
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.reduce import REDUCTIONS, Reduce
@@ -181,7 +181,7 @@ def movements(draw: st.DrawFn) -> Op:
         return Transpose(shapes=(sizes,), perm=perm, activation=activation)
     if kind == "slice":
         taken = [range(size)[draw(slices(size))] for size in sizes]
-        return Slice(
+        return SliceNd(
             shapes=(sizes,),
             starts=tuple(r.start for r in taken),
             steps=tuple(r.step for r in taken),
@@ -190,7 +190,7 @@ def movements(draw: st.DrawFn) -> Op:
         )
     if kind == "tile":
         repeats = tuple(draw(st.integers(1, 3)) for _ in sizes)
-        return Tile(shapes=(sizes,), repeats=repeats, activation=activation)
+        return TileNd(shapes=(sizes,), repeats=repeats, activation=activation)
     if kind == "pad":
         mode = draw(st.sampled_from(["constant", "edge", "reflect", "wrap"]))
         least = [-(size - 1) // 2 for size in sizes]

@@ -18,7 +18,7 @@ from codl.registry import Registry
 
 
 @dataclass(frozen=True)
-class Step:
+class ConvertedOp:
     """One op that a node becomes; `inputs` and `output` are tensors by name.
 
     `constants` are inputs that the converter made itself; constants of the graph need not be named.
@@ -31,7 +31,7 @@ class Step:
     constants: Mapping[str, Array] = field(default_factory=dict)
 
 
-Convert: TypeAlias = Callable[[Graph, Node], Sequence[Step]]
+Convert: TypeAlias = Callable[[Graph, Node], Sequence[ConvertedOp]]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from codl.frontend.converters.base import (
     CONVERTERS,
     Convert,
+    ConvertedOp,
     Converter,
-    Step,
     attribute,
     constant_input,
     converts,
@@ -90,10 +90,10 @@ def activates(*types: str, parameters: tuple[int, ...] = ()) -> Callable[[Activa
 def _alone(activation: Activate) -> Convert:
     """The converter of an activation that no op before it can take in."""
 
-    def convert(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         shape = as_nchw(graph.shapes[node.inputs[0]])
         op = Eltwise(inputs=(shape,), mode="identity", activation=activation(graph, node))
-        return [Step(op, node.inputs[:1], node.outputs[0])]
+        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
 
     return convert
 
@@ -137,7 +137,7 @@ def _plain(graph: Graph, node: Node) -> Activation:
 def _binary(mode: str) -> Convert:
     """From left to right where there are more than two inputs."""
 
-    def convert(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         first, *others = (Operand.of(graph, name) for name in node.inputs)
         steps = [] if others else [function("identity", first, node.outputs[0])]
         for index, other in enumerate(others):
@@ -151,7 +151,7 @@ def _binary(mode: str) -> Convert:
 
 
 @converts("Mean")
-def _mean(graph: Graph, node: Node) -> list[Step]:
+def _mean(graph: Graph, node: Node) -> list[ConvertedOp]:
     """The sum, times one over the number of inputs."""
     *before, last = _binary("add")(graph, node)
     total = replace(last, output=f"{node.name}.total")
@@ -161,7 +161,7 @@ def _mean(graph: Graph, node: Node) -> list[Step]:
 
 
 @converts("Swish")
-def _swish(graph: Graph, node: Node) -> list[Step]:
+def _swish(graph: Graph, node: Node) -> list[ConvertedOp]:
     """x * sigmoid(alpha * x), as a SiLU of alpha * x."""
     x, alpha = Operand.of(graph, node.inputs[0]), number(attribute(node, "alpha", 1.0))
     inner = Operand(f"{node.name}.inner", x.sizes)
@@ -175,7 +175,7 @@ def _swish(graph: Graph, node: Node) -> list[Step]:
 def _unary(mode: str, *parameters: tuple[str, float]) -> Convert:
     """A function of every element, with attributes and their defaults as parameters."""
 
-    def convert(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         values = [number(attribute(node, name, default)) for name, default in parameters]
         return [function(mode, Operand.of(graph, node.inputs[0]), node.outputs[0], *values)]
 

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from codl.frontend.converters.base import Step, attribute, converts, has_input, number
+from codl.frontend.converters.base import ConvertedOp, attribute, converts, has_input, number
 from codl.frontend.converters.operands import Operand, combine
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
@@ -18,7 +18,7 @@ from codl.ir.region import Shape, as_nchw
 
 
 @converts("MatMul")
-def _matmul(graph: Graph, node: Node) -> list[Step]:
+def _matmul(graph: Graph, node: Node) -> list[ConvertedOp]:
     """An operand of one axis is a row, or a column."""
     a, b = (tuple(graph.shapes[name]) for name in node.inputs[:2])
     b = (*b, 1) if len(b) == 1 else b
@@ -30,11 +30,11 @@ def _matmul(graph: Graph, node: Node) -> list[Step]:
     a = (1, *a) if len(a) == 1 else a
     # Nor is a factor, which a pass has found in front of the node.
     alpha = number(attribute(node, "alpha", 1.0))
-    return [Step(MatMul(shapes=(a, b), alpha=alpha), node.inputs, node.outputs[0])]
+    return [ConvertedOp(MatMul(shapes=(a, b), alpha=alpha), node.inputs, node.outputs[0])]
 
 
 @converts("Gemm")
-def _gemm(graph: Graph, node: Node) -> list[Step]:
+def _gemm(graph: Graph, node: Node) -> list[ConvertedOp]:
     """alpha * a @ b + beta * c; constants take the factors in."""
     alpha, beta = (number(attribute(node, name, 1.0)) for name in ("alpha", "beta"))
     trans_a, trans_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
@@ -52,7 +52,7 @@ def _gemm(graph: Graph, node: Node) -> list[Step]:
         steps = [_with_constant(graph, node, a, matrix, bias, product, trans_a=trans_a)]
     else:
         op = MatMul(shapes=(a, b), trans_a=trans_a, trans_b=trans_b, alpha=alpha)
-        steps = [Step(op, node.inputs[:2], product)]
+        steps = [ConvertedOp(op, node.inputs[:2], product)]
     if added is None:
         return steps
     to = (a[1 if trans_a else 0], n)
@@ -72,7 +72,7 @@ def _with_constant(
     output: str,
     *,
     trans_a: bool = False,
-) -> Step:
+) -> ConvertedOp:
     """The product with a constant (k, n): a fully connected layer where each image has one row.
 
     That row may still have the axes of an image; see `drop_reshapes`.
@@ -82,9 +82,9 @@ def _with_constant(
     if images == 1 or (images and not trans_a):
         shape = as_nchw(a) if a[0] == images else Shape(1, k, 1, 1)
         weights = {"weight": np.ascontiguousarray(matrix.T), "bias": bias}
-        return Step(
+        return ConvertedOp(
             FullyConnected(inputs=(shape,), out_channels=n), node.inputs[:1], output, weights
         )
     op = MatMul(shapes=(a,), matrix=(k, n), trans_a=trans_a)
     weights = {"weight": np.ascontiguousarray(matrix), "bias": bias}
-    return Step(op, node.inputs[:1], output, weights)
+    return ConvertedOp(op, node.inputs[:1], output, weights)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Step,
+    ConvertedOp,
     attribute,
     constant_input,
     converts,
@@ -19,7 +19,7 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Op
 from codl.ir.ops.concat import Concat
 from codl.ir.ops.concat_gather import ConcatNd, Gather
-from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose
+from codl.ir.ops.movement import PadNd, SliceNd, TileNd, Transpose
 from codl.ir.ops.nd import Sizes
 from codl.ir.ops.reshape import Reshape
 from codl.ir.region import as_nchw
@@ -34,9 +34,9 @@ def _sizes(graph: Graph, node: Node, index: int = 0) -> Sizes:
     return tuple(graph.shapes[node.inputs[index]])
 
 
-def _step(node: Node, op: Op, output: int = 0) -> Step:
+def _step(node: Node, op: Op, output: int = 0) -> ConvertedOp:
     """A step that takes the node's first input."""
-    return Step(op, node.inputs[:1], node.outputs[output])
+    return ConvertedOp(op, node.inputs[:1], node.outputs[output])
 
 
 def parameter(graph: Graph, node: Node, name: str, index: int, default: Any = None) -> Any:
@@ -48,13 +48,13 @@ def parameter(graph: Graph, node: Node, name: str, index: int, default: Any = No
 
 @converts("Flatten", "Identity")
 @converts("Reshape", "Squeeze", "Unsqueeze", parameters=(1,))
-def _reshape(graph: Graph, node: Node) -> list[Step]:
+def _reshape(graph: Graph, node: Node) -> list[ConvertedOp]:
     to = tuple(graph.shapes[node.outputs[0]])
     return [_step(node, Reshape(shapes=(_sizes(graph, node),), to=to))]
 
 
 @converts("Transpose")
-def _transpose(graph: Graph, node: Node) -> list[Step]:
+def _transpose(graph: Graph, node: Node) -> list[ConvertedOp]:
     """`axes` comes from a reshape before the node that a pass has merged with it."""
     shape = _sizes(graph, node)
     axes = ints(attribute(node, "axes", shape))
@@ -62,7 +62,7 @@ def _transpose(graph: Graph, node: Node) -> list[Step]:
     return [_permuted(node, shape, axes, perm, tuple(graph.shapes[node.outputs[0]]))]
 
 
-def _permuted(node: Node, shape: Sizes, axes: Sizes, perm: Sizes, to: Sizes) -> Step:
+def _permuted(node: Node, shape: Sizes, axes: Sizes, perm: Sizes, to: Sizes) -> ConvertedOp:
     plain = to == tuple(axes[axis] for axis in perm)
     given = () if axes == shape else axes
     op = Transpose(shapes=(shape,), perm=perm, axes=given, to=() if plain else to)
@@ -70,7 +70,7 @@ def _permuted(node: Node, shape: Sizes, axes: Sizes, perm: Sizes, to: Sizes) -> 
 
 
 @converts("DepthToSpace")
-def _depth_to_space(graph: Graph, node: Node) -> list[Step]:
+def _depth_to_space(graph: Graph, node: Node) -> list[ConvertedOp]:
     n, c, h, w = _sizes(graph, node)
     r = int(node.attributes["blocksize"])
     to = (n, c // (r * r), h * r, w * r)
@@ -82,7 +82,7 @@ def _depth_to_space(graph: Graph, node: Node) -> list[Step]:
 
 
 @converts("SpaceToDepth")
-def _space_to_depth(graph: Graph, node: Node) -> list[Step]:
+def _space_to_depth(graph: Graph, node: Node) -> list[ConvertedOp]:
     n, c, h, w = _sizes(graph, node)
     r = int(node.attributes["blocksize"])
     axes = (n, c, h // r, r, w // r, r)
@@ -92,7 +92,7 @@ def _space_to_depth(graph: Graph, node: Node) -> list[Step]:
 
 
 @converts("Slice", parameters=(1, 2, 3, 4))
-def _slice(graph: Graph, node: Node) -> list[Step]:
+def _slice(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Bounds as Python has them; one beyond an end means that end."""
     shape = _sizes(graph, node)
     first = ints(parameter(graph, node, "starts", 1))
@@ -103,12 +103,12 @@ def _slice(graph: Graph, node: Node) -> list[Step]:
     for axis, start, stop, step in zip(axes, first, last, each, strict=True):
         taken = range(*slice(start, stop, step).indices(shape[axis]))
         starts[axis], steps[axis], to[axis] = taken.start, step, len(taken)
-    op = Slice(shapes=(shape,), starts=tuple(starts), steps=tuple(steps), to=tuple(to))
+    op = SliceNd(shapes=(shape,), starts=tuple(starts), steps=tuple(steps), to=tuple(to))
     return [_step(node, op)]
 
 
 @converts("Split", parameters=(1,))
-def _split(graph: Graph, node: Node) -> list[Step]:
+def _split(graph: Graph, node: Node) -> list[ConvertedOp]:
     """One slice for every output that is named."""
     shape = _sizes(graph, node)
     axis = int(attribute(node, "axis", 0)) % len(shape)
@@ -118,14 +118,14 @@ def _split(graph: Graph, node: Node) -> list[Step]:
             raise unsupported(node, "every output must have a name.")
         to = tuple(graph.shapes[output])
         starts = tuple(start if i == axis else 0 for i in range(len(shape)))
-        op = Slice(shapes=(shape,), starts=starts, steps=(1,) * len(shape), to=to)
+        op = SliceNd(shapes=(shape,), starts=starts, steps=(1,) * len(shape), to=to)
         steps.append(_step(node, op, index))
         start += to[axis]
     return steps
 
 
 @converts("Pad", parameters=(1, 2, 3))
-def _pad(graph: Graph, node: Node) -> list[Step]:
+def _pad(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Pads of some axes or of all; `paddings` is what opset 1 calls them."""
     shape = _sizes(graph, node)
     pads = ints(parameter(graph, node, "pads", 1, node.attributes.get("paddings")))
@@ -142,13 +142,13 @@ def _pad(graph: Graph, node: Node) -> list[Step]:
     return [_step(node, op)]
 
 
-def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[Step]:
+def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[ConvertedOp]:
     """The input under `shape`, so many times along every axis."""
-    return [_step(node, Tile(shapes=(shape,), repeats=repeats))]
+    return [_step(node, TileNd(shapes=(shape,), repeats=repeats))]
 
 
 @converts("Tile", parameters=(1, 2))
-def _tile(graph: Graph, node: Node) -> list[Step]:
+def _tile(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Opset 1 repeats one axis, given as an input, as later ones repeat all."""
     shape, repeats = _sizes(graph, node), ints(constant_input(graph, node, 1))
     if has_input(node, 2):
@@ -158,14 +158,14 @@ def _tile(graph: Graph, node: Node) -> list[Step]:
 
 
 @converts("Expand", parameters=(1,))
-def _expand(graph: Graph, node: Node) -> list[Step]:
+def _expand(graph: Graph, node: Node) -> list[ConvertedOp]:
     shape, to = _sizes(graph, node), tuple(graph.shapes[node.outputs[0]])
     shape = (1,) * (len(to) - len(shape)) + shape
     return _stretched(node, shape, tuple(n // size for n, size in zip(to, shape, strict=True)))
 
 
 @converts("Concat")
-def _concat(graph: Graph, node: Node) -> list[Step]:
+def _concat(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Along the channels of images in blocks of channels; otherwise as rows."""
     shapes = tuple(_sizes(graph, node, index) for index in range(len(node.inputs)))
     axis = int(attribute(node, "axis", 1)) % len(shapes[0])
@@ -173,12 +173,12 @@ def _concat(graph: Graph, node: Node) -> list[Step]:
         op: Op = Concat(inputs=tuple(as_nchw(shape) for shape in shapes))
     else:
         op = ConcatNd(shapes=shapes, axis=axis)
-    return [Step(op, node.inputs, node.outputs[0])]
+    return [ConvertedOp(op, node.inputs, node.outputs[0])]
 
 
 @converts("Gather")
-def _gather(graph: Graph, node: Node) -> list[Step]:
+def _gather(graph: Graph, node: Node) -> list[ConvertedOp]:
     data, indices = _sizes(graph, node), _sizes(graph, node, 1)
     axis = int(attribute(node, "axis", 0)) % len(data)
     op = Gather(shapes=(data, indices), axis=axis)
-    return [Step(op, node.inputs[:2], node.outputs[0])]
+    return [ConvertedOp(op, node.inputs[:2], node.outputs[0])]

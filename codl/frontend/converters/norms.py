@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Step,
+    ConvertedOp,
     attribute,
     converts,
     has_input,
@@ -33,7 +33,7 @@ def _per_channel(graph: Graph, name: str, rank: int) -> Operand:
 
 
 @converts("BatchNormalization")
-def _batch_norm(graph: Graph, node: Node) -> list[Step]:
+def _batch_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     """x * slope + start, both computed here where all parameters are constants.
 
     Of images that is a depthwise convolution of one tap: one op, which can be split either way.
@@ -48,7 +48,7 @@ def _batch_norm(graph: Graph, node: Node) -> list[Step]:
         c = x.sizes[1]
         weights = {"weight": slope.value.reshape(c, 1, 1, 1), "bias": start.value.reshape(c)}
         op = Conv2d(inputs=(as_nchw(x.sizes),), out_channels=c, kernel=Size2(1, 1), groups=c)
-        return [Step(op, (x.name,), output, weights)]
+        return [ConvertedOp(op, (x.name,), output, weights)]
     product = Operand(f"{output}.product", x.sizes)
     return [
         *steps,
@@ -59,7 +59,7 @@ def _batch_norm(graph: Graph, node: Node) -> list[Step]:
 
 def _affine(
     node: Node, scale: Operand, bias: Operand, mean: Operand, variance: Operand
-) -> tuple[list[Step], tuple[Operand, Operand]]:
+) -> tuple[list[ConvertedOp], tuple[Operand, Operand]]:
     """scale / sqrt(variance + epsilon), and bias - mean times that; steps where not constant."""
     output, sizes = node.outputs[0], scale.sizes
     slope, start = Operand(f"{output}.slope", sizes), Operand(f"{output}.start", sizes)
@@ -80,19 +80,19 @@ def _affine(
 
 
 @converts("LayerNormalization")
-def _layer_norm(graph: Graph, node: Node) -> list[Step]:
+def _layer_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     sizes = tuple(graph.shapes[node.inputs[0]])
     axis = int(attribute(node, "axis", -1)) % len(sizes)
     return [*_statistics(node, sizes, axis), *_scaled(graph, node, axis, center=True)]
 
 
 @converts("RMSNormalization")
-def _rms_norm(graph: Graph, node: Node) -> list[Step]:
+def _rms_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     axis = int(attribute(node, "axis", -1)) % len(graph.shapes[node.inputs[0]])
     return _scaled(graph, node, axis, center=False)
 
 
-def _scaled(graph: Graph, node: Node, axis: int, *, center: bool) -> list[Step]:
+def _scaled(graph: Graph, node: Node, axis: int, *, center: bool) -> list[ConvertedOp]:
     """A norm with its scale and bias, as steps of their own where the kernels cannot do them."""
     x, output = Operand.of(graph, node.inputs[0]), node.outputs[0]
     rank = len(x.sizes)
@@ -105,11 +105,11 @@ def _scaled(graph: Graph, node: Node, axis: int, *, center: bool) -> list[Step]:
             shapes=(x.sizes, scale.sizes, bias.sizes), axis=axis, epsilon=epsilon, center=center
         )
         constants = {zeros.name: np.zeros(scale.sizes, np.float32)} if bias is zeros else {}
-        return [Step(op, (x.name, scale.name, bias.name), output, constants=constants)]
+        return [ConvertedOp(op, (x.name, scale.name, bias.name), output, constants=constants)]
     plain = Norm(shapes=(x.sizes,), axis=axis, epsilon=epsilon, center=center)
     normal, product = Operand(f"{output}.normal", x.sizes), Operand(f"{output}.product", x.sizes)
     return [
-        Step(plain, (x.name,), normal.name),
+        ConvertedOp(plain, (x.name,), normal.name),
         combine(node, "mul", (normal, scale), product.name),
         combine(node, "add", (product, bias), output),
     ]
@@ -121,7 +121,7 @@ def _led(operand: Operand, rank: int) -> Operand:
     return Operand(operand.name, sizes, operand.value)
 
 
-def _statistics(node: Node, sizes: Sizes, axis: int) -> list[Step]:
+def _statistics(node: Node, sizes: Sizes, axis: int) -> list[ConvertedOp]:
     """The optional outputs of a layer norm: the mean, and 1 over the standard deviation."""
     wanted = [*node.outputs[1:3], "", ""][:2]
     if not any(wanted):
@@ -146,17 +146,17 @@ def _statistics(node: Node, sizes: Sizes, axis: int) -> list[Step]:
 
 
 @converts("InstanceNormalization")
-def _instance_norm(graph: Graph, node: Node) -> list[Step]:
+def _instance_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     return _grouped(graph, node, graph.shapes[node.inputs[0]][1])
 
 
 @converts("GroupNormalization")
-def _group_norm(graph: Graph, node: Node) -> list[Step]:
+def _group_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Opset 18 has a scale and bias for each group, later ones for each channel."""
     return _grouped(graph, node, int(attribute(node, "num_groups", 1)))
 
 
-def _grouped(graph: Graph, node: Node, groups: int) -> list[Step]:
+def _grouped(graph: Graph, node: Node, groups: int) -> list[ConvertedOp]:
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
     channels, names = sizes[1], list(node.inputs[1:3])
     affine = (1, channels, *[1] * (len(sizes) - 2))
@@ -174,11 +174,11 @@ def _grouped(graph: Graph, node: Node, groups: int) -> list[Step]:
         steps.append(combine(node, "mul", (own, each), names[index]))
     shapes = (sizes, affine, affine)
     op = Norm(shapes=shapes, axis=1, groups=groups, epsilon=_epsilon(node))
-    return [*steps, Step(op, (node.inputs[0], *names), output, constants=constants)]
+    return [*steps, ConvertedOp(op, (node.inputs[0], *names), output, constants=constants)]
 
 
 @converts("MeanVarianceNormalization")
-def _mean_variance(graph: Graph, node: Node) -> list[Step]:
+def _mean_variance(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Over any axes, the batch's too: from the means of elements and of squares about them."""
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
     axes = tuple(int(a) % len(sizes) for a in attribute(node, "axes", (0, 2, 3)))

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from codl.frontend.converters.base import Step, unsupported
+from codl.frontend.converters.base import ConvertedOp, unsupported
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Array
@@ -35,14 +35,14 @@ class Operand:
         return cls(f"{value:g}", (1,) * rank, np.full((1,) * rank, value, np.float32))
 
 
-def function(mode: str, operand: Operand, output: str, *parameters: float) -> Step:
+def function(mode: str, operand: Operand, output: str, *parameters: float) -> ConvertedOp:
     """A mode of one input; a constant one becomes a tensor of the network."""
     values = dict(zip(("alpha", "beta"), parameters, strict=False))
     op = Eltwise(inputs=(as_nchw(operand.sizes),), mode=mode, **values)  # type: ignore[arg-type]
-    return Step(op, (operand.name,), output)
+    return ConvertedOp(op, (operand.name,), output)
 
 
-def combine(node: Node, mode: str, operands: tuple[Operand, Operand], output: str) -> Step:
+def combine(node: Node, mode: str, operands: tuple[Operand, Operand], output: str) -> ConvertedOp:
     """A mode of two inputs, stretched to each other as NumPy does it."""
     to = np.broadcast_shapes(*(operand.sizes for operand in operands))
     padded = [(1,) * (len(to) - len(o.sizes)) + o.sizes for o in operands]
@@ -59,7 +59,7 @@ def combine(node: Node, mode: str, operands: tuple[Operand, Operand], output: st
         if operand.value is not None:
             constants[name] = np.ascontiguousarray(operand.value, np.float32).reshape(sizes)
     op = Eltwise(inputs=tuple(as_nchw(sizes) for sizes in padded), mode=mode)
-    return Step(op, tuple(names), output, constants=constants)
+    return ConvertedOp(op, tuple(names), output, constants=constants)
 
 
 def merge(shapes: Sequence[Sizes]) -> list[Sizes]:

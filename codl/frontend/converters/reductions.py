@@ -7,7 +7,7 @@ from typing import Literal
 
 from codl.frontend.converters.base import (
     Convert,
-    Step,
+    ConvertedOp,
     attribute,
     converts,
     parameter_ints,
@@ -46,7 +46,7 @@ POOLINGS: Mapping[str, Literal["max", "avg"]] = {"mean": "avg", "max": "max"}
 
 def reduced(
     name: str, sizes: Sizes, mode: str, axes: Sizes, output: str, *, keepdims: bool
-) -> list[Step]:
+) -> list[ConvertedOp]:
     """Steps that reduce a tensor along any axes: one for each run of adjacent ones, last first.
 
     Along no axis, there remains what the mode does with a single element.
@@ -60,7 +60,7 @@ def reduced(
         table = {} if first and last else FIRST if first else LAST if last else LATER
         op = Reduce(shapes=(sizes,), mode=table.get(mode, mode), axes=run, keepdims=keepdims)
         target = output if last else f"{output}.{index}"
-        steps.append(Step(op, (name,), target))
+        steps.append(ConvertedOp(op, (name,), target))
         name, sizes = target, op.out_sizes
     return steps
 
@@ -77,7 +77,7 @@ def _runs(sizes: Sizes, axes: Sizes) -> Iterator[Sizes]:
 
 
 def _reduce(mode: str) -> Convert:
-    def convert(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         sizes = tuple(graph.shapes[node.inputs[0]])
         axes = parameter_ints(graph, node, "axes", 1)
         if not axes:
@@ -86,7 +86,7 @@ def _reduce(mode: str) -> Convert:
         whole = len(sizes) == 4 and {axis % 4 for axis in axes} == {2, 3}
         if whole and mode in POOLINGS:
             op = Pool2d(inputs=(as_nchw(sizes),), mode=POOLINGS[mode], kernel=Size2(*sizes[2:]))
-            return [Step(op, node.inputs[:1], node.outputs[0])]
+            return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
         return reduced(node.inputs[0], sizes, mode, axes, node.outputs[0], keepdims=keepdims)
 
     return convert
@@ -95,13 +95,13 @@ def _reduce(mode: str) -> Convert:
 def _softmax(*, log: bool) -> Convert:
     """Along one axis; up to opset 12, along all axes from one on."""
 
-    def convert(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         sizes = tuple(graph.shapes[node.inputs[0]]) or (1,)
         flat = graph.opset < 13
         axis = int(attribute(node, "axis", 1 if flat else -1)) % len(sizes)
         axes = tuple(range(axis, len(sizes))) if flat else (axis,)
         op = Softmax(shapes=(sizes,), axes=axes, log=log)
-        return [Step(op, node.inputs[:1], node.outputs[0])]
+        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
 
     return convert
 
@@ -114,14 +114,14 @@ def _norm_mode(node: Node) -> str:
 
 
 @converts("GlobalLpPool")
-def _global_lp_pool(graph: Graph, node: Node) -> list[Step]:
+def _global_lp_pool(graph: Graph, node: Node) -> list[ConvertedOp]:
     sizes = tuple(graph.shapes[node.inputs[0]])
     axes = tuple(range(2, len(sizes)))
     return reduced(node.inputs[0], sizes, _norm_mode(node), axes, node.outputs[0], keepdims=True)
 
 
 @converts("LpNormalization")
-def _lp_normalization(graph: Graph, node: Node) -> list[Step]:
+def _lp_normalization(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Divided by its norm; where that is 0, so is the result."""
     sizes, output = tuple(graph.shapes[node.inputs[0]]), node.outputs[0]
     axis = int(attribute(node, "axis", -1)) % len(sizes)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from codl.frontend.converters.base import (
-    Step,
+    ConvertedOp,
     attribute,
     constant_input,
     converts,
@@ -44,7 +44,7 @@ class _Axes:
 
 @converts("Upsample", parameters=(1,))
 @converts("Resize", parameters=(1, 2, 3))
-def _resize(graph: Graph, node: Node) -> list[Step]:
+def _resize(graph: Graph, node: Node) -> list[ConvertedOp]:
     if attribute(node, "antialias", 0):
         raise unsupported(node, "antialias must be 0.")
     sizes, to = tuple(graph.shapes[node.inputs[0]]), tuple(graph.shapes[node.outputs[0]])
@@ -92,12 +92,12 @@ def _scales(
     return [(min if policy == "not_larger" else max)(ratios)] * len(named)
 
 
-def _steps(node: Node, axes: _Axes, rule: Mapping[str, Any]) -> list[Step]:
+def _steps(node: Node, axes: _Axes, rule: Mapping[str, Any]) -> list[ConvertedOp]:
     """A resize of the last two axes, or one of one axis after the other."""
     rank, changed = len(axes.sizes), axes.changed
     if not changed:
         op = Reshape(shapes=(axes.sizes,), to=axes.to)
-        return [Step(op, node.inputs[:1], node.outputs[0])]
+        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
     if rank == 4 and min(changed) >= 2:
         return [_step(node, axes, rule, as_nchw(axes.sizes), (2, 3), node.inputs[0], "")]
     steps, source, sizes = [], node.inputs[0], list(axes.sizes)
@@ -112,7 +112,7 @@ def _steps(node: Node, axes: _Axes, rule: Mapping[str, Any]) -> list[Step]:
 def _step(
     node: Node, axes: _Axes, rule: Mapping[str, Any], shape: Shape,
     taken: tuple[int, int | None], source: str, name: str,
-) -> Step:  # fmt: skip
+) -> ConvertedOp:  # fmt: skip
     """A resize of the rows of `shape`, which are an axis, and its columns, which may be one."""
     h, w = taken
     to = (axes.to[h], shape.w if w is None else axes.to[w])
@@ -128,4 +128,4 @@ def _step(
         roi=() if rule["coords"] != "tf_crop_and_resize" else (*starts, *ends),
         **rule,
     )
-    return Step(op, (source,), node.outputs[0] + name)
+    return ConvertedOp(op, (source,), node.outputs[0] + name)

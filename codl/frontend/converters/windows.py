@@ -14,7 +14,7 @@ import numpy as np
 
 from codl.frontend.converters.base import (
     Convert,
-    Step,
+    ConvertedOp,
     attribute,
     converts,
     has_input,
@@ -36,7 +36,7 @@ from codl.ir.region import Shape, as_nchw
 
 
 @dataclass(frozen=True)
-class Window:
+class OnnxWindow:
     """A sliding window, with one entry for every spatial axis.
 
     `after` is more than the padding that the node `declared` where sizes are rounded up.
@@ -52,7 +52,7 @@ class Window:
     declared: Sizes
 
     @classmethod
-    def of(cls, graph: Graph, node: Node, kernel: Sizes) -> Window:
+    def of(cls, graph: Graph, node: Node, kernel: Sizes) -> OnnxWindow:
         sizes = tuple(graph.shapes[node.inputs[0]][2:])
         to = tuple(graph.shapes[node.outputs[0]][2:])
         rank = len(sizes)
@@ -70,7 +70,7 @@ class Window:
         window = cls(sizes, to, kernel, stride, dilation, before, after, after)
         return window._rounded_up() if attribute(node, "ceil_mode", 0) else window
 
-    def _rounded_up(self) -> Window:
+    def _rounded_up(self) -> OnnxWindow:
         """With as much padding behind as the output's sizes need."""
         axes = zip(self.to, self.stride, self.extent, self.sizes, self.before, strict=True)
         after = tuple(max((to - 1) * s + e - n - b, 0) for to, s, e, n, b in axes)
@@ -122,11 +122,11 @@ def _same(
 
 
 @converts("Conv", parameters=(1, 2))
-def _conv(graph: Graph, node: Node) -> list[Step]:
+def _conv(graph: Graph, node: Node) -> list[ConvertedOp]:
     weight = graph.constant(node.inputs[1])
     oc = weight.shape[0]
     bias = graph.constant(node.inputs[2]) if has_input(node, 2) else np.zeros(oc, np.float32)
-    window = Window.of(graph, node, tuple(weight.shape[2:]))
+    window = OnnxWindow.of(graph, node, tuple(weight.shape[2:]))
     groups = int(attribute(node, "group", 1))
     if weight.ndim == 5:
         return _conv3d(graph, node, window, {"weight": weight, "bias": bias}, groups)
@@ -135,19 +135,19 @@ def _conv(graph: Graph, node: Node) -> list[Step]:
         inputs=(shape,), out_channels=oc, groups=groups, **window.over(*range(weight.ndim - 2))
     )
     weights = {"weight": weight.reshape(*weight.shape[:2], *op.kernel), "bias": bias}
-    return [Step(op, node.inputs[:1], node.outputs[0], weights)]
+    return [ConvertedOp(op, node.inputs[:1], node.outputs[0], weights)]
 
 
 def _conv3d(
-    graph: Graph, node: Node, window: Window, weights: dict[str, Array], groups: int
-) -> list[Step]:
+    graph: Graph, node: Node, window: OnnxWindow, weights: dict[str, Array], groups: int
+) -> list[ConvertedOp]:
     """Taps along the depth become channels, slices of the depth images of a batch."""
     n, c, depth, h, w = graph.shapes[node.inputs[0]]
     oc, source, steps = weights["weight"].shape[0], node.inputs[0], []
     if window.before[0] or window.after[0]:
         pads = [(0, 0, side[0], 0, 0) for side in (window.before, window.after)]
         padded = PadNd(shapes=((n, c, depth, h, w),), before=pads[0], after=pads[1])
-        steps.append(Step(padded, (source,), f"{node.outputs[0]}.padded"))
+        steps.append(ConvertedOp(padded, (source,), f"{node.outputs[0]}.padded"))
         source, depth = steps[-1].output, padded.out_sizes[2]
     taps = Windows(
         shapes=((n, c, depth, h * w),),
@@ -156,7 +156,7 @@ def _conv3d(
         stride=window.stride[0],
         dilation=window.dilation[0],
     )
-    steps.append(Step(taps, (source,), f"{node.outputs[0]}.taps"))
+    steps.append(ConvertedOp(taps, (source,), f"{node.outputs[0]}.taps"))
     images = n * window.to[0]
     conv = Conv2d(
         inputs=(Shape(images, c * window.kernel[0], h, w),),
@@ -166,7 +166,7 @@ def _conv3d(
     )
     weight = weights["weight"].reshape(oc, -1, *window.kernel[1:])
     own = {"weight": weight, "bias": weights["bias"]}
-    steps.append(Step(conv, (steps[-1].output,), f"{node.outputs[0]}.images", own))
+    steps.append(ConvertedOp(conv, (steps[-1].output,), f"{node.outputs[0]}.images", own))
     area = prod(window.to[1:])
     back = Transpose(
         shapes=(tuple(conv.output),),
@@ -174,11 +174,11 @@ def _conv3d(
         axes=(n, window.to[0], oc, area),
         to=tuple(graph.shapes[node.outputs[0]]),
     )
-    return [*steps, Step(back, (steps[-1].output,), node.outputs[0])]
+    return [*steps, ConvertedOp(back, (steps[-1].output,), node.outputs[0])]
 
 
 @converts("ConvTranspose", parameters=(1, 2))
-def _conv_transpose(graph: Graph, node: Node) -> list[Step]:
+def _conv_transpose(graph: Graph, node: Node) -> list[ConvertedOp]:
     """ONNX's weights have the input channels first."""
     weight = graph.constant(node.inputs[1])
     rank, shape = weight.ndim - 2, input_shape(graph, node)
@@ -200,7 +200,7 @@ def _conv_transpose(graph: Graph, node: Node) -> list[Step]:
         crop=Size2(*(*_crop(graph, node, kernel), 0)[:2]),
     )
     own = np.ascontiguousarray(grouped).reshape(oc, shape.c // groups, *op.kernel)
-    return [Step(op, node.inputs[:1], node.outputs[0], {"weight": own, "bias": bias})]
+    return [ConvertedOp(op, node.inputs[:1], node.outputs[0], {"weight": own, "bias": bias})]
 
 
 def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
@@ -224,12 +224,12 @@ def _crop(graph: Graph, node: Node, kernel: Sizes) -> Sizes:
 
 
 def _pool(mode: Literal["max", "avg"]) -> Convert:
-    def convert(graph: Graph, node: Node) -> list[Step]:
-        window = Window.of(graph, node, _ints(node, "kernel_shape", ()))
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
+        window = OnnxWindow.of(graph, node, _ints(node, "kernel_shape", ()))
         count_pad = mode == "avg" and bool(attribute(node, "count_include_pad", 0))
         rank = len(window.sizes)
         passes = [(0,), (1, 2)] if rank == 3 else [tuple(range(rank))]
-        steps: list[Step] = []
+        steps: list[ConvertedOp] = []
         n, c = graph.shapes[node.inputs[0]][:2]
         source = node.inputs[0]
         for axes in passes:
@@ -240,7 +240,7 @@ def _pool(mode: Literal["max", "avg"]) -> Convert:
             output = node.outputs[0] if axes == passes[-1] else f"{node.outputs[0]}.{axes[0]}"
             again = _recounted(window, axes, op) if count_pad else None
             if again is None:
-                steps.append(Step(op, (source,), output))
+                steps.append(ConvertedOp(op, (source,), output))
             else:
                 steps += _scaled(op, source, output, again)
             source = output
@@ -251,7 +251,7 @@ def _pool(mode: Literal["max", "avg"]) -> Convert:
     return convert
 
 
-def _indices(graph: Graph, node: Node, window: Window) -> Step:
+def _indices(graph: Graph, node: Node, window: OnnxWindow) -> ConvertedOp:
     """Where the maxima are, as an op of its own."""
     rank = len(window.sizes)
     if rank > 2:
@@ -261,10 +261,10 @@ def _indices(graph: Graph, node: Node, window: Window) -> Step:
         by_columns=bool(attribute(node, "storage_order", 0)),
         **window.over(*range(rank)),
     )
-    return Step(op, node.inputs[:1], node.outputs[1])
+    return ConvertedOp(op, node.inputs[:1], node.outputs[1])
 
 
-def _recounted(window: Window, axes: tuple[int, ...], op: Pool2d) -> Array | None:
+def _recounted(window: OnnxWindow, axes: tuple[int, ...], op: Pool2d) -> Array | None:
     """What averages must be multiplied by for windows that reach beyond the declared padding."""
     shares = [window.kernel[axis] / window.counted(axis) for axis in axes]
     whole = np.multiply.outer(*shares) if len(shares) == 2 else shares[0][:, None]
@@ -272,22 +272,22 @@ def _recounted(window: Window, axes: tuple[int, ...], op: Pool2d) -> Array | Non
     return None if (factors == 1).all() else factors[None, None]
 
 
-def _scaled(op: Pool2d, source: str, output: str, factors: Array) -> list[Step]:
+def _scaled(op: Pool2d, source: str, output: str, factors: Array) -> list[ConvertedOp]:
     names = (f"{output}.whole", f"{output}.factors")
     scale = Eltwise(inputs=(op.output, Shape(*factors.shape)), mode="mul")
     return [
-        Step(op, (source,), names[0]),
-        Step(scale, names, output, constants={names[1]: factors}),
+        ConvertedOp(op, (source,), names[0]),
+        ConvertedOp(scale, names, output, constants={names[1]: factors}),
     ]
 
 
 def _global_pool(mode: Literal["max", "avg"]) -> Convert:
-    def convert(graph: Graph, node: Node) -> list[Step]:
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
         sizes = tuple(graph.shapes[node.inputs[0]])
         flat = (*sizes[:2], 1, prod(sizes[2:]))
         shape = as_nchw(sizes if len(sizes) <= 4 else flat)
         op = Pool2d(inputs=(shape,), mode=mode, kernel=Size2(shape.h, shape.w))
-        return [Step(op, node.inputs[:1], node.outputs[0])]
+        return [ConvertedOp(op, node.inputs[:1], node.outputs[0])]
 
     return convert
 

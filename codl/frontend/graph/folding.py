@@ -17,7 +17,7 @@ from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.passes import RESHAPES, is_only_read_by, rename
 from codl.ir.onnx_node import Node
 
-Vector = NDArray[np.float64]
+FoldedVector = NDArray[np.float64]
 
 PRODUCTS = ("Gemm", "MatMul")
 
@@ -30,7 +30,7 @@ class Affine:
     scale: NDArray[np.float64]
     shift: NDArray[np.float64]
 
-    def along_last(self, size: int) -> tuple[Vector, Vector] | None:
+    def along_last(self, size: int) -> tuple[FoldedVector, FoldedVector] | None:
         """Scale and shift for each element of the last axis; None where others matter."""
         parts = []
         for value in (self.scale, self.shift):

@@ -20,7 +20,7 @@ OPSET = 17
 #: Constants of at most so many elements may be sizes or factors that shapes depend on.
 SIZES = 16
 #: A height and a width; one number where they are equal.
-Pair: TypeAlias = int | tuple[int, int]
+IntPair: TypeAlias = int | tuple[int, int]
 #: Rows or columns of padding above, on the left, below and on the right; or one number for all.
 Pads: TypeAlias = int | tuple[int, int, int, int]
 #: Variances of a product's weights, times its inputs: with half of the outputs made 0 behind it,
@@ -55,8 +55,8 @@ class ModelBuilder:
         self.inputs.append(name)
         return name
 
-    def conv(self, x: str, oc: int, kernel: Pair, *, pad: Pads, stride: Pair = 1,
-             dilation: Pair = 1, bias: bool = True, groups: int = 1,
+    def conv(self, x: str, oc: int, kernel: IntPair, *, pad: Pads, stride: IntPair = 1,
+             dilation: IntPair = 1, bias: bool = True, groups: int = 1,
              gain: float = HALF_KEPT) -> str:  # fmt: skip
         name = self._numbered("conv", "Conv")
         shape = (oc, self.shapes[x][1] // groups, *_pair(kernel))
@@ -68,7 +68,7 @@ class ModelBuilder:
             attributes["dilations"] = _pair(dilation)
         return self.node("Conv", inputs, name=name, **attributes)
 
-    def conv_transpose(self, x: str, oc: int, kernel: Pair, *, stride: Pair, pad: Pads,
+    def conv_transpose(self, x: str, oc: int, kernel: IntPair, *, stride: IntPair, pad: Pads,
                        bias: bool = True) -> str:  # fmt: skip
         """`pad` is what is cut off the whole result."""
         name = self._numbered("deconv", "ConvTranspose")
@@ -143,16 +143,16 @@ class ModelBuilder:
         name = self._numbered("mean", "GlobalAveragePool")
         return self.node("GlobalAveragePool", [x], name=name)
 
-    def max_pool(self, x: str, kernel: Pair, stride: Pair, *, pad: Pads = 0) -> str:
+    def max_pool(self, x: str, kernel: IntPair, stride: IntPair, *, pad: Pads = 0) -> str:
         name = self._numbered("pool", "MaxPool")
         return self.node("MaxPool", [x], name=name, **_window(kernel, stride, pad))
 
-    def average_pool(self, x: str, kernel: Pair, stride: Pair, *, pad: Pads = 0) -> str:
+    def average_pool(self, x: str, kernel: IntPair, stride: IntPair, *, pad: Pads = 0) -> str:
         """Padding is not counted."""
         name = self._numbered("avgpool", "AveragePool")
         return self.node("AveragePool", [x], name=name, **_window(kernel, stride, pad))
 
-    def upsample(self, x: str, factor: Pair) -> str:
+    def upsample(self, x: str, factor: IntPair) -> str:
         """Every pixel as many rows and columns as `factor` says."""
         name = self._numbered("resize", "Resize")
         scales = self.constant(f"{name}.scales", np.array([1, 1, *_pair(factor)], np.float32))
@@ -272,11 +272,11 @@ class ModelBuilder:
         return name
 
 
-def _pair(value: Pair) -> tuple[int, int]:
+def _pair(value: IntPair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
 
 
-def _window(kernel: Pair, stride: Pair, pad: Pads) -> dict[str, Sequence[int]]:
+def _window(kernel: IntPair, stride: IntPair, pad: Pads) -> dict[str, Sequence[int]]:
     pads = (pad,) * 4 if isinstance(pad, int) else pad
     return {"kernel_shape": _pair(kernel), "strides": _pair(stride), "pads": pads}
 

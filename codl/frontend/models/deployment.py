@@ -16,7 +16,7 @@ import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.frontend.models.reading import Section, flag, one_of, sequence, sizes, text
-from codl.frontend.models.tensors import Place, cut_out, fix_inputs
+from codl.frontend.models.tensors import FilePlace, cut_out, fix_inputs
 
 #: How each of MACE's other platforms becomes ONNX.
 CONVERTERS = {
@@ -105,7 +105,7 @@ class Deployment:
             check_sum(self.path, self.checksum)
         proto = load_onnx(self.path)
         if self.inputs or self.outputs:
-            place = Place(self.file, f"models.{self.name}.subgraphs[0]")
+            place = FilePlace(self.file, f"models.{self.name}.subgraphs[0]")
             proto = cut_out(proto, tuple(self.inputs), tuple(self.outputs), place)
             fix_inputs(proto, self.inputs, self.outputs, place)
         return proto

@@ -20,7 +20,7 @@ from codl.frontend.models.reading import (
 )
 
 Inputs: TypeAlias = tuple[str, ...]
-Window: TypeAlias = tuple[tuple[int, int], tuple[int, int], Pads]
+LayerWindow: TypeAlias = tuple[tuple[int, int], tuple[int, int], Pads]
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _window(
     usual: Any,
     dilation: tuple[int, int],
     step: tuple[int, int] = (1, 1),
-) -> Window:
+) -> LayerWindow:
     """Kernel, stride (`step` where it is not given) and padding (`usual`)."""
     kernel, stride = layer.take("kernel", pair(1)), layer.take("stride", pair(1), step)
     pad = layer.take("pad", _pads, usual)

@@ -12,7 +12,7 @@ from codl.errors import InvalidFileError, UnknownNameError
 
 T = TypeVar("T")
 #: What a value becomes; raises `ValueError` with what was expected.
-Reader = Callable[[Any], T]
+ValueReader = Callable[[Any], T]
 MISSING: Any = object()
 
 
@@ -63,7 +63,7 @@ class Section:
             if key not in known:
                 self.refuse(str(UnknownNameError("key", key, known)), key)
 
-    def take(self, key: str, reader: Reader[T], default: Any = MISSING) -> T:
+    def take(self, key: str, reader: ValueReader[T], default: Any = MISSING) -> T:
         """The value of a key, or the default where it is not there; raises where it has none."""
         if key not in self.content:
             if default is MISSING:
@@ -124,7 +124,7 @@ def flag(value: Any) -> bool:
     raise ValueError("expected true or false (1 or 0)")
 
 
-def whole(least: int) -> Reader[int]:
+def whole(least: int) -> ValueReader[int]:
     def reader(value: Any) -> int:
         if type(value) is int and value >= least:
             return value
@@ -139,7 +139,7 @@ def number(value: Any) -> float:
     raise ValueError("expected a number")
 
 
-def one_of(*known: Any) -> Reader[Any]:
+def one_of(*known: Any) -> ValueReader[Any]:
     def reader(value: Any) -> Any:
         # 1 is also True, and "a" no part of "abc"
         if any(value == other and type(value) is type(other) for other in known):
@@ -149,7 +149,7 @@ def one_of(*known: Any) -> Reader[Any]:
     return reader
 
 
-def sequence(reader: Reader[T]) -> Reader[tuple[T, ...]]:
+def sequence(reader: ValueReader[T]) -> ValueReader[tuple[T, ...]]:
     """A list of one or more."""
 
     def read(value: Any) -> tuple[T, ...]:
@@ -160,7 +160,7 @@ def sequence(reader: Reader[T]) -> Reader[tuple[T, ...]]:
     return read
 
 
-def pair(least: int) -> Reader[tuple[int, int]]:
+def pair(least: int) -> ValueReader[tuple[int, int]]:
     """A height and a width; one number is both."""
 
     def reader(value: Any) -> tuple[int, int]:

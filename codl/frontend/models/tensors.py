@@ -13,7 +13,7 @@ from codl.errors import InvalidFileError, UnknownNameError
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """Where a file names tensors and shapes."""
 
     path: Path
@@ -24,7 +24,7 @@ class Place:
 
 
 def cut_out(
-    proto: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...], place: Place
+    proto: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...], place: FilePlace
 ) -> onnx.ModelProto:
     """The part of a model between `inputs` and `outputs`; the model itself where that is all.
 
@@ -86,7 +86,7 @@ def fix_inputs(
     proto: onnx.ModelProto,
     inputs: Mapping[str, tuple[int, ...]],
     outputs: Mapping[str, tuple[int, ...]],
-    place: Place,
+    place: FilePlace,
 ) -> None:
     """Give inputs their shapes, where the model leaves sizes open, and check those of outputs.
 
@@ -114,7 +114,9 @@ def fix_inputs(
                 info.type.tensor_type.shape.dim.add().dim_value = size
 
 
-def _agree(info: onnx.ValueInfoProto, declared: tuple[int, ...], place: Place, key: str) -> None:
+def _agree(
+    info: onnx.ValueInfoProto, declared: tuple[int, ...], place: FilePlace, key: str
+) -> None:
     """Refuse a declared shape that differs where the model's own is known."""
     if not info.type.tensor_type.HasField("shape"):
         return

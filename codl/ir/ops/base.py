@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.columns import Columns, OpColumns
+from codl.ir.columns import Columns, GenericColumns
 from codl.ir.region import Region, Shape, Span
 from codl.ir.synthesis import SyntheticGroup
 from codl.registry import Registry
@@ -98,7 +98,7 @@ class Op:
     #: One of the kinds that muLayer has a latency model for.
     is_mulayer: ClassVar[bool] = False
     #: The sizes of many such ops as columns, from which features are computed.
-    size_columns: ClassVar[type[Columns]] = OpColumns
+    size_columns: ClassVar[type[Columns]] = GenericColumns
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -102,7 +102,7 @@ class Transpose(Movement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slice(Movement):
+class SliceNd(Movement):
     """Along every axis `to` elements, the first at `starts`, each `steps` (any sign) further."""
 
     starts: Sizes
@@ -136,7 +136,7 @@ class Slice(Movement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile(Movement):
+class TileNd(Movement):
     """The input so many times along every axis; stretching an axis of size 1 is the same."""
 
     repeats: Sizes

@@ -15,7 +15,7 @@ Sizes = tuple[int, ...]
 Numbers = tuple[float, ...]
 
 
-class Rows(NamedTuple):
+class AxisBlock(NamedTuple):
     """A dense tensor around some adjacent axes: (outer, size, inner), `size` being theirs."""
 
     outer: int
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     inner: int
 
     @classmethod
-    def around(cls, sizes: Sizes, axes: Sizes) -> Rows:
+    def around(cls, sizes: Sizes, axes: Sizes) -> AxisBlock:
         """`axes` are adjacent and ascending, at least one."""
         first, last = axes[0], axes[-1]
         return cls(prod(sizes[:first]), prod(sizes[first : last + 1]), prod(sizes[last + 1 :]))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.nd import NdOp, Rows, Sizes
+from codl.ir.ops.nd import AxisBlock, NdOp, Sizes
 
 
 def _log_sum_exp(x: NDArray[np.float64], **kwargs: Any) -> NDArray[np.float64]:
@@ -49,8 +49,8 @@ class Reduce(NdOp):
         return self.mode
 
     @property
-    def rows(self) -> Rows:
-        return Rows.around(self.shapes[0], self.axes)
+    def rows(self) -> AxisBlock:
+        return AxisBlock.around(self.shapes[0], self.axes)
 
     @property
     def out_sizes(self) -> Sizes:

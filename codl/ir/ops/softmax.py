@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.nd import NdOp, Rows, Sizes
+from codl.ir.ops.nd import AxisBlock, NdOp, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class Softmax(NdOp):
         return "log" if self.log else ""
 
     @property
-    def rows(self) -> Rows:
-        return Rows.around(self.shapes[0], self.axes)
+    def rows(self) -> AxisBlock:
+        return AxisBlock.around(self.shapes[0], self.axes)
 
     @property
     def out_sizes(self) -> Sizes:

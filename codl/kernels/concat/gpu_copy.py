@@ -16,7 +16,7 @@ from codl.ir.ops.concat import (
 )
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
@@ -77,13 +77,13 @@ def _blocks(op: Concat, index: int, soc: Soc) -> int:
     return ceil_div(first + op.inputs[index].c, width) - first // width
 
 
-def _launch(op: Concat, index: int, most: int, soc: Soc) -> Launch:
+def _launch(op: Concat, index: int, most: int, soc: Soc) -> KernelLaunch:
     pixels, blocks = op.output.h * op.output.w, _blocks(op, index, soc)
     length = strip(pixels, blocks, most, soc)
     global_size, local_size = item_grid(ceil_div(pixels, length), blocks, soc)
     first_block, shift = divmod(op.offset(index), soc.gpu.vector_width)
     source = (shift, soc.gpu.blocks(op.inputs[index].c)) if shift else ()
-    return Launch(
+    return KernelLaunch(
         kernel="concat_shifted" if shift else "concat_blocks",
         global_size=global_size,
         local_size=local_size,

@@ -16,7 +16,7 @@ from codl.ir.ops.concat import (
 )
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
@@ -83,7 +83,7 @@ def _written(op: Concat, index: int) -> tuple[int, int]:
     return ceil_div(first, TEXEL), ceil_div(last, TEXEL)
 
 
-def _launch(op: Concat, index: int, soc: Soc) -> Launch | None:
+def _launch(op: Concat, index: int, soc: Soc) -> KernelLaunch | None:
     """None where all of an input went into a texel that begins with the one before."""
     first, stop = _written(op, index)
     if first == stop:
@@ -94,7 +94,7 @@ def _launch(op: Concat, index: int, soc: Soc) -> Launch | None:
     beyond = op.inputs[following].c if following > index else 0
     sizes = (length, op.output.w, pixels, first, op.offset(index), op.inputs[index].c, beyond)
     tensors = (TensorArg("input", index), TensorArg("input", following), TensorArg("output"))
-    return Launch(
+    return KernelLaunch(
         kernel="concat_image",
         global_size=global_size,
         local_size=local_size,

@@ -11,7 +11,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.strided.gpu_copy import as_ints, row_launch, row_pieces
-from codl.kernels.strided.order import RUN, Rows
+from codl.kernels.strided.order import RUN, CopiedRows
 from codl.kernels.tiling import base_defines, waves
 from codl.kernels.variant import OnGpu
 
@@ -57,6 +57,6 @@ class GpuRows(OnGpu):
         )
 
 
-def _rows(op: ConcatNd, index: int) -> Rows:
+def _rows(op: ConcatNd, index: int) -> CopiedRows:
     size = op.row_size(index)
-    return Rows(np.arange(op.rows) * size, size, RUN, high=size)
+    return CopiedRows(np.arange(op.rows) * size, size, RUN, high=size)

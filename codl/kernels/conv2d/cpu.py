@@ -39,7 +39,7 @@ from codl.kernels.ncnn import (
     NO_WINOGRAD,
     SHAPE_HINT,
     NcnnLayer,
-    Value,
+    NcnnValue,
     fused_activation,
     left_over,
 )
@@ -79,7 +79,7 @@ class _CpuConv(ByColumns):
 
     def plan(self, op: Conv2d, soc: Soc) -> NcnnLayer:
         weight_size = op.out_channels * (op.input.c // op.groups) * op.kernel.h * op.kernel.w
-        parameters: dict[int, Value] = {
+        parameters: dict[int, NcnnValue] = {
             0: op.out_channels,
             1: op.kernel.w,
             11: op.kernel.h,
@@ -254,8 +254,8 @@ class CpuGemm(_CpuConv):
 
 
 #: Outputs on a side of a tile; ncnn calls F(2x2, 3x3) "winograd23".
-Tile = Literal[2, 4, 6]
-TILES: tuple[Tile, ...] = (2, 4, 6)
+WinogradTile = Literal[2, 4, 6]
+TILES: tuple[WinogradTile, ...] = (2, 4, 6)
 
 
 #: What a point of a tile costs either transform, beside one of F(4x4); by the order of `TILES`.
@@ -271,7 +271,7 @@ class CpuWinograd(_CpuConv):
 
     algorithm: ClassVar[str] = "winograd"
 
-    tile: Tile | None = None
+    tile: WinogradTile | None = None
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from codl.ir.ops.conv2d import (
 from codl.ir.soc import Soc
 from codl.kernels import feature_columns as caches
 from codl.kernels import tiling_columns
-from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -115,7 +115,7 @@ class GpuDepthwise(ForStorage, ByChoiceColumns):
             op.pad.left,
             op.dilation.h,
         )
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="conv2d_depthwise",
             global_size=global_size,
             local_size=local_size,

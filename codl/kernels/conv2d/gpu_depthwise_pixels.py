@@ -8,7 +8,7 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
-from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import _pack_windows
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up, waves
@@ -65,7 +65,7 @@ class GpuDepthwisePixels(OnGpu):
         tiles = row_tiles * op.output.h
         window = (op.stride.h, op.pad.top, op.pad.left, op.dilation.h)
         sizes = (blocks, tiles, row_tiles, op.input.h, op.input.w, op.output.w, *window)
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="conv2d_depthwise_pixels",
             global_size=(round_up(tiles * blocks, GROUP),),
             local_size=(GROUP,),

@@ -21,7 +21,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels import feature_columns as caches
 from codl.kernels import tiling_columns
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
     ChoiceColumns,
     first_choice,
@@ -45,7 +45,7 @@ MOST_UNROLLED = 4
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _DirectTiling:
     """How convolutions are cut; all that the plan and the features have in common."""
 
     pixels: Column
@@ -57,7 +57,7 @@ class _Tiling:
     out_blocks: Column
 
     @classmethod
-    def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> _Tiling:
+    def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> _DirectTiling:
         width = soc.gpu.vector_width
         in_blocks = columns.ceil_div(ops.group_ic, width)
         out_blocks = columns.ceil_div(ops.oc, width)
@@ -102,7 +102,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
-        t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        t = _DirectTiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, cache = soc.gpu.vector_width, caches.gpu_cache_bytes(soc)
         tiles, items = t.tiles * t.out_blocks, t.strips * t.out_blocks
         steps, loop = ops.window * t.in_blocks, ops.window * ops.group_ic
@@ -137,7 +137,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(ConvColumns.of([op]), soc, choice or self.choices(op, soc)[0])
+        tiling = _DirectTiling.of(ConvColumns.of([op]), soc, choice or self.choices(op, soc)[0])
         pixels, outs = int(tiling.pixels[0]), int(tiling.outs[0])
         in_blocks, out_blocks = int(tiling.in_blocks[0]), int(tiling.out_blocks[0])
         out_pixels = op.output.h * op.output.w
@@ -160,7 +160,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
             op.pad.left,
             *op.dilation,
         )
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="conv2d_direct",
             global_size=global_size,
             local_size=local_size,
@@ -223,7 +223,7 @@ def byte_columns(ops: ConvColumns, soc: Soc, storage: Storage = BLOCKED) -> Feat
     }
 
 
-def _tiles_over_ends(ops: ConvColumns, t: _Tiling) -> Column:
+def _tiles_over_ends(ops: ConvColumns, t: _DirectTiling) -> Column:
     """Tiles that lie in more than one row, or are not full: each of their pixels has a pointer."""
     flat = (ops.window == 1) & (ops.sh == 1) & (ops.sw == 1) & ~ops.is_padded
     crossing = np.where(ops.ow < t.pixels, t.tiles, np.minimum(ops.oh - 1, t.tiles))

@@ -18,8 +18,8 @@ from codl.kernels.base import (
     Arg,
     Choice,
     ConstantArg,
+    KernelLaunch,
     KernelPlan,
-    Launch,
     ScratchArg,
     TensorArg,
 )
@@ -106,7 +106,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Cut:
+class GemmCut:
     """How a product is cut into work-groups, teams and steps; the source says what these are."""
 
     tm: int
@@ -183,14 +183,14 @@ class Cut:
         buffers: tuple[Arg, ...],
         window: tuple[int, ...],
         apart: tuple[Arg, Arg],
-    ) -> Launch:
+    ) -> KernelLaunch:
         """`buffers` are input, output, weight and bias, `window` the sizes from `in_h` on.
 
         The inputs and the outputs of products lie so far `apart`.
         """
         tiles_m, *others = self.groups(product)
         blocks = (product.in_blocks, product.out_blocks, product.pixels)
-        return Launch(
+        return KernelLaunch(
             kernel="conv2d_gemm",
             global_size=(tiles_m * self.items, *others),
             local_size=(self.items, 1, 1),
@@ -248,9 +248,9 @@ class Cut:
 
 
 @lru_cache(maxsize=4096)
-def cuts(product: Product, gpu: GpuSide) -> tuple[Cut, ...]:
+def cuts(product: Product, gpu: GpuSide) -> tuple[GemmCut, ...]:
     """All cuts that the device can run and that leave no team without work, likely ones first."""
-    found = (Cut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
+    found = (GemmCut(**shape, splits=splits) for shape in SHAPES for splits in SPLITS)
     fitting = (
         cut
         for cut in found
@@ -289,7 +289,7 @@ class GpuGemm(OnGpu):
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         product = Product.of(op)
-        cut = Cut(**choice) if choice else cuts(product, soc.gpu)[0]
+        cut = GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
         tiles_m, tiles_n, others = cut.groups(product)
         groups = tiles_m * tiles_n * others
         padded = tiles_m * cut.tile_m * tiles_n * cut.tile_n * 4 * cut.padded_depth(product)
@@ -307,7 +307,7 @@ class GpuGemm(OnGpu):
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         product = Product.of(op)
-        cut = Cut(**choice) if choice else cuts(product, soc.gpu)[0]
+        cut = GemmCut(**choice) if choice else cuts(product, soc.gpu)[0]
         parts, bias = ScratchArg("parts"), ConstantArg("bias")
         in_one = cut.splits == 1
         source, target = TensorArg("input"), TensorArg("output")
@@ -344,9 +344,9 @@ class GpuGemm(OnGpu):
         )
 
 
-def _sum(product: Product, splits: int) -> Launch:
+def _sum(product: Product, splits: int) -> KernelLaunch:
     """The second kernel, which adds the sums of all splits."""
-    return Launch(
+    return KernelLaunch(
         kernel="conv2d_gemm_sum",
         global_size=(round_up(product.pixels * product.out_blocks, GROUP),),
         local_size=(GROUP,),

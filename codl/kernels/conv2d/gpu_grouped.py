@@ -15,7 +15,7 @@ from codl.ir.ops.conv2d import (
 from codl.ir.soc import Soc
 from codl.kernels import feature_columns as caches
 from codl.kernels import tiling_columns
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -83,7 +83,7 @@ class GpuGrouped(ForStorage, ByChoiceColumns):
             op.pad.left,
             *op.dilation,
         )
-        launch = Launch(
+        launch = KernelLaunch(
             kernel=f"conv2d_{kernel}",
             global_size=global_size,
             local_size=local_size,

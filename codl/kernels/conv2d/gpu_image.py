@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias, refuse_groups
 from codl.kernels.image import (
     TEXEL,
@@ -27,7 +27,7 @@ PIXELS = (4, 2, 8)
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _ImageTiling:
     """How one convolution is cut; all that the plan and the features have in common."""
 
     pixels: int
@@ -38,7 +38,7 @@ class _Tiling:
     strip: int
 
     @classmethod
-    def of(cls, op: Conv2d, soc: Soc, choice: Choice | None) -> _Tiling:
+    def of(cls, op: Conv2d, soc: Soc, choice: Choice | None) -> _ImageTiling:
         pixels = (choice or {}).get("pixels", PIXELS[0])
         tiles_w = ceil_div(op.output.w, pixels)
         tiles = op.output.h * tiles_w
@@ -68,7 +68,7 @@ class GpuImage(ForStorage):
         return tuple({"filter_image": i, "pixels": p} for i in as_image for p in PIXELS)
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        t, window = _Tiling.of(op, soc, choice), op.kernel.h * op.kernel.w
+        t, window = _ImageTiling.of(op, soc, choice), op.kernel.h * op.kernel.w
         steps = t.tiles * t.out_blocks * window * t.in_blocks
         return {
             "padded_macs": float(steps * t.pixels * TEXEL * TEXEL),
@@ -83,7 +83,7 @@ class GpuImage(ForStorage):
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
-        t = _Tiling.of(op, soc, choice)
+        t = _ImageTiling.of(op, soc, choice)
         global_size, local_size = item_grid(ceil_div(t.tiles, t.strip), t.out_blocks, soc)
         one_by_one = op.kernel == (1, 1) and not any(op.pad)
         sizes = (
@@ -101,7 +101,7 @@ class GpuImage(ForStorage):
             op.pad.left,
             *op.dilation,
         )
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="conv2d_image",
             global_size=global_size,
             local_size=local_size,

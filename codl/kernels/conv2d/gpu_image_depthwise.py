@@ -9,7 +9,7 @@ import numpy as np
 from codl.ir.ops.base import Array
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_depthwise import refuse_mixing
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.image import TEXEL, fits, image_defines, image_refusal, texels
@@ -69,7 +69,7 @@ class GpuImageDepthwise(ForStorage):
             op.pad.left,
             *op.dilation,
         )
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="conv2d_image_depthwise",
             global_size=global_size,
             local_size=local_size,

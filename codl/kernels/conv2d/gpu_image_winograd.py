@@ -11,7 +11,7 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.soc import Soc
 from codl.ir.types import ImageSize
-from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, ScratchArg, TensorArg
+from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.image import (
@@ -33,7 +33,7 @@ TRANSFORMS = {
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _ImageWinogradTiling:
     """How one convolution is cut, and the images that it needs in between."""
 
     tile: int
@@ -45,7 +45,7 @@ class _Tiling:
     out_blocks: int
 
     @classmethod
-    def of(cls, op: Conv2d, choice: Choice) -> _Tiling:
+    def of(cls, op: Conv2d, choice: Choice) -> _ImageWinogradTiling:
         tile = choice["tile"]
         tiles_w = ceil_div(op.output.w, tile)
         return cls(
@@ -112,7 +112,7 @@ class GpuImageWinograd(ForStorage):
             )
         refusal = image_refusal(soc, (op.input, op.output))
         if refusal is None and not self.choices(op, soc):
-            sums = _Tiling.of(op, CHOICES[0]).sums
+            sums = _ImageWinogradTiling.of(op, CHOICES[0]).sums
             return (
                 f"images must be at most {soc.gpu.max_image_width}x{soc.gpu.max_image_height} "
                 f"texels, got {sums.width}x{sums.height} for the sums at all points"
@@ -121,10 +121,10 @@ class GpuImageWinograd(ForStorage):
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """The side of a tile, how transformed tiles lie, and whether the filter is an image."""
-        return tuple(choice for choice in CHOICES if _Tiling.of(op, choice).fits(soc))
+        return tuple(choice for choice in CHOICES if _ImageWinogradTiling.of(op, choice).fits(soc))
 
     def features(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        t = _Tiling.of(op, choice or self.choices(op, soc)[0])
+        t = _ImageWinogradTiling.of(op, choice or self.choices(op, soc)[0])
         products = t.groups * t.out_blocks * t.count
         return {
             "padded_macs": float(products * t.in_blocks * 4 * TEXEL * TEXEL),
@@ -139,7 +139,7 @@ class GpuImageWinograd(ForStorage):
         }
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        t = _Tiling.of(op, choice or self.choices(op, soc)[0])
+        t = _ImageWinogradTiling.of(op, choice or self.choices(op, soc)[0])
         flags = {"WIDTH_MAJOR": t.width_major, "FILTER_IMAGE": t.filter_image}
         return KernelPlan(
             source="conv2d/gpu_image_winograd.cl",
@@ -158,7 +158,7 @@ class GpuImageWinograd(ForStorage):
         ).stored_as(self.storage)
 
 
-def _launches(op: Conv2d, t: _Tiling, soc: Soc) -> tuple[Launch, ...]:
+def _launches(op: Conv2d, t: _ImageWinogradTiling, soc: Soc) -> tuple[KernelLaunch, ...]:
     """Input transform, products and output transform."""
     points, sums, counts = ScratchArg("points"), ScratchArg("sums"), (t.tiles, t.tiles_w)
     input_items = (t.groups, t.in_channels) if t.width_major else (t.tiles, t.in_blocks)
@@ -168,19 +168,19 @@ def _launches(op: Conv2d, t: _Tiling, soc: Soc) -> tuple[Launch, ...]:
     window = (op.input.h, op.input.w, op.pad.top, op.pad.left)
     sizes = (t.tiles, t.in_channels, t.in_blocks, t.out_blocks)
     return (
-        Launch(
+        KernelLaunch(
             kernel="winograd_image_input",
             global_size=for_input,
             local_size=local_size,
             args=(TensorArg("input"), points, *counts, input_items[1], *window),
         ),
-        Launch(
+        KernelLaunch(
             kernel="winograd_image_product",
             global_size=(*for_product, t.count),
             local_size=(*local_size, 1),
             args=(points, sums, ConstantArg("weight"), *sizes),
         ),
-        Launch(
+        KernelLaunch(
             kernel="winograd_image_output",
             global_size=for_output,
             local_size=local_size,

@@ -22,14 +22,14 @@ from codl.kernels.base import (
     WEIGHTED,
     Choice,
     ConstantArg,
+    KernelLaunch,
     KernelPlan,
-    Launch,
     ScratchArg,
     TensorArg,
 )
 from codl.kernels.conv2d import winograd_cuts
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
-from codl.kernels.conv2d.winograd_cuts import SIDES, Cut, Tiling
+from codl.kernels.conv2d.winograd_cuts import SIDES, WinogradCut, WinogradTiling
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
@@ -68,7 +68,7 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
-        t = Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        t = WinogradTiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, cache = soc.gpu.vector_width, caches.gpu_cache_bytes(soc)
         out_channels = t.out_blocks * width
         odd = columns.rest(t.side, 2) > 0  # those of stride 2, with transforms of their own
@@ -99,10 +99,10 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
 
     def plan(self, op: Conv2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         ops, width = ConvColumns.of([op]), soc.gpu.vector_width
-        tiling = Tiling.of(ops, soc, choice or self.default_columns(ops, soc)).first(width)
+        tiling = WinogradTiling.of(ops, soc, choice or self.default_columns(ops, soc)).first(width)
         points, sums = 4 * tiling.points_floats, 4 * tiling.sums_floats
         if soc.gpu.is_cpu:
-            launches: tuple[Launch, ...] = (_fused(op, tiling),)
+            launches: tuple[KernelLaunch, ...] = (_fused(op, tiling),)
             scratch = {"tiles": (points + sums) * tiling.parts * tiling.workers}
         else:
             launches = _steps(op, tiling, soc)
@@ -131,7 +131,7 @@ def _window(op: Conv2d) -> tuple[int, int]:
     return (op.kernel.w, op.stride.w) if square else (0, 0)
 
 
-def _fused(op: Conv2d, t: Cut) -> Launch:
+def _fused(op: Conv2d, t: WinogradCut) -> KernelLaunch:
     """One persistent work-item for every worker and part of the output channels."""
     sizes = (
         t.points_floats + t.sums_floats,
@@ -148,7 +148,7 @@ def _fused(op: Conv2d, t: Cut) -> Launch:
         op.pad.top,
         op.pad.left,
     )
-    return Launch(
+    return KernelLaunch(
         kernel="conv2d_winograd",
         global_size=(t.parts, t.workers),
         local_size=(1, 1),
@@ -156,7 +156,7 @@ def _fused(op: Conv2d, t: Cut) -> Launch:
     )
 
 
-def _steps(op: Conv2d, t: Cut, soc: Soc) -> tuple[Launch, ...]:
+def _steps(op: Conv2d, t: WinogradCut, soc: Soc) -> tuple[KernelLaunch, ...]:
     """Input transform, products and output transform as kernels of their own."""
     points, sums, counts = ScratchArg("points"), ScratchArg("sums"), (t.most, t.tiles, t.tiles_w)
     window = (op.input.h, op.input.w, op.pad.top, op.pad.left)
@@ -164,13 +164,13 @@ def _steps(op: Conv2d, t: Cut, soc: Soc) -> tuple[Launch, ...]:
     for_output, _ = item_grid(t.tiles, t.out_blocks, soc)
     for_product, _ = item_grid(t.most // t.together, t.out_blocks, soc)
     return (
-        Launch(
+        KernelLaunch(
             kernel="winograd_input",
             global_size=for_input,
             local_size=local_size,
             args=(TensorArg("input"), points, *counts, t.in_blocks, *window),
         ),
-        Launch(
+        KernelLaunch(
             kernel="winograd_product",
             global_size=(*for_product, t.points),
             local_size=(*local_size, 1),
@@ -184,7 +184,7 @@ def _steps(op: Conv2d, t: Cut, soc: Soc) -> tuple[Launch, ...]:
                 t.out_blocks,
             ),
         ),
-        Launch(
+        KernelLaunch(
             kernel="winograd_output",
             global_size=for_output,
             local_size=local_size,
@@ -208,7 +208,7 @@ def filter_transform(side: int, window: int) -> NDArray[np.float64]:
     return np.vstack([rows, np.eye(window)[-1]])
 
 
-def _transform(weight: Array, width: int, t: Cut) -> Array:
+def _transform(weight: Array, width: int, t: WinogradCut) -> Array:
     """(oc, ic, k, k) -> [oc block][point][ic][lane of oc], flat.
 
     A block at a time, so that the float64 copy stays small.

@@ -15,13 +15,13 @@ from codl.kernels.base import (
     ApartArg,
     Choice,
     ConstantArg,
+    KernelLaunch,
     KernelPlan,
-    Launch,
     ScratchArg,
     TensorArg,
 )
 from codl.kernels.conv2d.gpu_direct import byte_features, pack_bias
-from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, Cut, Product, cuts, refuse_width
+from codl.kernels.conv2d.gpu_gemm import MOST_CHOICES, GemmCut, Product, cuts, refuse_width
 from codl.kernels.conv2d.gpu_winograd import filter_transform
 from codl.kernels.tiling import GROUP, base_defines, ceil_div, round_up
 from codl.kernels.variant import OnGpu
@@ -38,7 +38,7 @@ SCRATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _WinogradGemmTiling:
     """The tiles of one convolution and how the products over them are cut.
 
     Of a batch so many `images` at a time, equally many but for the last ones.
@@ -52,7 +52,7 @@ class _Tiling:
     images: int
 
     @classmethod
-    def of(cls, op: Conv2d, tile: int) -> _Tiling:
+    def of(cls, op: Conv2d, tile: int) -> _WinogradGemmTiling:
         one = cls(
             tile=tile,
             tiles_h=ceil_div(op.output.h, tile),
@@ -81,7 +81,7 @@ class _Tiling:
         """Of what so many blocks of channels are at the points."""
         return 16 * self.points * self.tiles * blocks
 
-    def turns(self, op: Conv2d) -> list[tuple[int, _Tiling]]:
+    def turns(self, op: Conv2d) -> list[tuple[int, _WinogradGemmTiling]]:
         """The first image of every launch, and the tiles of its images."""
         firsts = range(0, op.output.n, self.images)
         return [(n, replace(self, images=min(self.images, op.output.n - n))) for n in firsts]
@@ -94,28 +94,28 @@ class _Tiling:
         """Global and local size of a transform."""
         return (round_up(4 * self.tiles, GROUP), blocks), (GROUP, 1)
 
-    def cost(self, cut: Cut, gpu: GpuSide) -> float:
-        """A rough latency in cycles of a compute unit; see `Cut.cost`."""
+    def cost(self, cut: GemmCut, gpu: GpuSide) -> float:
+        """A rough latency in cycles of a compute unit; see `GemmCut.cost`."""
         blocks = self.in_blocks + cut.splits * self.out_blocks
         moved = 16 * self.tiles * self.points * blocks
         return cut.cost(self.product, gpu) + 10000 + 800 * cut.splits + 0.44 * moved / 1000
 
 
-def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_Tiling, Cut]]:
+def _tilings(op: Conv2d, soc: Soc) -> list[tuple[_WinogradGemmTiling, GemmCut]]:
     """Every tile and cut worth trying, likely ones first."""
     found = [
         (tiling, cut)
-        for tiling in (_Tiling.of(op, tile) for tile in TRANSFORMS)
+        for tiling in (_WinogradGemmTiling.of(op, tile) for tile in TRANSFORMS)
         for cut in cuts(tiling.product, soc.gpu)
     ]
     return sorted(found, key=lambda pair: pair[0].cost(pair[1], soc.gpu))
 
 
-def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_Tiling, Cut]:
+def _chosen(op: Conv2d, soc: Soc, choice: Choice | None) -> tuple[_WinogradGemmTiling, GemmCut]:
     if choice is None:
         return _tilings(op, soc)[0]
     rest = dict(choice)
-    return _Tiling.of(op, rest.pop("tile")), Cut(**rest)
+    return _WinogradGemmTiling.of(op, rest.pop("tile")), GemmCut(**rest)
 
 
 class GpuWinogradGemm(OnGpu):
@@ -197,12 +197,12 @@ class GpuWinogradGemm(OnGpu):
         )
 
 
-def _points(op: Conv2d, t: _Tiling) -> Launch:
+def _points(op: Conv2d, t: _WinogradGemmTiling) -> KernelLaunch:
     global_size, local_size = t.grid(t.in_blocks)
     tiles = (t.tiles, t.image_tiles, t.tiles_w)
     sizes = (*tiles, t.in_blocks, op.input.h, op.input.w, op.pad.top, op.pad.left)
     tensor = TensorArg("input")
-    return Launch(
+    return KernelLaunch(
         kernel="winograd_points",
         global_size=global_size,
         local_size=local_size,
@@ -210,7 +210,7 @@ def _points(op: Conv2d, t: _Tiling) -> Launch:
     )
 
 
-def _products(t: _Tiling, cut: Cut) -> Launch:
+def _products(t: _WinogradGemmTiling, cut: GemmCut) -> KernelLaunch:
     """The tiles of each point are the pixels of a 1x1 convolution in one row."""
     buffers = (ScratchArg("points"), 0, t.tiles, ScratchArg("sums"), 0, 0)
     window = (1, t.tiles, t.tiles, 1, 1, 1, 0, 0, 1, 1)
@@ -218,12 +218,12 @@ def _products(t: _Tiling, cut: Cut) -> Launch:
     return cut.launch(t.product, (*buffers, *constants), window, (t.in_blocks * t.tiles, 0))
 
 
-def _outputs(op: Conv2d, t: _Tiling, cut: Cut) -> Launch:
+def _outputs(op: Conv2d, t: _WinogradGemmTiling, cut: GemmCut) -> KernelLaunch:
     global_size, local_size = t.grid(t.out_blocks)
     tiles = (t.tiles, t.image_tiles, t.tiles_w)
     sizes = (cut.splits, *tiles, t.out_blocks, op.output.h, op.output.w)
     tensor = TensorArg("output")
-    return Launch(
+    return KernelLaunch(
         kernel="winograd_outputs",
         global_size=global_size,
         local_size=local_size,

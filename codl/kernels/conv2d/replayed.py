@@ -35,7 +35,7 @@ class ReplayedConv2d(Replayed):
         Multiply-adds padded to blocks of channels and tiles, Winograd's tiles and transforms, bytes
         of padded tensors, the lengths of loops, and the window itself, which tells classes apart.
         """
-        work = _Work.of(op)
+        work = _ConvWork.of(op)
         return {
             "padded_macs": work.macs,
             **work.by_class(),
@@ -56,7 +56,7 @@ class ReplayedConv2d(Replayed):
             "stride": float(op.stride.h),
         }
 
-    def _tiles_cpu(self, work: _Work, soc: Soc) -> dict[str, float]:
+    def _tiles_cpu(self, work: _ConvWork, soc: Soc) -> dict[str, float]:
         """Steps of the threads if channels, or tiles of pixels, are dealt out to them."""
         threads = self.threads or soc.cpu.threads
         blocks = _up(work.out_channels / BLOCK, threads) / threads
@@ -66,7 +66,7 @@ class ReplayedConv2d(Replayed):
             "pixel_waves": tiled * work.out_channels * work.loop,
         }
 
-    def _tiles_gpu(self, work: _Work) -> dict[str, float]:
+    def _tiles_gpu(self, work: _ConvWork) -> dict[str, float]:
         rows = _up(work.op.output.w, TILE_PIXELS) * work.op.output.h * work.op.output.n
         items = rows / TILE_PIXELS * work.out_channels / BLOCK
         constant = (
@@ -83,7 +83,7 @@ class ReplayedConv2d(Replayed):
 
 
 @dataclass(frozen=True)
-class _Work:
+class _ConvWork:
     """The sizes of a convolution with channels padded to blocks."""
 
     op: Conv2d
@@ -94,7 +94,7 @@ class _Work:
     loop: float
 
     @classmethod
-    def of(cls, op: Conv2d) -> _Work:
+    def of(cls, op: Conv2d) -> _ConvWork:
         window = op.kernel.h * op.kernel.w
         each = op.input.c // op.groups
         return cls(

@@ -43,7 +43,7 @@ TRIED = 8
 
 
 @dataclass(frozen=True)
-class Tiling:
+class WinogradTiling:
     """How convolutions are cut; all that the plan and the features have in common."""
 
     side: Column
@@ -58,7 +58,7 @@ class Tiling:
     out_blocks: Column
 
     @classmethod
-    def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> Tiling:
+    def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> WinogradTiling:
         """Columns shaped (ops), or (choices, ops) where the choices' are (choices, ops)."""
         tile, together, limit = (
             np.asarray(choice[name], np.float64) for name in ("tile", "together", "most")
@@ -83,11 +83,13 @@ class Tiling:
             out_blocks=out_blocks,
         )
 
-    def first(self, width: int) -> Cut:
+    def first(self, width: int) -> WinogradCut:
         """How the first op is cut."""
         whole = {name: int(values.flat[0]) for name, values in vars(self).items()}
         points, sums = self.points_floats(width), self.sums_floats(width)
-        return Cut(**whole, points_floats=int(points.flat[0]), sums_floats=int(sums.flat[0]))
+        return WinogradCut(
+            **whole, points_floats=int(points.flat[0]), sums_floats=int(sums.flat[0])
+        )
 
     @property
     def points(self) -> Column:
@@ -144,8 +146,8 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A `Tiling` of one op, in whole numbers."""
+class WinogradCut:
+    """A `WinogradTiling` of one op, in whole numbers."""
 
     side: int
     tile: int
@@ -232,6 +234,6 @@ def _cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
     together = np.reshape(np.array(TOGETHER[width], np.float64), (1, -1, 1, 1))
     short = np.maximum(1, np.floor(fitting / together)) * together
     found = {"tile": tile, "together": together, "most": short * np.reshape((1.0, 4.0), (-1, 1))}
-    cost = Tiling.of(ops, soc, found).cost(ops, soc)
+    cost = WinogradTiling.of(ops, soc, found).cost(ops, soc)
     few = (together < FEWEST_CHAINS) & (together < tiles)
     return found, np.where(few | np.isnan(tile), np.inf, cost)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from codl.ir.ops.conv_transpose2d import ConvTranspose2d
 from codl.ir.soc import Soc
-from codl.kernels.ncnn import NcnnLayer, Value, fused_activation, left_over, round_up
+from codl.kernels.ncnn import NcnnLayer, NcnnValue, fused_activation, left_over, round_up
 from codl.kernels.variant import OnCpu
 
 
@@ -23,7 +23,7 @@ class CpuDirect(OnCpu):
 
     def plan(self, op: ConvTranspose2d, soc: Soc) -> NcnnLayer:
         below, beside = _cut_after(op)
-        parameters: dict[int, Value] = {
+        parameters: dict[int, NcnnValue] = {
             0: op.out_channels,
             1: op.kernel.w,
             11: op.kernel.h,

@@ -6,7 +6,7 @@ import numpy as np
 
 from codl.ir.ops.base import Weights
 from codl.ir.ops.conv_transpose2d import ConvTranspose2d
-from codl.kernels.ort import CpuOrt, OrtPlan, Values, ints, node
+from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, ints, node
 
 
 def _plan(op: ConvTranspose2d) -> OrtPlan:
@@ -25,7 +25,7 @@ def _plan(op: ConvTranspose2d) -> OrtPlan:
     pads = ints(0, 0, *(-crop for crop in op.crop), 0, 0, *(-rest for rest in behind))
     nodes = (conv, node("Pad", ("whole", "pads"), "cut"), node("Add", ("cut", "bias")))
 
-    def pack(weights: Weights) -> Values:
+    def pack(weights: Weights) -> NamedArrays:
         """ONNX's weights have the input channels first, and its bias is stretched here."""
         per_group = op.out_channels // op.groups
         grouped = weights["weight"].reshape(op.groups, per_group, -1, *op.kernel).swapaxes(1, 2)

@@ -10,7 +10,7 @@ import numpy as np
 from codl.ir.ops.base import Array
 from codl.ir.ops.conv_transpose2d import ConvTranspose2d
 from codl.ir.soc import Soc
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.kernels.variant import ForStorage
@@ -20,7 +20,7 @@ CACHE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _TransposedTiling:
     """How one transposed convolution is cut."""
 
     pixels: int
@@ -31,7 +31,7 @@ class _Tiling:
     out_blocks: int
 
     @classmethod
-    def of(cls, op: ConvTranspose2d, soc: Soc, pixels: int) -> _Tiling:
+    def of(cls, op: ConvTranspose2d, soc: Soc, pixels: int) -> _TransposedTiling:
         out_blocks = soc.gpu.blocks(op.out_channels)
         row_tiles = ceil_div(ceil_div(op.size.w, op.stride.w), pixels)
         tiles = row_tiles * op.stride.w * op.size.h
@@ -58,7 +58,7 @@ class GpuDirect(ForStorage):
     def features(
         self, op: ConvTranspose2d, soc: Soc, choice: Choice | None = None
     ) -> dict[str, float]:
-        tiling = _Tiling.of(op, soc, (choice or self.choices(op, soc)[0])["pixels"])
+        tiling = _TransposedTiling.of(op, soc, (choice or self.choices(op, soc)[0])["pixels"])
         width, blocks = soc.gpu.vector_width, tiling.out_blocks
         lanes = 1 if op.is_depthwise else tiling.reach * width
         taps = op.kernel.h * op.kernel.w / (op.stride.h * op.stride.w)
@@ -79,7 +79,7 @@ class GpuDirect(ForStorage):
         }
 
     def plan(self, op: ConvTranspose2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(op, soc, (choice or self.choices(op, soc)[0])["pixels"])
+        tiling = _TransposedTiling.of(op, soc, (choice or self.choices(op, soc)[0])["pixels"])
         width, strips = soc.gpu.vector_width, ceil_div(tiling.tiles, tiling.strip)
         global_size, local_size = item_grid(strips, tiling.out_blocks, soc)
         sizes = (
@@ -102,7 +102,7 @@ class GpuDirect(ForStorage):
         args = (*WEIGHTED, *sizes)
         return KernelPlan(
             source="conv_transpose2d/gpu_direct.cl",
-            launches=(Launch("conv_transpose2d_direct", global_size, args, local_size),),
+            launches=(KernelLaunch("conv_transpose2d_direct", global_size, args, local_size),),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 "PIXELS": tiling.pixels,

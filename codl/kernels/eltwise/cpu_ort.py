@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codl.ir.ops.eltwise import UNARY, Eltwise
-from codl.kernels.ort import CpuOrt, OrtPlan, Values, node, number
+from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node, number
 
 #: ONNX's nodes by mode, with the attributes that take `alpha` and `beta`.
 _NODES: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _NODES: Mapping[str, tuple[str, ...]] = {
 
 
 def _plan(op: Eltwise) -> OrtPlan:
-    constants: Values = {}
+    constants: NamedArrays = {}
     if op.mode == "prelu":  # ONNX's own stretches the slope alone
         constants = {"zero": number(0)}
         nodes = [

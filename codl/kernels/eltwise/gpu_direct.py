@@ -18,7 +18,7 @@ from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
 from codl.kernels.activation import float_literal
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
@@ -72,7 +72,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         return KernelPlan(
             source="eltwise/gpu_direct.cl",
             launches=(
-                Launch(
+                KernelLaunch(
                     kernel="eltwise_direct",
                     global_size=global_size,
                     local_size=local_size,

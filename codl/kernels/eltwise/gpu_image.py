@@ -14,7 +14,7 @@ from codl.ir.ops.eltwise import (
 )
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.eltwise.gpu_direct import mode_defines
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -65,7 +65,7 @@ class GpuImage(ForStorage, ByChoiceColumns):
         return KernelPlan(
             source="eltwise/gpu_direct.cl",
             launches=(
-                Launch(
+                KernelLaunch(
                     kernel="eltwise_image",
                     global_size=global_size,
                     local_size=local_size,

@@ -21,7 +21,7 @@ from codl.ir.ops.fully_connected import (
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
-from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -94,7 +94,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         apart = tuple(ApartArg(tensor) for tensor in ENDS)
         of_image = (op.input.c, pixels, _steps(op.input, width), blocks)
         sizes: tuple[Arg, ...] = (*of_image, op.input.n, *apart)
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="fc_direct",
             global_size=(round_up(ceil_div(blocks, outs), together), slices, image_groups),
             local_size=(together, slices, 1),

@@ -10,7 +10,7 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.kernels.base import WEIGHTED, Choice, KernelPlan, Launch
+from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import group_shape
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
@@ -51,7 +51,7 @@ class GpuImage(ForStorage):
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         (together, slices), blocks = group_shape(soc), texels(op.out_channels)
         sizes = (op.input.w, op.input.h * op.input.w, texels(op.input.c), blocks)
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="fc_image",
             global_size=(round_up(blocks, together), slices),
             local_size=(together, slices),

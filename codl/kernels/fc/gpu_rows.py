@@ -14,7 +14,7 @@ from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
-from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, WEIGHTED, ApartArg, Arg, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import pack_bias
 from codl.kernels.fc.gpu_direct import groups_of_images
 from codl.kernels.tiling import base_defines, ceil_div, round_up
@@ -72,7 +72,7 @@ class GpuRows(OnGpu):
         apart = tuple(ApartArg(tensor) for tensor in ENDS)
         of_image = (op.input.h * op.input.w, _steps(op.input, soc), rows)
         sizes: tuple[Arg, ...] = (*of_image, op.input.n, *apart)
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="fc_rows",
             global_size=(ceil_div(rows, outputs) * items, image_groups),
             local_size=(items, 1),

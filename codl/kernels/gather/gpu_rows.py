@@ -8,7 +8,7 @@ from typing import ClassVar
 from codl.ir.ops.concat_gather import Gather
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
 
@@ -49,7 +49,7 @@ class GpuRows(OnGpu):
         args = (*tensors, each, pieces, length, *sizes)
         return KernelPlan(
             source="gather/gpu_rows.cl",
-            launches=(Launch(kernel, global_size, args, local_size),),
+            launches=(KernelLaunch(kernel, global_size, args, local_size),),
             defines=base_defines(op.activation, soc),
             storages=dict.fromkeys(tensors, PLANAR),
             whole_batch=True,

@@ -10,7 +10,7 @@ from codl.ir.ops.base import Activation
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.ir.types import Storage
-from codl.kernels.base import ENDS, Arg, KernelPlan, Launch
+from codl.kernels.base import ENDS, Arg, KernelLaunch, KernelPlan
 from codl.kernels.image import texels
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 
@@ -49,7 +49,7 @@ def transform(
         sizes, global_size, local_size = _by_blocks(kernel, part, soc, lead, ends)
     else:
         sizes, global_size, local_size = _by_texels(kernel, part, soc, lead)
-    launch = Launch(kernel, global_size, (*ENDS, *sizes), local_size)
+    launch = KernelLaunch(kernel, global_size, (*ENDS, *sizes), local_size)
     in_buffers = file == "transform"
     return KernelPlan(
         source=f"layout/{file}.cl",

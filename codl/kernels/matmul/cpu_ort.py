@@ -8,7 +8,7 @@ from codl.ir.onnx_node import Node
 from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.nd import Sizes
-from codl.kernels.ort import CpuOrt, OrtPlan, Values, node, number
+from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node, number
 
 
 def _plan(op: MatMul) -> OrtPlan:
@@ -34,7 +34,7 @@ def _upright(nodes: list[Node], name: str, sizes: Sizes) -> str:
     return f"{name}_upright"
 
 
-def _pack(op: MatMul, weights: Weights) -> Values:
+def _pack(op: MatMul, weights: Weights) -> NamedArrays:
     matrix = weights["weight"].T if op.trans_b else weights["weight"]
     return {
         "weight": np.ascontiguousarray(np.float32(op.alpha) * matrix),

@@ -12,7 +12,14 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, ScratchArg, no_constants
+from codl.kernels.base import (
+    Choice,
+    ConstantArg,
+    KernelLaunch,
+    KernelPlan,
+    ScratchArg,
+    no_constants,
+)
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, strip, waves
 from codl.kernels.variant import OnGpu
@@ -27,7 +34,7 @@ ROWS = {16: (8, 6, 4, 2, 1), 8: (6, 4, 2, 1), 4: (8, 6, 4, 2, 1)}
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _MatMulTiling:
     """How one product is cut; all that the plan and the features have in common."""
 
     problem: Problem
@@ -40,7 +47,7 @@ class _Tiling:
     strips: int
 
     @classmethod
-    def of(cls, op: MatMul, soc: Soc, choice: Choice) -> _Tiling:
+    def of(cls, op: MatMul, soc: Soc, choice: Choice) -> _MatMulTiling:
         problem = Problem.of(op)
         rows, panel = choice["rows"], choice["columns"] * soc.gpu.vector_width
         panels, tiles = ceil_div(problem.n, panel), ceil_div(problem.m, rows)
@@ -91,7 +98,7 @@ class GpuDirect(OnGpu):
         return tuple(found)
 
     def features(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        tiling = _MatMulTiling.of(op, soc, choice or self.choices(op, soc)[0])
         problem = tiling.problem
         tiles = ceil_div(problem.m, tiling.rows) * tiling.panels * problem.batches
         packs = tiling.packed and not op.matrix
@@ -108,7 +115,7 @@ class GpuDirect(OnGpu):
         }
 
     def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(op, soc, choice or self.choices(op, soc)[0])
+        tiling = _MatMulTiling.of(op, soc, choice or self.choices(op, soc)[0])
         packs = tiling.packed and not op.matrix
         multiply = _multiply_launch(op, tiling)
         defined = {
@@ -141,7 +148,7 @@ class GpuDirect(OnGpu):
         )
 
 
-def _multiply_launch(op: MatMul, tiling: _Tiling) -> Launch:
+def _multiply_launch(op: MatMul, tiling: _MatMulTiling) -> KernelLaunch:
     """The product itself: b is a constant, a tensor in panels, or a tensor as it lies."""
     problem = tiling.problem
     constants = (ConstantArg("panels"), ConstantArg("bias"))
@@ -157,7 +164,7 @@ def _multiply_launch(op: MatMul, tiling: _Tiling) -> Launch:
         *problem.steps(problem.m * problem.k, tiling.matrix),
         float(op.alpha),
     )
-    return Launch(
+    return KernelLaunch(
         kernel="matmul_direct",
         global_size=(tiling.panels, tiling.strips, problem.batches),
         local_size=(1, 1, 1),
@@ -165,10 +172,10 @@ def _multiply_launch(op: MatMul, tiling: _Tiling) -> Launch:
     )
 
 
-def _pack_launch(op: MatMul, tiling: _Tiling, soc: Soc) -> Launch:
+def _pack_launch(op: MatMul, tiling: _MatMulTiling, soc: Soc) -> KernelLaunch:
     """The launch that arranges a tensor b in panels."""
     n, k = tiling.problem.n, tiling.problem.k
-    return Launch(
+    return KernelLaunch(
         kernel="matmul_pack",
         global_size=(ceil_div(k, soc.gpu.vector_width), tiling.panels, _matrices(op)),
         local_size=(1, 1, 1),

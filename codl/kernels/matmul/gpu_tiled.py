@@ -10,7 +10,7 @@ from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import Choice, ConstantArg, KernelPlan, Launch, no_constants
+from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan, no_constants
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import OnGpu
@@ -65,7 +65,7 @@ class GpuTiled(OnGpu):
         m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
         right = (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
         sizes = (m, n, k, *problem.inner, *problem.steps(m * k, k * n), float(op.alpha))
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="matmul_tiled",
             global_size=(ceil_div(n, tile) * side, ceil_div(m, tile) * side, problem.batches),
             local_size=(side, side, 1),

@@ -6,7 +6,7 @@ import numpy as np
 
 from codl.ir.onnx_node import Node
 from codl.ir.ops.norm import Norm
-from codl.kernels.ort import CpuOrt, OrtPlan, Values, ints, node, number
+from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, ints, node, number
 
 
 def _plan(op: Norm) -> OrtPlan:
@@ -33,7 +33,7 @@ def _stretched(op: Norm) -> tuple[int, ...]:
     return op.shapes[1]
 
 
-def _runs(op: Norm) -> tuple[list[Node], Values]:
+def _runs(op: Norm) -> tuple[list[Node], NamedArrays]:
     """Runs are the channels of one image."""
     nodes = [
         node("Reshape", ("x0", "runs"), "rows"),
@@ -48,7 +48,7 @@ def _runs(op: Norm) -> tuple[list[Node], Values]:
     }
 
 
-def _root_mean_square(op: Norm) -> tuple[list[Node], Values]:
+def _root_mean_square(op: Norm) -> tuple[list[Node], NamedArrays]:
     nodes = [
         node("Reshape", ("x0", "runs"), "rows"),
         node("Mul", ("rows", "rows"), "squares"),

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from codl.ir.ops.norm import Norm
 from codl.ir.soc import Soc
-from codl.kernels.base import Arg, Choice, KernelPlan, Launch, ScratchArg, TensorArg
+from codl.kernels.base import Arg, Choice, KernelLaunch, KernelPlan, ScratchArg, TensorArg
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
 
@@ -80,18 +80,18 @@ class GpuBlocked(ForStorage):
         cut: tuple[Arg, ...] = (pieces.number, pieces.strip, pixels)
         tensors = (*inputs, TensorArg("output"))
         defined = {"CENTER": op.center, "AFFINE": op.affine}
-        launches = [Launch("norm_sums", grid[0], (inputs[0], SUMS, *cut), grid[1])]
+        launches = [KernelLaunch("norm_sums", grid[0], (inputs[0], SUMS, *cut), grid[1])]
         sum_bytes, summed = 4 * 2 * soc.gpu.vector_width * blocks, SUMS
         scratch = {"sums": sum_bytes * pieces.number}
         if pieces.parts < pieces.number:
             size, group = item_grid(pieces.parts, blocks, soc)
             fold: tuple[Arg, ...] = (SUMS, pieces.number, FOLDED, pieces.parts)
-            launches.append(Launch("norm_fold", size, fold, group))
+            launches.append(KernelLaunch("norm_fold", size, fold, group))
             scratch, summed = scratch | {"folded": sum_bytes * pieces.parts}, FOLDED
         last = (*tensors, summed, pieces.parts, *cut, 1.0 / pixels, epsilon)
         return KernelPlan(
             source="norm/gpu_blocked.cl",
-            launches=(*launches, Launch("norm_channels", grid[0], last, grid[1])),
+            launches=(*launches, KernelLaunch("norm_channels", grid[0], last, grid[1])),
             defines={
                 **base_defines(op.activation, soc, self.storage),
                 **{name: 1 for name, on in defined.items() if on},

@@ -7,7 +7,7 @@ from typing import ClassVar
 from codl.ir.ops.norm import Channels, Norm
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import Choice, KernelPlan, Launch, TensorArg
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
 from codl.kernels.norm.gpu_blocked import is_by_channel
 from codl.kernels.rows import RowGrid, sharer_choices
 from codl.kernels.tiling import base_defines, waves
@@ -63,7 +63,9 @@ class GpuDirect(OnGpu):
         defined = {"CENTER": op.center, "AFFINE": op.affine, "IN_RUNS": channels.run > 1}
         return KernelPlan(
             source="norm/gpu_direct.cl",
-            launches=(Launch("norm_runs", grid.global_size, (*tensors, *sizes), grid.local_size),),
+            launches=(
+                KernelLaunch("norm_runs", grid.global_size, (*tensors, *sizes), grid.local_size),
+            ),
             defines={
                 **base_defines(op.activation, soc),
                 **grid.defines,

@@ -18,7 +18,7 @@ from codl.ir.ops.pool2d import (
 )
 from codl.ir.soc import Soc
 from codl.kernels import tiling_columns
-from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
     ChoiceColumns,
     by_level,
@@ -38,7 +38,7 @@ ALONE: tuple[Choice, ...] = ({"pixels": 0, "strip": 1},)
 
 
 @dataclass(frozen=True)
-class _Tiling:
+class _PoolTiling:
     """How poolings are cut; `pixels` is 0 where a window is too wide to be unrolled."""
 
     pixels: Column
@@ -48,7 +48,7 @@ class _Tiling:
     blocks: Column
 
     @classmethod
-    def of(cls, ops: PoolColumns, soc: Soc, choice: ChoiceColumns) -> _Tiling:
+    def of(cls, ops: PoolColumns, soc: Soc, choice: ChoiceColumns) -> _PoolTiling:
         pixels = np.broadcast_to(np.asarray(choice["pixels"], np.float64), ops.ic.shape)
         blocks = columns.ceil_div(ops.ic, soc.gpu.vector_width)
         # Vectors that a tile reads, each from its own column and row of the window.
@@ -98,7 +98,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
     def feature_columns(
         self, ops: PoolColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
-        t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        t = _PoolTiling.of(ops, soc, choice or self.default_columns(ops, soc))
         rowwise, items = t.pixels > 0, t.strips * t.blocks
         # Tiles at the sides, and those above and below, check every column, or row.
         in_row = t.tiles / ops.oh
@@ -121,11 +121,11 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         }
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _Tiling.of(PoolColumns.of([op]), soc, choice or self.choices(op, soc)[0])
+        tiling = _PoolTiling.of(PoolColumns.of([op]), soc, choice or self.choices(op, soc)[0])
         pixels, length, tiles = (int(v[0]) for v in (tiling.pixels, tiling.strip, tiling.tiles))
         global_size, local_size = item_grid(int(tiling.strips[0]), int(tiling.blocks[0]), soc)
         sizes = _row_sizes if pixels else _window_sizes
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="pool2d_rows" if pixels else "pool2d_window",
             global_size=global_size,
             local_size=local_size,

@@ -7,7 +7,7 @@ from typing import ClassVar
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
-from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import OnGpu
 
@@ -53,7 +53,7 @@ class GpuGlobal(OnGpu):
 
     def plan(self, op: Pool2d, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         items = (choice or self.choices(op, soc)[0])["items"]
-        launch = Launch(
+        launch = KernelLaunch(
             kernel="pool2d_global",
             global_size=(soc.gpu.blocks(op.input.c) * items,),
             local_size=(items,),

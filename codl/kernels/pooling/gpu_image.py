@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.soc import Soc
-from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.image import TEXEL, image_defines, image_refusal, texels
 from codl.kernels.tiling import ceil_div, item_grid, strip, waves
 from codl.kernels.variant import ForStorage
@@ -60,7 +60,7 @@ class GpuImage(ForStorage):
         return KernelPlan(
             source="pooling/gpu_image.cl",
             launches=(
-                Launch(
+                KernelLaunch(
                     kernel="pool2d_image",
                     global_size=global_size,
                     local_size=local_size,

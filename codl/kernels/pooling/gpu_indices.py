@@ -7,7 +7,7 @@ from typing import ClassVar
 from codl.ir.ops.max_indices import MaxIndices
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
 
@@ -51,7 +51,7 @@ class GpuIndices(OnGpu):
         )
         return KernelPlan(
             source="pooling/gpu_indices.cl",
-            launches=(Launch("max_indices", global_size, (*ENDS, *sizes), local_size),),
+            launches=(KernelLaunch("max_indices", global_size, (*ENDS, *sizes), local_size),),
             defines=base_defines(op.activation, soc),
             storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,

@@ -7,7 +7,7 @@ from typing import ClassVar
 from codl.ir.ops.reshape import Reshape
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import ENDS, Choice, KernelPlan, Launch
+from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
 
@@ -39,7 +39,9 @@ class GpuCopy(OnGpu):
         args = (*ENDS, length, op.output.elements)
         return KernelPlan(
             source="layout/transform.cl",
-            launches=(Launch("copy_planar", global_size, args, local_size).of_images(1, ENDS),),
+            launches=(
+                KernelLaunch("copy_planar", global_size, args, local_size).of_images(1, ENDS),
+            ),
             defines=base_defines(op.activation, soc),
             storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from codl.ir.ops.resize import Resize
-from codl.kernels.ort import CpuOrt, OrtPlan, Values, node, number
+from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, node, number
 
 
 def _plan(op: Resize) -> OrtPlan:
@@ -16,7 +16,7 @@ def _plan(op: Resize) -> OrtPlan:
     if op.mode == "nearest":
         nodes = [node("Gather", ("x0", "rows"), "tall", axis=2)]
         nodes.append(node("Gather", ("tall", "columns"), "wide", axis=3))
-        constants: Values = {
+        constants: NamedArrays = {
             "rows": np.maximum(op.rows.indices[:, 0], 0),
             "columns": np.maximum(op.columns.indices[:, 0], 0),
         }

@@ -7,7 +7,7 @@ from typing import ClassVar
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.resize import Resize
 from codl.ir.soc import Soc
-from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, Launch
+from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelLaunch, KernelPlan
 from codl.kernels.strided.gpu_copy import as_ints
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up, strip, waves
 from codl.kernels.variant import ForStorage
@@ -60,7 +60,7 @@ class GpuDirect(ForStorage):
 
         return KernelPlan(
             source="resize/gpu_direct.cl",
-            launches=(Launch("resize_direct", global_size, args, local_size),),
+            launches=(KernelLaunch("resize_direct", global_size, args, local_size),),
             defines={**base_defines(op.activation, soc, self.storage), "TAPS": op.taps},
             pack=pack,
             storages=dict.fromkeys(ENDS, self.storage),

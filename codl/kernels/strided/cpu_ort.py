@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from codl.ir.onnx_node import Node
-from codl.ir.ops.movement import PadNd, Slice, Tile, Transpose, Windows
-from codl.kernels.ort import CpuOrt, OrtPlan, Values, ints, nd_plan, node, number
+from codl.ir.ops.movement import PadNd, SliceNd, TileNd, Transpose, Windows
+from codl.kernels.ort import CpuOrt, NamedArrays, OrtPlan, ints, nd_plan, node, number
 
 #: An end of a slice that is beyond any first element.
 BEFORE_ALL = -(1 << 31)
@@ -18,7 +18,7 @@ def _transpose(op: Transpose) -> OrtPlan:
     return OrtPlan((transpose,), (op.seen,), out)
 
 
-def _slice(op: Slice) -> OrtPlan:
+def _slice(op: SliceNd) -> OrtPlan:
     ends = [
         start + step * count if start + step * count >= 0 else BEFORE_ALL
         for start, step, count in zip(op.starts, op.steps, op.to, strict=True)
@@ -32,7 +32,7 @@ def _slice(op: Slice) -> OrtPlan:
     return nd_plan(op, [node("Slice", ("x0", *constants))], constants)
 
 
-def _tile(op: Tile) -> OrtPlan:
+def _tile(op: TileNd) -> OrtPlan:
     return nd_plan(op, [node("Tile", ("x0", "repeats"))], {"repeats": ints(*op.repeats)})
 
 
@@ -64,7 +64,7 @@ def _windows(op: Windows) -> OrtPlan:
         node("Gather", ("x0", "rows"), "taken", axis=2),
         node("Transpose", ("taken",), perm=[0, 2, 1, 3, 4]),
     ]
-    constants: Values = {"rows": rows.astype(np.int64)}
+    constants: NamedArrays = {"rows": rows.astype(np.int64)}
     return OrtPlan(tuple(nodes), op.shapes, (n, op.count, c, op.kernel, inner), constants)
 
 

@@ -11,8 +11,8 @@ from codl.ir.ops.base import Array
 from codl.ir.ops.movement import Movement, Offsets
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelPlan, Launch, TensorArg
-from codl.kernels.strided.order import RUN, Rows, Tiles, as_rows, as_tiles, collapse
+from codl.kernels.base import ENDS, Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, TensorArg
+from codl.kernels.strided.order import RUN, CopiedRows, Tiles, as_rows, as_tiles, collapse
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip, waves
 from codl.kernels.variant import OnGpu
 
@@ -56,7 +56,7 @@ class _GpuCopy(OnGpu):
         return {
             "output_bytes": float(op.output.bytes),
             "tiled_elements": elements if tiled else 0.0,
-            "gathered_elements": elements if isinstance(order, Rows) and order.kind else 0.0,
+            "gathered_elements": elements if isinstance(order, CopiedRows) and order.kind else 0.0,
             "pieces": float(pieces),
             "work_items": float(items),
             "waves": waves(items, soc),
@@ -114,12 +114,12 @@ def _tiles(op: Movement, soc: Soc) -> Tiles | None:
     return as_tiles(_tables(op), soc.gpu.vector_width if soc.gpu.is_cpu else TILE // 2)
 
 
-def _order(op: Movement, soc: Soc, choice: Choice) -> Rows | Tiles:
+def _order(op: Movement, soc: Soc, choice: Choice) -> CopiedRows | Tiles:
     tiles = _tiles(op, soc) if choice["tiles"] else None
     return as_rows(_tables(op)) if tiles is None else tiles
 
 
-def row_pieces(rows: Rows, soc: Soc) -> tuple[int, int]:
+def row_pieces(rows: CopiedRows, soc: Soc) -> tuple[int, int]:
     """Elements of a piece, and pieces."""
     length = min(rows.size, LONGEST_PIECE) if soc.gpu.is_cpu else soc.gpu.vector_width
     return length, rows.starts.size * ceil_div(rows.size, length)
@@ -131,7 +131,7 @@ def _strip(length: int, pieces: int, soc: Soc) -> int:
 
 
 def row_launch(
-    rows: Rows,
+    rows: CopiedRows,
     fill: float,
     soc: Soc,
     *,
@@ -139,7 +139,7 @@ def row_launch(
     names: tuple[str, str] = ("rows", "inner"),
     base: int = 0,
     pitch: int = 0,
-) -> Launch:
+) -> KernelLaunch:
     """A launch of copy_rows; rows of the output begin at `base`, `pitch` elements apart.
 
     `names` are those of the constants with the tables of rows and of elements.
@@ -151,7 +151,7 @@ def row_launch(
     sizes: tuple[Arg, ...] = (float(fill), each, pieces, length, rows.size)
     where: tuple[Arg, ...] = (rows.first, rows.step, rows.low, rows.high, base, pitch or rows.size)
     args = (source, ENDS[1], ConstantArg(names[0]), inner, *sizes, *where)
-    return Launch("copy_rows", global_size, args, local_size)
+    return KernelLaunch("copy_rows", global_size, args, local_size)
 
 
 def _tile_grid(tiles: Tiles, soc: Soc) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]:
@@ -170,9 +170,9 @@ def _tile_grid(tiles: Tiles, soc: Soc) -> tuple[tuple[int, int], tuple[int, ...]
     return (1, each), (down, ceil_div(across, each), batches), (1, 1, 1)
 
 
-def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> Launch:
+def _tile_launch(tiles: Tiles, fill: float, soc: Soc) -> KernelLaunch:
     each, global_size, local_size = _tile_grid(tiles, soc)
     sizes = (*each, tiles.rows, tiles.columns, tiles.in_step, tiles.out_step)
     tables = (ConstantArg("inputs"), ConstantArg("outputs"))
     args = (*ENDS, *tables, float(fill), *sizes)
-    return Launch("transpose_tiles", global_size, args, local_size)
+    return KernelLaunch("transpose_tiles", global_size, args, local_size)

@@ -23,19 +23,19 @@ SHORTEST_ROW = 64
 LONGEST_ROW = 1024
 
 #: How an element of a row is found; the numbers are the kernel's.
-Kind = Literal[0, 1, 2]
-RUN: Kind = 0
-STEPS: Kind = 1
-TABLE: Kind = 2
+RowKind = Literal[0, 1, 2]
+RUN: RowKind = 0
+STEPS: RowKind = 1
+TABLE: RowKind = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class CopiedRows:
     """Rows of `size` elements; `starts` says where each comes from (see gpu_copy.cl)."""
 
     starts: Offsets
     size: int
-    kind: Kind
+    kind: RowKind
     first: int = 0
     step: int = 0
     low: int = 0
@@ -96,7 +96,7 @@ def _run(table: Offsets) -> tuple[int, int] | None:
     return (low, high) if step_of(table[low:high]) == 1 else None
 
 
-def as_rows(tables: Sequence[Offsets]) -> Rows:
+def as_rows(tables: Sequence[Offsets]) -> CopiedRows:
     """Cut the output into rows; `tables` are collapsed."""
     *outer, row = tables
     while outer and (_run(row) is None or row.size < SHORTEST_RUN) and row.size < SHORTEST_ROW:
@@ -107,10 +107,10 @@ def as_rows(tables: Sequence[Offsets]) -> Rows:
     step, run = step_of(row), _run(row)
     if run is not None:
         low, high = run
-        return Rows(starts, row.size, RUN, int(row[low]) - low, low=low, high=high)
+        return CopiedRows(starts, row.size, RUN, int(row[low]) - low, low=low, high=high)
     if step is not None:
-        return Rows(starts, row.size, STEPS, int(row[0]), step)
-    return Rows(starts, row.size, TABLE, inner=row)
+        return CopiedRows(starts, row.size, STEPS, int(row[0]), step)
+    return CopiedRows(starts, row.size, TABLE, inner=row)
 
 
 def _cut(table: Offsets, most: int) -> tuple[Offsets, Offsets | None]:
