@@ -35,7 +35,7 @@ from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
 from codl.targets.connect import connect
 
 if TYPE_CHECKING:
-    from codl.predict.active_learning import Settling
+    from codl.predict.active_learning import ActiveLearner
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 #: Why a collection ended.
@@ -161,11 +161,11 @@ def collect_data(
 
 def _chooser(
     soc: Soc, dataset: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
-) -> Settling:
+) -> ActiveLearner:
     """Imported here: without a budget nobody waits for the libraries of predictors."""
-    from codl.predict.active_learning import Settling
+    from codl.predict.active_learning import ActiveLearner
 
-    return Settling(soc, dataset, budget_s, tiers, tuning=tuning)
+    return ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)
 
 
 def _similar(given: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Ranks what is not measured yet: what is unlike all that is, and where a decision hangs on it."""
+"""Acquisition function of active learning: which measurement would tell most."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from codl.predict.regret import Key, splits
 
 T = TypeVar("T")
 Values = NDArray[np.float64]
-#: What may change a decision counts so many times what cannot.
+#: The weight of a measurement that may change which split is chosen; others weigh 1.
 CONTESTED = 2.0
-#: Features that differ by less, in logarithms, differ by nothing.
+#: Columns whose logarithms spread by less are taken for constant.
 LEAST_SPREAD = 1e-6
 
 
@@ -42,9 +42,10 @@ def is_random(item: Item) -> bool:
 
 
 def farthest_first(known: Values, candidates: Values, weights: Values) -> list[int]:
-    """Indices of all candidates; each is farthest from everything before it, times its weight.
+    """Weighted farthest-point sampling: indices of all candidates, the farthest from `known` first.
 
-    Features are (items, features), and compared by their logarithms, in units of their spread.
+    Distances are Euclidean, between the logarithms of features (items, features) in units of their
+    spread, times the candidate's weight; a candidate that was taken counts as known.
     """
     logs = np.log1p(np.abs(np.vstack([known, candidates])))
     spread = logs.std(0)

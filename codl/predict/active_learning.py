@@ -1,4 +1,4 @@
-"""Says what a collection measures next, when it has measured enough, and what to expect of it."""
+"""Active learning: what a collection measures next, and when it has measured enough."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from codl.predict.acquisition import (
     in_turns,
     is_random,
 )
-from codl.predict.cross_validation import Rows
+from codl.predict.cross_validation import TrainingRows
 from codl.predict.estimators import (
     LatencyEstimator,
 )
 from codl.predict.features import Item
 from codl.predict.folds import shape_folds
 from codl.predict.names import ESTIMATORS
-from codl.predict.regret import Key, Part, Regret, key_of, plain, regret
+from codl.predict.regret import Key, MeasuredPart, Regret, key_of, plain, regret
 from codl.predict.training_set import Samples
 
 #: The predictor whose accuracy is looked at.
@@ -46,17 +46,17 @@ FIRST, PAUSE = 0.15, 0.6
 LOOKING = 0.08
 #: With this share of rows of shapes never seen within 10 % and within 5 %, a target is done.
 ENOUGH = {"acc10": 95.0, "acc5": 80.0}
-#: A target has settled where so many more rows, in parts of those before, gained less than this in
-#: percent, and so many more did again: once is chance.
+#: A target has converged where `GROWTH` more rows (a share of those before) gained less than `GAIN`
+#: percent, `TWICE` in a row: once is chance.
 GROWTH, GAIN, TWICE = 0.3, 1.0, 2
-#: A target is looked at again with so many more rows, in parts of those before.
+#: A target is evaluated again after this share of more rows.
 NEWS = 0.15
 #: Accuracy on fewer rows is chance.
 LEAST_ROWS = 30
 
 
 @dataclass(frozen=True)
-class Look:
+class LearningPoint:
     """Accuracy in percent on shapes held out; None with too few shapes.
 
     Of all `rows`, in so far as they were in random order: `tested` of them.
@@ -77,7 +77,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _TargetModel:
     """What is known of a target: its rows, their features, and the estimator of all of them."""
 
     own: Samples
@@ -86,8 +86,8 @@ class _Known:
 
 
 @dataclass
-class Settling:
-    """Chooses tasks of targets whose accuracy still grows; none when it grows nowhere.
+class ActiveLearner:
+    """Active learning of a collection: tasks of targets whose accuracy still grows.
 
     Every second task is the next one of a random half, on which accuracy is looked at. The others
     come from the rest: where a predictor is least certain and nothing alike is measured, more so
@@ -100,16 +100,16 @@ class Settling:
     dataset: Dataset
     budget_s: float
     tiers: Mapping[Task, Tier] = field(default_factory=dict)
-    looks: dict[str, list[Look]] = field(default_factory=dict)
+    curves: dict[str, list[LearningPoint]] = field(default_factory=dict)
     regret: Regret | None = None
     tuning: Tuning = Tuning()
-    _known: dict[str, _Known] = field(default_factory=dict)
-    _parts: dict[str, list[Part]] = field(default_factory=dict)
+    _known: dict[str, _TargetModel] = field(default_factory=dict)
+    _parts: dict[str, list[MeasuredPart]] = field(default_factory=dict)
     _rank: dict[Task, int] = field(default_factory=dict)
     _next_s: float | None = None
 
     def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
-        """`missing`, what tells most first; none when all targets have settled.
+        """Order `missing` by expected information; empty once every target has converged.
 
         Looks at the rows now and then only, and changes nothing before the first look.
         """
@@ -119,27 +119,27 @@ class Settling:
             self._rank = {task: at for at, task in enumerate(self._ordered(missing))}
             took = perf_counter() - start
             self._next_s = seconds + max(PAUSE * seconds, took / LOOKING)
-        if not self.looks:
+        if not self.curves:
             return missing
-        if all(self._tier(task) is Tier.MORE and self._is_settled(task) for task in missing):
+        if all(self._tier(task) is Tier.MORE and self._has_converged(task) for task in missing):
             return ()
         last = len(self._rank)
         return sorted(missing, key=lambda task: (self._tier(task), self._rank.get(task, last)))
 
     def look(self) -> None:
-        """Fit every target with news, and hold its shapes out; what surrounds ops is left out."""
+        """Fit every target with new rows and hold its shapes out; context terms are left out."""
         try:
             targets, _ = samples.read(self.dataset)
         except CodlError:
             return  # there is no row yet
         with threadpool_limits(1, user_api="blas"):
             for own in targets:
-                looks = self.looks.setdefault(own.target, []) if _is_learned(own) else None
-                if looks is None or (looks and len(own.samples) < (1 + NEWS) * looks[-1].rows):
+                curve = self.curves.setdefault(own.target, []) if _is_learned(own) else None
+                if curve is None or (curve and len(own.samples) < (1 + NEWS) * curve[-1].rows):
                     continue
                 rows, known = _fit(own, self.soc, self.tuning)
                 look, predicted = _held_out(own, rows)
-                looks.append(look)
+                curve.append(look)
                 self._known[own.target] = known
                 self._parts[own.target] = _parts(own, predicted)
         self.regret = regret([part for own in self._parts.values() for part in own], self.soc)
@@ -147,25 +147,25 @@ class Settling:
     def expected(self) -> dict[str, Any] | None:
         """What the rows are good for, as JSON; None where there are none. Looks once more."""
         self.look()
-        if not self.looks:
+        if not self.curves:
             return None
-        targets = [asdict(looks[-1]) for _, looks in sorted(self.looks.items())]
+        targets = [asdict(curve[-1]) for _, curve in sorted(self.curves.items())]
         regret_json = None if self.regret is None else asdict(self.regret)
         return {"predictor": ESTIMATOR, "targets": targets, "regret": regret_json}
 
     def _tier(self, task: Task) -> Tier:
         return self.tiers.get(task, Tier.MORE)
 
-    def _is_settled(self, task: Task) -> bool:
+    def _has_converged(self, task: Task) -> bool:
         target = _target(task)
-        return target is not None and has_settled(self.looks.get(target, []))
+        return target is not None and has_converged(self.curves.get(target, []))
 
     def _ordered(self, missing: Sequence[Task]) -> list[Task]:
-        """Those of settled targets last; of the others every second one in the order given."""
-        unsettled = [task for task in missing if not self._is_settled(task)]
+        """Those of converged targets last; of the others every second one in the order given."""
+        growing = [task for task in missing if not self._has_converged(task)]
         chosen: dict[str, list[Task]] = {}
         others: list[Task] = []
-        for task in unsettled:
+        for task in growing:
             target = _target(task)
             if target in self._known and not is_random(_item(task)):
                 chosen.setdefault(target, []).append(task)
@@ -178,7 +178,7 @@ class Settling:
             for target, tasks in chosen.items()
         ]
         first = list(in_turns([others, in_turns(ranked)]))
-        return first + [task for task in missing if self._is_settled(task)]
+        return first + [task for task in missing if self._has_converged(task)]
 
     def _table(self, target: str, tasks: Iterable[Task]) -> features.FeatureTable:
         feature_set = ESTIMATORS[ESTIMATOR].feature_set
@@ -227,12 +227,12 @@ class Settling:
         return [tasks[at] for at in order]
 
 
-def has_settled(looks: Sequence[Look]) -> bool:
-    """Whether a target is good enough, or gained next to nothing by the last rows, twice."""
-    if looks and looks[-1].is_enough:
+def has_converged(curve: Sequence[LearningPoint]) -> bool:
+    """Stopping rule: a target is accurate enough, or its learning curve is flat, twice in a row."""
+    if curve and curve[-1].is_enough:
         return True
-    steps: list[Look] = []
-    for look in reversed([look for look in looks if look.tested >= LEAST_ROWS]):
+    steps: list[LearningPoint] = []
+    for look in reversed([look for look in curve if look.tested >= LEAST_ROWS]):
         if not steps or look.rows * (1 + GROWTH) <= steps[-1].rows:
             steps.append(look)
     gains = [
@@ -266,18 +266,18 @@ def _item(task: Task) -> Item:
     return task.shape
 
 
-def _fit(own: Samples, soc: Soc, tuning: Tuning) -> tuple[Rows, _Known]:
+def _fit(own: Samples, soc: Soc, tuning: Tuning) -> tuple[TrainingRows, _TargetModel]:
     estimator = ESTIMATORS[ESTIMATOR]
     table = features.table(estimator.feature_set, own.target, own.items, soc, tuning)
-    rows = Rows(table.values, own.latency_ms, own.runs, own.groups)
-    return rows, _Known(own, table, rows.fit(estimator, np.arange(len(own.samples))))
+    rows = TrainingRows(table.values, own.latency_ms, own.runs, own.groups)
+    return rows, _TargetModel(own, table, rows.fit(estimator, np.arange(len(own.samples))))
 
 
-def _held_out(own: Samples, rows: Rows) -> tuple[Look, Mapping[int, float]]:
+def _held_out(own: Samples, rows: TrainingRows) -> tuple[LearningPoint, Mapping[int, float]]:
     """Accuracy with whole shapes held out, and the predictions, by the sample's index."""
     folds, count = shape_folds(own.groups), len(own.samples)
     if not folds:
-        return Look(own.target, count), {}
+        return LearningPoint(own.target, count), {}
     predicted = np.zeros(count)
     for fold in folds:
         fitted = rows.fit(ESTIMATORS[ESTIMATOR], fold.train)
@@ -286,8 +286,8 @@ def _held_out(own: Samples, rows: Rows) -> tuple[Look, Mapping[int, float]]:
     error = (np.abs(predicted - rows.latency_ms) / rows.latency_ms)[tested]
     predictions = dict(enumerate(predicted.tolist()))
     if not len(error):
-        return Look(own.target, count), predictions
-    look = Look(
+        return LearningPoint(own.target, count), predictions
+    look = LearningPoint(
         own.target,
         count,
         len(error),
@@ -298,10 +298,10 @@ def _held_out(own: Samples, rows: Rows) -> tuple[Look, Mapping[int, float]]:
     return look, predictions
 
 
-def _parts(own: Samples, predicted: Mapping[int, float]) -> list[Part]:
+def _parts(own: Samples, predicted: Mapping[int, float]) -> list[MeasuredPart]:
     """What the regret of a split is computed from: parts of ops with both latencies."""
     return [
-        Part(op, own.processor, sample.item, sample.latency_ms, predicted[at])
+        MeasuredPart(op, own.processor, sample.item, sample.latency_ms, predicted[at])
         for at, sample in enumerate(own.samples)
         if at in predicted
         and own.processor is not None

@@ -1,4 +1,4 @@
-"""What is predicted of an op's surroundings: dispatch, cold caches, batches, the other processor.
+"""Context terms: what dispatch, cold caches, batches and contention add to an op's latency.
 
 Each is asked for with an item of its own, beside ops and shapes: how many launches, an op with its
 latency when repeated or for one image, and the loads of the two processors.
@@ -23,13 +23,13 @@ from codl.ir.columns import (
 )
 from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, Dataset, DispatchRow, Row
 
-#: FLOPs a byte at which an op waits for memory as long as it computes, on processors of now.
+#: FLOPs a byte at which an op waits for memory as long as it computes, on current processors.
 BALANCE = 10.0
 
 
 @dataclass(frozen=True)
 class Launches:
-    """So many kernels, or layers of one CPU net, from enqueueing to their end."""
+    """`count` kernels, or layers of one CPU net, from enqueueing to their end."""
 
     count: int
 
@@ -78,7 +78,7 @@ class Cold:
 
 @dataclass(frozen=True)
 class Colds(Sequence[Cold]):
-    """Many of these as columns: ops, `warm_ms` (items), and `elements` (3, items).
+    """Many `Cold` items as columns: ops, `warm_ms` (items), and `elements` (3, items).
 
     Those are of inputs, weights and output.
     """
@@ -103,7 +103,7 @@ class Colds(Sequence[Cold]):
 
 @dataclass(frozen=True)
 class Batch:
-    """So many images at once of an op that takes `single_ms` for one image."""
+    """`images` at once through an op that takes `single_ms` for one image."""
 
     op: Op
     single_ms: float
@@ -202,7 +202,7 @@ def _memory_share(
 
 @dataclass(frozen=True)
 class Besides(Sequence[Beside]):
-    """Many of these as columns, for whoever has thousands; `loads` shaped (6, items).
+    """Many of these as columns; `loads` shaped (6, items).
 
     Bytes, FLOPs and milliseconds of the own load, and of the other.
     """

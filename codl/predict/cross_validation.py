@@ -1,4 +1,4 @@
-"""How well predictors do on what they were not fitted on: random rows, and whole op shapes."""
+"""Cross-validation: the accuracy of estimators on rows, or whole op shapes, that are held out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """What an estimator is fitted to: features (rows, features), latencies, runs and shapes."""
 
     values: Values
@@ -70,7 +70,9 @@ class Rows:
         return None if self.runs is None else [self.runs[i] for i in at]
 
 
-def accuracy(estimator: type[LatencyEstimator], rows: Rows, folds: Sequence[Fold]) -> HeldOut:
+def accuracy(
+    estimator: type[LatencyEstimator], rows: TrainingRows, folds: Sequence[Fold]
+) -> HeldOut:
     """Fit on every fold's rows and predict those it holds out, all folds together."""
     if not folds:
         return HeldOut(n_train=len(rows.latency_ms), n_test=0)
@@ -96,7 +98,7 @@ def over_seeds(seeds: Sequence[HeldOut]) -> HeldOut:
 
 
 def _errors(
-    estimator: type[LatencyEstimator], rows: Rows, fold: Fold
+    estimator: type[LatencyEstimator], rows: TrainingRows, fold: Fold
 ) -> tuple[Values, Values, Values]:
     """Relative errors with runs and without, and 1 where the interval holds, 0 where it does not.
 

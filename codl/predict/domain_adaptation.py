@@ -1,4 +1,4 @@
-"""From SoCs that are known to a new one: their latencies of an item are features of it there.
+"""Domain adaptation: predictors of a new SoC have latencies on known SoCs as features.
 
 A few dozen samples of a new SoC cannot show which kernel a library chooses at which size; SoCs that
 run the same kernels have it in their latencies. So an item's features on the new SoC are what it
@@ -20,7 +20,7 @@ from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.predict import cross_validation as held_out
 from codl.predict import features
-from codl.predict.cross_validation import Rows
+from codl.predict.cross_validation import TrainingRows
 from codl.predict.estimators import (
     LatencyEstimator,
 )
@@ -150,7 +150,7 @@ def helps(
     alone = features.table(ESTIMATORS[name].feature_set, own.target, own.items, soc, tuning)
     acc10 = [
         held_out.accuracy(
-            ESTIMATORS[name], Rows(one.values, own.latency_ms, own.runs, own.groups), folds
+            ESTIMATORS[name], TrainingRows(one.values, own.latency_ms, own.runs, own.groups), folds
         ).acc10
         for one in (beside, alone)
     ]

@@ -1,4 +1,4 @@
-"""From a target and the ops of a processor's parts to the numbers that an estimator sees.
+"""Features: the numbers that an estimator sees, computed from a target and its items.
 
 A target is what is predicted together: a kernel variant's, such as `conv2d_cpu_gemm` or
 `pooling_gpu_direct_max`; muLayer's one an op kind and processor, such as `mulayer_conv2d_cpu`; and

@@ -1,4 +1,4 @@
-"""What a planner asks: the latencies of parts of ops and of data sharing, many at a time."""
+"""The trained predictors of a SoC: what a planner asks for latencies, many at a time."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Key: TypeAlias = tuple[Processor, Op]
 
 
 @dataclass(frozen=True)
-class Part:
+class MeasuredPart:
     """A part of an op in one kernel variant, its latency and what was predicted for it; in ms."""
 
     op: Op
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Regret:
-    """Percent over so many ops; data sharing is left out, as in the ideal of the paper."""
+    """Percent over `ops` ops; data sharing is left out, as in the ideal of the paper."""
 
     ops: int
     mean: float
@@ -46,9 +46,9 @@ class _Shard:
     best: float
 
 
-def regret(parts: Iterable[Part], soc: Soc) -> Regret | None:
+def regret(parts: Iterable[MeasuredPart], soc: Soc) -> Regret | None:
     """Over all ops with a split that was measured on both sides; None where there is none."""
-    shards: dict[Key, list[Part]] = {}
+    shards: dict[Key, list[MeasuredPart]] = {}
     for part in parts:
         shards.setdefault(key_of(part.processor, part.part), []).append(part)
     ops = dict.fromkeys(plain(part.op) for own in shards.values() for part in own)
@@ -81,7 +81,7 @@ def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
     return pairs
 
 
-def _shard(own: Sequence[Part]) -> _Shard:
+def _shard(own: Sequence[MeasuredPart]) -> _Shard:
     chosen = min(own, key=lambda part: part.predicted_ms)
     best = min(part.latency_ms for part in own)
     return _Shard(chosen.predicted_ms, chosen.latency_ms, best)

@@ -1,4 +1,4 @@
-"""Stored predictors: `predictors/<soc>/<predictor>.json`, a JSON file a person can read.
+"""Serialization of predictors: `predictors/<soc>/<predictor>.json`, which a person can read.
 
 A file says what it predicts, from which features in which order and unit, what it was trained on
 and how well it predicts what it did not see, target by target. It keeps digests of the features of
@@ -46,9 +46,9 @@ class StoredPredictor:
     """One fitted estimator and all that is known about it.
 
     `features` are names in the order of the estimator's columns; `examples` gives a digest of the
-    features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. `rows` of
-    so many different `items` were fitted, of `tables` (by name, with the start of their SHA-256);
-    `held_out` is the accuracy on whole shapes, empty where nobody has looked. `known` are SoCs
+    features of a few items by their text, of all where there are fewer than `FEW_ITEMS`. It was
+    fitted to `rows` with `items` different items, of `tables` (by name, with the start of their
+    SHA-256); `held_out` is the accuracy on whole shapes, empty without evaluation. `known` are SoCs
     whose latencies are features too (`codl train --like`); `tuning` the fingerprint of the kernels'
     choices.
     """

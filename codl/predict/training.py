@@ -1,4 +1,4 @@
-"""Training: every predictor for every target of a dataset, stored, with its held-out accuracy."""
+"""Training: fits, stores and evaluates every predictor for every target of a dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from codl.predict import (
 from codl.predict import (
     training_set as samples,
 )
-from codl.predict.cross_validation import HeldOut, Rows
+from codl.predict.cross_validation import HeldOut, TrainingRows
 from codl.predict.domain_adaptation import Known
 from codl.predict.estimators import (
     LatencyEstimator,
@@ -100,9 +100,9 @@ class _Step:
     known: tuple[Known, ...] = ()
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> TrainingRows:
         own = self.own
-        return Rows(self.table.values, own.latency_ms, own.runs, own.groups)
+        return TrainingRows(self.table.values, own.latency_ms, own.runs, own.groups)
 
     @property
     def label(self) -> str:
@@ -289,7 +289,7 @@ def _beside(
 
 
 def _tuned_since(soc: Soc, dataset: Dataset, tuning: Tuning) -> list[str]:
-    """A note where features of the choices of now would stand beside latencies of others."""
+    """A note where the dataset predates the current tuning."""
     if soc.is_replayed:
         return []
     runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}

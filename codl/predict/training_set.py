@@ -1,4 +1,4 @@
-"""From a dataset's tables to what is fitted: one set of samples for every target.
+"""Training sets: the samples of every target, read from the tables of a dataset.
 
 Only rows with the status ok become samples. Rows that ran the same part, or parts of the same op,
 are in one group, which is held out as a whole; an activation makes no other shape.

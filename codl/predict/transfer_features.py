@@ -1,4 +1,4 @@
-"""Features of data sharing: what an exchange of a region moves, and how, over columns of shapes."""
+"""Features of data sharing: what moving a region between the processors does, by its shape."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ from codl.measure.dataset import Dataset, OpRow, Row, SharingRow
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.active_learning import ESTIMATOR, Settling
+from codl.predict.active_learning import ESTIMATOR, ActiveLearner
 from codl.predict.folds import connected_groups
 from codl.predict.names import ESTIMATORS
-from codl.predict.regret import Part, plain, regret
+from codl.predict.regret import MeasuredPart, plain, regret
 from codl.predict.training_set import Samples
 
 HELD_OUT = 0.25
@@ -113,7 +113,7 @@ def replayed(
     everything = _samples(rows, rows)
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset.of(soc.name, Path(folder))
-        chooser = Settling(soc, dataset, BUDGET_S)
+        chooser = ActiveLearner(soc, dataset, BUDGET_S)
         missing, total = list(pool), len(pool)
         for share in SHARES:
             while len(missing) > (1 - share) * total:
@@ -179,11 +179,11 @@ def _errors(fitted, own: Samples, soc: Soc):  # type: ignore[no-untyped-def]
     return np.abs(fitted.predict(table.values) - own.latency_ms) / own.latency_ms
 
 
-def _parts(fitted, own: Samples, soc: Soc) -> list[Part]:  # type: ignore[no-untyped-def]
+def _parts(fitted, own: Samples, soc: Soc) -> list[MeasuredPart]:  # type: ignore[no-untyped-def]
     table = features.table(fitted.feature_set, own.target, own.items, soc)
     predicted = fitted.predict(table.values)
     return [
-        Part(sample.shapes[0], own.processor, sample.item, sample.latency_ms, float(ms))  # type: ignore[arg-type]
+        MeasuredPart(sample.shapes[0], own.processor, sample.item, sample.latency_ms, float(ms))  # type: ignore[arg-type]
         for sample, ms in zip(own.samples, predicted, strict=True)
     ]
 

@@ -27,7 +27,7 @@ from codl.measure.dataset import FOLDER, Dataset
 from codl.measure.tasks import load_ops
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.cross_validation import Rows
+from codl.predict.cross_validation import TrainingRows
 from codl.predict.folds import shape_folds
 from codl.predict.names import DEFAULT, ESTIMATORS
 from codl.predict.training import SEEDS
@@ -40,7 +40,7 @@ def held_out(own: Samples, soc: Soc) -> Values:
     """Relative errors, shaped (seeds, rows)."""
     estimator = ESTIMATORS[DEFAULT]
     table = features.table(estimator.feature_set, own.target, own.items, soc)
-    rows = Rows(table.values, own.latency_ms, own.runs, own.groups)
+    rows = TrainingRows(table.values, own.latency_ms, own.runs, own.groups)
     found = np.zeros((SEEDS, len(own.samples)))
     for seed in range(SEEDS):
         for fold in shape_folds(own.groups, seed):

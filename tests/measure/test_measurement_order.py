@@ -25,7 +25,7 @@ from codl.measure.measurement_order import (
 )
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import DispatchTask, OpTask, SharingTask, Task, make_tasks
-from codl.predict.active_learning import Settling
+from codl.predict.active_learning import ActiveLearner
 
 SHARES = [0.5, 1.0]
 BUDGET_S = 100.0
@@ -86,10 +86,10 @@ def test_what_must_be_measured_comes_first_and_is_not_left_out(tmp_path: Path) -
     left = everything[200:]
     tiers = dict.fromkeys(left[:-8], Tier.MORE)
     tiers |= dict.fromkeys(left[-8:-4], Tier.WHOLE) | dict.fromkeys(left[-4:], Tier.OWN)
-    order = Settling(SOC, settled, BUDGET_S, tiers).choose(left, BUDGET_S)
+    order = ActiveLearner(SOC, settled, BUDGET_S, tiers).choose(left, BUDGET_S)
     assert set(order[:4]) == set(left[-8:-4])
     assert set(order[4:8]) == set(left[-4:])
-    assert Settling(SOC, settled, BUDGET_S, tiers).choose(left[:-8], BUDGET_S) == ()
+    assert ActiveLearner(SOC, settled, BUDGET_S, tiers).choose(left[:-8], BUDGET_S) == ()
 
 
 def test_slow_tasks_are_spread_over_the_others() -> None:

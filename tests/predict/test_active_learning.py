@@ -15,8 +15,14 @@ from codl.measure.dataset import Dataset
 from codl.measure.tasks import DispatchTask, SharingTask, Task
 from codl.predict import acquisition as choosing
 from codl.predict.acquisition import Bounds, contested, farthest_first, in_turns, is_random
-from codl.predict.active_learning import FIRST, LEAST_ROWS, Look, Settling, has_settled
-from codl.predict.regret import Part, regret, splits
+from codl.predict.active_learning import (
+    FIRST,
+    LEAST_ROWS,
+    ActiveLearner,
+    LearningPoint,
+    has_converged,
+)
+from codl.predict.regret import MeasuredPart, regret, splits
 
 BUDGET_S = 100.0
 OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
@@ -96,7 +102,7 @@ def test_regret_is_that_of_the_split_chosen() -> None:
     latencies = {("cpu", 1.0): 8.0, ("gpu", 1.0): 6.0, ("cpu", 0.5): 4.0, ("gpu", 0.5): 3.0}
     shard = {side: p for keys in splits(OP, SOC) for side, p in keys if p.output.h == 14}
     parts = [
-        Part(OP, side, OP if share == 1 else shard[side], ms, ms * (3 if share < 1 else 1))  # type: ignore[arg-type,index]
+        MeasuredPart(OP, side, OP if share == 1 else shard[side], ms, ms * (3 if share < 1 else 1))  # type: ignore[arg-type,index]
         for (side, share), ms in latencies.items()
     ]
     found = regret(parts, SOC)
@@ -114,15 +120,15 @@ def test_streams_take_turns() -> None:
     assert list(in_turns([])) == []
 
 
-def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[Look]:
+def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[LearningPoint]:
     return [
-        Look("t", int(100 * rows**at), tested, acc10=acc, acc5=50.0, mape=9.0)
+        LearningPoint("t", int(100 * rows**at), tested, acc10=acc, acc5=50.0, mape=9.0)
         for at, acc in enumerate(accuracies)
     ]
 
 
 @pytest.mark.parametrize(
-    ("own", "is_settled"),
+    ("own", "has_ended"),
     [
         ([], False),
         (looks(80.0), False),
@@ -132,23 +138,23 @@ def looks(*accuracies: float, rows: float = 1.5, tested: int = 100) -> list[Look
         (looks(85.1, 80.0, 85.1), False),
         (looks(80.0, 80.1, 80.2, rows=1.1), False),
         (looks(80.0, 80.5, 80.6, tested=LEAST_ROWS - 1), False),
-        ([Look("t", 60, 40, 95.0, 80.0, 3.0)], True),
-        ([Look("t", 60, 40, 95.0, 79.0, 3.0)], False),
-        ([Look("t", 60, LEAST_ROWS - 1, 99.0, 99.0, 1.0)], False),
+        ([LearningPoint("t", 60, 40, 95.0, 80.0, 3.0)], True),
+        ([LearningPoint("t", 60, 40, 95.0, 79.0, 3.0)], False),
+        ([LearningPoint("t", 60, LEAST_ROWS - 1, 99.0, 99.0, 1.0)], False),
     ],
 )
-def test_a_target_settles_when_good_or_when_rows_gain_nothing(
-    own: list[Look], is_settled: bool
+def test_a_target_converges_when_good_or_when_rows_gain_nothing(
+    own: list[LearningPoint], has_ended: bool
 ) -> None:
-    assert has_settled(own) is is_settled
+    assert has_converged(own) is has_ended
 
 
 def test_every_second_task_is_random_and_the_others_unlike_what_is_known(tmp_path: Path) -> None:
     everything = conv_tasks()
     measured, missing = everything[:80], everything[80:]
-    settling = Settling(SOC, noisy_dataset(tmp_path, measured, noise=0.4), BUDGET_S)
-    assert settling.choose(missing, 0.0) == missing  # nothing is looked at yet
-    chosen = list(settling.choose(missing, FIRST * BUDGET_S))
+    learner = ActiveLearner(SOC, noisy_dataset(tmp_path, measured, noise=0.4), BUDGET_S)
+    assert learner.choose(missing, 0.0) == missing  # nothing is looked at yet
+    chosen = list(learner.choose(missing, FIRST * BUDGET_S))
     assert set(chosen) == set(missing)
     random_ones = [task for task in missing if is_random(task.part)]
     short = min(len(random_ones), len(missing) - len(random_ones))
@@ -176,13 +182,17 @@ def nearest(parts: list[Op], known: list[Op]) -> float:
 
 def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path) -> None:
     everything = conv_tasks()
-    exact = Settling(SOC, noisy_dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S)
+    exact = ActiveLearner(
+        SOC, noisy_dataset(tmp_path / "exact", everything[:200], noise=0.01), BUDGET_S
+    )
     assert exact.choose(everything[200:], BUDGET_S) == ()
-    noisy = Settling(SOC, noisy_dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S)
+    noisy = ActiveLearner(
+        SOC, noisy_dataset(tmp_path / "noisy", everything[:200], noise=0.5), BUDGET_S
+    )
     assert noisy.choose(everything[200:], BUDGET_S)
-    # What surrounds ops is measured in any case, and before what has settled.
+    # What surrounds ops is measured in any case, and before what has converged.
     others: list[Task] = [DispatchTask("cpu", 1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
-    again = Settling(SOC, exact.dataset, BUDGET_S)
+    again = ActiveLearner(SOC, exact.dataset, BUDGET_S)
     order = again.choose([*everything[200:], *others], BUDGET_S)
     assert list(order[:2]) == others
     assert len(order) == len(everything[200:]) + 2
@@ -190,10 +200,10 @@ def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path
 
 def test_looks_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything, when = conv_tasks(), []
-    settling = Settling(SOC, noisy_dataset(tmp_path, everything[:20], noise=0.5), BUDGET_S)
+    learner = ActiveLearner(SOC, noisy_dataset(tmp_path, everything[:20], noise=0.5), BUDGET_S)
     for second in range(int(BUDGET_S)):
-        monkeypatch.setattr(settling, "look", lambda at=second: when.append(at))
-        settling.choose(everything[20:], float(second))
+        monkeypatch.setattr(learner, "look", lambda at=second: when.append(at))
+        learner.choose(everything[20:], float(second))
     assert when[0] == FIRST * BUDGET_S
     assert 2 <= len(when) <= 6
     assert all(later >= 1.6 * before for before, later in pairwise(when))
@@ -201,8 +211,8 @@ def test_looks_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_expected_is_what_random_shapes_held_out_show(tmp_path: Path) -> None:
     measured = conv_tasks()
-    settling = Settling(SOC, noisy_dataset(tmp_path, measured, noise=0.05), BUDGET_S)
-    expected = settling.expected()
+    learner = ActiveLearner(SOC, noisy_dataset(tmp_path, measured, noise=0.05), BUDGET_S)
+    expected = learner.expected()
     assert expected is not None
     (found,) = [row for row in expected["targets"] if row["target"] == GEMM]
     assert found["rows"] == len(measured)
@@ -212,4 +222,4 @@ def test_what_is_expected_is_what_random_shapes_held_out_show(tmp_path: Path) ->
     assert 55 < found["acc5"] < 85
     assert 3 < found["mape"] < 6
     assert expected["regret"] is None  # one processor alone has no split
-    assert Settling(SOC, Dataset(tmp_path / "none"), BUDGET_S).expected() is None
+    assert ActiveLearner(SOC, Dataset(tmp_path / "none"), BUDGET_S).expected() is None

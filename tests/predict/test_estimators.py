@@ -23,11 +23,11 @@ from codl.predict.estimators import (
 from codl.predict.estimators import (
     run_effects as runs,
 )
-from codl.predict.estimators.conformal import Errors
+from codl.predict.estimators.conformal import ErrorQuantiles
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows
 from codl.predict.estimators.least_squares import RIDGE_PULL, costs, ridge
 from codl.predict.estimators.sparse_gp import Kernel, Projection, spread_points
-from codl.predict.estimators.trees import Node, Trees
+from codl.predict.estimators.trees import TreeNode, Trees
 from codl.predict.folds import inner_folds
 from codl.predict.names import ESTIMATORS
 
@@ -174,7 +174,7 @@ def test_trees_that_are_none_are_refused(text: str, message: str) -> None:
         RandomForest.from_state({**state, "trees": [good, text]}, NAMES)
 
 
-def by_walking(tree: Iterator[Node], x: np.ndarray) -> float:
+def by_walking(tree: Iterator[TreeNode], x: np.ndarray) -> float:
     feature, number = next(tree)
     if feature < 0:
         return number
@@ -427,7 +427,7 @@ def test_an_interval_must_be_possible() -> None:
 
 def test_quantiles_of_errors_are_those_of_their_law() -> None:
     errors = 0.1 * np.random.default_rng(0).standard_normal(4000)
-    found = Errors.fit(errors, np.zeros((4000, 2)), np.arange(4000))
+    found = ErrorQuantiles.fit(errors, np.zeros((4000, 2)), np.arange(4000))
     low, high = found.bounds(np.zeros((1, 2)), 0.8)
     assert (low[0], high[0]) == pytest.approx((-0.128, 0.128), rel=0.05)
 

@@ -16,7 +16,7 @@ from codl.errors import MismatchError, UnknownNameError
 from codl.ir import Shape, parse
 from codl.kernels import registry
 from codl.predict import features
-from codl.predict.cross_validation import Rows, accuracy
+from codl.predict.cross_validation import TrainingRows, accuracy
 from codl.predict.estimators import (
     CodlLinear,
     FlopsLinear,
@@ -160,8 +160,8 @@ def test_gbdt_beats_flops_linear_on_steps() -> None:
     X = rng.uniform(1, 1e6, (400, 2))
     y = 0.1 + np.ceil(X[:, 0] / 2.5e5) * (1 + (X[:, 1] > 5e5))
     folds = shape_folds(np.arange(400))
-    steps = accuracy(Gbdt, Rows(X, y), folds)
-    line = accuracy(FlopsLinear, Rows(X, y), folds)
+    steps = accuracy(Gbdt, TrainingRows(X, y), folds)
+    line = accuracy(FlopsLinear, TrainingRows(X, y), folds)
     assert steps.mape is not None
     assert line.mape is not None
     assert steps.mape < line.mape / 4

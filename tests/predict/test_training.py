@@ -18,7 +18,7 @@ from codl.ir import parse, split
 from codl.ir.results import PredictorRow
 from codl.measure.dataset import Dataset, SharingRow
 from codl.predict import features
-from codl.predict.cross_validation import HeldOut, Rows, accuracy, over_seeds
+from codl.predict.cross_validation import HeldOut, TrainingRows, accuracy, over_seeds
 from codl.predict.estimators import (
     Codl,
     Gbdt,
@@ -87,7 +87,7 @@ def test_nothing_held_out_is_seen_in_fitting() -> None:
 
     X, y = np.arange(50.0)[:, None], np.ones(50)
     folds = shape_folds(connected_groups([(i // 7,) for i in range(50)]))
-    found = accuracy(Spy, Rows(X, y), folds)
+    found = accuracy(Spy, TrainingRows(X, y), folds)
     assert (found.n_test, found.acc5, found.mape, found.coverage90) == (50, 100, 0, None)
 
 
@@ -99,7 +99,7 @@ def test_runs_and_intervals_are_held_out_with_their_rows() -> None:
     y = (X @ np.array([0.02, 0.03]) + 0.1) * np.where(np.array(runs) == "slow", 2.0, 1.0)
     y *= rng.normal(1, 0.02, 120)
     groups = np.arange(120) // 2
-    found = accuracy(Codl, Rows(X, y, runs, groups), shape_folds(groups))
+    found = accuracy(Codl, TrainingRows(X, y, runs, groups), shape_folds(groups))
     assert found.acc10 is not None
     assert found.acc10_typical is not None
     assert found.coverage90 is not None

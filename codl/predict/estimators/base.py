@@ -1,4 +1,4 @@
-"""What all estimators share: checks, bounds, and reading and writing the learned state.
+"""Base class of the estimators: validation, lower bound, run effects, state in and out.
 
 All of them take features shaped (items, features) and positive latencies, predict positive
 latencies, and can write their learned state as plain JSON values and read it back.
@@ -32,7 +32,7 @@ LEAST_FREE = 0.3
 
 
 class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """What all estimators share: checks, the floor, and reading and writing the learned state."""
+    """A scikit-learn regressor of latencies that never predicts less than `floor_`."""
 
     name: ClassVar[str]
     feature_set: ClassVar[FeatureSet]

@@ -1,7 +1,11 @@
-"""Intervals around predictions, from errors on rows that were held out (split conformal).
+"""Prediction intervals by split conformal prediction, with a local scale.
 
-Errors are logarithms of measured over predicted, over a local scale: what the disagreement of a
-blend's members and the distance from what was measured say about the error to expect.
+The score of a held-out row i is e_i = log(measured / predicted) / s_i, and the interval of a new
+item is predicted * exp(q s) between two quantiles q of the scores: Lei et al., *Distribution-Free
+Predictive Inference for Regression*, JASA 113 (2018), algorithm 2 and, with a local scale s,
+section 5.2. With n groups, the levels of quantiles are further out by (n + 1) / n. The scale is
+linear, with weights of at least 0, in what tells of errors: the disagreement of an ensemble's
+members, and the distance from what was measured.
 """
 
 from __future__ import annotations
@@ -23,23 +27,23 @@ TAIL = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 
 LEVELS = np.array([*TAIL, 0.5, *(1 - t for t in reversed(TAIL))])
 #: Without anything held out, errors are taken to be this large, in logarithms.
 UNKNOWN = 0.25
-#: The least scale, as a share of the usual error.
+#: The least scale, as a share of the mean error.
 LEAST = 0.3
 
 
 @dataclass(frozen=True)
-class Errors:
+class ErrorQuantiles:
     """Quantiles of the scaled errors at `LEVELS`, and the scale as weights of (1, signs)."""
 
     scale: Vector
     quantiles: Vector
 
     @classmethod
-    def unknown(cls, signs: int) -> Errors:
+    def unknown(cls, signs: int) -> ErrorQuantiles:
         return cls(np.eye(signs + 1)[0], rounded(UNKNOWN * norm.ppf(LEVELS)))
 
     @classmethod
-    def fit(cls, errors: Vector, signs: Vector, groups: NDArray[np.intp]) -> Errors:
+    def fit(cls, errors: Vector, signs: Vector, groups: NDArray[np.intp]) -> ErrorQuantiles:
         """From held-out errors (rows) and what may tell of their size (rows, signs).
 
         Few groups say little about the next one, so their quantiles are taken further out.
@@ -55,8 +59,7 @@ class Errors:
         count = len(np.unique(groups))
         out = np.clip(0.5 + (LEVELS - 0.5) * (count + 1) / count, 0, 1)
         quantiles = np.quantile(scaled, out)
-        # What was fitted has seen the held-out rows choose between fits; and so few groups cannot
-        # show the ends.
+        # The held-out rows have chosen between fits, and few groups cannot show the tails.
         wider = 1 + 1 / np.sqrt(count)
         middle = quantiles[len(LEVELS) // 2]
         quantiles = middle + (quantiles - middle) * wider
@@ -72,7 +75,7 @@ class Errors:
         return {"scale": to_rows(self.scale), "quantiles": to_rows(self.quantiles)}
 
     @classmethod
-    def from_state(cls, state: Any, signs: int) -> Errors:
+    def from_state(cls, state: Any, signs: int) -> ErrorQuantiles:
         if not isinstance(state, Mapping):
             raise ValueError(f"errors must be a mapping, got {state!r:.80}.")
         scale = from_rows(state, "scale", rows=1, columns=signs + 1)[0]

@@ -10,7 +10,7 @@ from sklearn import config_context
 
 from codl.predict.estimators.base import Groups, LatencyEstimator, State, Vector
 from codl.predict.estimators.json_arrays import rounded
-from codl.predict.estimators.trees import LEAF, Arrays, Trees
+from codl.predict.estimators.trees import LEAF, TreeArrays, Trees
 from codl.predict.features import FeatureSet
 
 #: Significant digits of latencies at leaves; their mean has more.
@@ -37,7 +37,7 @@ class RandomForest(LatencyEstimator):
             grown = [self._grown(rows, y, seeds.randint(SEEDS)) for _ in range(self.trees)]
         self.trees_ = Trees.of_arrays(grown, X)
 
-    def _grown(self, rows: Any, y: Vector, seed: int) -> Arrays:
+    def _grown(self, rows: Any, y: Vector, seed: int) -> TreeArrays:
         from sklearn.tree import DecisionTreeRegressor
 
         drawn = np.random.RandomState(seed).randint(0, len(y), len(y), dtype=np.int32)
@@ -51,7 +51,7 @@ class RandomForest(LatencyEstimator):
         numbers = grown.threshold.copy()
         numbers[is_leaf] = rounded(grown.value.ravel()[is_leaf], DIGITS)
         features = np.where(is_leaf, 0, grown.feature)
-        return Arrays(features, numbers, left.tolist(), right.tolist())
+        return TreeArrays(features, numbers, left.tolist(), right.tolist())
 
     def _predict(self, X: Vector) -> Vector:
         return self.trees_.predict(X) / len(self.trees_.nodes)

@@ -1,4 +1,4 @@
-"""codl's own predictor: a physical base times what Gaussian processes have learned about it."""
+"""The `codl` predictor: linear costs, corrected by an ensemble of sparse Gaussian processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codl.predict.estimators.base import (
     State,
     Vector,
 )
-from codl.predict.estimators.conformal import Errors
+from codl.predict.estimators.conformal import ErrorQuantiles
 from codl.predict.estimators.json_arrays import from_rows, rounded, to_rows, vector
 from codl.predict.estimators.least_squares import RESOLUTION_MS, ridge
 from codl.predict.estimators.linear import CodlLinear
@@ -54,9 +54,9 @@ SLACK = 0.3
 WORTH = 0.02
 #: The same where runs differ: their terms have seen the rows that are held out.
 WORTH_BESIDE_RUNS = 0.2
-#: From so many columns on, directions of them say more than each alone.
+#: With this many columns or more, a member sees their principal components.
 MANY_COLUMNS = 8
-#: From so many items on, trees know what processes on a few points cannot.
+#: With this many items or more, boosted trees join: a few points cannot hold that much.
 MANY_ITEMS = 800
 TREES = {
     "objective": "regression",
@@ -97,7 +97,7 @@ class Codl(LatencyEstimator):
     shares_: Vector
     trees_: Trees | None
     limits_: Vector
-    errors_: Errors
+    errors_: ErrorQuantiles
     run_columns_: RunColumns
 
     def __init__(
@@ -247,7 +247,7 @@ class Codl(LatencyEstimator):
         corrections = corrections[sorted({*members, *kept})]
         far = far_from_others(candidates[members[0]].projection, groups, rows)
         signs = np.column_stack([np.ptp(corrections, axis=0), far])
-        self.errors_ = Errors.fit(logs - mixed, signs, groups)
+        self.errors_ = ErrorQuantiles.fit(logs - mixed, signs, groups)
         self.inner_ = np.exp(mixed)
 
     def _held_out(
@@ -351,7 +351,7 @@ class Codl(LatencyEstimator):
         self.scaling_ = LogScaling.of_nothing()
         self.points_ = np.empty((0, 0))
         self.members_, self.is_level_, self.shares_, self.trees_ = (), (), np.empty(0), None
-        self.errors_ = Errors.unknown(2)
+        self.errors_ = ErrorQuantiles.unknown(2)
 
     def _read_members(self, state: State, names: Sequence[str]) -> None:
         self.scaling_ = LogScaling.from_state(state, names)
@@ -367,4 +367,4 @@ class Codl(LatencyEstimator):
         self.trees_ = Trees.from_state(state["trees"], 3 * width + 1) if trees else None
         if total > 1 + 1e-9 or (not trees and total < 1 - 1e-9):
             raise ValueError(f"members: shares must add up to 1, got {total:g}.")
-        self.errors_ = Errors.from_state(state.get("errors"), 2)
+        self.errors_ = ErrorQuantiles.from_state(state.get("errors"), 2)

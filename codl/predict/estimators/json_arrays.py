@@ -1,4 +1,4 @@
-"""Arrays of learned numbers as JSON: rounded where they are learned, one row a text."""
+"""Arrays in JSON: numbers rounded to significant digits, a row of a matrix as one text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIGITS = 4
 
 
 def rounded(values: ArrayLike, digits: int = DIGITS) -> Vector:
-    """The nearest numbers of so many significant digits: those that a file will hold."""
+    """The nearest numbers of `digits` significant digits: those that a file will hold."""
     array = np.asarray(values, np.float64)
     return np.array([float(f"{v:.{digits}g}") for v in array.ravel()]).reshape(array.shape)
 

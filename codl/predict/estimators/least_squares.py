@@ -1,4 +1,4 @@
-"""Linear least squares: of relative errors without negative costs, and ridge regression."""
+"""Linear least squares: non-negative with relative errors, and ridge regression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear predictors: muLayer's on FLOPs, the paper's on what a kernel variant's blocks cost."""
+"""Linear regression of latencies: muLayer's on FLOPs, the paper's on a kernel variant's blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standardised logarithms of features, of the columns that vary and say something of their own."""
+"""Standardised logarithms of features, without constant and duplicate columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs from one measurement run to another: an overhead, a factor and a floor for each run.
+"""Run effects (batch effects): an overhead, a factor and a floor for each measurement run.
 
 A run's latency is factor x (latency in the typical run + overhead), and never below its floor. The
 first two are estimated from the run's own rows and drawn towards 0 and 1, so that a run of few rows
@@ -27,12 +27,12 @@ FACTOR_SPREAD = 0.2
 OVERHEAD_SPREAD = 0.07
 #: Steps of the solver; the overhead is not linear, and outliers are found as they show.
 STEPS = 6
-#: Rows further off than so many usual errors count less.
+#: Rows further off than this many usual errors count less.
 OUTLIER = 2.0
 #: No overhead takes more than this share off the fastest prediction of its run.
 MOST = 0.5
-#: A floor shows where so large a share of a run's shapes, and so many, lie within this many
-#: logarithms, with so small a share of them below, though they are predicted to differ by so much.
+#: A floor shows where at least this share of a run's shapes, and this many, lie within a width in
+#: logarithms, at most a share below them, though they are predicted to differ by a range.
 FLOOR_SHARE, FLOOR_SHAPES, FLOOR_WIDTH, FLOOR_BELOW, FLOOR_RANGE = 0.15, 4, 0.12, 0.1, 0.6
 
 #: How often run terms and rough costs are fitted in turn.
@@ -43,7 +43,7 @@ TERMS_WORTH = 0.05
 MOST_OFF = 0.5
 #: More runs than this are told apart by their terms alone: each column needs shapes of its own.
 MOST_COLUMNS = 16
-#: A floor that shows in another run needs no more than so many shapes within so many logarithms.
+#: A floor that shows in another run needs only this many shapes within this many logarithms.
 SHARED_SHAPES, SHARED_WIDTH = 2, 0.08
 
 
@@ -291,7 +291,7 @@ class RunColumns:
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> RunColumns:
-        """Columns of all runs among the labels; none where there are too many."""
+        """Columns of all runs among the labels; none where there are more than `MOST_COLUMNS`."""
         rows = Counter(labels)
         if len(rows) > MOST_COLUMNS:
             return cls()

@@ -47,17 +47,17 @@ LENGTH_BOUNDS = (np.log(0.05), np.log(100.0))
 LENGTH_SPREAD = 0.8
 #: Added to the covariance of the points, as a share of the variance: keeps it well posed.
 JITTER = 1e-6
-#: Rows further off than so many times the noise count less, in proportion.
+#: Rows further off than this many times the noise count less, in proportion.
 OUTLIER = 3.0
 #: The part of the noise that all rows of an item have in common.
 ITEM_NOISE = 0.5
 #: Directions in which the scaled features spread less than this are noise.
 LEAST_SPREAD = 0.05
-#: So many items are predicted at a time: their correlations stay in the caches.
+#: Items predicted at a time: their correlations stay in the caches.
 CHUNK = 512
-#: Shares of the members that are tried come in so many steps.
+#: Steps of the grid on which shares of members are tried.
 SHARE_STEPS = 4
-#: A direction's spread counts by this power: those that vary most matter most, though not so much.
+#: Components are weighted by this power of their spread.
 SPREAD_POWER = 0.5
 
 

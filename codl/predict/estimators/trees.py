@@ -1,8 +1,9 @@
-"""Trees as text that a person can read, and fast sums of them; grown by LightGBM or scikit-learn.
+"""Tree ensembles: a text that a person can read, and fast sums of leaves.
 
 A tree is a line of words, every split before its two sides: `3:40` asks whether feature 3 is at
 most 40, and where it is, the first side holds, else the second; a plain number is a leaf. So
-`3:40 .1 0:2 .2 .3` has three leaves.
+`3:40 .1 0:2 .2 .3` has three leaves. LightGBM or scikit-learn grow them. Sums of leaves follow
+QuickScorer (Lucchese et al., SIGIR 2015): one bit a leaf, cleared by the splits an item fails.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from codl.optional import explained
 from codl.predict.estimators.json_arrays import Vector, short
 
 #: A split's feature and number, or -1 and a leaf's value.
-Node: TypeAlias = tuple[int, float]
+TreeNode: TypeAlias = tuple[int, float]
 LEAF = -1
 #: The most leaves of a tree: as many as a word of the machine has bits.
 MOST_LEAVES = 64
@@ -43,7 +44,7 @@ _COMMON = {
 
 
 @dataclass(frozen=True)
-class Arrays:
+class TreeArrays:
     """A tree as a library grows it: of every node the feature, the number, and the two children.
 
     Of a leaf the number is its value, and children are -1; the first node is the root.
@@ -61,7 +62,7 @@ class Arrays:
         numbers: Sequence[float],
         left: Sequence[int],
         right: Sequence[int],
-    ) -> Arrays:
+    ) -> TreeArrays:
         return cls(np.array(features, np.intp), np.array(numbers, np.float64), left, right)
 
 
@@ -69,7 +70,7 @@ class Arrays:
 class Trees:
     """Trees whose leaves' values are added, each a tuple of nodes in the order of its text."""
 
-    nodes: tuple[tuple[Node, ...], ...]
+    nodes: tuple[tuple[TreeNode, ...], ...]
 
     @classmethod
     def fit(cls, X: Vector, t: Vector, *, rounds: int, parameters: Mapping[str, Any]) -> Trees:
@@ -86,7 +87,7 @@ class Trees:
         return cls.of_arrays([_grown(part) for part in text.split("\nTree=")[1:]], X)
 
     @classmethod
-    def of_arrays(cls, grown: Sequence[Arrays], X: Vector) -> Trees:
+    def of_arrays(cls, grown: Sequence[TreeArrays], X: Vector) -> Trees:
         """Trees that were fitted to features (rows, features), their splits in few digits."""
         features = np.concatenate([tree.features for tree in grown])
         numbers = np.concatenate([tree.numbers for tree in grown])
@@ -150,7 +151,7 @@ class Trees:
 
     @cached_property
     def _kept(self) -> Mapping[int, tuple[Vector, NDArray[Any]]]:
-        """By feature the numbers of its splits, and the leaves left past so many of them.
+        """By feature the numbers of its splits, and the leaves that are left past each of them.
 
         Those are shaped (splits + 1, trees).
         """
@@ -236,12 +237,12 @@ def _first_sides(
     return splits, leaves[splits], leaves[ends]
 
 
-def _grown(text: str) -> Arrays:
+def _grown(text: str) -> TreeArrays:
     """A tree of LightGBM's text; there, children below 0 are leaves, ~ their number."""
     lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     values = [round(float(v), DECIMALS) for v in lines["leaf_value"].split()]
     if len(values) == 1:
-        return Arrays.of([0], values, [LEAF], [LEAF])
+        return TreeArrays.of([0], values, [LEAF], [LEAF])
     splits = [int(v) for v in lines["split_feature"].split()]
     numbers = [float(v) for v in lines["threshold"].split()]
     # Leaves stand behind the splits.
@@ -250,16 +251,16 @@ def _grown(text: str) -> Arrays:
         for side in ("left", "right")
     )
     none = [LEAF] * len(values)
-    return Arrays.of(splits + [0] * len(values), numbers + values, left + none, right + none)
+    return TreeArrays.of(splits + [0] * len(values), numbers + values, left + none, right + none)
 
 
 def _word(feature: int, number: float) -> str:
     return short(number) if feature == LEAF else f"{feature}:{short(number)}"
 
 
-def _read(text: str, features: int) -> tuple[Node, ...]:
+def _read(text: str, features: int) -> tuple[TreeNode, ...]:
     """The nodes of a tree's text; raises `ValueError`."""
-    nodes: list[Node] = []
+    nodes: list[TreeNode] = []
     missing = 1
     for word in text.split():
         feature, colon, number = word.rpartition(":")
