@@ -51,8 +51,8 @@ class Checker:
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
-        #: How often each staging buffer is mapped at a point: 0 or 1.
-        self._mapped: dict[int, bool] = {}
+        #: The staging buffers that are mapped at a point.
+        self._mapped: set[int] = set()
         self._signalled: set[int] = set()
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class Checker:
         for number, net in enumerate(executable.nets):
             self._net(net, f"nets[{number}]")
         self._commands(executable.setup, "setup")
-        before = dict(self._mapped)
+        before = set(self._mapped)
         for number, stage in enumerate(executable.stages):
             self._commands(stage.commands, f"stages[{number}].commands")
         self._that(self._mapped == before, "stages", "mapped buffers at the end", self._mapped)
@@ -273,17 +273,17 @@ class Checker:
         self._that(0 <= command.buffer < len(buffers), at, "buffer", command.buffer)
         place, is_map = buffers[command.buffer].place, isinstance(command, Map)
         self._that(place == "staging", at, "place of what is mapped", place)
-        is_mapped = self._mapped.get(command.buffer, False)
+        is_mapped = command.buffer in self._mapped
         self._that(is_mapped != is_map, at, "buffer that is mapped already, or not yet",
                    command.buffer)  # fmt: skip
-        self._mapped[command.buffer] = is_map
+        self._mapped ^= {command.buffer}
         if isinstance(command, Map):
             self._signalled.add(command.signals)
 
     def _is_mapped(self, access: Access, at: str) -> None:
         number = self._executable.tensors[access.tensor].buffer
         if self._executable.buffers[number].place == "staging":
-            self._that(self._mapped.get(number, False), at, "buffer that is not mapped", number)
+            self._that(number in self._mapped, at, "buffer that is not mapped", number)
 
     def _nothing_mapped(self, accesses: Iterator[Access], at: str) -> None:
         """Nets are bound to memory that stays where it is."""

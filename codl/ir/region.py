@@ -64,6 +64,10 @@ class Span(NamedTuple):
             return self
         return Span(min(self.start, other.start), max(self.stop, other.stop))
 
+    def in_steps(self, step: int) -> Span:
+        """The smallest span around this one that begins and ends at a multiple of `step`."""
+        return Span(self.start // step * step, -(-self.stop // step) * step)
+
     def since(self, first: int) -> Span:
         """The same indices counted from `first`."""
         return Span(self.start - first, self.stop - first)

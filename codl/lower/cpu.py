@@ -14,7 +14,7 @@ from codl.lower.assembly import Assembly
 from codl.lower.cpu_layers import CpuLayer, Group
 from codl.lower.ncnn import lower_ncnn
 from codl.lower.onnx import lower_onnx
-from codl.lower.partition import Shard
+from codl.lower.partition import Part, Shard
 
 
 def lower_cpu(
@@ -34,9 +34,10 @@ def lower_cpu(
     places = {n: assembly.access(tensors[n], region) for n, region in shard.inputs.items()}
     places |= {name: assembly.access(tensors[name], shard.outputs[name]) for name in outputs}
     groups = grouped(layers)
-    for layer in layers:
-        if layer.output not in places and _is_read_elsewhere(layer.output, groups):
-            places[layer.output] = _own_memory(layer, assembly)
+    for part in shard.parts:
+        name = part.layer.output
+        if name not in places and _is_read_elsewhere(name, groups):
+            places[name] = _own_memory(part, assembly)
     for members in groups:
         net = net_of(_group(members, places), assembly, soc)
         assembly.emit(RunNet(assembly.net(net)))
@@ -86,10 +87,10 @@ def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> b
     )
 
 
-def _own_memory(layer: CpuLayer, assembly: Assembly) -> Access:
-    shape, region = layer.op.output, layer.region
+def _own_memory(part: Part, assembly: Assembly) -> Access:
+    name, shape, region = part.layer.output, part.layer.op.output, part.region
     buffer = assembly.buffer("cpu", region.shape(shape).bytes)
-    return assembly.access(Tensor(layer.output, buffer, shape, region, PLANAR, 1), region)
+    return assembly.access(Tensor(name, buffer, shape, region, PLANAR, 1), region)
 
 
 def _group(layers: tuple[CpuLayer, ...], places: Mapping[str, Access]) -> Group:

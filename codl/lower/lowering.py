@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from codl.ir.executable import (
     Constant,
     Executable,
     Fill,
     Flush,
+    Launch,
     Map,
     Port,
     Refusal,
@@ -99,6 +102,8 @@ class Lowering:
             self._end(index)
         self._begin(len(stages))
         stages.append(self._shared("outputs", self._program.final))
+        if self._soc.gpu.sees_host_memory and self._program.is_read_at_the_end:
+            stages = self._wait_at_the_end(stages)
         assembly, network = self._assembly, self._network
         return Executable(
             model=network.name,
@@ -119,6 +124,22 @@ class Lowering:
             },
             tensors=assembly.tensors.values,
         )
+
+    def _wait_at_the_end(self, stages: Sequence[Stage]) -> list[Stage]:
+        """The stages with a wait for the last kernel, and whatever is enqueued before it."""
+        stage, place, last = next(
+            (stage, place, command)
+            for stage, one in reversed([*enumerate(stages)])
+            for place, command in reversed([*enumerate(one.commands)])
+            if isinstance(command, Launch)
+        )
+        event = self._assembly.event() if last.signals is None else last.signals
+        commands = list(stages[stage].commands)
+        commands[place] = replace(last, signals=event)
+        waited = [*stages]
+        waited[stage] = replace(stages[stage], commands=tuple(commands))
+        waited[-1] = replace(waited[-1], commands=(*waited[-1].commands, Wait(last.step, event)))
+        return waited
 
     def _port(self, name: str, holder: str, shape: tuple[int, ...]) -> Port:
         tensor = self._assembly.tensors.number(self._host[holder])

@@ -28,12 +28,14 @@ class Part:
     def of(cls, layer: Layer, region: Region, dim: Dim) -> Part | None:
         """A region of a layer in a chain that is cut at `dim`; None of nothing.
 
-        Whoever reads a part of what cannot be cut there gets the whole.
+        Whoever reads a part of what cannot be cut there gets the whole, and of channels that belong
+        together all.
         """
         if region.is_empty:
             return None
         if dim not in layer.op.dims:
             region = Region.whole(layer.op.output)
+        region = region._replace(channels=region.channels.in_steps(layer.op.channel_step))
         needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
         return cls(layer, region, layer.op.restrict(region), needs)
 

@@ -51,6 +51,16 @@ class Program:
         segments = (segment.transfers for segment in self.segments)
         return frozenset(t.tensor for moves in (*segments, self.final) for t in moves)
 
+    @cached_property
+    def is_read_at_the_end(self) -> bool:
+        """Whether the CPU hands over a tensor, and never again waits for anything behind it.
+
+        Only where the GPU then computes what nothing reads.
+        """
+        exchanges = [*(segment.transfers for segment in self.segments), self.final]
+        last = {t.direction: stage for stage, own in enumerate(exchanges) for t in own}
+        return last.get("to_gpu", -1) >= last.get("to_cpu", -1) and "to_gpu" in last
+
 
 class Residency:
     """Which region of every tensor each processor has, and what must move for it to have another.

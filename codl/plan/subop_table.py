@@ -55,6 +55,7 @@ class SubOps:
         outputs = [op.output for op in self.ops]
         self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
         self._width = np.array([shape.w for shape in outputs])
+        self._channel_step = np.array([op.channel_step for op in self.ops])
         #: By op, whether a dimension cuts it, in the order of `DIMS`.
         self._is_cut = np.array([[dim in op.dims for dim in DIMS] for op in self.ops])
         #: What an op's box is multiplied by, and what is added, for a number that no other has.
@@ -108,11 +109,15 @@ class SubOps:
         """The parts of an op, or one for each item, shaped (items, 2), of boxes (items, 2, 6).
 
         In chains that are cut at `dims` (items), as `codl.lower.partition.Part.of` has it: what is
-        read of an op that cannot be cut there is the whole.
+        read of an op that cannot be cut there is the whole, and of channels that belong together
+        all.
         """
         there = boxes.is_something(wanted)
         is_whole = there & ~self._is_cut[op, dims][:, None]
         wanted = np.where(is_whole[..., None], self._whole[op][..., None, :], wanted)
+        if (step := self._channel_step[op][..., None, None]).max() > 1:
+            channels = -(-wanted[..., 2:4] // step) * step  # outwards: first ones have a minus sign
+            wanted[..., 2:4] = np.where(there[..., None], channels, wanted[..., 2:4])
         keys = (wanted @ self._weights[op][..., None])[..., 0]
         keys = np.where(there, keys + self._first_key[op][..., None], -1)
         flat, known = keys.ravel().tolist(), self._known

@@ -1,0 +1,221 @@
+"""Runs an executable in NumPy, without any driver: what plans and lowering are tested against.
+
+Ops are computed by their own references in float64 and stored as their tensors are. The queue's
+work is done when it is enqueued; that no later time would give anything else is proved alongside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from codl.errors import CodlError
+from codl.ir.executable import (
+    Access,
+    Command,
+    Copy,
+    Executable,
+    Fill,
+    Flush,
+    GpuOp,
+    Launch,
+    Map,
+    NcnnNet,
+    Net,
+    Port,
+    RunNet,
+    Scratch,
+    Slice,
+    Step,
+    Unmap,
+    Wait,
+)
+from codl.ir.executable_check import check
+from codl.ir.ops.base import Array
+from codl.runtime.numpy_memory import Memory
+from codl.runtime.numpy_ops import Known, References
+from codl.runtime.ordering import OrderError, Ordering
+
+#: Commands with their places in the executable.
+Placed: TypeAlias = tuple[str, Command]
+
+
+class Interpreter:
+    """Runs one executable in NumPy.
+
+    `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
+    former, `run`, and read the latter before the next run. With `poisoned` memory begins as
+    not-a-numbers, and to read what was not written is an error. Raises `CodlError` for an
+    executable that is not sound or has no weights as its ops have them, and `OrderError` where its
+    commands race.
+    """
+
+    def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
+        check(executable)
+        self.executable = executable
+        self._memory = Memory(executable, poisoned=poisoned)
+        self._order = Ordering(executable)
+        self._references = References(executable)
+        self._interpret(executable.setup, "setup")
+        self.inputs = self._arrays(executable.inputs)
+        self.outputs = self._arrays(executable.outputs)
+
+    def run(self) -> None:
+        """One inference from what `inputs` hold."""
+        self._caller_uses(self.executable.inputs, writes=True)
+        for number, stage in enumerate(self.executable.stages):
+            self._interpret(stage.commands, f"stages[{number}].commands")
+        self._caller_uses(self.executable.outputs, writes=False)
+
+    def _arrays(self, ports: Mapping[str, Port]) -> dict[str, Array]:
+        views = {name: self._memory.view(port.tensor) for name, port in ports.items()}
+        return {name: view.reshape(ports[name].shape) for name, view in views.items()}
+
+    def _caller_uses(self, ports: Mapping[str, Port], *, writes: bool) -> None:
+        """Whoever runs this fills inputs before a run, and reads outputs behind it."""
+        self._order.at = "the caller"
+        for port in ports.values():
+            held = self.executable.tensors[port.tensor].held
+            self._order.cpu_uses(Access(port.tensor, held), writes=writes)
+
+    def _interpret(self, commands: Sequence[Command], where: str) -> None:
+        placed = [
+            (f"{where}[{number}] ({describe(one, self.executable)})", one)
+            for number, one in enumerate(commands)
+        ]
+        for step, group in groupby(placed, _launched_step):
+            if step is None:
+                for self._order.at, command in group:
+                    self._on_cpu(command)
+            else:
+                self._launch(step, list(group))
+
+    # What the CPU does, and what it enqueues by name.
+
+    def _on_cpu(self, command: Command) -> None:
+        if isinstance(command, RunNet):
+            self._run_net(self.executable.nets[command.net])
+        elif isinstance(command, Copy):
+            self._cpu_writes(command.target, self._cpu_reads(command.source))
+        elif isinstance(command, Fill):
+            constants = self.executable.constants[command.constant.constants]
+            self._cpu_writes(command.target, constants.arrays()[command.constant.name])
+        elif isinstance(command, Wait):
+            self._order.wait(command)
+        elif isinstance(command, Map):
+            self._order.map(command)
+            if command.access == "write":  # what was there is not handed over
+                self._memory.spoil(command.buffer)
+        elif isinstance(command, Unmap):
+            self._order.unmap(command)
+        else:
+            assert isinstance(command, Flush)
+
+    def _cpu_reads(self, access: Access) -> Any:
+        self._order.cpu_uses(access, writes=False)
+        return self._memory.read(access, self._order.at)
+
+    def _cpu_writes(self, access: Access, values: Any) -> None:
+        self._order.cpu_uses(access, writes=True)
+        self._memory.write(access, values)
+
+    def _run_net(self, net: Net) -> None:
+        sides: list[list[Access]]
+        if isinstance(net, NcnnNet):
+            sides = [[access for _, access in own] for own in (net.inputs, net.outputs)]
+        else:
+            sides = [[binding.access for binding in own] for own in (net.inputs, net.outputs)]
+        tensors, known = self.executable.tensors, Known()
+        for access in sides[0]:
+            known[tensors[access.tensor].name] = access.region, self._cpu_reads(access)
+        known = self._references.net(net, known)
+        for access in sides[1]:
+            held, values = known[tensors[access.tensor].name]
+            self._cpu_writes(access, values[access.region.within(held).slices])
+
+    # What the queue does.
+
+    def _launch(self, number: int, group: Sequence[Placed]) -> None:
+        """All launches of a step, one after the other: read, compute and write at once."""
+        step = self.executable.steps[number]
+        launches = [launch for _, launch in group if isinstance(launch, Launch)]
+        for self._order.at, launch in zip((at for at, _ in group), launches, strict=True):
+            self._order.enqueue(launch.signals)
+        reads, target = self._accesses(step, launches)
+        for access in reads:
+            self._order.gpu_uses(access, writes=False)
+        values = [self._memory.read(access, self._order.at) for access in reads]
+        self._spoil_memory_between(launches, [*reads, target])
+        self._order.gpu_uses(target, writes=True)
+        if isinstance(step, GpuOp):
+            self._memory.write(target, self._references.step(step, values))
+        else:
+            self._memory.write(target, values[0])
+
+    def _accesses(
+        self, step: Step, launches: Sequence[Launch]
+    ) -> tuple[tuple[Access, ...], Access]:
+        """What a step's kernels read and write.
+
+        An end of a transfer that no kernel touches is the CPU's copy from or to staging memory.
+        """
+        if isinstance(step, GpuOp):
+            self._refuse_others(step, launches)
+            return step.reads, step.writes
+        touched = {slice.tensor for slice in _slices(launches)}
+        staged = [tensor for tensor in touched if self._place(tensor) == "staging"]
+        ends = []
+        for own in (step.source, step.target):
+            if own.tensor not in touched and len(staged) != 1:
+                name = self.executable.tensors[own.tensor].name
+                raise CodlError(f"{self._order.at}: no kernel of {step.label!r} touches {name}.")
+            ends.append(own if own.tensor in touched else Access(staged[0], own.region))
+        return (ends[0],), ends[1]
+
+    def _refuse_others(self, step: GpuOp, launches: Sequence[Launch]) -> None:
+        """The kernels of an op touch what its step says, all of it, and nothing else."""
+        said = {(access.tensor, access.region) for access in (*step.reads, step.writes)}
+        touched = {(slice.tensor, slice.region) for slice in _slices(launches)}
+        for tensor, region in said ^ touched:
+            name = self.executable.tensors[tensor].name
+            raise CodlError(
+                f"{self._order.at}: of {name} ({region}) the step {step.label!r} and its kernels "
+                "do not say the same."
+            )
+
+    def _spoil_memory_between(self, launches: Sequence[Launch], accesses: Sequence[Access]) -> None:
+        """Scratch, and tensors on the way, hold something else afterwards.
+
+        Neither they nor what is written may lie where the step's own tensors do.
+        """
+        tensors, own = self.executable.tensors, {access.tensor for access in accesses}
+        ends = [tensors[access.tensor].buffer for access in accesses]
+        between = {tensors[one.tensor].buffer for one in _slices(launches) if one.tensor not in own}
+        between |= {arg.buffer for one in launches for arg in one.args if isinstance(arg, Scratch)}
+        for buffer in between.intersection(ends) or {ends[-1]}.intersection(ends[:-1]):
+            raise OrderError(f"{self._order.at} reads and overwrites buffers[{buffer}] at once.")
+        for buffer in between:
+            self._memory.spoil(buffer)
+
+    def _place(self, tensor: int) -> str:
+        return self.executable.buffers[self.executable.tensors[tensor].buffer].place
+
+
+def describe(command: Command, executable: Executable) -> str:
+    """What a command is and what for, such as `launch of conv1`."""
+    kind = type(command).__name__.lower()
+    if isinstance(command, RunNet):
+        return f"run of {executable.nets[command.net].label}"
+    step: int | None = getattr(command, "step", None)
+    return kind if step is None else f"{kind} of {executable.steps[step].label}"
+
+
+def _launched_step(placed: Placed) -> int | None:
+    """The step that a command launches a kernel of; None of any other command."""
+    return placed[1].step if isinstance(placed[1], Launch) else None
+
+
+def _slices(launches: Sequence[Launch]) -> Iterator[Slice]:
+    for launch in launches:
+        yield from (arg for arg in launch.args if isinstance(arg, Slice))
