@@ -104,7 +104,7 @@ def one(kind: str, shape: tuple[int, ...], soc: Soc, constants: Mapping[str, Any
     inputs = ["x", *(k if v is not None else "" for k, v in given.items())]
     node = helper.make_node(kind, inputs, names, **attributes)
     fixed = {k: v for k, v in given.items() if v is not None}
-    return same_as_onnx_runtime(model([node], {"x": shape}, names, fixed, opset), soc)
+    return same_as_onnx_runtime(model([node], {"x": shape}, names, fixed, opset=opset), soc)
 
 
 def test_transposes_and_reshapes(soc: Soc) -> None:
