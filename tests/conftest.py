@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+# Before NumPy is imported: tests share the cores, and a thread of OpenBLAS waits by spinning.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 from support.simulated import SOC, write_dataset
 
 from codl.errors import DeviceError

@@ -81,12 +81,15 @@ def test_no_member_of_the_ensemble_depends_on_the_batch() -> None:
 
 
 def test_nor_on_a_cpu_with_narrower_vectors() -> None:
-    """The same in a process whose BLAS and NumPy take the paths of a CPU with AVX2."""
+    """The same in a process whose BLAS and NumPy take the paths of a CPU with AVX2.
+
+    And with two threads, between which a BLAS divides larger products.
+    """
     code = "import test_rowwise; test_rowwise.main()"
     paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **NARROW, "PYTHONPATH": paths},
+        env={**os.environ, **NARROW, "OPENBLAS_NUM_THREADS": "2", "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=300,
