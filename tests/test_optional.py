@@ -21,6 +21,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.optional import PACKAGES, MissingPackageError, explained
+from codl.targets.local import LocalTarget
 
 ROOT = Path(__file__).parents[1]
 #: A process in which no package of any extra is installed.
@@ -72,7 +73,7 @@ def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> No
     network = convert(simplify(import_onnx(b.build(), "small")))
     inputs = random_inputs(network)
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
-    with write(network, plan, first_soc, tmp_path / "small.codl") as engine:
+    with write(network, plan, LocalTarget(first_soc), tmp_path / "small.codl") as engine:
         wanted = engine(inputs)
     np.savez(tmp_path / "inputs.npz", **inputs)
     run = base_only(LOADED, tmp_path)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codl.bundle import network as networks
 from codl.bundle import tensors
@@ -20,8 +19,11 @@ from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
 from codl.ir.soc import Soc
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import OpenClDevice, open_device
 from codl.runtime.program_cache import Binary, Offer
+from codl.targets.local import LocalTarget
+
+if TYPE_CHECKING:
+    from codl.targets.base import Target
 
 #: What of a SoC a bundle does not depend on: where it runs, and what is said of it.
 FREE = {
@@ -32,10 +34,16 @@ FREE = {
 }
 
 
-def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
+def load(
+    path: str | Path,
+    *,
+    soc: Soc | None = None,
+    connected: Callable[[Soc], Target] = LocalTarget,
+) -> Engine:
     """Make an engine of a bundle: nothing is imported, searched for or compiled.
 
-    `soc` is the SoC to run on, if not as the bundle has it: with other cores, threads or hints.
+    `soc` is the SoC to run on, if not as the bundle has it: with other cores, threads or hints;
+    `connected` gives its target, by default this process.
     Where the driver is another one than the kernels were compiled with, they are compiled from
     source, with a `CodlWarning`. Raises `InvalidFileError` for a file that is damaged or no bundle,
     and `MismatchError` where it is for another SoC or from a codl with other kernels.
@@ -50,20 +58,16 @@ def load(path: str | Path, *, soc: Soc | None = None) -> Engine:
         network = networks.from_json(archive.json("network.json"))
         offer = Offer(archive.manifest["device"], _binaries(archive))
     chosen = own if soc is None else _checked(own, soc, archive)
-    gpu = _open(chosen, offer, archive)
-    is_same_driver = offer.fits(gpu.programs)
+    target = connected(chosen)
+    identity = _open(target, offer, archive)
+    is_same_driver = dict(offer.identity) == identity
     if not is_same_driver:
-        _warn_of_driver(gpu, archive)
+        _warn_of_driver(identity, archive)
     with archive.checking(CONSTANTS) as data:
         executable = _executable(archive, data)
-        before = gpu.programs.compiled
         with _explained(archive):
-            engine = Engine.load(executable, network, plan, chosen, gpu, tries=not is_same_driver)
-        if gpu.programs.compiled > before and is_same_driver:
-            count = gpu.programs.compiled - before
-            _warn(f"{archive.path}: {count} kernels were compiled from source: the driver did not "
-                  "take those of the bundle.")  # fmt: skip
-    return engine
+            loaded = target.load(executable, tries=not is_same_driver)
+    return Engine.of(loaded, network, plan, chosen)
 
 
 def soc_of(archive: Archive) -> Soc:
@@ -92,8 +96,8 @@ def _binaries(archive: Archive) -> tuple[Binary, ...]:
     )
 
 
-def _warn_of_driver(gpu: OpenClDevice, archive: Archive) -> None:
-    then, now = archive.manifest["device"], gpu.programs.identity
+def _warn_of_driver(now: Mapping[str, str], archive: Archive) -> None:
+    then = archive.manifest["device"]
     changed = ", ".join(
         f"{key} {then.get(key)!r} (now {now[key]!r})" for key in now if then.get(key) != now[key]
     )
@@ -103,14 +107,11 @@ def _warn_of_driver(gpu: OpenClDevice, archive: Archive) -> None:
     )
 
 
-def _open(soc: Soc, offer: Offer, archive: Archive) -> OpenClDevice:
-    """The device; raises `MismatchError` where this machine does not have the SoC."""
-    cores = os.cpu_count() or 1
-    missing = [str(core) for core in (*soc.cpu.cores, *soc.gpu.cores) if core >= cores]
+def _open(target: Target, offer: Offer, archive: Archive) -> dict[str, str]:
+    """The identity of the device; raises `MismatchError` where the target does not have the SoC."""
+    soc = target.soc
     try:
-        if missing:
-            raise DeviceError(f"The cores {', '.join(missing)} are wanted, there are {cores}.")
-        return open_device(soc, offer)
+        return dict(target.open(offer))
     except CodlError as error:
         raise MismatchError(
             f"{archive.path} is for the SoC {soc.name!r} ({soc.cpu.name}, and {soc.gpu.name} by "

@@ -18,14 +18,13 @@ from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
 from codl.ir.executable_json import encode
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import open_device
 from codl.runtime.program_cache import Binary
 from codl.strategies.evaluation import max_rel_err
+from codl.targets.base import Target
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.
@@ -43,7 +42,7 @@ class Packaged:
 
 
 def package(
-    network: Network, plan: Plan, soc: Soc, path: Path, tuning: Tuning = Tuning()
+    network: Network, plan: Plan, target: Target, path: Path, tuning: Tuning = Tuning()
 ) -> Packaged:
     """Write a bundle, try it in a process of its own, and only then put it in its place.
 
@@ -53,7 +52,7 @@ def package(
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:
         untried = Path(folder) / path.name
-        with write(network, plan, soc, untried, tuning) as engine:
+        with write(network, plan, target, untried, tuning) as engine:
             expected = engine(inputs)
         cold_start, found = measure(untried, inputs)
         error = max(max_rel_err(found[name], value) for name, value in expected.items())
@@ -66,25 +65,23 @@ def package(
     return Packaged(path, path.stat().st_size, cold_start, error)
 
 
-def write(network: Network, plan: Plan, soc: Soc, path: Path, tuning: Tuning = Tuning()) -> Engine:
+def write(
+    network: Network, plan: Plan, target: Target, path: Path, tuning: Tuning = Tuning()
+) -> Engine:
     """Compile a network as a plan says and write what came of it; returns the engine.
 
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
-    device = open_device(soc)
-    engine = Engine(network, plan, soc, tuning)
+    soc, identity = target.soc, target.open()
+    engine = Engine(network, plan, soc, tuning, target=target)
     arrays = Arrays()
     executable = encode(engine.executable, arrays.put)
-    binaries = [
-        *device.programs.binaries(engine.executable),
-        device.busy_binary(),  # which runs wherever a device is opened
-    ]
-    listed, programs = _programs(binaries)
+    listed, programs = _programs(target.binaries(engine.loaded))
     manifest = {
         **provenance(),
         "model": network.name,
         "soc": soc.to_dict(),
-        "device": dict(device.programs.identity),
+        "device": dict(identity),
         "executable": engine.executable.digest(),
     }
     with TemporaryDirectory(dir=path.parent, prefix=".codl-") as folder:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -28,13 +29,12 @@ from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.measure.interleave import Effort, with_peers
+from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
-from codl.runtime.energy import find_sensors
 from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
 from codl.strategies.evaluation import evaluate, to_json
-from codl.strategies.peers import PEERS
-from codl.strategies.peers.process import check as check_peers
-from codl.strategies.peers.process import with_opencl_all
+from codl.strategies.peers import check as check_peers
+from codl.strategies.peers import with_opencl_all
 from codl.targets.connect import connect
 
 ModelsOption = Annotated[
@@ -85,7 +85,6 @@ def evaluate_strategies(
     codl eval --soc host --serial local --models yolov2,vgg16
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
-    connect(serial)
     described = socs.load(soc)
     context = Context(
         described,
@@ -99,23 +98,26 @@ def evaluate_strategies(
     known = _strategies(names, strategies)
     others = with_opencl_all(_names(peers), context.soc)
     check_peers(others, context.soc)
+    effort = with_peers(seconds) if others else Effort(min_seconds=seconds)
     rows, timelines = [], []
-    for model in [name for text in models.split(",") for name in choices(text)]:
-        results, spans = evaluate(
-            model,
-            known,
-            context,
-            with_ideal=ideal.NAME in names,
-            peers=others,
-            effort=with_peers(seconds) if others else Effort(min_seconds=seconds),
-            batch=batch,
-        )
-        rows += to_json(results)
-        timelines += _timelines(model, spans) if with_timelines else []
+    with closing(connect(serial, described)) as target:
+        sensors = [sensor.name for sensor in target.describe().sensors]
+        for model in [name for text in models.split(",") for name in choices(text)]:
+            results, spans = evaluate(
+                model,
+                known,
+                replace(context, target=target),
+                with_ideal=ideal.NAME in names,
+                peers=others,
+                effort=effort,
+                batch=batch,
+            )
+            rows += to_json(results)
+            timelines += _timelines(model, spans) if with_timelines else []
     result: dict[str, Any] = {
         "soc": asdict(context.soc),
         "batch": batch,
-        "energy_sensors": [sensor.name for sensor in find_sensors().sensors],
+        "energy_sensors": sensors,
         "rows": rows,
         "timelines": timelines,
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ from codl.cli.options import (
     PlanOption,
     PredictorOption,
     PredictorsOption,
+    SerialOption,
     ShapeOption,
     SocOption,
     StrategyOption,
@@ -35,6 +38,7 @@ from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict.names import FOLDER
 from codl.strategies import Context
+from codl.targets.connect import connect
 
 BundleOption = Annotated[Path, typer.Option("-o", "--output", help="The bundle, such as m.codl.")]
 
@@ -43,6 +47,7 @@ def package_model(
     model: ModelArgument,
     soc: SocOption,
     output: BundleOption,
+    serial: SerialOption = "local",
     plan: PlanOption = None,
     strategy: StrategyOption = None,
     batch: BatchOption = None,
@@ -77,8 +82,10 @@ def package_model(
     )
     context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
-    chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-    made = package(network, chosen, context.soc, output, context.tuning)
+    with closing(connect(serial, context.soc)) as target:
+        context = replace(context, target=target)
+        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+        made = package(network, chosen, target, output, context.tuning)
     note(f"Wrote {output}")
     result = _result(network, chosen, made)
     emit("package", result, lambda: _table(result), as_json=json)

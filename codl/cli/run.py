@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from codl.cli.options import (
     PredictorOption,
     PredictorsOption,
     PriorityOption,
+    SerialOption,
     ShapeOption,
     StrategyOption,
     ThreadsOption,
@@ -48,6 +50,8 @@ from codl.runtime.engine import Engine
 from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
 from codl.strategies.run_report import RunReport, measure
+from codl.targets.base import Target
+from codl.targets.connect import connect
 
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[
@@ -71,6 +75,7 @@ RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs."
 def run_model(
     model: ModelOrBundle,
     soc: SocOrBundlesOption = None,
+    serial: SerialOption = "local",
     plan: PlanOption = None,
     strategy: StrategyOption = None,
     inputs: InputsOption = None,
@@ -102,27 +107,35 @@ def run_model(
     deployed = deployment_of(model)
     wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
     cost: CostModel | None = None
-    if Path(model).suffix == BUNDLE:
-        fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
-        engine = _open_bundle(model, soc, wanted, fixed | {"predictor": predictor})
-    else:
-        described = _load_soc(soc)
-        asked = Context(
-            wanted.applied(described),
-            tuning_file.read(Dataset.of(described.name, dataset), described),
-            predictors_folder=predictors,
-            dataset_root=dataset,
-            predictor=predictor,
-            note=note,
-        )
-        context = adapted(asked, deployed)
-        network = load_network(model, batch, read_shapes(shape))
-        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-        engine = Engine(network, chosen, context.soc, context.tuning)
-        cost = context.default_cost(network)
-    with engine:
-        given = read_inputs(engine.network, inputs, deployed, random_inputs)
-        done = measure(engine, given, cost, rounds=rounds)
+    with ExitStack() as stack:
+
+        def connected(soc: Soc) -> Target:
+            return stack.enter_context(closing(connect(serial, soc)))
+
+        if Path(model).suffix == BUNDLE:
+            fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
+            fixed |= {"predictor": predictor}
+            engine, target = _open_bundle(model, soc, wanted, fixed, connected)
+        else:
+            described = _load_soc(soc)
+            asked = Context(
+                wanted.applied(described),
+                tuning_file.read(Dataset.of(described.name, dataset), described),
+                predictors_folder=predictors,
+                dataset_root=dataset,
+                predictor=predictor,
+                note=note,
+            )
+            context = adapted(asked, deployed)
+            network = load_network(model, batch, read_shapes(shape))
+            target = connected(context.soc)
+            context = replace(context, target=target)
+            chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+            engine = Engine(network, chosen, context.soc, context.tuning, target=target)
+            cost = context.default_cost(network)
+        with engine:
+            given = read_inputs(engine.network, inputs, deployed, random_inputs)
+            done = measure(engine, target, given, cost, rounds=rounds)
     if outputs is not None:
         np.savez(outputs, **done.outputs)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
@@ -177,9 +190,16 @@ def _load_soc(name: str | None) -> Soc:
 
 
 def _open_bundle(
-    path: str, soc: str | None, wanted: RunOptions, fixed: Mapping[str, Any]
-) -> Engine:
-    """The engine of a bundle; raises `UnsupportedError` for what is `fixed` and yet given."""
+    path: str,
+    soc: str | None,
+    wanted: RunOptions,
+    fixed: Mapping[str, Any],
+    connected: Callable[[Soc], Target],
+) -> tuple[Engine, Target]:
+    """The engine of a bundle and its target.
+
+    Raises `UnsupportedError` for what is `fixed` and yet given.
+    """
     given = [f"--{key}" for key, value in fixed.items() if value]
     if given:
         raise UnsupportedError(
@@ -187,4 +207,6 @@ def _open_bundle(
             "`codl package` with these options makes another."
         )
     own = bundle.soc_of(Archive(Path(path))) if soc is None else socs.load(soc)
-    return bundle.load(path, soc=wanted.applied(own))
+    chosen = wanted.applied(own)
+    target = connected(chosen)
+    return bundle.load(path, soc=chosen, connected=lambda soc: target), target

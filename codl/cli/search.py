@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -21,6 +21,7 @@ from codl.cli.options import (
     PlacementOption,
     PredictorOption,
     PredictorsOption,
+    SerialOption,
     ShapeOption,
     SocOption,
     StrategyOption,
@@ -41,6 +42,7 @@ from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
 from codl.strategies import Context, Strategy, find, ideal
+from codl.targets.connect import connect
 
 MethodOption = Annotated[
     str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
@@ -62,6 +64,7 @@ PlanFileOption = Annotated[
 def search_plan(
     model: ModelArgument,
     soc: SocOption,
+    serial: SerialOption = "local",
     strategy: StrategyOption = None,
     predictor: PredictorOption = None,
     method: MethodOption = "dp",
@@ -77,7 +80,8 @@ def search_plan(
 ) -> None:
     """Find the chains, dimensions and ratios of a model: its plan.
 
-    The strategy `ideal` is the paper's bound, from measured ops; it gives no plan.
+    Strategies that run plans to find the best run them on --serial. The strategy `ideal` is the
+    paper's bound, from measured ops; it gives no plan.
 
     [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
@@ -98,7 +102,9 @@ def search_plan(
     if strategy == ideal.NAME:
         _show_bound(network, context, as_json=json)
         return
-    plan, search_ms = _timed_plan(find(strategy), network, context)
+    with closing(connect(serial, context.soc)) as target:
+        on_target = replace(context, target=target)
+        plan, search_ms = _timed_plan(find(strategy), network, on_target)
     if output is not None:
         note(f"Wrote {plan.save(output)}")
     placed = placement.predicted(network, plan, context.soc, context.default_cost(network))

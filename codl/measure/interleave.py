@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from time import perf_counter
@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from codl.errors import CodlError
 from codl.ir.results import Latency
+from codl.ir.types import Processor
 
 #: Does something once and returns the seconds that it took.
 Timed: TypeAlias = Callable[[], float]
@@ -28,6 +29,29 @@ class Effort:
     min_rounds: int = 15
     min_seconds: float = 10.0
     lead_in: int = 0
+
+
+@dataclass(frozen=True)
+class AnchorTime:
+    """What an anchor took in the median."""
+
+    op: str
+    processor: Processor
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class TimedTogether:
+    """Latencies by name, or why one `failed`; `anchors` say how fast the machine was meanwhile.
+
+    `energy_mj` is that of one inference, by `sensors`; there is none where there are no sensors.
+    """
+
+    latency_ms: Mapping[str, Latency]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    energy_mj: Mapping[str, float] = field(default_factory=dict)
+    sensors: tuple[str, ...] = ()
+    anchors: tuple[AnchorTime, ...] = ()
 
 
 def with_peers(min_seconds: float) -> Effort:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -19,7 +20,8 @@ from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.loaded import Loaded, Loads
+from codl.runtime.opencl import open_device
 from codl.runtime.session import Footprint, RefusedError, Session
 
 #: Integers up to this one are all float32 too.
@@ -37,8 +39,9 @@ class Engine:
     both processors.
 
     `tuning` has the tuned choices of kernels. With `fuse` off, for comparisons, every layer has
-    kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
-    with what runs instead; each is also a `CodlWarning`.
+    kernels of its own. It is loaded on `target`, by default in this process. What the device does
+    not run is lowered again without: `fallbacks` lists it, with what runs instead; each is also a
+    `CodlWarning`.
 
     >>> engine = Engine(network, plan, soc)
     >>> y = engine(x)
@@ -52,12 +55,15 @@ class Engine:
         tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
+        target: Loads | None = None,
     ) -> None:
-        device, refusals = open_device(soc), list[Refusal]()
+        soc.check_present()
+        refusals: list[Refusal] = []
+        load = target.load if target else partial(Session, device=open_device(soc))
         while True:
             executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)
             try:
-                session = Session(executable, device)
+                session = load(executable)
                 break
             except RefusedError as error:
                 refusals += error.refusals
@@ -66,27 +72,20 @@ class Engine:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
     @classmethod
-    def load(
-        cls,
-        executable: Executable,
-        network: Network,
-        plan: Plan,
-        soc: Soc,
-        device: OpenClDevice,
-        *,
-        tries: bool = True,
-    ) -> Engine:
-        """An engine of what was lowered before; with `tries` off, of kernels that ran here before.
-
-        Raises `DeviceError` where the device refuses any of it.
-        """
+    def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: Soc) -> Engine:
+        """An engine of an executable that is loaded already, of `network` as `plan` says."""
         engine = object.__new__(cls)
-        engine._begin(Session(executable, device, tries=tries), network, plan, soc, ())
+        engine._begin(loaded, network, plan, soc, ())
         return engine
+
+    @property
+    def loaded(self) -> Loaded:
+        """The executable where it runs; targets time and profile several of these together."""
+        return self._session
 
     def _begin(
         self,
-        session: Session,
+        session: Loaded,
         network: Network,
         plan: Plan,
         soc: Soc,

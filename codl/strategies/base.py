@@ -19,11 +19,15 @@ from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
 from codl.predict.names import DEFAULT, FOLDER
 from codl.registry import Registry
+from codl.targets.base import Target
+from codl.targets.local import LocalTarget
 
 
 @dataclass(frozen=True)
 class Context:
     """What a strategy may use: the SoC, its tuned kernels, its predictors, and what was measured.
+
+    Plans run on `target`, by default this process.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
     searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
@@ -38,12 +42,18 @@ class Context:
     method: str = "dp"
     objective: Objective = LATENCY
     winograd: bool = True
+    target: Target | None = field(default=None, repr=False, compare=False)
     #: Told what goes on where planning takes long.
     note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
     #: Predictors that were loaded, which takes longer than a search.
     _loaded: dict[tuple[Soc, str, Path, str], LatencyPredictors] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    @property
+    def device(self) -> Target:
+        """Where plans run and are timed."""
+        return self.target or LocalTarget(self.soc)
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""

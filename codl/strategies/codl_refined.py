@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from codl.errors import UnsupportedError
+from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.types import PROCESSORS
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort, interleave, timed
+from codl.measure.interleave import Effort
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
@@ -27,6 +27,7 @@ from codl.predict.names import DEFAULT
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
 from codl.strategies.base import Context, strategy
+from codl.targets.base import Target
 
 NAME = "codl-refined"
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
@@ -51,7 +52,7 @@ def codl_refined(network: Network, context: Context) -> Plan:
             f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
         )
     cost = covered(context.cost(DEFAULT), network)
-    with Trials(network, cost, context.note) as trials:
+    with Trials(network, cost, context.device, context.note) as trials:
         for processor in PROCESSORS:
             trials.run(one_processor(network, cost, processor, strategy=NAME))
         single = trials.best
@@ -71,9 +72,12 @@ def codl_refined(network: Network, context: Context) -> Plan:
 class Trials:
     """Plans that run on the device, what they say of predictions, and the fastest of them."""
 
-    def __init__(self, network: Network, cost: CostModel, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, network: Network, cost: CostModel, target: Target, note: Callable[[str], None]
+    ) -> None:
         self.samples: list[OpRatio] = []
         self._network, self._cost, self._note = network, cost, note
+        self._target = target
         self._run: set[str] = set()
         self._best: Engine | None = None
 
@@ -108,7 +112,8 @@ class Trials:
         return replace(self.best, method=f"{self.best.method}, refined by {count} plans that ran")
 
     def _engine(self, plan: Plan) -> Engine:
-        engine = Engine(self._network, plan, self._cost.soc, self._cost.tuning)
+        cost = self._cost
+        engine = Engine(self._network, plan, cost.soc, cost.tuning, target=self._target)
         engine.feed(random_inputs(self._network))
         for _ in range(DUEL.warm_up):
             engine.run()
@@ -124,9 +129,11 @@ class Trials:
         if self._best is None:
             self._best = new
             return True
-        runs = {"best": timed(self._best.run), "new": timed(new.run)}
-        latencies = interleave(runs, effort)
-        new_ms, best_ms = latencies["new"].p20, latencies["best"].p20
+        both = {"best": self._best.loaded, "new": new.loaded}
+        times = self._target.time(both, effort)
+        for reason in times.failed.values():
+            raise DeviceError(reason)
+        new_ms, best_ms = times.latency_ms["new"].p20, times.latency_ms["best"].p20
         self._note(
             f"{self._network.name}: plan {len(self._run)}, {_summary(new.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms"

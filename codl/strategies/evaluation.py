@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,17 @@ from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.shapes import fix_batch
 from codl.ir import Network
 from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan
+from codl.measure import drift
 from codl.measure.inputs import random_inputs
-from codl.measure.interleave import Effort, Timed, interleave, timed
+from codl.measure.interleave import Effort, TimedTogether
+from codl.measure.together import slowdown
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
-from codl.runtime.energy import energy_mj, find_sensors
 from codl.runtime.engine import Engine
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
-from codl.strategies.machine import Machine
-from codl.strategies.peers.process import PeerProcess
-from codl.strategies.peers.started import started
+from codl.strategies.peers import started
+from codl.targets.base import Started, Target
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
@@ -78,28 +77,28 @@ def evaluate(
     """
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
-    engines, rows = _engines(model, strategies, network, reference, context)
-    machine = Machine.of(context.soc, context.dataset, context.tuning) if engines else None
-    effort = effort or Effort()
-    runs = {name: timed(engine.run, effort.lead_in) for name, engine in engines.items()}
-    with started(peers, reference.model, network, reference.inputs, context) as others:
+    target, effort = context.device, effort or Effort()
+    engines, rows = _engines(model, strategies, network, reference, context, target)
+    models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
+    usual_ms = drift.first_ms(context.dataset) if engines else {}
+    with started(peers, reference.model, network, reference.inputs, context, target) as others:
         for name, peer in others.items():
             rows[name] = _of_peer(model, name, peer, reference)
-            if not isinstance(peer, CodlError) and rows[name].status == "ok":
-                runs[name] = partial(peer.run, effort.lead_in)
-        context.note(f"{model}: measuring {', '.join(runs)} interleaved")
-        failed: dict[str, CodlError] = {}
-        beside = machine.visit if machine else lambda: None
-        latencies = interleave(runs, effort, beside, failed=failed)
-        measured = {name: runs[name] for name in latencies}
-        energy = _energy_mj(measured, effort.lead_in + 1, context.note)
-    rows |= {name: _failed(model, name, error) for name, error in failed.items()}
-    slowdown = machine.slowdown() if machine else None
+            if rows[name].status == "ok":
+                models[name] = peer
+        context.note(f"{model}: measuring {', '.join(models)} interleaved")
+        anchors = context.tuning if usual_ms else None
+        times = target.time(models, effort, with_energy=True, anchors=anchors)
+    if times.sensors:
+        context.note(f"energy by {', '.join(times.sensors)}")
+    rows |= {name: _failed(model, name, reason) for name, reason in times.failed.items()}
+    slower = slowdown(times.anchors, usual_ms)
     limit = _ideal(network, context) if with_ideal else None
-    rows = {name: _completed(row, latencies, limit, slowdown, energy) for name, row in rows.items()}
+    rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
     results = [rows.pop(strategy.name) for strategy in strategies]
     results += [*([limit] if limit else []), *rows.values()]
-    timelines = {name: engine.profile() for name, engine in engines.items() if name not in failed}
+    running = {name: engine for name, engine in engines.items() if name in times.latency_ms}
+    timelines = {name: engine.profile() for name, engine in running.items()}
     for engine in engines.values():
         engine.close()
     return results, timelines
@@ -111,6 +110,7 @@ def _engines(
     network: Network,
     reference: Reference,
     context: Context,
+    target: Target,
 ) -> tuple[dict[str, Engine], dict[str, EvalRow]]:
     """The engine of every strategy that has a plan that runs, and what is known of each so far."""
     engines: dict[str, Engine] = {}
@@ -119,11 +119,12 @@ def _engines(
     for strategy in strategies:
         context.note(f"{model}: building {strategy.name}")
         try:
-            engine = Engine(network, strategy.plan(network, context), context.soc, context.tuning)
+            plan = strategy.plan(network, context)
+            engine = Engine(network, plan, context.soc, context.tuning, target=target)
             rows[strategy.name] = _of_engine(model, engine, reference, cost)
             engines[strategy.name] = engine
         except CodlError as error:
-            rows[strategy.name] = _failed(model, strategy.name, error)
+            rows[strategy.name] = _failed(model, strategy.name, str(error))
     return engines, rows
 
 
@@ -193,14 +194,14 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
     )
 
 
-def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Reference) -> EvalRow:
+def _of_peer(model: str, name: str, peer: Started | CodlError, reference: Reference) -> EvalRow:
     """What is known of a peer, or why it cannot run, before it is measured."""
     if isinstance(peer, CodlError):
-        return _failed(model, name, peer)
+        return _failed(model, name, str(peer))
     try:
         nearness, error = compare(peer.outputs(), reference)
     except CodlError as reason:
-        return _failed(model, name, reason)
+        return _failed(model, name, str(reason))
     return EvalRow(
         model=model,
         strategy=name,
@@ -213,18 +214,18 @@ def _of_peer(model: str, name: str, peer: PeerProcess | CodlError, reference: Re
     )
 
 
-def _failed(model: str, name: str, error: CodlError) -> EvalRow:
-    return EvalRow(model, name, None, None, "measured", status="failed", reason=str(error))
+def _failed(model: str, name: str, reason: str) -> EvalRow:
+    return EvalRow(model, name, None, None, "measured", status="failed", reason=reason)
 
 
 def _completed(
     row: EvalRow,
-    latencies: Mapping[str, Latency],
+    times: TimedTogether,
     limit: EvalRow | None,
-    slowdown: Mapping[str, float] | None,
-    energy: Mapping[str, float | None],
+    slower: Mapping[str, float] | None,
 ) -> EvalRow:
     """The row with its latency and energy, and how that compares to others of the same run."""
+    latencies = times.latency_ms
     latency = latencies.get(row.strategy)
     if latency is None:
         return row
@@ -235,20 +236,9 @@ def _completed(
         latency_ms=latency,
         speedup=min(singles) / latency.median if singles else None,
         of_ideal=bound.median / latency.median if bound else None,
-        slowdown=None if row.peer else slowdown,
-        energy_mj=energy[row.strategy],
+        slowdown=None if row.peer else slower,
+        energy_mj=times.energy_mj.get(row.strategy),
     )
-
-
-def _energy_mj(
-    runs: Mapping[str, Timed], count: int, note: Callable[[str], None]
-) -> dict[str, float | None]:
-    """Millijoules of one inference of each; `runs` make `count` of them at a time."""
-    sensors = find_sensors().sensors
-    if sensors:
-        note(f"energy by {', '.join(sensor.name for sensor in sensors)}")
-    energies = {name: energy_mj(run, sensors) for name, run in runs.items()}
-    return {name: None if mj is None else mj / count for name, mj in energies.items()}
 
 
 def to_json(results: Sequence[EvalRow]) -> list[dict[str, Any]]:

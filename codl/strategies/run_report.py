@@ -8,14 +8,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from codl.errors import DeviceError
 from codl.ir.results import Latency, TimeSpan
-from codl.measure.interleave import Effort, interleave, timed
+from codl.measure.interleave import Effort
 from codl.plan import placement
 from codl.plan.cost_model import CostModel
 from codl.plan.placement import Placed
-from codl.runtime.energy import energy_mj, find_sensors
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
+from codl.targets.base import Target
 
 WARM_UP = 2
 
@@ -37,24 +38,29 @@ class RunReport:
 
 
 def measure(
-    engine: Engine, inputs: Mapping[str, NDArray[Any]], cost: CostModel | None, *, rounds: int
+    engine: Engine,
+    target: Target,
+    inputs: Mapping[str, NDArray[Any]],
+    cost: CostModel | None,
+    *,
+    rounds: int,
 ) -> RunReport:
-    """Run an engine on inputs by name, so many times timed.
+    """Run an engine of a target on inputs by name, so many times timed.
 
     By the predictions of `cost` ops share what they took together; without, alike.
     """
     outputs = engine(inputs)
     effort = Effort(warm_up=WARM_UP, min_rounds=rounds, min_seconds=0)
-    latency = interleave({"run": timed(engine.run)}, effort)["run"]
-    sensors = find_sensors().sensors
-    energy = energy_mj(engine.run, sensors)
+    times = target.time({"run": engine.loaded}, effort, with_energy=True)
+    if times.failed:
+        raise DeviceError(times.failed["run"])
     spans = engine.profile()
     placed = placement.predicted(engine.network, engine.plan, engine.soc, cost)
     return RunReport(
         outputs=outputs,
-        latency_ms=latency,
-        energy_mj=energy,
-        energy_sensors=tuple(sensor.name for sensor in sensors),
+        latency_ms=times.latency_ms["run"],
+        energy_mj=times.energy_mj.get("run"),
+        energy_sensors=times.sensors,
         spans=spans,
         placed=placement.measured(
             placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}

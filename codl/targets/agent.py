@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,11 +21,13 @@ from codl.errors import CodlError, CodlWarning
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.targets.arrays import from_wire, to_wire
 from codl.targets.messages import (
     VERSION,
     Advanced,
     AnyReply,
     AnyRequest,
+    BecomePeer,
     Benched,
     BenchOp,
     Building,
@@ -37,8 +39,11 @@ from codl.targets.messages import (
     Done,
     Failed,
     FailedSearch,
+    FeedPeer,
     Found,
     Hello,
+    Lacks,
+    Load,
     Look,
     Looked,
     Measure,
@@ -46,21 +51,39 @@ from codl.targets.messages import (
     MeasuredRow,
     MeasurePower,
     ObserveCores,
+    ObservePeer,
     Open,
     OpenDevice,
+    PeerFed,
+    PeerOutputs,
+    PeerReady,
     PowerMeasured,
     Probe,
     Probed,
+    Profile,
+    ReadBinaries,
     ReadClocks,
+    ReadPeer,
+    ReadPeerOf,
     Reply,
+    Run,
+    RunPeer,
     Searching,
+    StartPeer,
+    Time,
     Timing,
     Tune,
     TuneEnded,
+    Unload,
     Warned,
 )
 
-Answer = tuple[Reply, Sequence[bytes]]
+if TYPE_CHECKING:
+    from codl.targets.local import LocalTarget
+    from codl.targets.peer_host import PeerHost
+    from codl.targets.served_models import ServedModels
+
+Answer = tuple[Reply, Sequence[bytes | memoryview]]
 
 
 def main(begin: float) -> int:
@@ -90,7 +113,9 @@ class Agent:
     def __init__(self, reader: Reader, writer: Writer, begin: float) -> None:
         self._connection: Connection[AnyRequest, AnyReply] = Connection(reader, writer, AnyRequest)
         self._begin = begin
-        self._target: Any = None
+        self._target: LocalTarget | None = None
+        self._models: ServedModels | None = None
+        self._peer: PeerHost | None = None
 
     def serve(self) -> int:
         """Until the other side closes the connection; 1 where that was because of an error."""
@@ -110,8 +135,9 @@ class Agent:
                 self._connection.send_last(Failed("FrameError", str(error)))
             return 1
         finally:
-            if self._target is not None:
-                self._target.close()
+            for own in (self._peer, self._models, self._target):
+                if own is not None:
+                    own.close()
 
     def _answer(self, request: AnyRequest, blobs: list[bytes]) -> Answer:
         try:
@@ -135,7 +161,7 @@ class Agent:
             print(message, file=sys.stderr)
 
     @property
-    def target(self) -> Any:
+    def target(self) -> LocalTarget:
         """This process as the target of a SoC; raises `CodlError` where none was opened."""
         if self._target is None:
             from codl.targets.local import LocalTarget
@@ -151,10 +177,6 @@ class Agent:
             raise self._connection.refuse("A SoC was opened already: Open must come first.")
         load_installed()
         self._target = LocalTarget(request.soc)
-        return Done(), ()
-
-    def open_device(self, request: OpenDevice, blobs: list[bytes]) -> Answer:
-        self.target.open_device()
         return Done(), ()
 
     def look(self, request: Look, blobs: list[bytes]) -> Answer:
@@ -235,6 +257,41 @@ class Agent:
     def power(self, request: MeasurePower, blobs: list[bytes]) -> Answer:
         return PowerMeasured(self.target.power(request.seconds)), ()
 
+    @property
+    def models(self) -> ServedModels:
+        """What was loaded here."""
+        if self._models is None:
+            from codl.targets.served_models import ServedModels
+
+            self._models = ServedModels(self.target)
+        return self._models
+
+    def time(self, request: Time, blobs: list[bytes]) -> Answer:
+        return self.models.time(request, lambda: self._send(Advanced(0, 0, 0.0)))
+
+    def become_peer(self, request: BecomePeer, blobs: list[bytes]) -> Answer:
+        from codl.targets.peer_host import PeerHost
+
+        if self._peer is not None:
+            raise self._connection.refuse("This process is a peer already: BecomePeer comes once.")
+        (model,) = blobs
+        self._peer = PeerHost(request, model)
+        return PeerReady(self._peer.version), ()
+
+    @property
+    def peer(self) -> PeerHost:
+        if self._peer is None:
+            raise self._connection.refuse("This process is no peer: BecomePeer must come first.")
+        return self._peer
+
+    def feed_peer(self, request: FeedPeer, blobs: list[bytes]) -> Answer:
+        self.peer.feed(from_wire(request.inputs, blobs))
+        return PeerFed(), ()
+
+    def read_peer(self, request: ReadPeer, blobs: list[bytes]) -> Answer:
+        records, parts = to_wire(self.peer.outputs())
+        return PeerOutputs(records), parts
+
     def building(self, index: int) -> None:
         self._send(Building(index))
 
@@ -247,7 +304,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     Describe: Agent.describe,
     Probe: Agent.probe,
     Open: Agent.open,
-    OpenDevice: Agent.open_device,
+    OpenDevice: lambda agent, request, blobs: agent.models.open(request, blobs),
     ObserveCores: Agent.observe_cores,
     ReadClocks: Agent.read_clocks,
     Compile: Agent.compile,
@@ -255,6 +312,20 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     Tune: Agent.tune,
     BenchOp: Agent.bench,
     MeasurePower: Agent.power,
+    Lacks: lambda agent, request, blobs: agent.models.lacks(request),
+    Load: lambda agent, request, blobs: agent.models.load(request, blobs),
+    Run: lambda agent, request, blobs: agent.models.run(request, blobs),
+    Profile: lambda agent, request, blobs: agent.models.profile(request),
+    Time: Agent.time,
+    Unload: lambda agent, request, blobs: agent.models.unload(request),
+    ReadBinaries: lambda agent, request, blobs: agent.models.binaries(request),
+    StartPeer: lambda agent, request, blobs: agent.models.start_peer(request, blobs),
+    ReadPeerOf: lambda agent, request, blobs: agent.models.read_peer(request),
+    BecomePeer: Agent.become_peer,
+    FeedPeer: Agent.feed_peer,
+    RunPeer: lambda agent, request, blobs: (agent.peer.run(request.lead_in), ()),
+    ObservePeer: lambda agent, request, blobs: (agent.peer.observe(), ()),
+    ReadPeer: Agent.read_peer,
 }
 
 

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from codl.ir import Op
+from codl.ir.executable import Executable
+from codl.ir.plan import Plan
 from codl.ir.soc import PowerW, Soc
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.tuner import TuneRun, TuneTask
+from codl.runtime.loaded import Loaded
 from codl.runtime.probe import ProbeResult
+from codl.runtime.program_cache import Binary, Offer
+from codl.targets.arrays import Arrays
 from codl.targets.info import TargetInfo
+
+
+class Started(Protocol):
+    """A peer that runs: its version, its threads, where they were seen, and its last outputs."""
+
+    name: str
+    version: str
+    observed_cores: tuple[int, ...]
+    busy_cores: float
+
+    @property
+    def threads(self) -> int: ...
+    def outputs(self) -> Arrays: ...
+    def close(self) -> None: ...
 
 
 class Target(Protocol):
@@ -75,6 +95,49 @@ class Target(Protocol):
 
     def power(self, seconds: float) -> PowerW:
         """Watts while nothing works, one processor alone, and both, each over so many seconds."""
+        ...
+
+    def open(self, offer: Offer | None = None) -> Mapping[str, str]:
+        """Open the SoC's device, which the other calls do by themselves where they need it.
+
+        What an offer has for this very driver is not compiled. Returns what compiled programs
+        depend on but their sources: the device and its driver.
+        """
+        ...
+
+    def load(self, executable: Executable, *, tries: bool = True) -> Loaded:
+        """Allocate, build and bind an executable; with `tries` each kernel runs once for a trial.
+
+        Raises `RefusedError` for kernels that the device refuses and others may stand in for.
+        """
+        ...
+
+    def binaries(self, model: Any) -> Sequence[Binary]:
+        """The compiled programs of what `load` gave, and those that opening the device takes."""
+        ...
+
+    def start_peer(
+        self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
+    ) -> Started:
+        """Another library on all cores with an ONNX model, in a process of its own, fed and warm.
+
+        `plan` is for peers that run by one.
+        """
+        ...
+
+    def time(
+        self,
+        models: Mapping[str, Any],
+        effort: Effort,
+        *,
+        with_energy: bool = False,
+        anchors: Tuning | None = None,
+    ) -> TimedTogether:
+        """Time what `load` and `start_peer` gave, in turns, each on what it was fed last.
+
+        Energy where there are sensors; with `anchors`, in the choices of that tuning, how fast the
+        machine is meanwhile.
+        """
         ...
 
     def close(self) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -64,10 +64,13 @@ class AgentClient:
         *,
         name: str = "the agent",
         cores: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
         prelude: Sequence[Request] = (),
     ) -> None:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
-        self._prelude = tuple(prelude)
+        self._prelude, self._environment = tuple(prelude), environment
+        #: So many agents were started; what one knew, the next one does not.
+        self.generation = 0
         self._running: _Running | None = None
 
     def ask(
@@ -90,7 +93,8 @@ class AgentClient:
     def spawn(self) -> None:
         """Start the agent's process without waiting for it, as where several begin at once."""
         begin = perf_counter()
-        child = Child(self._command, cores=self._cores)
+        child = Child(self._command, cores=self._cores, environment=self._environment)
+        self.generation += 1
         child.limit(START_S)
         connection: Connection[AnyReply, AnyRequest] = Connection(
             child.output, child.input, AnyReply

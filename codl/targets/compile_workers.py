@@ -22,7 +22,7 @@ from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.task_records import choices_of, models_of, to_record
 from codl.measure.tasks import ContentionTask, SharingTask, Task
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
-from codl.targets.messages import Compile, Done, Open, OpenDevice
+from codl.targets.messages import Compile, Identified, Open, OpenDevice
 
 #: On fewer cores the others would not make up for what it takes to start them.
 LEAST_CORES = 4
@@ -147,7 +147,7 @@ class CompileWorkers:
             assert worker.task is not None
             self._done.add(worker.task)
             worker.task = None
-        elif isinstance(answer, Done):
+        elif isinstance(answer, Identified):
             worker.has_begun = True
         else:  # the device cannot be opened, as where a card has no room for so many
             self._workers.remove(worker)

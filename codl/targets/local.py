@@ -1,46 +1,49 @@
-"""This process as a target: it owns the one open OpenCL device and the threads that are pinned."""
+"""This process as a target: it owns the one open OpenCL device and the threads that are pinned.
+
+A bundle runs here: what only measures is loaded when something is measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from codl.errors import CodlError
-from codl.ir import Op
-from codl.ir.soc import PowerW, Soc
-from codl.kernels.tuning import Tuned, Tuning
-from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Unwatched, Watcher
-from codl.measure.bench_rows import BenchRow, Refused
-from codl.measure.compare_variants import bench
-from codl.measure.power import measure_power
-from codl.measure.progress import Progress
-from codl.measure.runner import Bench
-from codl.measure.tasks import Task
-from codl.measure.timing import Rounds
-from codl.measure.tuner import TuneRun, TuneTask, tune
-from codl.runtime import drivers, threads
-from codl.runtime.cpu_facts import clocks_mhz, cpu_facts
-from codl.runtime.detect import observe_cores
-from codl.runtime.energy import SensorInfo, find_sensors
-from codl.runtime.probe import ProbeResult
-from codl.targets.client import AgentClient, AgentLostError
-from codl.targets.compile_workers import CompileWorkers, worker_count
-from codl.targets.info import TargetInfo
-from codl.targets.messages import Look, Looked
+from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.ir.executable import Executable
+from codl.ir.soc import Soc
+from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.program_cache import Binary, Offer
+from codl.runtime.session import Session
 
-SERIAL = "local"
-UNWATCHED = Unwatched()
+if TYPE_CHECKING:
+    from codl.ir import Op
+    from codl.ir.plan import Plan
+    from codl.ir.soc import PowerW
+    from codl.kernels.tuning import Tuned, Tuning
+    from codl.measure.batch import BatchResult, MeasureBatch, Watcher
+    from codl.measure.bench_rows import BenchRow, Refused
+    from codl.measure.interleave import Effort, TimedTogether
+    from codl.measure.progress import Progress
+    from codl.measure.tasks import Task
+    from codl.measure.tuner import TuneRun, TuneTask
+    from codl.runtime.probe import ProbeResult
+    from codl.targets.arrays import Arrays
+    from codl.targets.compile_workers import CompileWorkers
+    from codl.targets.info import TargetInfo
+    from codl.targets.local_measuring import LocalMeasuring
+    from codl.targets.peer_process import PeerProcess
 
 
 class LocalTarget:
     """This machine, in this process; `soc` is the pair of processors that it is asked about."""
 
-    serial = SERIAL
+    serial = "local"
 
     def __init__(self, soc: Soc | None = None, *, workers: CompileWorkers | None = None) -> None:
-        self._soc, self._given_workers = soc, workers
-        self._runner: BatchRunner | None = None
-        self._runs: tuple[str, Rounds, Tuning] | None = None
+        self._soc, self._workers = soc, workers
 
     @property
     def soc(self) -> Soc:
@@ -51,37 +54,82 @@ class LocalTarget:
         return self._soc
 
     def describe(self) -> TargetInfo:
+        from codl.runtime.cpu_facts import cpu_facts
+        from codl.runtime.energy import SensorInfo, find_sensors
+        from codl.targets.info import TargetInfo
+
         sensors = find_sensors()
         kinds = tuple(SensorInfo(sensor.name, sensor.part) for sensor in sensors.sensors)
         return TargetInfo(cpu_facts(), kinds, sensors.unreadable)
 
     def probe(self) -> list[ProbeResult]:
         """Look at every driver, each in an agent of its own."""
+        from codl.runtime import drivers
+        from codl.targets.probing import look_at
+
         return [look_at(driver.name) for driver in drivers.find_drivers()]
 
     def observe_cores(self) -> dict[str, list[int]]:
+        from codl.runtime.detect import observe_cores
+
         return observe_cores(self.soc)
 
     def clocks_mhz(self) -> dict[str, float]:
+        from codl.runtime.cpu_facts import clocks_mhz
+
         return clocks_mhz((*self.soc.cpu.cores, *self.soc.gpu.cores))
 
-    def open_device(self) -> None:
-        """Open the device now: what fails, fails here."""
-        Bench(self.soc, "")
+    # Running.
+
+    def open(self, offer: Offer | None = None) -> Mapping[str, str]:
+        """Open the device, with binaries that spare compilations; its identity."""
+        cores = os.cpu_count() or 1
+        missing = [own for own in (*self.soc.cpu.cores, *self.soc.gpu.cores) if own >= cores]
+        if missing:
+            wanted = ", ".join(map(str, missing))
+            raise DeviceError(f"The cores {wanted} are wanted, there are {cores}.")
+        return open_device(self.soc, offer).programs.identity
+
+    @property
+    def device(self) -> OpenClDevice:
+        """The SoC's OpenCL device, opened at the first call."""
+        return open_device(self.soc)
+
+    def load(self, executable: Executable, *, tries: bool = True) -> Session:
+        """Load an executable; without `tries` a kernel that must be compiled is a warning."""
+        device = self.device
+        before = device.programs.compiled
+        session = Session(executable, device, tries=tries)
+        if not tries and device.programs.compiled > before:
+            warnings.warn(
+                f"{executable.model}: {device.programs.compiled - before} kernels were compiled "
+                "from source: the driver did not take those that were offered.",
+                CodlWarning,
+                stacklevel=2,
+            )
+        return session
+
+    def binaries(self, model: Session) -> tuple[Binary, ...]:
+        """The compiled programs of a loaded model, and those that opening the device takes."""
+        device = self.device
+        return (*device.programs.binaries(model.executable), device.busy_binary())
+
+    # Measuring.
+
+    @cached_property
+    def _measuring(self) -> LocalMeasuring:
+        from codl.targets.local_measuring import LocalMeasuring
+
+        return LocalMeasuring(self.soc, self._workers)
+
+    def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
+        from codl.measure.batch import Unwatched
+
+        return self._measuring.measure(batch, watcher or Unwatched())
 
     def compile(self, task: Task, tuning: Tuning) -> None:
         """Build and run once what a task has on the GPU."""
-        bench = Bench(self.soc, "", tuning=tuning)
-        # No side keeps to its cores: nothing is measured, and drivers compile on any thread.
-        threads.pin(threads.thread_ids(), {*self.soc.cpu.cores, *self.soc.gpu.cores})
-        bench.compile(task)
-
-    def measure(self, batch: MeasureBatch, watcher: Watcher = UNWATCHED) -> BatchResult:
-        how = (batch.run, batch.rounds, batch.tuning)
-        if self._runner is None or self._runs != how:
-            self._runner = BatchRunner(Bench(self.soc, *how), self._workers)
-            self._runs = how
-        return self._runner.measure(batch, watcher)
+        self._measuring.compile(task, tuning)
 
     def tune(
         self,
@@ -93,43 +141,45 @@ class LocalTarget:
         budget_s: float | None = None,
         progress: Progress = lambda done, total, left: None,
     ) -> TuneRun:
-        return tune(
-            self.soc,
-            tasks,
-            tuning,
-            keep=keep,
-            searching=searching,
-            budget_s=budget_s,
-            progress=progress,
+        return self._measuring.tune(
+            tasks, tuning, keep=keep, searching=searching, budget_s=budget_s, progress=progress
         )
 
     def bench(
         self, op: Op, tuning: Tuning, *, every: bool = False
     ) -> tuple[list[BenchRow], list[Refused]]:
-        return bench(op, self.soc, tuning, every=every)
+        return self._measuring.bench(op, tuning, every=every)
 
     def power(self, seconds: float) -> PowerW:
-        return measure_power(self.soc, find_sensors(), seconds)
+        return self._measuring.power(seconds)
 
-    @cached_property
-    def _workers(self) -> CompileWorkers:
-        return self._given_workers or CompileWorkers(self.soc, worker_count(self.soc))
+    def start_peer(
+        self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
+    ) -> PeerProcess:
+        """Another library on all cores, in a process of its own, fed and warm."""
+        from codl.targets.peer_process import PeerProcess
+
+        peer = PeerProcess(name, model, self.soc, plan)
+        try:
+            peer.feed(inputs)
+        except CodlError:
+            peer.close()
+            raise
+        return peer
+
+    def time(
+        self,
+        models: Mapping[str, Session | PeerProcess],
+        effort: Effort,
+        *,
+        with_energy: bool = False,
+        anchors: Tuning | None = None,
+        after_round: Callable[[], None] = lambda: None,
+    ) -> TimedTogether:
+        return self._measuring.time(
+            models, effort, with_energy=with_energy, anchors=anchors, after_round=after_round
+        )
 
     def close(self) -> None:
-        self._runner = None
-        if "_workers" in vars(self):
-            self._workers.close()
-
-
-def look_at(driver: str) -> ProbeResult:
-    """The devices of a driver by an agent of its own; a crash becomes the result's error."""
-    agent = AgentClient(name="the driver's process")
-    try:
-        answer, _ = agent.ask(Look(driver), Looked)
-        return ProbeResult(driver, answer.devices)
-    except AgentLostError as error:
-        return ProbeResult(driver, error=str(error))
-    except CodlError as error:
-        return ProbeResult(driver, error=str(error))
-    finally:
-        agent.close()
+        if "_measuring" in vars(self):
+            self._measuring.close()

@@ -10,13 +10,18 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from codl.ir.executable import Refusal
+from codl.ir.results import TimeSpan
 from codl.ir.soc import PowerW, Soc
 from codl.kernels.tuning import Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
+from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.task_records import TaskRecord
 from codl.measure.timing import Rounds
 from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.runtime.session import Footprint
+from codl.targets.arrays import ArrayRecord
 from codl.targets.info import TargetInfo
 
 #: Of the messages; an agent of another version is refused.
@@ -125,8 +130,27 @@ class Open(Request, frozen=True):
     soc: Soc
 
 
+class OfferedBinary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A compiled program; its bytes are a blob."""
+
+    name: str
+    source: str
+    options: str
+
+
+class Identified(Reply, frozen=True):
+    identity: dict[str, str]
+
+
 class OpenDevice(Request, frozen=True):
-    """Open the SoC's device now, which others do when they need it: what fails, fails here."""
+    """Open the SoC's device now, which others do when they need it: what fails, fails here.
+
+    `offered` are programs, one blob each, as they were compiled for what `identity` says.
+    """
+
+    identity: dict[str, str] = {}
+    offered: tuple[OfferedBinary, ...] = ()
+    reply: ClassVar[type[Reply]] = Identified
 
 
 class CoresSeen(Reply, frozen=True):
@@ -265,6 +289,195 @@ class MeasurePower(Request, frozen=True):
     reply: ClassVar[type[Reply]] = PowerMeasured
 
 
+class Lacking(Reply, frozen=True):
+    digests: tuple[str, ...]
+
+
+class Lacks(Request, frozen=True):
+    """Which of these arrays, by digest, were not sent yet."""
+
+    digests: tuple[str, ...]
+    reply: ClassVar[type[Reply]] = Lacking
+
+
+class LoadAnswer(Reply, frozen=True):
+    """Base of what comes of `Load`."""
+
+
+class ModelLoaded(LoadAnswer, frozen=True):
+    handle: int
+    footprint: Footprint
+
+
+class KernelsRefused(LoadAnswer, frozen=True):
+    """The device does not run some kernels of an executable, which is not loaded."""
+
+    refusals: tuple[Refusal, ...]
+
+
+class Load(Request, frozen=True):
+    """Load an executable, the first blob; arrays that lacked, by their digests, are the others.
+
+    Without `tries` no kernel runs for a trial.
+    """
+
+    arrays: tuple[ArrayRecord, ...]
+    tries: bool
+    reply: ClassVar[type[Reply]] = LoadAnswer
+    limit_s: ClassVar[float] = 600.0
+
+
+class Ran(Reply, frozen=True):
+    outputs: tuple[ArrayRecord, ...]
+
+
+class Run(Request, frozen=True):
+    """Run a model on inputs, one blob each."""
+
+    handle: int
+    inputs: tuple[ArrayRecord, ...]
+    reply: ClassVar[type[Reply]] = Ran
+    limit_s: ClassVar[float] = 300.0
+
+
+class Profiled(Reply, frozen=True):
+    spans: tuple[TimeSpan, ...]
+
+
+class Profile(Request, frozen=True):
+    """What each processor does when in one inference on what was fed last."""
+
+    handle: int
+    reply: ClassVar[type[Reply]] = Profiled
+    limit_s: ClassVar[float] = 300.0
+
+
+class TimesTogether(Reply, frozen=True):
+    times: TimedTogether
+
+
+class Time(Request, frozen=True):
+    """Time models and peers in turns, each on what it was fed last."""
+
+    handles: dict[str, int]
+    effort: Effort
+    with_energy: bool
+    with_anchors: bool
+    tuning: tuple[Tuned, ...]
+    reply: ClassVar[type[Reply]] = TimesTogether
+    limit_s: ClassVar[float] = 300.0
+
+
+class Unload(Request, frozen=True):
+    """Release a model or end a peer."""
+
+    handle: int
+
+
+class BinariesRead(Reply, frozen=True):
+    """Compiled programs, one blob each."""
+
+    binaries: tuple[OfferedBinary, ...]
+
+
+class ReadBinaries(Request, frozen=True):
+    """The compiled programs of a model, and those that opening the device takes."""
+
+    handle: int
+    reply: ClassVar[type[Reply]] = BinariesRead
+
+
+# Peers. The first three are asked of a target, the others of the process that a peer has.
+
+
+class PeerStarted(Reply, frozen=True):
+    handle: int
+    version: str
+    cores: tuple[int, ...]
+    busy: float
+
+
+class StartPeer(Request, frozen=True):
+    """Start a peer for an ONNX model, the first blob, and feed it inputs, the other ones."""
+
+    name: str
+    plan: dict[str, Any] | None
+    inputs: tuple[ArrayRecord, ...]
+    reply: ClassVar[type[Reply]] = PeerStarted
+    limit_s: ClassVar[float] = 400.0
+
+
+class PeerOutputs(Reply, frozen=True):
+    arrays: tuple[ArrayRecord, ...]
+
+
+class ReadPeerOf(Request, frozen=True):
+    """The outputs of a peer's last run."""
+
+    handle: int
+    reply: ClassVar[type[Reply]] = PeerOutputs
+
+
+class PeerReady(Reply, frozen=True):
+    version: str
+
+
+class BecomePeer(Request, frozen=True):
+    """Make a peer in this very process, of the ONNX model in the blob."""
+
+    name: str
+    soc: Soc
+    cores: tuple[int, ...]
+    plan: dict[str, Any] | None
+    reply: ClassVar[type[Reply]] = PeerReady
+    #: Converting and compiling a large model takes its time.
+    limit_s: ClassVar[float] = 300.0
+
+
+class PeerFed(Reply, frozen=True):
+    """The inputs lie where the next run reads them."""
+
+
+class FeedPeer(Request, frozen=True):
+    """Inputs for the runs that follow, one blob each."""
+
+    inputs: tuple[ArrayRecord, ...]
+    reply: ClassVar[type[Reply]] = PeerFed
+
+
+class PeerRan(Reply, frozen=True):
+    """The seconds of the last run, and whether the library's threads have stopped since."""
+
+    seconds: float
+    is_idle: bool
+
+
+class RunPeer(Request, frozen=True):
+    """Run so often, and once more that is timed."""
+
+    lead_in: int
+    reply: ClassVar[type[Reply]] = PeerRan
+
+
+class PeerObserved(Reply, frozen=True):
+    """The cores on which threads were seen, and how many of them were busy in the mean."""
+
+    cores: tuple[int, ...]
+    busy: float
+
+
+class ObservePeer(Request, frozen=True):
+    """Run for a while and see on which cores."""
+
+    reply: ClassVar[type[Reply]] = PeerObserved
+
+
+class ReadPeer(Request, frozen=True):
+    """The outputs of the last run."""
+
+    reply: ClassVar[type[Reply]] = PeerOutputs
+
+
 AnyRequest: TypeAlias = (
     Describe
     | Look
@@ -278,6 +491,20 @@ AnyRequest: TypeAlias = (
     | Tune
     | BenchOp
     | MeasurePower
+    | Lacks
+    | Load
+    | Run
+    | Profile
+    | Time
+    | Unload
+    | ReadBinaries
+    | StartPeer
+    | ReadPeerOf
+    | BecomePeer
+    | FeedPeer
+    | RunPeer
+    | ObservePeer
+    | ReadPeer
 )
 AnyReply: TypeAlias = (
     Hello
@@ -298,4 +525,18 @@ AnyReply: TypeAlias = (
     | TuneEnded
     | Benched
     | PowerMeasured
+    | Lacking
+    | ModelLoaded
+    | KernelsRefused
+    | Ran
+    | Profiled
+    | TimesTogether
+    | Identified
+    | BinariesRead
+    | PeerStarted
+    | PeerOutputs
+    | PeerReady
+    | PeerFed
+    | PeerRan
+    | PeerObserved
 )

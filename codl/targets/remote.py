@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -10,47 +10,62 @@ import msgspec
 
 from codl.errors import CodlError
 from codl.ir import Op, to_text
+from codl.ir.executable import Executable
+from codl.ir.plan import Plan
 from codl.ir.soc import PowerW, Soc
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import Row
+from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.runner import blank_row
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
 from codl.measure.tasks import Task
 from codl.measure.tuner import Failure, TuneRun, TuneTask
 from codl.runtime.probe import ProbeResult
+from codl.runtime.program_cache import Binary, Offer
+from codl.targets.arrays import Arrays, to_wire
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.info import TargetInfo
 from codl.targets.messages import (
     Advanced,
     Benched,
     BenchOp,
+    BinariesRead,
     Building,
     Clocks,
     CoresSeen,
     Describe,
     Described,
     Found,
+    Identified,
     Measure,
     Measured,
     MeasuredRow,
     MeasurePower,
     ObserveCores,
+    OfferedBinary,
     Open,
+    OpenDevice,
+    PeerStarted,
     PowerMeasured,
     Probe,
     Probed,
+    ReadBinaries,
     ReadClocks,
     Reply,
     Searching,
+    StartPeer,
+    Time,
+    TimesTogether,
     Timing,
     Tune,
     TuneEnded,
     TuneRecord,
     UsualLevel,
 )
+from codl.targets.remote_models import RemoteModel, RemotePeer
 
 
 class RemoteTarget:
@@ -154,6 +169,51 @@ class RemoteTarget:
         limit_s = MeasurePower.limit_s + 4 * seconds
         answer, _ = self.agent.ask(MeasurePower(seconds), PowerMeasured, limit_s=limit_s)
         return answer.power
+
+    def open(self, offer: Offer | None = None) -> Mapping[str, str]:
+        binaries = offer.binaries if offer else ()
+        listed = tuple(OfferedBinary(own.name, own.source, own.options) for own in binaries)
+        request = OpenDevice(dict(offer.identity) if offer else {}, listed)
+        answer, _ = self.agent.ask(request, Identified, [own.blob for own in binaries])
+        return answer.identity
+
+    def load(self, executable: Executable, *, tries: bool = True) -> RemoteModel:
+        return RemoteModel(self.agent, executable, tries=tries)
+
+    def binaries(self, model: RemoteModel) -> tuple[Binary, ...]:
+        answer, blobs = self.agent.ask(ReadBinaries(model.handle()), BinariesRead)
+        pairs = zip(answer.binaries, blobs, strict=True)
+        return tuple(Binary(own.name, own.source, own.options, blob) for own, blob in pairs)
+
+    def start_peer(
+        self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None
+    ) -> RemotePeer:
+        records, blobs = to_wire(inputs)
+        request = StartPeer(name, None if plan is None else plan.to_json(), records)
+        answer, _ = self.agent.ask(request, PeerStarted, [model, *blobs])
+        cores = {*self.soc.cpu.cores, *self.soc.gpu.cores}
+        return RemotePeer(self.agent, name, answer, len(cores))
+
+    def time(
+        self,
+        models: Mapping[str, RemoteModel | RemotePeer],
+        effort: Effort,
+        *,
+        with_energy: bool = False,
+        anchors: Tuning | None = None,
+    ) -> TimedTogether:
+        """Time over there; an agent that is lost meanwhile raises."""
+        for model in models.values():
+            model.handle()  # a model that is loaded anew may have another than those before
+        request = Time(
+            handles={name: model.handle() for name, model in models.items()},
+            effort=effort,
+            with_energy=with_energy,
+            with_anchors=anchors is not None,
+            tuning=choices_of(anchors or Tuning()),
+        )
+        answer, _ = self.agent.ask(request, TimesTogether, on_event=lambda event: None)
+        return answer.times
 
     def close(self) -> None:
         self.agent.close()

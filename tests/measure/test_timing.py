@@ -12,18 +12,18 @@ import pytest
 from codl.ir import parse, to_text
 from codl.ir.soc import Soc
 from codl.measure import batch as batches
-from codl.measure import collector
+from codl.measure import collector, drift, together
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.drift import Anchors, calibration
+from codl.measure.interleave import Effort
 from codl.measure.runner import Prepared
 from codl.measure.tasks import OpTask, make_tasks
 from codl.measure.timing import WHOLE, Rounds, Timed, level_s
 from codl.predict import training_set as samples
-from codl.strategies import machine
-from codl.targets import local
+from codl.targets import local_measuring
 from codl.targets.local import LocalTarget
 
 OP = parse("conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1")
@@ -152,7 +152,7 @@ def simulated(
 ) -> tuple[Dataset, SimulatedBench, Callable[..., Any]]:
     effort = Rounds(span_s=1.0)
     bench = SimulatedBench(machine, effort)
-    monkeypatch.setattr(local, "Bench", lambda *args: bench)
+    monkeypatch.setattr(local_measuring, "Bench", lambda *args: bench)
     monkeypatch.setattr(
         anchors, "prepare", lambda bench: [bench.prepare(t) for t in anchor_tasks(soc)]
     )
@@ -226,15 +226,21 @@ def test_an_evaluation_says_how_slow_the_machine_is(
     simulation = Machine()
     clock(simulation)
     dataset, bench, run = simulated(first_soc, tmp_path, simulation, monkeypatch)
-    monkeypatch.setattr(machine, "Bench", lambda *args, **how: bench)
-    assert machine.Machine.of(first_soc, dataset) is None
+    assert drift.first_ms(dataset) == {}
     run(samples=5)
-    beside = machine.Machine.of(first_soc, dataset)
-    assert beside is not None
-    for factor in (1.1, 1.1, 5.0, 1.1, 1.1):
-        simulation.slowdown = lambda now, factor=factor: factor
-        beside.visit()
-    assert beside.slowdown() == pytest.approx({"cpu": 1.1, "gpu": 1.1})
+    usual_ms = drift.first_ms(dataset)
+    prepared = anchors.prepare(bench)
+    factors = iter((1.1, 1.1, 5.0, 1.1, 1.1))
+
+    def work() -> float:
+        factor = next(factors, 1.1)
+        simulation.slowdown = lambda now: factor
+        return 0.001
+
+    effort = Effort(warm_up=0, min_rounds=5, min_seconds=0)
+    times = together.time_together({"one": work}, effort, anchors=prepared)
+    assert together.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
+    assert together.slowdown(times.anchors, {}) is None
 
 
 def test_training_divides_by_the_calibration(tmp_path: Path) -> None:

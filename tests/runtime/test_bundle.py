@@ -48,6 +48,7 @@ from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
 from codl.runtime import cache
 from codl.runtime.engine import Engine
+from codl.targets.local import LocalTarget
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
 OPS = (
@@ -93,7 +94,7 @@ def made(small: Network, first_soc: Soc, tmp_path_factory: pytest.TempPathFactor
     """A bundle of `small`, both layers split."""
     path = tmp_path_factory.mktemp("bundle") / "small.codl"
     plan = make_plan(small, first_soc, [(1, "OC", 0.5), (1, "H", 0.5)])
-    write(small, plan, first_soc, path).close()
+    write(small, plan, LocalTarget(first_soc), path).close()
     return path
 
 
@@ -109,7 +110,7 @@ def assert_same_outputs(net: Network, plan: Plan, soc: Soc, path: Path) -> Archi
     expected = outputs(Engine(net, plan, soc), inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CodlWarning)
-        for engine in (write(net, plan, soc, path), load(path)):
+        for engine in (write(net, plan, LocalTarget(soc), path), load(path)):
             found = outputs(engine, inputs)
             assert found.keys() == expected.keys()
             for name, value in expected.items():
@@ -237,7 +238,9 @@ def test_a_variant_that_failed_is_not_tried_again(
     )
     plan = make_plan(small, first_soc, [])
     with pytest.warns(CodlWarning, match="not in gpu_failing"):
-        engine = write(small, replace(plan, chains=chains), first_soc, tmp_path / "a.codl")
+        engine = write(
+            small, replace(plan, chains=chains), LocalTarget(first_soc), tmp_path / "a.codl"
+        )
     inputs = random_inputs(small)
     expected = outputs(engine, inputs)
     with warnings.catch_warnings():
@@ -437,7 +440,7 @@ def test_a_bundle_is_kept_only_if_it_computes_the_same(
     small: Network, first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, path = make_plan(small, first_soc, [(2, "H", 0.5)]), tmp_path / "a.codl"
-    packaged = package(small, plan, first_soc, path)
+    packaged = package(small, plan, LocalTarget(first_soc), path)
     assert packaged.bytes == path.stat().st_size
     assert packaged.max_rel_err == 0
     times = packaged.cold_start
@@ -450,7 +453,7 @@ def test_a_bundle_is_kept_only_if_it_computes_the_same(
 
     monkeypatch.setattr(packaging, "measure", wrong)
     with pytest.raises(CodlError, match="is not kept: its outputs are"):
-        package(small, plan, first_soc, path)
+        package(small, plan, LocalTarget(first_soc), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 

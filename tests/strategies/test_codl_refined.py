@@ -16,8 +16,7 @@ from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.results import Latency
 from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuning
-from codl.measure.interleave import Effort
+from codl.measure.interleave import Effort, TimedTogether
 from codl.plan.cost_model import CostModel
 from codl.plan.objective import Objective
 from codl.plan.single_processor import default_plan
@@ -62,26 +61,28 @@ def test_two_processors_must_be_worth_it(
     plans["both"] = replace(plans["both"], chains=plans["both"].chains * 2)
 
     class StandIn:
-        def __init__(self, network: Network, plan: Plan, soc: Soc, tuning: Tuning) -> None:
-            self.plan = plan
+        """An engine, and what its target loaded."""
+
+        def __init__(self, network: Network, plan: Plan, soc: Soc, *how: Any, target: Any) -> None:
+            self.plan, self.loaded = plan, self
 
         def run(self) -> None: ...
 
         feed = close = lambda self, *inputs: None
 
-    def known(runs: dict[str, Any], effort: Effort) -> dict[str, Latency]:
-        engines = {name: timed.args[0].__self__ for name, timed in runs.items()}
-        return {
-            name: Latency.of([1e-3 * latency_ms[engine.plan.strategy]] * 3)
-            for name, engine in engines.items()
-        }
+    class Timing:
+        """A target that knows how long plans take."""
+
+        def time(self, models: dict[str, StandIn], effort: Effort) -> TimedTogether:
+            taken = {name: latency_ms[own.plan.strategy] for name, own in models.items()}
+            return TimedTogether({name: Latency(ms, ms, ms, 3) for name, ms in taken.items()})
 
     monkeypatch.setattr(codl_refined, "Engine", StandIn)
-    monkeypatch.setattr(codl_refined, "interleave", known)
     monkeypatch.setattr(codl_refined, "observe", lambda engine, cost: [])
     notes: list[str] = []
+    target: Any = Timing()
     with codl_refined.Trials(
-        network, CostModel(SOC, SyntheticPredictors()), notes.append
+        network, CostModel(SOC, SyntheticPredictors()), target, notes.append
     ) as trials:
         trials.run(plans["one"])
         assert trials.run(plans["both"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from support.plans import branching
@@ -20,81 +21,89 @@ from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.soc import Soc
 from codl.measure.interleave import Effort, interleave
+from codl.measure.peers import PEERS
 from codl.plan.single_processor import default_plan
 from codl.strategies.evaluation import max_rel_err
-from codl.strategies.peers import PEERS, Job
-from codl.strategies.peers.process import (
-    PeerProcess,
-    check,
-    cores_of,
-    environment,
-    with_opencl_all,
-)
+from codl.strategies.peers import check, with_opencl_all
+from codl.targets.base import Target
+from codl.targets.peer_process import PeerProcess, cores_of, environment
 
 INPUT = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
 
 
 @pytest.fixture(scope="module")
-def job(first_soc: Soc, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tmp_path_factory.mktemp("peers")
-    proto = branching().build()
-    (folder / "model.onnx").write_bytes(proto.SerializeToString())
-    network = convert(simplify(import_onnx(proto, "branching")))
-    return Job(
-        model=folder / "model.onnx",
-        cores=cores_of(first_soc),
-        folder=folder,
-        soc=first_soc.save(folder / "soc.yaml"),
-        plan=default_plan(network, first_soc, "gpu").save(folder / "plan.json"),
-    )
+def model() -> bytes:
+    content: bytes = branching().build().SerializeToString()
+    return content
+
+
+def start(name: str, model: bytes, soc: Soc) -> PeerProcess:
+    network = convert(simplify(import_onnx(onnx.load_from_string(model), "branching")))
+    plan = default_plan(network, soc, "gpu") if name == "opencl-all" else None
+    return PeerProcess(name, model, soc, plan)
 
 
 @pytest.fixture(params=PEERS)
-def peer(request: pytest.FixtureRequest, job: Job, first_soc: Soc) -> Iterator[PeerProcess]:
+def peer(request: pytest.FixtureRequest, model: bytes, first_soc: Soc) -> Iterator[PeerProcess]:
     name = request.param
     for package in PEERS[name].packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     if name == "opencl-all" and not first_soc.gpu.is_cpu:
         pytest.skip("a real GPU works on no core of this machine")
-    process = PeerProcess(name, job)
+    process = start(name, model, first_soc)
     yield process
     process.close()
 
 
-def test_a_peer_agrees_with_the_reference_on_all_cores(peer: PeerProcess, job: Job) -> None:
-    os.sched_setaffinity(0, {job.cores[0]})  # as an engine's caller is pinned to the CPU side
+def test_a_peer_agrees_with_the_reference_on_all_cores(
+    peer: PeerProcess, model: bytes, first_soc: Soc
+) -> None:
+    cores = cores_of(first_soc)
+    os.sched_setaffinity(0, {cores[0]})  # as an engine's caller is pinned to the CPU side
     peer.feed({"image": INPUT})
-    session = ort.InferenceSession(str(job.model), session_options(1), ["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, session_options(1), ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     assert 0 < peer.run() < 1
     assert peer.run(lead_in=2) > 0
-    found = peer.outputs()
+    outputs = peer.outputs()
     for name, expected in zip(names, session.run(names, {"image": INPUT}), strict=True):
-        assert found[name].size == expected.size
-        assert max_rel_err(found[name].reshape(expected.shape), expected) <= 1e-3
+        assert outputs[name].size == expected.size
+        assert max_rel_err(outputs[name].reshape(expected.shape), expected) <= 1e-3
     assert peer.version
-    assert peer.threads == len(job.cores)
-    assert set(peer.observed_cores) <= set(job.cores)
+    assert peer.threads == len(cores)
+    assert set(peer.observed_cores) <= set(cores)
     assert peer.busy_cores > 0
 
 
-def test_a_peer_that_fails_says_why(job: Job, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.onnx"
-    broken.write_bytes(b"no model")
-    with pytest.raises(DeviceError, match=r"ort: .*broken\.onnx.*failed"):
-        PeerProcess("ort", Job(broken, job.cores, tmp_path, job.soc, job.plan))
+def test_peers_are_started_and_timed_by_targets(target: Target, model: bytes) -> None:
+    peer = target.start_peer("ort", model, {"image": INPUT})
+    times = target.time({"ort": peer}, Effort(warm_up=0, min_rounds=2, min_seconds=0, lead_in=1))
+    assert times.latency_ms["ort"].runs == 2
+    assert set(peer.outputs()) == set(branching_outputs(model))
+    assert peer.threads == len(cores_of(target.soc))
+    peer.close()
 
 
-def test_a_peer_whose_process_dies_leaves_the_others_running(job: Job) -> None:
-    dying = PeerProcess("ort", job)
+def branching_outputs(model: bytes) -> list[str]:
+    return [output.name for output in onnx.load_from_string(model).graph.output]
+
+
+def test_a_peer_that_fails_says_why(first_soc: Soc) -> None:
+    with pytest.raises(DeviceError, match=r"model\.onnx.*failed"):
+        PeerProcess("ort", b"no model", first_soc)
+
+
+def test_a_peer_whose_process_dies_leaves_the_others_running(model: bytes, first_soc: Soc) -> None:
+    dying = start("ort", model, first_soc)
     dying.feed({"image": INPUT})
-    dying._process.kill()
+    assert dying.agent.pid is not None
+    os.kill(dying.agent.pid, signal.SIGKILL)
     failed: dict[str, CodlError] = {}
     runs = {"ort": dying.run, "other": lambda: 0.5}
     latencies = interleave(runs, Effort(min_rounds=2, min_seconds=0), failed=failed)
     dying.close()
-    assert str(failed["ort"]).startswith("ort crashed (signal 9)")
+    assert str(failed["ort"]).startswith("The peer 'ort' crashed (signal 9)")
     assert latencies["other"].median == pytest.approx(500)
     assert latencies["other"].runs == 2
     assert set(latencies) == {"other"}

@@ -3,12 +3,12 @@
 They are no strategies: nothing is split, and each runs in a process of its own.
 """
 
-from codl.strategies.peers.base import Job, Peer
-from codl.strategies.peers.mnn import Mnn
-from codl.strategies.peers.ncnn import Ncnn
-from codl.strategies.peers.opencl_all import OpenClAll
-from codl.strategies.peers.openvino import OpenVino
-from codl.strategies.peers.ort import OnnxRuntime
+from codl.measure.peers.base import Job, Peer
+from codl.measure.peers.mnn import Mnn
+from codl.measure.peers.ncnn import Ncnn
+from codl.measure.peers.opencl_all import OpenClAll
+from codl.measure.peers.openvino import OpenVino
+from codl.measure.peers.ort import OnnxRuntime
 
 PEERS: dict[str, type[Peer]] = {
     peer.name: peer for peer in (OnnxRuntime, Ncnn, OpenVino, Mnn, OpenClAll)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import onnxruntime as ort
 
-from codl.strategies.peers.base import Job, Tensors
+from codl.measure.peers.base import Job, Tensors
 
 
 class OnnxRuntime:

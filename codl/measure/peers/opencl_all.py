@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from codl.errors import CodlError
 from codl.frontend.convert import load_network
-from codl.ir import soc as socs
-from codl.ir.plan import load_plan
+from codl.measure.peers.base import Job, Tensors
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import open_device
-from codl.strategies.peers.base import Job, Tensors
 
 
 class OpenClAll:
@@ -21,13 +20,15 @@ class OpenClAll:
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, job: Job) -> None:
-        soc = socs.load(job.soc)
+        soc = job.soc
+        if job.plan is None:
+            raise CodlError(f"The peer {self.name!r} needs a plan to run by.")
         gpu = replace(soc.gpu, cores=job.cores, compute_units=job.threads)
         soc = replace(soc, cpu=replace(soc.cpu, cores=job.cores), gpu=gpu)
         network = load_network(str(job.model))
         # No core is left for a thread that only waits.
         open_device(soc).waiting_helps = True
-        self._engine = Engine(network, load_plan(job.plan), soc)
+        self._engine = Engine(network, job.plan, soc)
         self.version = soc.gpu.driver
 
     def feed(self, inputs: Tensors) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.strategies.peers.base import Job, Tensors
+from codl.measure.peers.base import Job, Tensors
 
 
 class Mnn:

@@ -22,14 +22,13 @@ from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Layer
-from codl.ir import soc as socs
+from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.plan.single_processor import default_plan
+from codl.measure.peers.base import Job, Tensors
 from codl.runtime.host_handles import HostSession
-from codl.strategies.peers.base import Job, Tensors
 
 CONVERTER = "pnnx"
 
@@ -45,8 +44,7 @@ class Ncnn:
     packages: ClassVar[tuple[str, ...]] = ("ncnn",)
 
     def __init__(self, job: Job) -> None:
-        soc = socs.load(job.soc)
-        soc = replace(soc, cpu=replace(soc.cpu, cores=job.cores))
+        soc = replace(job.soc, cpu=replace(job.soc.cpu, cores=job.cores))
         self.version = metadata.version("ncnn")
         self._net: _Net
         try:
@@ -80,8 +78,17 @@ class _Translated:
 
     def __init__(self, job: Job, soc: Soc) -> None:
         network = convert(simplify(import_onnx(onnx.load(job.model), job.model.stem)))
-        variants = {layer.name: _variant(layer, soc) for layer in network.layers}
-        plan = default_plan(network, soc, "cpu", variants=variants)
+        variants = {layer.name: {"cpu": _variant(layer, soc)} for layer in network.layers}
+        plan = Plan(
+            model=network.name,
+            digest=network.digest,
+            soc=soc.name,
+            strategy="all-cpu",
+            predictor="none",
+            sharing="gather",
+            predicted_ms=None,
+            chains=(Chain(tuple(variants), "H", 0.0, variants),),
+        )
         self._session = HostSession(lower(network, plan, soc, Tuning()), soc)
 
     def feed(self, inputs: Tensors) -> None:

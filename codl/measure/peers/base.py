@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -17,14 +20,14 @@ class Job:
     """A model for a peer: an ONNX file with fixed sizes, and the cores to use.
 
     `folder` is where a peer may put what it converts the model to; it goes when the peer does.
-    `soc` is the file of the SoC, and `plan`, by which `opencl-all` runs, that of a plan for it.
+    `opencl-all` runs by `plan`, which the others do not have.
     """
 
     model: Path
     cores: tuple[int, ...]
     folder: Path
-    soc: Path
-    plan: Path
+    soc: Soc
+    plan: Plan | None = None
 
     @property
     def threads(self) -> int:

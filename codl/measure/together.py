@@ -1,0 +1,65 @@
+"""Several models timed in one run, in turns, with what else the target can tell meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from codl.errors import CodlError
+from codl.measure import drift
+from codl.measure.interleave import AnchorTime, Effort, Timed, TimedTogether, interleave
+from codl.measure.runner import Prepared
+from codl.measure.timing import WHOLE
+from codl.runtime.energy import Sensor, energy_mj
+
+
+def time_together(
+    runs: Mapping[str, Timed],
+    effort: Effort,
+    *,
+    sensors: Sequence[Sensor] = (),
+    anchors: Sequence[Prepared] = (),
+    after_round: Callable[[], None] = lambda: None,
+) -> TimedTogether:
+    """Time all in turns; what fails leaves, with its reason.
+
+    `runs` make one inference and `effort.lead_in` more. Anchors are visited once a round.
+    """
+    failed: dict[str, CodlError] = {}
+
+    def beside() -> None:
+        for anchor in anchors:
+            anchor.timed.visit()
+        after_round()
+
+    latencies = interleave(runs, effort, beside, failed=failed)
+    energy = {name: energy_mj(runs[name], sensors) for name in latencies}
+    count = effort.lead_in + 1
+    return TimedTogether(
+        latency_ms=latencies,
+        failed={name: str(error) for name, error in failed.items()},
+        energy_mj={name: mj / count for name, mj in energy.items() if mj is not None},
+        sensors=tuple(sensor.name for sensor in sensors),
+        anchors=tuple(
+            AnchorTime(*drift.key(one), 1e3 * median(one.timed.found[WHOLE]))
+            for one in anchors
+            if one.timed.found.get(WHOLE)
+        ),
+    )
+
+
+def slowdown(
+    anchors: Sequence[AnchorTime], usual_ms: Mapping[tuple[str, str], float]
+) -> dict[str, float] | None:
+    """By processor, how many times longer its anchors take than usual, in the median.
+
+    None where no anchor has a usual latency: a dataset was imported, or there is none. Where other
+    programs or the heat slow a processor down by a tenth, its plans take a tenth longer than
+    predicted, and no predictor is to blame.
+    """
+    ratios: dict[str, list[float]] = {}
+    for one in anchors:
+        if (one.op, one.processor) in usual_ms:
+            own = ratios.setdefault(one.processor, [])
+            own.append(one.latency_ms / usual_ms[one.op, one.processor])
+    return {processor: median(own) for processor, own in ratios.items()} or None

@@ -1,0 +1,104 @@
+"""What this process measures as a target; loaded when something is measured, not where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from codl.ir import Op
+from codl.ir.soc import PowerW, Soc
+from codl.kernels.tuning import Tuned, Tuning
+from codl.measure import drift
+from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
+from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.compare_variants import bench
+from codl.measure.interleave import Effort, Timed, TimedTogether, timed
+from codl.measure.power import measure_power
+from codl.measure.progress import Progress
+from codl.measure.runner import Bench
+from codl.measure.tasks import Task
+from codl.measure.timing import Rounds
+from codl.measure.together import time_together
+from codl.measure.tuner import TuneRun, TuneTask, tune
+from codl.runtime import threads
+from codl.runtime.energy import find_sensors
+from codl.runtime.session import Session
+from codl.targets.compile_workers import CompileWorkers, worker_count
+from codl.targets.peer_process import PeerProcess
+
+
+class LocalMeasuring:
+    """Measures on the two processors of a SoC, in this process."""
+
+    def __init__(self, soc: Soc, workers: CompileWorkers | None = None) -> None:
+        self._soc = soc
+        self._workers = workers or CompileWorkers(soc, worker_count(soc))
+        self._runner: BatchRunner | None = None
+        self._runs: tuple[str, Rounds, Tuning] | None = None
+
+    def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
+        how = (batch.run, batch.rounds, batch.tuning)
+        if self._runner is None or self._runs != how:
+            self._runner = BatchRunner(Bench(self._soc, *how), self._workers)
+            self._runs = how
+        return self._runner.measure(batch, watcher)
+
+    def compile(self, task: Task, tuning: Tuning) -> None:
+        bench = Bench(self._soc, "", tuning=tuning)
+        # No side keeps to its cores: nothing is measured, and drivers compile on any thread.
+        threads.pin(threads.thread_ids(), {*self._soc.cpu.cores, *self._soc.gpu.cores})
+        bench.compile(task)
+
+    def tune(
+        self,
+        tasks: Sequence[TuneTask],
+        tuning: Tuning,
+        *,
+        keep: Callable[[Tuned], object],
+        searching: Callable[[TuneTask], object],
+        budget_s: float | None,
+        progress: Progress,
+    ) -> TuneRun:
+        return tune(
+            self._soc,
+            tasks,
+            tuning,
+            keep=keep,
+            searching=searching,
+            budget_s=budget_s,
+            progress=progress,
+        )
+
+    def bench(self, op: Op, tuning: Tuning, *, every: bool) -> tuple[list[BenchRow], list[Refused]]:
+        return bench(op, self._soc, tuning, every=every)
+
+    def power(self, seconds: float) -> PowerW:
+        return measure_power(self._soc, find_sensors(), seconds)
+
+    def time(
+        self,
+        models: Mapping[str, Session | PeerProcess],
+        effort: Effort,
+        *,
+        with_energy: bool,
+        anchors: Tuning | None,
+        after_round: Callable[[], None],
+    ) -> TimedTogether:
+        runs: dict[str, Timed] = {
+            name: partial(model.run, effort.lead_in)
+            if isinstance(model, PeerProcess)
+            else timed(model.run, effort.lead_in)
+            for name, model in models.items()
+        }
+        beside = [] if anchors is None else drift.prepare(Bench(self._soc, "", tuning=anchors))
+        return time_together(
+            runs,
+            effort,
+            sensors=find_sensors().sensors if with_energy else (),
+            anchors=beside,
+            after_round=after_round,
+        )
+
+    def close(self) -> None:
+        self._runner = None
+        self._workers.close()

@@ -1,0 +1,132 @@
+"""Models and peers that an agent holds, as this side sees them."""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir.constants import array_digest
+from codl.ir.executable import Executable
+from codl.ir.executable_json import encode
+from codl.ir.results import TimeSpan
+from codl.runtime.session import RefusedError
+from codl.targets.arrays import Arrays, from_wire, to_wire
+from codl.targets.client import AgentClient, AgentLostError
+from codl.targets.messages import (
+    Done,
+    KernelsRefused,
+    Lacking,
+    Lacks,
+    Load,
+    LoadAnswer,
+    ModelLoaded,
+    PeerOutputs,
+    PeerStarted,
+    Profile,
+    Profiled,
+    Ran,
+    ReadPeerOf,
+    Run,
+    Unload,
+)
+
+
+class RemoteModel:
+    """An executable that is loaded by an agent; `inputs` and `outputs` are arrays of this process.
+
+    An agent that was lost since is started again, and loads it anew at the next call.
+    """
+
+    def __init__(self, agent: AgentClient, executable: Executable, *, tries: bool = True) -> None:
+        self.executable, self._agent, self._tries = executable, agent, tries
+        self.lock = RLock()
+        self.inputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.inputs.items()}
+        self.outputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.outputs.items()}
+        self._generation = self._handle = 0
+        self._is_fed = False
+        loaded = load(agent, executable, tries=tries)
+        self.footprint = loaded.footprint
+        self._keep(loaded)
+
+    def run(self) -> None:
+        """One inference from what `inputs` hold."""
+        records, blobs = to_wire(self.inputs)
+        self._reload()
+        answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
+        self._is_fed = True
+        for name, value in from_wire(answer.outputs, parts).items():
+            np.copyto(self.outputs[name], value)
+
+    def profile(self) -> list[TimeSpan]:
+        answer, _ = self._agent.ask(Profile(self.handle()), Profiled)
+        return list(answer.spans)
+
+    def handle(self) -> int:
+        """What the agent calls it, once it is there and fed what `inputs` hold."""
+        self._reload()
+        if not self._is_fed:
+            self.run()
+        return self._handle
+
+    def close(self) -> None:
+        """Release it over there; it would be loaded anew where it runs again."""
+        if self._generation == self._agent.generation and self._agent.pid is not None:
+            try:
+                self._agent.ask(Unload(self._handle), Done)
+            except AgentLostError:
+                return
+            finally:
+                self._generation = 0
+
+    def _reload(self) -> None:
+        if self._generation != self._agent.generation or self._agent.pid is None:
+            self._keep(load(self._agent, self.executable, tries=self._tries))
+
+    def _keep(self, loaded: ModelLoaded) -> None:
+        self._handle, self._generation = loaded.handle, self._agent.generation
+        self._is_fed = False
+
+
+def load(agent: AgentClient, executable: Executable, *, tries: bool) -> ModelLoaded:
+    """Send an executable with the arrays that the agent lacks.
+
+    Raises `RefusedError` where the device refuses some of its kernels.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+
+    def put(array: NDArray[Any]) -> str:
+        digest = array_digest(array)
+        arrays[digest] = array
+        return digest
+
+    content = encode(executable, put)
+    answer, _ = agent.ask(Lacks(tuple(arrays)), Lacking)
+    records, blobs = to_wire({digest: arrays[digest] for digest in answer.digests})
+    loaded, _ = agent.ask(Load(records, tries), LoadAnswer, [content, *blobs])
+    if isinstance(loaded, KernelsRefused):
+        raise RefusedError(loaded.refusals)
+    assert isinstance(loaded, ModelLoaded)
+    return loaded
+
+
+class RemotePeer:
+    """A peer that an agent has started; it is gone when the agent is."""
+
+    def __init__(self, agent: AgentClient, name: str, started: PeerStarted, threads: int) -> None:
+        self.name, self.version, self.threads = name, started.version, threads
+        self.observed_cores, self.busy_cores = started.cores, started.busy
+        self._agent, self._handle = agent, started.handle
+
+    def handle(self) -> int:
+        return self._handle
+
+    def outputs(self) -> Arrays:
+        answer, blobs = self._agent.ask(ReadPeerOf(self._handle), PeerOutputs)
+        return from_wire(answer.arrays, blobs)
+
+    def close(self) -> None:
+        if self._agent.pid is not None:
+            self._agent.ask(Unload(self._handle), Done)

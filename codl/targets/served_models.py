@@ -1,0 +1,161 @@
+"""The models and peers that an agent holds for the other side, by handle."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import CodlError
+from codl.ir.constants import array_digest
+from codl.ir.executable_json import decode
+from codl.ir.plan import read_plan
+from codl.runtime.program_cache import Binary, Offer
+from codl.runtime.session import RefusedError
+from codl.targets.arrays import from_wire, to_wire
+from codl.targets.messages import (
+    BinariesRead,
+    Done,
+    Identified,
+    KernelsRefused,
+    Lacking,
+    Lacks,
+    Load,
+    ModelLoaded,
+    OfferedBinary,
+    OpenDevice,
+    PeerOutputs,
+    PeerStarted,
+    Profile,
+    Profiled,
+    Ran,
+    ReadBinaries,
+    ReadPeerOf,
+    Reply,
+    Run,
+    StartPeer,
+    Time,
+    TimesTogether,
+    Unload,
+)
+
+if TYPE_CHECKING:
+    from codl.targets.local import LocalTarget
+
+Blobs = Sequence[bytes | memoryview]
+Answer = tuple[Reply, Blobs]
+#: Arrays that were sent are kept for the next executable up to so many bytes, the oldest go first.
+KEPT_BYTES = 1 << 30
+
+
+class ServedModels:
+    """Loads, runs and times what it is sent, on a target in this process.
+
+    Raises `CodlError` for a handle that is none, and for arrays that do not fit.
+    """
+
+    def __init__(self, target: LocalTarget) -> None:
+        self._target = target
+        self._arrays: OrderedDict[str, NDArray[Any]] = OrderedDict()
+        self._models: dict[int, Any] = {}
+        self._handles = count(1)
+
+    def lacks(self, request: Lacks) -> Answer:
+        return Lacking(tuple(d for d in request.digests if d not in self._arrays)), ()
+
+    def load(self, request: Load, blobs: Sequence[bytes]) -> Answer:
+        executable, *arrays = blobs
+        for digest, array in from_wire(request.arrays, arrays).items():
+            if array_digest(array) != digest:
+                raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
+            self._arrays[digest] = array
+        try:
+            model = self._target.load(decode(executable, self._array), tries=request.tries)
+        except RefusedError as error:
+            return KernelsRefused(error.refusals), ()
+        finally:
+            self._forget()
+        handle = next(self._handles)
+        self._models[handle] = model
+        return ModelLoaded(handle, model.footprint), ()
+
+    def run(self, request: Run, blobs: Sequence[bytes]) -> Answer:
+        model, inputs = self._model(request.handle), from_wire(request.inputs, blobs)
+        wanted = {name: (own.dtype, own.shape) for name, own in model.inputs.items()}
+        given = {name: (own.dtype, own.shape) for name, own in inputs.items()}
+        if given != wanted:
+            raise CodlError(f"The inputs must be {wanted}, got {given}.")
+        with model.lock:
+            for name, value in inputs.items():
+                np.copyto(model.inputs[name], value)
+            model.run()
+            records, parts = to_wire(model.outputs)
+        return Ran(records), parts
+
+    def profile(self, request: Profile) -> Answer:
+        return Profiled(tuple(self._model(request.handle).profile())), ()
+
+    def time(self, request: Time, advance: Callable[[], None]) -> Answer:
+        from codl.kernels.tuning import Tuning
+
+        times = self._target.time(
+            {name: self._model(handle) for name, handle in request.handles.items()},
+            request.effort,
+            with_energy=request.with_energy,
+            anchors=Tuning.of(request.tuning) if request.with_anchors else None,
+            after_round=advance,
+        )
+        return TimesTogether(times), ()
+
+    def unload(self, request: Unload) -> Answer:
+        self._model(request.handle).close()
+        del self._models[request.handle]
+        return Done(), ()
+
+    def open(self, request: OpenDevice, blobs: Sequence[bytes]) -> Answer:
+        pairs = zip(request.offered, blobs, strict=True)
+        binaries = tuple(Binary(own.name, own.source, own.options, blob) for own, blob in pairs)
+        offer = Offer(request.identity, binaries) if binaries else None
+        return Identified(dict(self._target.open(offer))), ()
+
+    def binaries(self, request: ReadBinaries) -> Answer:
+        binaries = self._target.binaries(self._model(request.handle))
+        listed = tuple(OfferedBinary(b.name, b.source, b.options) for b in binaries)
+        return BinariesRead(listed), [b.blob for b in binaries]
+
+    def start_peer(self, request: StartPeer, blobs: Sequence[bytes]) -> Answer:
+        plan = None if request.plan is None else read_plan(request.plan, Path("plan"))
+        inputs = from_wire(request.inputs, blobs[1:])
+        peer = self._target.start_peer(request.name, blobs[0], inputs, plan)
+        handle = next(self._handles)
+        self._models[handle] = peer
+        return PeerStarted(handle, peer.version, peer.observed_cores, peer.busy_cores), ()
+
+    def read_peer(self, request: ReadPeerOf) -> Answer:
+        records, blobs = to_wire(self._model(request.handle).outputs())
+        return PeerOutputs(records), blobs
+
+    def close(self) -> None:
+        while self._models:
+            self._models.popitem()[1].close()
+
+    def _model(self, handle: int) -> Any:
+        if handle not in self._models:
+            known = ", ".join(map(str, self._models)) or "none"
+            raise CodlError(f"There is no model {handle} here; there are: {known}.")
+        return self._models[handle]
+
+    def _array(self, digest: str) -> NDArray[Any]:
+        if digest not in self._arrays:
+            raise CodlError(f"The array {digest} of the executable was not sent.")
+        self._arrays.move_to_end(digest)
+        return self._arrays[digest]
+
+    def _forget(self) -> None:
+        while sum(array.nbytes for array in self._arrays.values()) > KEPT_BYTES:
+            self._arrays.popitem(last=False)

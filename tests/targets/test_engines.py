@@ -1,0 +1,202 @@
+"""Engines on targets: the same outputs everywhere, also after an agent was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from support.plans import image, row
+
+from codl.errors import CodlError, CodlWarning
+from codl.ir import Network
+from codl.ir.constants import array_digest
+from codl.ir.executable_json import encode
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.measure.interleave import Effort
+from codl.plan.single_processor import default_plan
+from codl.runtime.engine import Engine
+from codl.targets.arrays import ArrayRecord, from_wire, to_wire
+from codl.targets.base import Target
+from codl.targets.client import COMMAND, AgentClient, AgentLostError
+from codl.targets.messages import (
+    Lacking,
+    Lacks,
+    Load,
+    LoadAnswer,
+    Ran,
+    Run,
+)
+from codl.targets.remote import RemoteTarget
+
+#: An agent whose device refuses the first kernels of every executable that has them.
+REFUSING = """
+from codl.ir.executable import GpuOp, Refusal
+from codl.runtime.session import RefusedError
+from codl.targets.local import LocalTarget
+load, refused = LocalTarget.load, []
+def refusing(self, executable, *, tries=True):
+    ops = [step for step in executable.steps if isinstance(step, GpuOp)]
+    if ops and not refused:
+        refused.append(ops[0])
+        own = ops[0]
+        raise RefusedError([Refusal(own.label, own.variant, own.choice, "it does not build")])
+    return load(self, executable, tries=tries)
+LocalTarget.load = refusing
+from codl.targets.agent import main
+main(0.0)
+"""
+
+
+@pytest.fixture
+def network() -> Network:
+    return row(3)
+
+
+@pytest.fixture
+def process(first_soc: Soc) -> Iterator[RemoteTarget]:
+    with closing(RemoteTarget("process", COMMAND, first_soc)) as target:
+        yield target
+
+
+def plan_of(network: Network, soc: Soc) -> Plan:
+    return default_plan(network, soc, "gpu")
+
+
+def test_an_engine_runs_on_every_target(target: Target, network: Network) -> None:
+    soc, inputs = target.soc, image(network)
+    plan = plan_of(network, soc)
+    with (
+        Engine(network, plan, soc, target=target) as engine,
+        Engine(network, plan, soc) as here,
+    ):
+        for name, expected in here(inputs).items():
+            np.testing.assert_array_equal(engine(inputs)[name], expected)
+        assert engine.executable.digest() == here.executable.digest()
+        assert engine.memory == here.memory
+        labels = {span.label for span in engine.profile(1)}
+        assert labels == {span.label for span in here.profile(1)}
+        times = target.time({"one": engine.loaded}, Effort(1, 3, 0.0))
+        assert times.latency_ms["one"].runs == 3
+        assert times.latency_ms["one"].median > 0
+        assert target.binaries(engine.loaded)
+        assert dict(target.open())
+        with pytest.raises(CodlError, match="The inputs must be"):
+            engine({"nothing": np.zeros(1, np.float32)})
+
+
+def test_a_kill_in_a_run_is_an_error_and_the_next_run_works(
+    process: RemoteTarget, network: Network
+) -> None:
+    soc, inputs = process.soc, image(network)
+    with Engine(network, plan_of(network, soc), soc, target=process) as engine:
+        expected = engine(inputs)
+        assert process.agent.pid is not None
+        os.kill(process.agent.pid, signal.SIGKILL)
+        with pytest.raises(AgentLostError, match=r"The agent of 'process' crashed \(signal 9\)"):
+            engine(inputs)
+        for name, values in engine(inputs).items():
+            np.testing.assert_array_equal(values, expected[name])
+        os.kill(process.agent.pid, signal.SIGKILL)
+        with pytest.raises(AgentLostError):
+            process.time({"one": engine.loaded}, Effort(0, 1, 0.0))
+        assert process.time({"one": engine.loaded}, Effort(0, 1, 0.0)).latency_ms["one"].runs == 1
+
+
+def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
+    process: RemoteTarget, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = AgentClient._post
+
+    def kill(self: AgentClient, running: Any, request: Any, *how: Any) -> None:
+        post(self, running, request, *how)
+        if isinstance(request, Load) and self.generation == 1:
+            running.child.kill()
+
+    monkeypatch.setattr(AgentClient, "_post", kill)
+    soc, plan = process.soc, plan_of(network, process.soc)
+    with pytest.raises(AgentLostError, match="crashed"):
+        Engine(network, plan, soc, target=process)
+    with Engine(network, plan, soc, target=process) as engine:
+        engine(image(network))
+
+
+def test_what_a_device_refuses_is_lowered_again_without(first_soc: Soc, network: Network) -> None:
+    with closing(RemoteTarget("odd", [sys.executable, "-c", REFUSING], first_soc)) as target:
+        with pytest.warns(CodlWarning, match="it does not build"):
+            engine = Engine(network, plan_of(network, first_soc), first_soc, target=target)
+        with engine:
+            (fallback,) = engine.fallbacks
+            assert fallback.reason == "it does not build"
+            engine(image(network))
+
+
+def test_only_arrays_that_lack_are_sent(process: RemoteTarget, network: Network) -> None:
+    soc = process.soc
+    digests: dict[str, Any] = {}
+    with Engine(network, plan_of(network, soc), soc, target=process) as engine:
+        content = encode(
+            engine.executable,
+            lambda array: digests.setdefault(array_digest(array), 0) or array_digest(array),
+        )
+        answer, _ = process.agent.ask(Lacks((*digests, "0" * 64)), Lacking)
+        assert answer.digests == ("0" * 64,)
+        process.agent.ask(Load((), True), LoadAnswer, [content])
+
+
+def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
+    soc = process.soc
+    arrays: dict[str, Any] = {}
+
+    def put(array: Any) -> str:
+        arrays[array_digest(array)] = array
+        return array_digest(array)
+
+    with Engine(network, plan_of(network, soc), soc) as here:
+        content = encode(here.executable, put)
+    with pytest.raises(CodlError, match="no executable"):
+        process.agent.ask(Load((), True), LoadAnswer, [content[:-40]])
+    with pytest.raises(CodlError, match="was not sent"):
+        process.agent.ask(Load((), True), LoadAnswer, [content])
+    digest, array = next(iter(arrays.items()))
+    records, blobs = to_wire({digest: array + 1})
+    with pytest.raises(CodlError, match=f"its digest is not {digest}"):
+        process.agent.ask(Load(records, True), LoadAnswer, [content, *blobs])
+    with pytest.raises(CodlError, match="There is no model 7 here; there are: none"):
+        process.agent.ask(Run(7, ()), Ran)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (ArrayRecord("x", "object", (1,)), "'object', which is not sent"),
+        (ArrayRecord("x", "float32", (-1, 2)), "cannot be shaped"),
+        (ArrayRecord("x", "float32", (3,)), "12 bytes; 8 came"),
+        (ArrayRecord("x", "float32", (1 << 40, 1 << 40)), "bytes; 8 came"),
+    ],
+)
+def test_arrays_that_do_not_fit_their_bytes_are_refused(record: ArrayRecord, message: str) -> None:
+    with pytest.raises(CodlError, match=message):
+        from_wire([record], [bytes(8)])
+    with pytest.raises(CodlError, match="1 arrays came with 0 blobs"):
+        from_wire([record], [])
+
+
+def test_arrays_come_as_they_went() -> None:
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(1, 2, 3),
+        "b": np.array(True),
+        "c": np.zeros((0, 4), np.int64),
+        "d": np.arange(8, dtype=np.uint8)[::2],
+    }
+    records, blobs = to_wire(arrays)
+    out = from_wire(records, [bytes(blob) for blob in blobs])
+    for name, array in arrays.items():
+        assert out[name].dtype == array.dtype
+        np.testing.assert_array_equal(out[name], array)
