@@ -23,7 +23,7 @@ from codl.cli.options import (
 from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.ir import soc as socs
-from codl.ir.soc import ELEMENTS, MEMORY_TYPES, Soc
+from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
 from codl.runtime.probe import ProbeResult
@@ -162,8 +162,8 @@ def detect_soc(
         ),
     ] = None,
     element: Annotated[
-        str, typer.Option(help=f"What tensors are stored as: {' or '.join(ELEMENTS)}.")
-    ] = ELEMENTS[0],
+        str, typer.Option(help=f"What tensors are stored as: {' or '.join(ELEMENT_NAMES)}.")
+    ] = ELEMENT_NAMES[0],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file; socs/NAME.yaml by default.")
     ] = None,

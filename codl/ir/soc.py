@@ -14,11 +14,12 @@ from typing import Any, TypeVar, get_type_hints
 import yaml
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.ir.types import ELEMENTS, LAYOUTS
 
 FOLDER = Path("socs")
 #: What a GPU side's tensors may lie in, and the types that their elements may be stored as.
-MEMORY_TYPES = ("buffer", "image2d")
-ELEMENTS = ("float32", "float16")
+MEMORY_TYPES = tuple(layout.memory for layout in LAYOUTS.values() if layout.memory)
+ELEMENT_NAMES: tuple[str, ...] = tuple(ELEMENTS)
 #: Where a SoC's latencies come from: this project's kernels on it, or somebody else's measurements.
 SOURCES = ("measured", "replayed")
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
@@ -206,7 +207,7 @@ def from_dict(content: Any, path: Path) -> Soc:
     soc = _build(Soc, content, path, "")
     for key, values, known in (
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
-        ("gpu.element", (soc.gpu.element,), ELEMENTS),
+        ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
         ("gpu.performance", (soc.gpu.performance,), HINTS),
         ("gpu.priority", (soc.gpu.priority,), HINTS),
         ("source", (soc.source,), SOURCES),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,35 @@ Element: TypeAlias = Literal["float32", "float16"]
 ConstantArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 
 
+class LayoutTraits(NamedTuple):
+    """`memory` is what a SoC file calls tensors that lie so, whatever op made them; None where only
+    some ops' own tensors do. `suffix` ends the names of kernel variants for it.
+    """
+
+    memory: str | None
+    suffix: str = ""
+
+
+class ElementTraits(NamedTuple):
+    """The size of an element, and what ends the names of kernel variants for it."""
+
+    bytes: int
+    suffix: str = ""
+
+
+#: All layouts and types of element that tensors on the GPU have. What a layout means is said in
+#: `codl.kernels.base`; how tensors get from one to another in `codl.kernels.layout.transform`.
+LAYOUTS: Mapping[Layout, LayoutTraits] = {
+    "blocked": LayoutTraits("buffer"),
+    "planar": LayoutTraits(None),
+    "image": LayoutTraits("image2d", "_image"),
+}
+ELEMENTS: Mapping[Element, ElementTraits] = {
+    "float32": ElementTraits(4),
+    "float16": ElementTraits(2, "_fp16"),
+}
+
+
 @dataclass(frozen=True)
 class Storage:
     """How a tensor lies on the GPU, and the type that its elements are stored as."""
@@ -26,13 +56,12 @@ class Storage:
 
     @property
     def element_bytes(self) -> int:
-        return 2 if self.element == "float16" else 4
+        return ELEMENTS[self.element].bytes
 
     @property
     def suffix(self) -> str:
         """What the names of variants for this storage end in; "" for the usual one."""
-        image = "_image" if self.layout == "image" else ""
-        return image + ("_fp16" if self.element == "float16" else "")
+        return LAYOUTS[self.layout].suffix + ELEMENTS[self.element].suffix
 
     def __str__(self) -> str:
         return f"{self.layout} {self.element}"
@@ -43,6 +72,9 @@ BLOCKED_HALF = Storage("blocked", "float16")
 PLANAR = Storage("planar")
 IMAGE = Storage("image")
 IMAGE_HALF = Storage("image", "float16")
+#: Every storage, and those that a SoC may have for all of its tensors, which are shared.
+STORAGES = tuple(Storage(layout, element) for layout in LAYOUTS for element in ELEMENTS)
+SHARED_STORAGES = tuple(storage for storage in STORAGES if LAYOUTS[storage.layout].memory)
 
 
 @dataclass(frozen=True)
@@ -61,7 +93,7 @@ class ImageSize:
 
     @property
     def bytes(self) -> int:
-        return 4 * self.width * self.height * (2 if self.element == "float16" else 4)
+        return 4 * self.width * self.height * ELEMENTS[self.element].bytes
 
     def __str__(self) -> str:
         return f"an image of {self.width}x{self.height} {self.element} texels"

@@ -8,7 +8,7 @@ from typing import Any
 from codl.errors import UnknownNameError
 from codl.ir.ops.base import Op
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Layout, Processor, Storage
+from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
 from codl.kernels.base import Variant
 from codl.kernels.replayed import replayed_variants
 from codl.registry import Registry
@@ -105,7 +105,7 @@ def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant
 
 def storages(soc: Soc) -> tuple[Storage, ...]:
     """What the SoC's tensors may be stored as, its usual storage first."""
-    layouts: dict[str, Layout] = {"buffer": "blocked", "image2d": "image"}
+    layouts = {traits.memory: layout for layout, traits in LAYOUTS.items()}
     element: Any = soc.gpu.element
     return tuple(Storage(layouts[memory], element) for memory in soc.gpu.memory_types)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from codl.ir import Dim, Layer, Op, Region
 from codl.ir.columns import amounts
 from codl.ir.ops.base import AXES, cuts
-from codl.ir.types import PROCESSORS, Element, Layout, Storage
+from codl.ir.types import PROCESSORS, STORAGES, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.ort import CpuOrt
@@ -26,10 +25,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.region_array import NONE, Boxes, Numbers
 
 DIMS: tuple[Dim, ...] = tuple(AXES)
-#: How the GPU may store a tensor; tables give them by their place here.
-STORAGES = tuple(
-    Storage(layout, element) for layout in get_args(Layout) for element in get_args(Element)
-)
+#: Tables give storages by their place in `STORAGES`.
 _STORAGE_NUMBER = {storage: number for number, storage in enumerate(STORAGES)}
 #: There is room for this many parts from the start; then twice as many, and so on.
 ROOM = 1024

@@ -24,10 +24,8 @@ from codl.ir.columns import (
 from codl.ir.soc import Soc
 from codl.ir.types import (
     BLOCKED,
-    BLOCKED_HALF,
-    IMAGE,
-    IMAGE_HALF,
     PROCESSORS,
+    SHARED_STORAGES,
     Direction,
     Processor,
     Storage,
@@ -51,7 +49,7 @@ DIRECTIONS: tuple[Direction, ...] = ("to_gpu", "to_cpu", "load", "store", "relay
 #: The parts of sharing between the processors; each is predicted for itself too.
 SHARING_PARTS = ("copy", "map", "sync", "transform", "unmap")
 #: How the GPU may store what is shared, by the text in a dataset.
-STORAGES = {str(s): s for s in (BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF)}
+STORAGES = {str(s): s for s in SHARED_STORAGES}
 #: What features count, by their names.
 UNITS = "bytes or ms where the name ends so, else a count"
 #: The feature of what is computed behind an op.

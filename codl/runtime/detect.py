@@ -11,7 +11,7 @@ import numpy as np
 
 from codl.errors import DeviceError, UnknownNameError
 from codl.ir import parse
-from codl.ir.soc import ELEMENTS, MEMORY_TYPES, CpuSide, GpuSide, Soc
+from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.runtime import drivers, threads
@@ -31,15 +31,15 @@ def describe(
     *,
     cpu: CpuFacts | None = None,
     memory_types: Sequence[str] = (),
-    element: str = ELEMENTS[0],
+    element: str = ELEMENT_NAMES[0],
 ) -> Soc:
     """A machine with `device` as its GPU side; a device that is a CPU gets half of the cores.
 
     The machine is this one, or what `cpu` says of another.
     """
     cpu = cpu or cpu_facts()
-    if element not in ELEMENTS:
-        raise UnknownNameError("element type", element, ELEMENTS)
+    if element not in ELEMENT_NAMES:
+        raise UnknownNameError("element type", element, ELEMENT_NAMES)
     memory_types = memory_types or _memory_types(device)
     for memory in memory_types:
         if memory not in MEMORY_TYPES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codl.ir.soc import ELEMENTS, Soc
+from codl.ir.soc import ELEMENT_NAMES, Soc
 from codl.runtime.detect import choose, describe
 from codl.targets.base import Target
 
@@ -15,7 +15,7 @@ def detect(
     *,
     device: str | None = None,
     memory_types: Sequence[str] = (),
-    element: str = ELEMENTS[0],
+    element: str = ELEMENT_NAMES[0],
 ) -> Soc:
     """Describe the machine that a target is.
 
