@@ -10,9 +10,9 @@ import typer
 def serve() -> None:
     """Measure and run for another codl, which speaks frames over standard input and output.
 
-    Targets start it: `--serial process` on this machine, other serials on a device. Nothing that it
-    is sent is executed but kernels and nets. `python -m codl.targets.agent` is the same, and needs
-    neither this command line nor anything to train or report with.
+    Targets start it: `--serial process` on this machine, other serials on a device. It executes
+    nothing that it is sent but kernels and nets. `python -m codl.targets.agent` is the same without
+    this command line, and needs no extra.
     """
     from codl.targets.agent import main
 

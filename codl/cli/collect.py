@@ -71,8 +71,9 @@ SimilarOption = Annotated[
     int | None,
     typer.Option(
         "--similar",
-        help="Measure so many more ops, as the networks of --ops would have them for other "
-        f"images or widths. 0, or what a budget has time for, {MOST_SIMILAR} at most.",
+        help="How many similar ops to measure: those that the networks of --ops would have for "
+        "other image sizes or widths. By default 0; with a budget as many as there is time for, "
+        f"{MOST_SIMILAR} at most.",
         show_default=False,
     ),
 ]
@@ -80,15 +81,18 @@ BatchesOption = Annotated[
     list[int] | None,
     typer.Option(
         "--batch",
-        help="Measure some ops for so many images at once too; may be repeated. Without, "
-        "batches are predicted to take as many times as long as one image.",
+        help="Measure some ops for this many images at once, too; may be repeated. Without it, "
+        "N images are predicted to take N times as long as one.",
         show_default=False,
     ),
 ]
 SamplesOption = Annotated[
-    int | None, typer.Option("--samples", help="Stop after so many measurements.")
+    int | None, typer.Option("--samples", help="Stop after this many measurements.")
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with what is there.")]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Add to the dataset that is there, and measure what it lacks."),
+]
 
 
 def collect_data(
@@ -106,17 +110,14 @@ def collect_data(
 ) -> None:
     """Measure ops in every kernel variant of both processors, and the cost of data sharing.
 
-    Measurements are made in batches of about ten seconds, in which all of a batch take turns, so
-    that other programs disturb a few samples of each and not all samples of one. A batch's rows are
-    written when it ends, in an order of which any first part is representative; a killed run goes
-    on with --resume.
+    Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
+    samples of each and not all samples of one. Rows are written at the end of each batch; a run
+    that was killed goes on with --resume.
 
-    With --budget, whole ops of --ops come first, then their parts, then other ops. Without --ops,
-    whole ops of attention come after those of the models. Half of the
-    measurements stay in random order. The others come first where a predictor is least certain and
-    nothing alike is measured, and where the choice of a split hangs on it. Collection ends before
-    its time where more would change nothing, and says what to expect: accuracy on shapes held out,
-    by the random half, and the regret of the splits that predictions would choose.
+    With --budget, whole ops come first, then their parts, then similar ops. One of two measurements
+    is random; the other is chosen by active learning. Collection ends early when more rows would
+    change nothing. It prints what to expect: accuracy on shapes held out, and the regret of the
+    splits that predictions would choose.
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
@@ -162,7 +163,7 @@ def collect_data(
 def _chooser(
     soc: Soc, dataset: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
 ) -> ActiveLearner:
-    """Imported here: without a budget nobody waits for the libraries of predictors."""
+    """Imported here: without a budget the libraries of predictors are not needed."""
     from codl.predict.active_learning import ActiveLearner
 
     return ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)

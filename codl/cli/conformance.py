@@ -26,18 +26,17 @@ def run_conformance(
         str | None, typer.Option("--soc", help="A SoC; without one this machine is detected.")
     ] = None,
     device: DeviceOption = None,
-    only: Annotated[
-        str, typer.Option(metavar="REGEX", help="Only the cases whose name has this in it.")
-    ] = "",
+    only: Annotated[str, typer.Option(metavar="REGEX", help="Only cases whose name matches.")] = "",
     everything: Annotated[
-        bool, typer.Option("--all", help="Every case, of ops that codl does not know too.")
+        bool,
+        typer.Option("--all", help="All cases, those of ops that codl does not know included."),
     ] = False,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
     """Run ONNX's node conformance suite with every op forced onto the GPU side.
 
-    A case passes where ONNX's own check does. What codl cannot do it refuses with the reason.
+    A case passes where ONNX's own check does. What codl cannot run is refused, with the reason.
 
     [dim]Examples:[/dim]
     codl conformance

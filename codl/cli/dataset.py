@@ -28,7 +28,7 @@ DeviceNameOption = Annotated[
 WriteSocOption = Annotated[
     bool, typer.Option("--write-soc", help="Write socs/NAME.yaml, from the mapping.")
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Add to a dataset that is there.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Add to the dataset that is there.")]
 OwnerOption = Annotated[str, typer.Option("--soc", help="The SoC whose dataset it is.")]
 
 
@@ -43,10 +43,10 @@ def dataset_import(
     root: ToDatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Make a dataset of somebody else's measurements of one SoC, marked `source: replayed`.
+    """Import other people's measurements of one SoC as a dataset, marked `source: replayed`.
 
-    Predictors can be trained on it, and plans made; nothing can run on such a SoC. The manifest
-    keeps where the rows come from. Nothing is written unless every line could be read.
+    Predictors can be trained on it and plans made; nothing can run on such a SoC. The manifest
+    records where the rows come from. Nothing is written unless every line can be read.
 
     [dim]Examples:[/dim]
     codl dataset import conv.csv --soc redmi --mapping docs/mappings/conv_cpu_gpu.yaml --write-soc

@@ -171,11 +171,11 @@ def detect_soc(
 ) -> None:
     """Describe a device as a SoC and write its file.
 
-    On a machine without a GPU the cores are divided: one half for the CPU side, the other for an
-    OpenCL runtime that works on a CPU.
+    On a machine without a GPU the cores are divided between the CPU side and an OpenCL runtime that
+    works on a CPU.
 
-    Where there are several memory types, `codl collect` measures kernels over each of them, and the
-    planner takes the faster for every op. With float16 the GPU stores halves, and computes and
+    With several memory types, `codl collect` measures kernels over each of them, and the planner
+    takes the faster one for every op. float16 is a storage type: the GPU still computes and
     accumulates in float32.
 
     [dim]Example:[/dim] codl soc detect --serial local --name host
@@ -196,9 +196,9 @@ def measure_soc_power(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Measure the power of a SoC: idle, either processor alone, and both; into its file.
+    """Measure the power of a SoC (idle, each processor alone, both) and write it to its file.
 
-    For objectives that count energy. Needs a sensor: `codl devices` lists what there is.
+    Objectives that count energy need it. It needs a sensor; `codl devices` lists them.
 
     [dim]Example:[/dim] codl soc power host
     """

@@ -47,8 +47,8 @@ PeersOption = Annotated[
     str,
     typer.Option(
         "--peers",
-        help=f"Other libraries on all cores, of {', '.join(PEERS)}, by commas. With any, every "
-        "timed run comes after one that is not timed, for strategies too.",
+        help=f"Other libraries, of {', '.join(PEERS)}, by commas. With any, an untimed run comes "
+        "before every timed one, for strategies too.",
     ),
 ]
 SecondsOption = Annotated[
@@ -75,11 +75,11 @@ def evaluate_strategies(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Measure strategies against each other, interleaved in one run, outputs checked.
+    """Compare strategies on models: measured in turns in one run, with outputs checked.
 
-    Peers are other libraries (`pip install codl[peers]`), each in a process of its own with all the
-    cores that both processors have together. Where the OpenCL device is a CPU, `opencl-all`, our
-    own kernels on every core, comes with them.
+    Peers are other libraries (`pip install codl[peers]`). Each has a process of its own and all the
+    cores that both processors have together. Where the OpenCL device is a CPU, they include
+    `opencl-all`: codl's own kernels on all cores.
 
     [dim]Examples:[/dim]
     codl eval --soc host --serial local --models yolov2,vgg16

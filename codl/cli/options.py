@@ -27,7 +27,9 @@ SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="Write the result to a file, the input of `codl report`."),
+    typer.Option(
+        "-o", "--output", help="Write the result to this file as JSON, for `codl report`."
+    ),
 ]
 
 SocOption = Annotated[str, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")]
@@ -61,14 +63,15 @@ BatchOption = Annotated[
     typer.Option(
         "--batch",
         min=1,
-        help="Images at a time; those of the model's own inputs unless it is given.",
+        help="Images at a time; by default as many as the model's inputs have.",
     ),
 ]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
-        help="Sizes of an input that the model leaves open, as NAME=1x3x224x224; once an input.",
+        help="The shape of an input whose sizes the model leaves open, as NAME=1x3x224x224; "
+        "may be repeated.",
     ),
 ]
 
@@ -78,7 +81,7 @@ StrategyOption = Annotated[
     typer.Option(
         "--strategy",
         help=f"A way to plan: one of {', '.join(STRATEGIES)}. By default what a deployment's "
-        f"runtime means, or {DEFAULT}.",
+        f"runtime says, or {DEFAULT}.",
         show_default=False,
     ),
 ]

@@ -50,7 +50,7 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Something that went wrong and was got around."""
+    """Something that went wrong and did not stop the command."""
     _message("[bold yellow]Warning:[/bold yellow]", text)
 
 

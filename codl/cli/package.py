@@ -57,12 +57,12 @@ def package_model(
     shape: ShapeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a model as one file that runs at once: nothing is imported, planned or compiled again.
+    """Write a model as one file that starts at once, without import, search or compilation.
 
-    The file holds the plan, the weights as each processor takes them, the tuned choices and the
-    compiled kernels, each with a checksum. It is for one SoC; with another driver its kernels are
-    compiled anew. What was written is loaded and run in a process of its own, and its outputs
-    compared, before the file is kept.
+    The file holds the plan, the executable, its weights as each processor takes them, and the
+    compiled kernels, with checksums. It is for one SoC; with another driver its kernels are
+    compiled from source. The file is only kept after another process has loaded it and computed
+    the same outputs.
 
     [dim]Examples:[/dim]
     codl package yolov2 --soc host -o yolov2.codl

@@ -94,10 +94,11 @@ def run_model(
     gpu_priority: PriorityOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a model by a plan or a strategy, or a bundle, and say how long it takes.
+    """Run a model by a plan or a strategy, or a bundle, and print its latency.
 
-    A deployment file says what its model runs on; --plan and --strategy are stronger. The last four
-    options are for this run alone: keep them in the SoC file to measure and plan with them too.
+    --plan and --strategy override what a deployment file says. --threads, --cpu-affinity,
+    --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
+    measure and plan with them too.
 
     [dim]Examples:[/dim]
     codl run yolov2 --soc host --input in.npz --output out.npz

@@ -78,10 +78,10 @@ def search_plan(
     every: PlacementOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find the chains, dimensions and ratios of a model: its plan.
+    """Find a plan of a model: its chains, their dimensions and ratios.
 
-    Strategies that run plans to find the best run them on --serial. The strategy `ideal` is the
-    paper's bound, from measured ops; it gives no plan.
+    Strategies that run plans to find the best run them on --serial. The strategy `ideal` prints the
+    paper's bound, computed from measured ops; it gives no plan.
 
     [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """

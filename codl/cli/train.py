@@ -24,20 +24,20 @@ LikeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--like",
-        help="Known SoCs, by name with commas between: where that makes it better, codl starts "
-        "from what they take, so that 100 samples or fewer of a new SoC will do.",
+        help="Known SoCs, by name, separated by commas. Where held-out shapes gain by it, their "
+        "latencies become features, so that 100 samples of a new SoC or fewer are enough.",
     ),
 ]
 EvaluateOption = Annotated[
     bool,
     typer.Option(
         "--evaluate/--no-evaluate",
-        help="Hold out rows and shapes, to say how accurate predictors are.",
+        help="Hold out rows and shapes to measure accuracy.",
     ),
 ]
 SeedsOption = Annotated[
     int,
-    typer.Option("--seeds", min=1, help="Deal shapes out to folds so often; medians are printed."),
+    typer.Option("--seeds", min=1, help="Random divisions into folds; medians are printed."),
 ]
 JobsOption = Annotated[
     int | None,
@@ -58,8 +58,8 @@ def train_predictors(
 ) -> None:
     """Train latency predictors on a SoC's dataset, and say how accurate they are.
 
-    Accuracy is held out twice: by row, and by op shape, so that no ratio of one op stands on both
-    sides. The second is the one that counts: five folds of shapes, medians over --seeds.
+    Accuracy is that on held-out rows, in two ways: by row, and by op shape, with all parts of an op
+    in one fold. The second is the one that counts: five folds, medians over --seeds.
 
     [dim]Examples:[/dim]
     codl train --soc host

@@ -56,7 +56,7 @@ SharesOption = Annotated[
 ]
 PruneOption = Annotated[
     bool,
-    typer.Option("--prune", help="Drop from the cache what was not used for long."),
+    typer.Option("--prune", help="Remove from the cache what was not used for long."),
 ]
 ClearOption = Annotated[
     bool,
@@ -80,10 +80,9 @@ def tune_kernels(
 ) -> None:
     """Find the fastest tiles and work-groups of every GPU kernel on this device, and keep them.
 
-    Results lie in tuning.json of the SoC's dataset and hold for what is measured, planned and run
-    with it. Tune before `codl collect`, so that predictors learn from tuned kernels. Each op is
-    kept as soon as it is done: a run that was stopped goes on where it was. --prune and --clear
-    tend the cache of compiled kernels, and do so alone where no --soc is given.
+    Results are kept in tuning.json of the SoC's dataset, as soon as each op is done: a run that was
+    stopped goes on where it was. Tune before `codl collect`, so that predictors learn from tuned
+    kernels. --prune and --clear are for the cache of compiled kernels, and may stand without --soc.
 
     [dim]Examples:[/dim]
     codl tune --soc host --serial local --models yolov2 --budget 10m

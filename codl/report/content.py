@@ -31,7 +31,7 @@ class Column:
 class TextRow:
     """Cells, the first of which names the row; a failed row has nothing but that and a reason.
 
-    `mark` is the source of numbers that nobody measured for this report, else empty.
+    `mark` is the source of numbers that were not measured for this report, else empty.
     """
 
     cells: tuple[str, ...]

@@ -49,7 +49,7 @@ class PagePart:
 
 @dataclass(frozen=True)
 class PageSection:
-    """One result file on the page. `unmeasured` tells which of its numbers nobody measured."""
+    """One result file on the page. `unmeasured` are those of its sources in `UNMEASURED`."""
 
     key: str
     heading: str

@@ -20,7 +20,7 @@ from codl.ir.results import (
 )
 from codl.ir.types import Processor
 
-#: Sources of which a reader must be warned: nobody measured these numbers for this report.
+#: Sources of which a reader must be warned: these numbers were not measured for this report.
 UNMEASURED = ("replayed", "simulated")
 #: Where a file does not say where its numbers come from.
 NOT_RECORDED: Literal["not recorded"] = "not recorded"

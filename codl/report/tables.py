@@ -330,7 +330,7 @@ def _side(kind: str, side: ProcessorSummary) -> str:
 
 
 def mark(sources: Sequence[str]) -> str:
-    """Those of some sources that stand for numbers which nobody measured for this report."""
+    """Those of some sources that stand for numbers not measured for this report."""
     return listed([source for source in sources if source in UNMEASURED])
 
 

@@ -31,7 +31,7 @@ class Context:
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
     searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
-    kernel variants that use it are as if nobody had measured them.
+    kernel variants that use it count as unmeasured.
     """
 
     soc: Soc

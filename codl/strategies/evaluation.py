@@ -44,7 +44,7 @@ class Reference:
 
 
 def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
-    """Import a model, for so many images at a time, and run it in ONNX Runtime on seeded inputs."""
+    """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
     source = models.load(model, batch)
     imported = import_onnx(source.proto, source.name)
     network = network_of(imported)
@@ -70,10 +70,8 @@ def evaluate(
 ) -> tuple[list[EvalRow], dict[str, list[TimeSpan]]]:
     """Measure strategies, and other libraries on all cores, on one model.
 
-    Of so many images at a time, or as many as the model says.
-
-    Returns a result for every strategy, the ideal and every peer, and a timeline for each strategy
-    that ran.
+    `batch` is the number of images at a time, by default the model's own. Returns a row for every
+    strategy, the ideal and every peer, and the spans of a profile for each strategy that ran.
     """
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)

@@ -45,7 +45,7 @@ def measure(
     *,
     rounds: int,
 ) -> RunReport:
-    """Run an engine of a target on inputs by name, so many times timed.
+    """Run an engine of a target on inputs by name, with `rounds` timed runs.
 
     By the predictions of `cost` ops share what they took together; without, alike.
     """
