@@ -22,7 +22,7 @@ MODELS = (
     f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
     "or a deployment .yaml (with #NAME where it has several models)"
 )
-SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS)
+SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 OutputOption = Annotated[

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from codl.errors import UnknownNameError
 from codl.ir.soc import Soc
+from codl.registry import Registry
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 from codl.targets.process import process_target
@@ -22,19 +23,30 @@ class Transport(NamedTuple):
     connect: Callable[[str, Soc | None], Target]
 
 
-TRANSPORTS = (
+#: By their patterns.
+TRANSPORTS: Registry[Transport] = Registry("serial")
+
+
+def register(transport: Transport) -> None:
+    """Add a way to reach targets."""
+    TRANSPORTS.add(transport.pattern, transport, origin=transport.connect)
+
+
+register(
     Transport(
         "local",
         "this machine, in this process",
         lambda serial: serial == "local",
         lambda serial, soc: LocalTarget(soc),
-    ),
+    )
+)
+register(
     Transport(
         "process",
         "this machine, in a process beside this one, which a driver may crash",
         lambda serial: serial == "process",
         process_target,
-    ),
+    )
 )
 
 
@@ -44,7 +56,7 @@ def connect(serial: str, soc: Soc | None = None) -> Target:
     `soc` is the SoC that it is, which all but describing and probing need. Raises
     `UnknownNameError` for a serial that no transport knows.
     """
-    for transport in TRANSPORTS:
+    for transport in TRANSPORTS.values():
         if transport.matches(serial):
             return transport.connect(serial, soc)
-    raise UnknownNameError("serial", serial, [transport.pattern for transport in TRANSPORTS])
+    raise UnknownNameError("serial", serial, TRANSPORTS)

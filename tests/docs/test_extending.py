@@ -27,6 +27,7 @@ from codl.plugins import VARIABLE, PluginError, load_installed
 from codl.predict.names import ESTIMATORS
 from codl.registry import rolled_back
 from codl.strategies import STRATEGIES
+from codl.targets.connect import TRANSPORTS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
 FILE = re.compile(r"^`(?P<name>[\w./]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -60,12 +61,13 @@ def _unloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_everything_in_it_passes_the_common_test(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = [set(one) for one in (OP_TYPES, registry.VARIANTS, STRATEGIES, ESTIMATORS)]
+    registries = (OP_TYPES, registry.VARIANTS, STRATEGIES, ESTIMATORS, TRANSPORTS)
+    known = [set(one) for one in registries]
     codl.load_plugin(folder / PLUGIN)
-    lists = (OP_TYPES, registry.VARIANTS, STRATEGIES, ESTIMATORS)
-    ops, variants, strategies, estimators = (
-        set(one) - before for one, before in zip(lists, known, strict=True)
+    ops, variants, strategies, estimators, targets = (
+        set(one) - before for one, before in zip(registries, known, strict=True)
     )
+    assert targets == {"nice"}
     assert ops == {"lrn"}
     assert variants == {"lrn cpu_direct", "lrn gpu_direct", "lrn cpu_ort"}
     assert strategies == {"rows"}
