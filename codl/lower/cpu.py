@@ -64,7 +64,7 @@ def net_levels(layers: Sequence[CpuLayer]) -> list[int]:
     ncnn's levels are even and ONNX Runtime's odd, and each layer has the lowest that its readers
     allow, which have the same or a lower one; a model of its own has a higher one than its readers,
     and a lower one than what it reads. So libraries change seldom, and which net a layer is in is
-    known from the layers behind it: planning counts nets by the same rule (`codl.plan.net_levels`).
+    known from the layers behind it: planning counts nets by the same rule (`codl.plan.cpu_shards`).
     """
     levels: list[int] = []
     least: dict[str, int] = {}

@@ -242,7 +242,7 @@ class _Search:
     def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
         self.candidates, self.objective = candidates, objective
         self.transitions = Transitions(candidates.costs, sharing)
-        self.transitions.prefetch([one for own in candidates.starting for one in own])
+        self.transitions.prefetch(candidates.table)
         self.start = Label(START, self.transitions.start)
         self._enqueues_at_once = self.transitions.launches_ms(1) == 0
 

@@ -29,9 +29,11 @@ def make_plan(
     strategy: str,
     sharing: Sharing,
     method: str = "",
+    costs: ChainCosts | None = None,
 ) -> Plan:
     """A plan of these chains, in the variants that are predicted fastest.
 
+    `costs` are those of chains cut at these ratios, by the same cost model, if there are any yet.
     Raises `UnsupportedError` with a layer for which a processor has no variant with a predictor.
     """
     plan = Plan(
@@ -48,14 +50,14 @@ def make_plan(
         estimated=estimated(cost, network),
         method=method,
     )
-    chosen, latency_ms = _choose(network, cost, plan)
+    ratios = sorted({0.0, 1.0, *(chain.gpu_ratio for chain in plan.chains)})
+    chosen, latency_ms = _choose(network, plan, costs or ChainCosts(network, cost, ratios))
     return replace(plan, chains=tuple(chosen), predicted_ms=latency_ms)
 
 
-def _choose(network: Network, cost: CostModel, plan: Plan) -> tuple[list[Chain], float]:
+def _choose(network: Network, plan: Plan, costs: ChainCosts) -> tuple[list[Chain], float]:
     """The plan's chains in the variants that are predicted fastest, and what they take in all."""
-    ratios = sorted({0.0, 1.0, *(chain.gpu_ratio for chain in plan.chains)})
-    costs, walks, start = ChainCosts(network, cost, ratios), [], 0
+    ratios, walks, start = costs.sub_ops.ratios, [], 0
     for chain, layers in plan.layers(network):
         stop = start + len(layers)
         walks.append(Walk(stop, chain.dim, ratios.index(chain.gpu_ratio), frozenset([start])))
@@ -64,7 +66,7 @@ def _choose(network: Network, cost: CostModel, plan: Plan) -> tuple[list[Chain],
     if len(table.candidates) < len(walks):
         raise _unsupported(costs, walks)
     transitions = Transitions(costs, plan.sharing)
-    transitions.prefetch(table.candidates)
+    transitions.prefetch(table)
     clocks, holdings, chosen = START, transitions.start, []
     for chain, candidate in zip(plan.chains, table.candidates, strict=True):
         clocks, holdings = transitions.after(clocks, holdings, candidate)

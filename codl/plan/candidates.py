@@ -51,7 +51,8 @@ class Candidates:
         self._sub_ops = self.costs.sub_ops
         walks = [*self._single(), *self._split()]
         self.starting: list[list[Candidate]] = [[] for _ in self._layers]
-        for candidate in self.costs.evaluate(walks, limited=not complete).candidates:
+        self.table = self.costs.evaluate(walks, limited=not complete)
+        for candidate in self.table.candidates:
             self.starting[candidate.start].append(candidate)
 
     # Cuts of single ops, from which it is seen what is worth a longer look.

@@ -50,8 +50,8 @@ class ChainSearch:
         self.dims = dims
         by_images = {ratio for layer in network.layers for ratio in image_ratios([layer])}
         self._ratios = sorted({*RATIOS, *by_images})
-        self._costs = ChainCosts(network, self.cost, self._ratios)
-        self._transitions = Transitions(self._costs, sharing)
+        self.costs = ChainCosts(network, self.cost, self._ratios)
+        self._transitions = Transitions(self.costs, sharing)
         self._numbers = {layer.name: number for number, layer in enumerate(network.layers)}
         self._constants = frozenset(network.constants)
         self._best: dict[tuple[str, ...], IsolatedChain] = {}
@@ -91,13 +91,13 @@ class ChainSearch:
             start = self._numbers[layers[0].name]
             step = self._ratios.index(ratio)
             walks.append(Walk(start + len(layers), dim, step, frozenset([start])))
-        candidates = self._costs.evaluate(walks).candidates
-        self._transitions.prefetch(candidates)
-        return [self._isolated(candidate) for candidate in candidates]
+        table = self.costs.evaluate(walks)
+        self._transitions.prefetch(table)
+        return [self._isolated(candidate) for candidate in table.candidates]
 
     def _isolated(self, candidate: Candidate) -> IsolatedChain:
         """A chain between tensors that are whole on the CPU."""
-        supply, regions = self._transitions.supply, self._costs.regions
+        supply, regions = self._transitions.supply, self.costs.regions
         layers = self.network.layers[candidate.start : candidate.stop]
         before = []
         for side, need in self._transitions.reads(candidate):
@@ -117,12 +117,18 @@ class ChainSearch:
 
     def _whole(self, tensor: str) -> int:
         whole = Region.whole(self.network.shapes[tensor])
-        return self._costs.regions.one(tensor, boxes.box(whole))
+        return self.costs.regions.one(tensor, boxes.box(whole))
 
     def plan(self, strategy: str, chains: Sequence[IsolatedChain]) -> Plan:
         """A plan of chosen chains, with the variants and the predicted latency of the whole."""
-        cuts = [one.chain for one in chains]
-        return make_plan(self.network, self.cost, cuts, strategy=strategy, sharing=self.sharing)
+        return make_plan(
+            self.network,
+            self.cost,
+            [one.chain for one in chains],
+            strategy=strategy,
+            sharing=self.sharing,
+            costs=self.costs,
+        )
 
     def _cuts(self, layers: Sequence[Layer]) -> list[tuple[Dim, float]]:
         """Cuts to try: H where every op has rows to cut, OC where no later op mixes channels.

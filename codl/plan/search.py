@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
 from codl.ir import Network
@@ -15,7 +15,7 @@ from codl.ir.plan import Chain, Plan
 from codl.plan.beam_search import every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidates import Candidates
-from codl.plan.chain_costs import Candidate
+from codl.plan.chain_costs import Candidate, ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
@@ -53,10 +53,10 @@ def search(
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
         best, best_ms = None, inf
-        for cuts, how, least_ms in METHODS[method](network, cost):
-            if best is not None and best_ms <= least_ms * (1 + CLOSE):
+        for option in METHODS[method](network, cost):
+            if best is not None and best_ms <= option.least_ms * (1 + CLOSE):
                 continue
-            plan = make_plan(network, cost, cuts, strategy=strategy, sharing="missing", method=how)
+            plan = option.plan(network, cost, strategy)
             if best is None or (plan.predicted_ms or 0.0) < best_ms:
                 best, best_ms = plan, plan.predicted_ms or 0.0
     assert best is not None
@@ -86,16 +86,16 @@ def _for_objective(
         raise CodlError(
             f"The search {method!r} looks at latency alone; energy and memory limits want `dp`."
         )
-    best = fastest(Candidates(network, cost), objective=objective)
+    candidates = Candidates(network, cost)
+    best = fastest(candidates, objective=objective)
     if not best.chains:
         raise CodlError(
             f"No plan of {network.name!r} keeps its weights within {objective.memory_limit} bytes "
             f"(the model's own are {_weights(network)})."
         )
     how = f"dp for {objective.goal}, {'exact' if best.exact else 'widest labels only'}"
-    chains = _joined(network, _merged(best.chains))
-    plan = make_plan(network, cost, chains, strategy=strategy, sharing="missing", method=how)
-    return replace(plan, predicted_mj=best.energy_mj)
+    option = _Option(_joined(network, _merged(best.chains)), how, candidates.costs)
+    return replace(option.plan(network, cost, strategy), predicted_mj=best.energy_mj)
 
 
 def _weights(network: Network) -> int:
@@ -103,31 +103,51 @@ def _weights(network: Network) -> int:
     return sum(int(w.nbytes) for layer in network.layers for w in layer.weights.values())
 
 
-#: Plans to choose from, each with what the plan says of how it was found, and milliseconds that it
-#: takes at least, as far as they are known before it is made.
-Choices: TypeAlias = Iterable[tuple[list[Chain], str, float]]
+class _Option(NamedTuple):
+    """Chains to make a plan of, how they were found, and what such chains cost.
+
+    `least_ms` is what the plan takes at least, as far as that is known before it is made.
+    """
+
+    chains: list[Chain]
+    method: str
+    costs: ChainCosts
+    least_ms: float = 0.0
+
+    def plan(self, network: Network, cost: CostModel, strategy: str) -> Plan:
+        return make_plan(
+            network,
+            cost,
+            self.chains,
+            strategy=strategy,
+            sharing="missing",
+            method=self.method,
+            costs=self.costs,
+        )
 
 
-def _serial(network: Network, cost: CostModel) -> Choices:
-    chains = single_ops(ChainSearch(network, cost, "missing"))
-    yield [one.chain for one in chains], "serial", 0.0
+def _serial(network: Network, cost: CostModel) -> Iterable[_Option]:
+    search = ChainSearch(network, cost, "missing")
+    yield _Option([one.chain for one in single_ops(search)], "serial", search.costs)
 
 
-def _greedy(network: Network, cost: CostModel) -> Choices:
-    chains = greedy_chains(ChainSearch(network, cost, "missing"))
-    yield [one.chain for one in chains], "greedy", 0.0
+def _greedy(network: Network, cost: CostModel) -> Iterable[_Option]:
+    search = ChainSearch(network, cost, "missing")
+    yield _Option([one.chain for one in greedy_chains(search)], "greedy", search.costs)
     yield from _whole_images(network, cost)
 
 
-def _dp(network: Network, cost: CostModel) -> Choices:
-    best = fastest(Candidates(network, cost))
+def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
+    candidates = Candidates(network, cost)
+    best = fastest(candidates)
     how = "dp, exact" if best.exact else "dp, widest labels only"
-    yield _joined(network, _merged(best.chains)), how, 0.0
-    yield _joined(network, [[chain] for chain in best.chains]), how, best.latency_ms
+    yield _Option(_joined(network, _merged(best.chains)), how, candidates.costs)
+    apart = _joined(network, [[chain] for chain in best.chains])
+    yield _Option(apart, how, candidates.costs, best.latency_ms)
     yield from _whole_images(network, cost)
 
 
-def _whole_images(network: Network, cost: CostModel) -> Choices:
+def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
     """The whole network as one chain, with so many images on either processor, in the best ways.
 
     Whole images share nothing on their way through a network, which no search that looks at one
@@ -140,20 +160,22 @@ def _whole_images(network: Network, cost: CostModel) -> Choices:
     chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
     for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
         if chain.latency_ms < inf:
-            yield [chain.chain], "whole images", 0.0
+            yield _Option([chain.chain], "whole images", search.costs)
 
 
-def _exhaustive(network: Network, cost: CostModel) -> Choices:
+def _exhaustive(network: Network, cost: CostModel) -> Iterable[_Option]:
     if len(network.layers) > FEW:
         raise CodlError(
             f"An exhaustive search is for networks of at most {FEW} ops; {network.name!r} has "
             f"{len(network.layers)}. `--search dp` finds the same where it says `exact`."
         )
-    best = every_plan(Candidates(network, cost, complete=True))
-    yield _joined(network, [[chain] for chain in best.chains]), "exhaustive", 0.0
+    candidates = Candidates(network, cost, complete=True)
+    best = every_plan(candidates)
+    chains = _joined(network, [[chain] for chain in best.chains])
+    yield _Option(chains, "exhaustive", candidates.costs)
 
 
-METHODS: Mapping[str, Callable[[Network, CostModel], Choices]] = dict(
+METHODS: Mapping[str, Callable[[Network, CostModel], Iterable[_Option]]] = dict(
     zip(get_args(Method), (_serial, _greedy, _dp, _exhaustive), strict=True)
 )
 

@@ -75,6 +75,7 @@ class SubOps:
         self._stored_ms[NONE] = 0.0
         self._in_onnx = np.zeros(ROOM, bool)
         self._variants: dict[tuple[str, str], Variant] = {}
+        self._amounts: dict[str, NDArray[np.float64]] = {}
 
     # Cutting.
 
@@ -220,6 +221,8 @@ class SubOps:
 
     def amounts(self) -> Mapping[str, NDArray[np.float64]]:
         """Of every part the bytes in all, FLOPs, and bytes of weights; its images and launches."""
+        if self._amounts and len(self._amounts["bytes"]) == self._count:
+            return self._amounts
         inputs, weights, outputs, flops = amounts(self._made)
         images = np.array([op.images for op in self._made], np.float64)
         columns = {
@@ -229,7 +232,14 @@ class SubOps:
             "images": images,
             "launches": images if self._cost.soc.gpu.is_cpu else np.ones_like(images),
         }
-        return {name: np.concatenate([[0.0], values]) for name, values in columns.items()}
+        self._amounts = {name: np.concatenate([[0.0], own]) for name, own in columns.items()}
+        return self._amounts
+
+
+def finite(latencies_ms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Latencies with 0 where there is none, and where that is: sums past those would be no use."""
+    missing = ~np.isfinite(latencies_ms)
+    return np.where(missing, 0.0, latencies_ms), missing
 
 
 class StorageOrders:

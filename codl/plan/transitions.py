@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from operator import ge, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS, Direction
 from codl.lower.program import WAYS, Residency, lacking
 from codl.plan import region_array as boxes
-from codl.plan.chain_costs import Candidate, ChainCosts
+from codl.plan.chain_costs import Candidate, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair
 from codl.plan.region_array import NONE, Boxes
 
@@ -51,11 +51,13 @@ class TransferCost(NamedTuple):
 class Supply(NamedTuple):
     """What a processor holds of a tensor once it has a region that it needed, and what that took.
 
-    `copies` to other storages on the GPU take `copies_ms` in all.
+    `to_cpu` of the transfers go to the CPU; `copies` to other storages on the GPU take `copies_ms`
+    in all.
     """
 
     held: int
     transfers: tuple[TransferCost, ...] = ()
+    to_cpu: int = 0
     copies: int = 0
     copies_ms: float = 0.0
 
@@ -144,7 +146,8 @@ class Transitions:
         held = list(holdings)
         supplies = []
         for place, side, need in change.needs:
-            supply = self.supply(side, held[place], need)
+            asked = (side, held[place], need)
+            supply = self._supplies.get(asked) or self.supply(*asked)
             held[place] = supply.held
             supplies.append(supply)
         holdings = change.next((*held, *change.made)) if change.next else ()
@@ -154,17 +157,20 @@ class Transitions:
         self, clocks: Pair, supplies: Sequence[Supply], candidate: Candidate | None = None
     ) -> Pair:
         """The clocks after an exchange and, where there is one, a chain."""
-        transfers = [one for supply in supplies for one in supply.transfers]
-        first = sum(one.way == "to_cpu" for one in transfers)
+        transfers: list[TransferCost] = []
+        first, count, copies_ms = 0, 0, 0.0
+        for supply in supplies:
+            transfers += supply.transfers
+            first += supply.to_cpu
+            count += supply.copies
+            copies_ms += supply.copies_ms
+        count += len(transfers)
+        works = START
+        if candidate is not None:
+            count, works = count + candidate.launches, candidate.work_ms
         first_ms = self.launches_ms(first)
-        if candidate is None:
-            rest_ms = self.launches_ms(len(transfers)) - first_ms
-            return after_stage(clocks, transfers, (first_ms, rest_ms))
-        copies = sum(supply.copies for supply in supplies)
-        count = candidate.launches + copies + len(transfers)
         launches_ms = first_ms, self.launches_ms(count) - first_ms
-        copies_ms = sum(supply.copies_ms for supply in supplies)
-        return after_stage(clocks, transfers, launches_ms, candidate.work_ms, copies_ms)
+        return after_stage(clocks, transfers, launches_ms, works, copies_ms)
 
     def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
         """When the results lie whole with the CPU."""
@@ -188,19 +194,29 @@ class Transitions:
 
     def _supply(self, side: int, held: int, need: int) -> Supply:
         regions, tensor = self._regions, self._regions.tensors[need]
-        wanted = regions.region(need)
-        assert wanted is not None
-        shape = self.network.shapes[tensor]
-        has, missing = lacking(shape, regions.region(held), wanted, self._sharing)
-        way = WAYS[PROCESSORS[side]]
-        transfers = tuple(self._transfer((way, one.shape(shape))) for one in missing)
+        now: int = held
+        transfers: tuple[TransferCost, ...] = ()
+        if not all(map(ge, regions.boxes[held], regions.boxes[need])):
+            now, transfers = self._fetched(side, tensor, held, need)
         if side == 0:
-            return Supply(regions.one(tensor, boxes.box(has)), transfers)
+            return Supply(now, transfers, len(transfers))
         kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
         copies_ms = 0.0
         if measured:
-            copies_ms = measured * self._cost.sharing_ms("relayout", wanted.shape(shape))
-        return Supply(regions.one(tensor, boxes.box(has), kept), transfers, copies, copies_ms)
+            copies_ms = measured * self._cost.sharing_ms("relayout", regions.shape(need))
+        return Supply(regions.noted(now, kept), transfers, 0, copies, copies_ms)
+
+    def _fetched(
+        self, side: int, tensor: str, held: int, need: int
+    ) -> tuple[int, tuple[TransferCost, ...]]:
+        """What a processor holds that has fetched what it lacked of a region, and the transfers."""
+        regions, shape = self._regions, self.network.shapes[tensor]
+        wanted = regions.region(need)
+        assert wanted is not None
+        now, missing = lacking(shape, regions.region(held), wanted, self._sharing)
+        way = WAYS[PROCESSORS[side]]
+        transfers = tuple(self._transfer((way, one.shape(shape))) for one in missing)
+        return regions.one(tensor, boxes.box(now)), transfers
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:
@@ -250,26 +266,21 @@ class Transitions:
             self._stretches[start, stop] = {name: at for at, name in enumerate(made)}, getter
         return self._stretches[start, stop]
 
-    def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        """Predict all that may have to move between any two of some chains, in one batch.
+    def prefetch(self, table: CandidateTable) -> None:
+        """Predict all that may have to move between any two chains of a table, in one batch.
 
         A search meets a few hundred shapes of regions, over and over. To predict them where they
         are met would be as many small batches, each of which costs as much as a hundred shapes do.
         What a third reader still lacks is predicted when the search meets it.
         """
-        if self._sharing == "gather" or not candidates:
+        if self._sharing == "gather":
             return
-        read = np.unique(np.concatenate([one.reads for one in candidates]), axis=0)
-        left = np.unique(np.concatenate([one.leaves for one in candidates]), axis=0)
-        results = np.array([(0, whole) for whole in self._results.values()], np.int64)
-        read = np.concatenate([read, results])
         moves: list[Move] = []
         for side, processor in enumerate(PROCESSORS):
-            way = WAYS[processor]
-            own_left, own_read = (
-                self._by_tensor(rows[rows[:, 0] == side, 1].tolist()) for rows in (left, read)
-            )
-            moves += [(way, shape) for shape in self._between(own_left, own_read)]
+            results = [] if side else self._results.values()
+            left = self._by_tensor(table.leaves[side])
+            read = self._by_tensor([*table.reads[side], *results])
+            moves += [(WAYS[processor], shape) for shape in self._between(left, read)]
         self._cost.prefetch_sharing(moves)
 
     def _between(self, left: Mapping[str, Boxes], read: Mapping[str, Boxes]) -> list[Shape]:

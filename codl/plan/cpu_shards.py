@@ -1,20 +1,25 @@
-"""Which layers share a net on the CPU: ncnn's nets and ONNX Runtime's, from a chain's end.
+"""What the CPU's shards of many chains take: ops, nets of two libraries, and packing between them.
 
-The rule is that of `codl.lower.cpu.net_levels`, for many chains at once.
+ncnn's nets and ONNX Runtime's run in turn. Which net a layer is in is known from the layers behind
+it in its chain, by the rule of `codl.lower.cpu.net_levels`; here for all chains at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Network
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
 from codl.plan.cost_model import CostModel
-from codl.plan.region_array import Numbers
+from codl.plan.halo_propagation import Step
+from codl.plan.region_array import NONE, Numbers, is_something
+from codl.plan.subop_table import SubOps, finite
 
 
 def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
@@ -129,3 +134,81 @@ class NetLevels:
         for tensor, readers in self._readers.items():
             self._readers[tensor] = np.concatenate([readers, np.zeros_like(readers)], axis=1)
         self._levels *= 2
+
+
+class Packed(NamedTuple):
+    """Of walks that pass a layer: which, and how often nets load and store its output."""
+
+    items: Numbers
+    loads: Numbers
+    stores: Numbers
+
+
+class CpuShards:
+    """Columns over the rows of some steps; a row is a layer in a walk.
+
+    `saved_ms` is what calls of nets take less because ops share them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        cost: CostModel,
+        sub_ops: SubOps,
+        steps: Sequence[Step],
+        walks: int,
+        light: Collection[int],
+    ) -> None:
+        self._network, self._cost, self._sub_ops = network, cost, sub_ops
+        self.parts = np.concatenate([np.empty(0, np.int64), *(step.parts[:, 0] for step in steps)])
+        self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 0))
+        self.saved_ms = np.zeros(len(self.parts))
+        self.in_onnx = self._in_onnx(steps, light)
+        self._nets = NetLevels(walks) if self.in_onnx.any() else None
+        self._counts = np.zeros(walks, np.int64)
+        self._saved_ms = cost.saved_ms(len(network.layers) + 1)
+
+    def _in_onnx(self, steps: Sequence[Step], light: Collection[int]) -> NDArray[np.bool_]:
+        """Whether ONNX Runtime computes the part in each row; of `light` layers wherever it can."""
+        in_onnx, first = self._sub_ops.in_onnx(self.parts), 0
+        for step in steps:
+            rows = slice(first, first + len(step.walks))
+            first = rows.stop
+            if step.layer in light:
+                numbers = self.parts[rows]
+                able = [number for number in set(numbers.tolist()) if self._is_able(number)]
+                in_onnx[rows] |= np.isin(numbers, able)
+        return in_onnx
+
+    def _is_able(self, number: int) -> bool:
+        """Whether ONNX Runtime takes a part."""
+        if number == NONE:
+            return False
+        op = self._sub_ops.op(number)
+        return registry.find(op, CpuOrt.name).refusal(op, self._cost.soc) is None
+
+    def step(self, step: Step, rows: slice) -> Packed:
+        """Put a layer's parts into nets: what goes through memory of those."""
+        items = np.flatnonzero(self.parts[rows])
+        walks, stores = step.walks[items], step.leaves[items]
+        if self._nets is None:
+            before, loads = self._counts[walks], np.zeros(len(items), np.int64)
+            self._counts[walks] += 1
+        else:
+            layer, in_onnx = self._network.layers[step.layer], self.in_onnx[rows][items]
+            is_model = layer.op.kind == OnnxModel.kind
+            net = self._nets.join(layer.output, walks, in_onnx, is_model=is_model)
+            before, loads = net.layers_before, net.loads
+            stores = ~in_onnx & (stores | net.is_read_elsewhere)
+            needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
+            for at, name in enumerate(layer.inputs):
+                self._nets.read(name, needs[:, at])
+        self.saved_ms[rows][items] = self._saved_ms[before + 1] - self._saved_ms[before]
+        packed = np.flatnonzero(stores | (loads > 0))
+        return Packed(items[packed], loads[packed], stores[packed].astype(np.int64))
+
+    def loads(self, tensor: str, walks: Numbers) -> Numbers:
+        """How many nets of walks load a tensor from outside their chains."""
+        if self._nets is None:
+            return np.ones(len(walks), np.int64)
+        return self._nets.loads(tensor, walks)
