@@ -48,6 +48,9 @@ COLUMNS = (
 )
 
 
+_NO_PARTS = np.empty((0, 2), np.int64)
+
+
 class Candidate(NamedTuple):
     """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
 
@@ -150,6 +153,8 @@ class _Evaluation:
         self._cost, self._sub_ops, self._regions = costs.cost, costs.sub_ops, costs.regions
         self._begins, self._layers = begins, costs.network.layers
         common = costs.network, costs.cost, costs.sub_ops
+        # All at once, before any part is asked for by itself.
+        costs.sub_ops.predict(np.concatenate([_NO_PARTS, *(step.parts for step in steps)]))
         self._cpu = CpuShards(*common, steps, len(walks), costs.in_onnx)
         self._gpu = GpuShards(*common, costs.orders, steps, len(walks), costs.adds)
         #: Rows of a row, a region, and how often the CPU loads and stores it in its nets.
