@@ -102,6 +102,14 @@ def test_commands_exist(page: Path) -> None:
         _check_mention(" ".join(match[1].split()))
 
 
+def test_the_map_of_the_package_lists_the_layers_in_order() -> None:
+    layers = (ROOT / "pyproject.toml").read_text().partition("layers = [")[2].partition("]")[0]
+    text = (ROOT / "README.md").read_text().partition("## Map of the package")[2]
+    rows = re.findall(r"^\| (`.*?) \|", text.partition("## ")[0], re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert named == re.findall(r"codl\.(\w+)", layers)
+
+
 def test_the_commands_of_reference_results_exist() -> None:
     script = (ROOT / "scripts" / "reference_results.sh").read_text()
     assert len(list(_blocks(f"```sh\n{script}```"))) >= 8
