@@ -71,7 +71,8 @@ class Checkout:
     """A process that runs engines of one checkout."""
 
     def __init__(self, folder: Path, soc: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        others = os.environ.get("PYTHONPATH", "")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), others])}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(soc)],
             env=environment,
