@@ -94,21 +94,28 @@ class Checkout:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--other", type=Path, required=True, help="the other checkout's folder")
+    parser.add_argument("--this", type=Path, help="another folder in the place of this checkout")
     parser.add_argument("--soc", default="host")
     parser.add_argument("--other-soc", type=Path, help="a SoC file as the other checkout reads it")
     parser.add_argument("--models", default="retinaface,yolov2,vgg16,posenet,mobilenet_v2,resnet50")
+    parser.add_argument("--plans", default="cpu,gpu,split")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--runs", type=int, default=5)
     given = parser.parse_args()
-    soc, own = socs.load(given.soc), Path(__file__).resolve().parents[2]
+    soc, own = socs.load(given.soc), given.this or Path(__file__).resolve().parents[2]
     with TemporaryDirectory() as folder:
         file = soc.save(Path(folder) / "soc.yaml")
         other = Checkout(given.other.resolve(), given.other_soc or file)
-        checkouts = {"this": Checkout(own, file), "other": other}
+        checkouts = {
+            "this": Checkout(own.resolve(), given.other_soc if given.this else file),
+            "other": other,
+        }
         print("| model | plan | this, ms | other, ms | this / other | other / other |")
         print("| --- | --- | --- | --- | --- | --- |")
         for model in given.models.split(","):
             for name, plan in plans(load_network(model), soc).items():
+                if name not in given.plans.split(","):
+                    continue
                 path = plan.save(Path(folder) / f"{model}-{name}.json")
                 compare(f"| {model} | {name}", model, path, checkouts, given)
 
