@@ -188,11 +188,18 @@ class Binder:
 
     def _seen(self, access: Access) -> Callable[[], Array]:
         """What gives a region as an array: staging memory lies elsewhere each time it is mapped."""
-        buffer = self._executable.tensors[access.tensor].buffer
-        if self._executable.buffers[buffer].place == "staging":
-            return partial(self._handles.host.view, access)
-        view = self._handles.host.view(access)
-        return lambda: view
+        tensor = self._executable.tensors[access.tensor]
+        if self._executable.buffers[tensor.buffer].place != "staging":
+            view = self._handles.host.view(access)
+            return lambda: view
+        staging, held = self._handles.staging(tensor.buffer), tensor.held.shape(tensor.shape)
+        elements, part = held.elements, access.region.within(tensor.held).slices
+
+        def mapped() -> Array:
+            seen: Array = staging.array[:elements].reshape(held)[part]
+            return seen
+
+        return mapped
 
 
 def copy_images(lanes: Lanes, target: Array, source: Array) -> None:

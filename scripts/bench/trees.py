@@ -137,7 +137,7 @@ def plans(network: Network, soc: Soc) -> dict[str, Plan]:
     """Plans that need no predictions; of a processor that has not all ops there is none."""
     chosen: dict[str, Plan] = {}
     for side in ("cpu", "gpu"):
-        chosen[side] = default_plan(network, soc, side)  # type: ignore[arg-type]
+        chosen[side] = default_plan(network, soc, side)
     chains = []
     for layer in network.layers:
         names = {
