@@ -74,6 +74,16 @@ def test_what_is_added_before_another_comes_before_it() -> None:
     assert "nine" not in numbers
 
 
+def test_an_op_needs_no_variant_in_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin may have none, also for an op that could change the CPU's library for free."""
+    left = [v for v in registry.VARIANTS.values() if (v.op_kind, v.backend) != ("eltwise", "ort")]
+    monkeypatch.setattr(Registry, "_instances", list(Registry._instances))
+    monkeypatch.setattr(registry, "VARIANTS", Registry("kernel variant"))
+    registry.register(*left)
+    for name in ("cpu", "codl-paper"):
+        common.check_strategy(STRATEGIES[name], "mobilenet_v2")
+
+
 def test_an_error_takes_out_what_was_added() -> None:
     numbers: Registry[int] = Registry("number")
     numbers.add("one", 1)

@@ -110,6 +110,12 @@ def storages(soc: Soc) -> tuple[Storage, ...]:
     return tuple(Storage(layouts[memory], element) for memory in soc.gpu.memory_types)
 
 
+def runs_in_onnx_runtime(op: Op, soc: Soc) -> bool:
+    """Whether ONNX Runtime has a variant that accepts an op."""
+    own = of_kind(op.kind, "cpu")
+    return any(v.backend == "ort" and v.refusal(op, soc) is None for v in own)
+
+
 def find(op: Op, name: str) -> Variant:
     """The variant of an op's kind by its name, such as `cpu_gemm`."""
     known = {variant.name: variant for variant in known_to(op)}

@@ -46,7 +46,7 @@ def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
         for at, layer in enumerate(layers)
         if not in_onnx[at]
         and layer.op.is_light
-        and registry.find(layer.op, CpuOrt.name).refusal(layer.op, cost.soc) is None
+        and registry.runs_in_onnx_runtime(layer.op, cost.soc)
     ]
     joined: set[int] = set()
     changed = True
@@ -185,7 +185,7 @@ class CpuShards:
         if number == NONE:
             return False
         op = self._sub_ops.op(number)
-        return registry.find(op, CpuOrt.name).refusal(op, self._cost.soc) is None
+        return registry.runs_in_onnx_runtime(op, self._cost.soc)
 
     def step(self, step: Step, rows: slice) -> Packed:
         """Put a layer's parts into nets: what goes through memory of those."""

@@ -126,9 +126,9 @@ class SyntheticContext(Context):
         return CostModel(self.soc, SyntheticPredictors(gpu=2.0), by_op)
 
 
-def check_strategy(strategy: Strategy) -> None:
+def check_strategy(strategy: Strategy, model: str = MODEL) -> None:
     """Its plan of a small network has every layer once, and lowers."""
-    network = load_network(MODEL)
+    network = load_network(model)
     plan = strategy.plan(network, SyntheticContext())
     assert plan.strategy == strategy.name
     assert plan.predicted_ms is not None
