@@ -145,7 +145,7 @@ def test_a_shard_of_both_libraries(first_soc: Soc) -> None:
     plan = default_plan(network, first_soc, "cpu")
     executable = lower(network, plan, first_soc, Tuning())
     names = [[x.name for x in net.layers] for net in executable.nets]
-    assert names == [["a", "c"], ["b"], ["b2"], ["d", "e"]]
+    assert names == [["a"], ["b"], ["c", "b2"], ["d", "e"]]
     kinds = [type(net) for net in executable.nets]
     assert kinds == [NcnnNet, OnnxNet, NcnnNet, OnnxNet]
 
