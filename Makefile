@@ -24,7 +24,7 @@ test: lint
 
 # What needs no device: no driver is opened.
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not device"
+	$(BIN)/python -m pytest -m "not device" --numprocesses 2 --dist worksteal
 
 # All tests as on a CPU without AVX-512: NumPy and its BLAS take the paths of one with AVX2.
 AVX512 := AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL

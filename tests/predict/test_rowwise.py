@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from codl.predict.estimators import (
     Codl,
@@ -37,7 +38,8 @@ def fitted(cls: type[LatencyEstimator], *, runs: bool = False) -> LatencyEstimat
     rng = np.random.default_rng(1)
     X = np.exp(rng.uniform(2, 12, (ROWS, COLUMNS)))
     y = (X @ np.geomspace(1e-7, 1e-5, COLUMNS)) * np.exp(0.2 * np.sin(np.log(X[:, 3]))) + 0.01
-    return cls().fit(X, y, runs=["a", "b", "c"] * (ROWS // 3) if runs else None)
+    with threadpool_limits(1, user_api="blas"):  # as training does
+        return cls().fit(X, y, runs=["a", "b", "c"] * (ROWS // 3) if runs else None)
 
 
 def check(estimator: LatencyEstimator, *, interval: bool = False) -> None:
