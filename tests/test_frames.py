@@ -71,16 +71,11 @@ def test_predictions_stand_beside_what_was_measured(
 
 def test_results_are_rows_of_their_files(tmp_path: Path) -> None:
     latency = {"median": 2.0, "p20": 1.9, "p80": 2.2, "runs": 9}
+    common = {"model": "m", "predicted_ms": None, "source": "measured"}
+    failed = {"status": "failed", "reason": "no memory", "latency_ms": None}
     rows = [
-        {"model": "m", "strategy": "cpu", "latency_ms": latency, "source": "measured"},
-        {
-            "model": "m",
-            "strategy": "gpu",
-            "status": "failed",
-            "reason": "no memory",
-            "latency_ms": None,
-            "source": "measured",
-        },
+        {**common, "strategy": "cpu", "latency_ms": latency},
+        {**common, "strategy": "gpu", **failed},
     ]
     eval_file, package_file = tmp_path / "eval.json", tmp_path / "package.json"
     eval_file.write_text(json.dumps({"command": "eval", "version": 1, "soc": "host", "rows": rows}))
