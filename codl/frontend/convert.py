@@ -26,7 +26,7 @@ from codl.ir.region import Shape, as_nchw
 def load_network(
     model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Network:
-    """A model by built-in name or `.onnx` path, for so many images at a time, to be planned.
+    """A model by built-in name or `.onnx` path, for `batch` images at a time, to be planned.
 
     `shapes` are those of inputs whose sizes the model leaves open.
     """

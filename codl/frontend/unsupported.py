@@ -110,7 +110,7 @@ class _Parts:
             self.group.setdefault(name, len(self.group))
 
     def join(self, tensor: str) -> None:
-        """Put whoever makes and reads a tensor in one group, with all that lies between them."""
+        """Put the nodes that make and read a tensor in one group, with all between them."""
         nodes = [self.producer[tensor], *self.readers.get(tensor, [])]
         self.add(node.name for node in nodes)
         for node in nodes[1:]:

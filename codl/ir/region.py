@@ -147,7 +147,7 @@ class Region(NamedTuple):
         return tuple(pieces)
 
     def led_by(self, channels: int) -> Region:
-        """This region and so many channels before it."""
+        """This region and the `channels` before it."""
         first, last = self.channels
         return self._replace(channels=Span(first - channels, last))
 

@@ -20,7 +20,7 @@ FOLDER = Path("socs")
 #: What a GPU side's tensors may lie in, and the types that their elements may be stored as.
 MEMORY_TYPES = tuple(layout.memory for layout in LAYOUTS.values() if layout.memory)
 ELEMENT_NAMES: tuple[str, ...] = tuple(ELEMENTS)
-#: Where a SoC's latencies come from: this project's kernels on it, or somebody else's measurements.
+#: Where a SoC's latencies come from: this project's kernels on it, or measurements of others.
 SOURCES = ("measured", "replayed")
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
 HINTS = ("default", "low", "normal", "high")
@@ -78,7 +78,7 @@ class GpuSide:
     #: `float16` (half storage, everything computed and accumulated in float32).
     memory_types: tuple[str, ...] = ("buffer",)
     element: str = "float32"
-    #: The largest `image2d` in texels; 0 where the device has none, or nobody has looked.
+    #: The largest `image2d` in texels; 0 where the device has none, or it is unknown.
     max_image_width: int = 0
     max_image_height: int = 0
     #: Of `HINTS`, for drivers that take them.
@@ -101,7 +101,7 @@ class GpuSide:
         return self.type == "cpu"
 
     def blocks(self, channels: int) -> int:
-        """Blocks of the GPU's layout that hold so many channels."""
+        """Blocks of the GPU's layout that hold `channels`."""
         return -(-channels // self.vector_width)
 
 
@@ -123,9 +123,9 @@ class PowerW:
 class Soc:
     """A CPU side and a GPU side, and a word on what they are.
 
-    `source` is `replayed` where latencies are somebody else's, of kernels that are not in this
+    `source` is `replayed` where latencies were measured by others, of kernels that are not in this
     package: predictors can be trained and plans made, but nothing can run. `power_w` is None where
-    nobody has measured it, or there is no sensor to.
+    it was not measured, or there is no sensor to.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Soc:
         return self.source == "replayed"
 
     def check_present(self) -> None:
-        """Raise `UnsupportedError` for a SoC that is known by somebody's measurements only."""
+        """Raise `UnsupportedError` for a SoC that is known by measurements of others only."""
         if self.is_replayed:
             raise UnsupportedError(
                 f"Nothing can run on the SoC {self.name!r}: its file says source: replayed, so its "
@@ -153,7 +153,7 @@ class Soc:
         """The SoC as YAML and JSON hold it, with lists in the place of tuples.
 
         A `source` of `measured` is left out, as in files from before there was another, and so is
-        power that nobody has measured.
+        power that was not measured.
         """
         content = asdict(self)
         if self.source == "measured":

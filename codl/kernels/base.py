@@ -99,7 +99,7 @@ class KernelLaunch:
     image: int = 0
 
     def of_images(self, count: int, tensors: Iterable[TensorArg]) -> KernelLaunch:
-        """The same for so many images: the third dimension, and how far apart they lie."""
+        """The same for `count` images: the third dimension, and how far apart they lie."""
         sizes = (*self.global_size, 1)[:2]
         local = self.local_size and (*(*self.local_size, 1)[:2], 1)
         return replace(
@@ -139,7 +139,7 @@ class KernelPlan:
         return self.storages.get(tensor, BLOCKED)
 
     def stored_as(self, storage: Storage, inputs: int = 1) -> KernelPlan:
-        """The same plan with its output and so many inputs in another storage.
+        """The same plan with its output and first `inputs` inputs in another storage.
 
         Constants are packed to its type of element, but for the bias, which costs next to nothing.
         """

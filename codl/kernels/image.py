@@ -36,7 +36,7 @@ def image_refusal(soc: Soc, shapes: Iterable[Shape]) -> str | None:
 
 
 def fits(soc: Soc, width: int, height: int) -> bool:
-    """Whether an image of so many texels can be made."""
+    """Whether an image of this size in texels can be made."""
     return width <= soc.gpu.max_image_width and height <= soc.gpu.max_image_height
 
 

@@ -33,7 +33,7 @@ class NcnnLayer:
 
     `after` is an activation that ncnn cannot fuse into this layer; it becomes a layer of its own.
     `copies_input`: the layer takes channels to lie as ncnn itself would have put them, so that a
-    tensor of somebody else's must be copied for it.
+    tensor that ncnn did not allocate must be copied for it.
     `options` are those of ncnn's net options that the layer insists on; layers that want different
     ones run in nets of their own. `shifts` are copies of its one input that the layer reads instead
     of it, and `arrange` makes of the op's weights what it wants.

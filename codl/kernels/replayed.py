@@ -1,4 +1,4 @@
-"""Kernels that somebody else has measured: known by their latencies, and not there to run.
+"""Kernels that were measured elsewhere: known by their latencies, and not there to run.
 
 A SoC of other people's measurements (`source: replayed`) has one variant for each processor and
 kind of op, whatever kernels its library chose from: the choice is part of what is predicted.
@@ -67,7 +67,7 @@ class Replayed:
     def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> NoReturn:
         raise UnsupportedError(
             f"{self.op_kind}_{self.name} cannot run: codl has its latencies, replayed from "
-            "somebody's measurements, and not its kernels."
+            "measurements of others, and not its kernels."
         )
 
 

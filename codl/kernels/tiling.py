@@ -32,7 +32,7 @@ def base_defines(
 
 
 def waves(items: int, soc: Soc) -> float:
-    """Rounds in which the compute units get through so many work-items."""
+    """Rounds in which the compute units get through `items` work-items."""
     per_unit = 1 if soc.gpu.is_cpu else GROUP
     return float(ceil_div(ceil_div(items, per_unit), soc.gpu.compute_units))
 

@@ -1,4 +1,4 @@
-"""The tuned parameters of GPU kernels on one device, as a value that is passed to whoever plans.
+"""The tuned parameters of GPU kernels on one device, passed as a value where plans are made.
 
 `codl tune` measures them; `codl.measure.tuning_file` keeps them beside the dataset that was
 measured with them. Kernels and features of a GPU variant are asked for by `Tuning.plan` and

@@ -143,7 +143,7 @@ def _pad(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 
 def _stretched(node: Node, shape: Sizes, repeats: Sizes) -> list[ConvertedOp]:
-    """The input under `shape`, so many times along every axis."""
+    """The input under `shape`, repeated along every axis."""
     return [_step(node, TileNd(shapes=(shape,), repeats=repeats))]
 
 

@@ -67,7 +67,7 @@ def import_onnx(
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
-    """Of so many threads, one a core for 0; only errors are logged."""
+    """With `threads` threads, one a core for 0; only errors are logged."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

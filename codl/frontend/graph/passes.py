@@ -40,7 +40,7 @@ def drop_reshapes(graph: Graph) -> Graph:
     """Drop reshapes to one row (of each image) in front of fully connected layers, and of outputs.
 
     Both read a contiguous nchw tensor, whatever its axes are called. What is dropped at an output
-    is put back by whoever hands the output out, from the shape that the graph declares for it.
+    is put back where the output is handed out, from the shape that the graph declares for it.
     """
     gone = {}
     for node in graph.nodes:
@@ -96,7 +96,7 @@ def _only_reader(graph: Graph, tensor: str) -> Node | None:
 
 
 def is_only_read_by(graph: Graph, tensor: str, node: Node) -> bool:
-    """Whether nobody but a node reads a tensor, and it once."""
+    """Whether a tensor is read once, by one node."""
     reads = [reader for reader in graph.nodes for name in reader.inputs if name == tensor]
     return len(reads) == 1 and reads[0] is node and tensor not in graph.outputs
 

@@ -46,8 +46,8 @@ def _gelu(graph: Graph, node: Node) -> Node | None:
     """Products, in any order, of x, 0.5 and 1 + Erf(x / sqrt(2))."""
     factors = list(_factors(graph, node))
     tensors = [name for name in factors if name not in graph.constants]
-    halves = [_scalar(graph, name) for name in factors if name in graph.constants]
-    if len(tensors) != 2 or halves != [0.5]:
+    scales = [_scalar(graph, name) for name in factors if name in graph.constants]
+    if len(tensors) != 2 or scales != [0.5]:
         return None
     for x, other in (tensors, tensors[::-1]):
         for name, one in _pairs(producer(graph, other, "Add"), "Add"):
@@ -98,7 +98,7 @@ def _scalar(graph: Graph, name: str) -> float | None:
 
 
 def without_unread(graph: Graph) -> Graph:
-    """Without nodes whose outputs nobody reads."""
+    """Without nodes whose outputs are not read."""
     kept: list[Node] = []
     wanted = {*graph.outputs, *graph.aliases.values()}
     for node in reversed(graph.nodes):

@@ -33,7 +33,7 @@ def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sizes]) -> onnx.Mode
     """The model with every size of its inputs fixed.
 
     `shapes` are those of some inputs by name; sizes of one name are the same everywhere. The first
-    size of an input, its batch, is 1 where nobody says otherwise. Raises `UnknownNameError` for
+    size of an input, its batch, is 1 unless it is given. Raises `UnknownNameError` for
     other names than the inputs', `UnsupportedError` with the sizes that are still open, and
     `CodlError` for sizes that contradict the model.
     """

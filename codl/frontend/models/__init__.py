@@ -74,7 +74,7 @@ def described(name: str, *, weights: bool = True) -> ModelBuilder:
 
 def load(model: str | Path, batch: int | None = None) -> ModelSource:
     """Load a built-in model by name, or by path an `.onnx` file, a model in YAML, or a model of a
-    deployment file (`deploy.yaml#name` where it has several); for so many images at a time.
+    deployment file (`deploy.yaml#name` where it has several); for `batch` images at a time.
 
     Raises `UnknownNameError` where it is none of these, `InvalidFileError` where the file is wrong.
     """

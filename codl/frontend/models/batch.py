@@ -8,7 +8,7 @@ from codl.errors import CodlError
 
 
 def set_batch(proto: onnx.ModelProto, images: int) -> None:
-    """Let a model take so many images at a time; what was known of shapes behind the inputs goes.
+    """Let a model take `batch` images at a time; what was known of shapes behind the inputs goes.
 
     Raises `CodlError` for less than one image, or where an input has no axes.
     """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 OPSET = 17
-#: Constants of at most so many elements may be sizes or factors that shapes depend on.
+#: Constants of at most this many elements may be sizes or factors that shapes depend on.
 SIZES = 16
 #: A height and a width; one number where they are equal.
 IntPair: TypeAlias = int | tuple[int, int]
@@ -38,7 +38,7 @@ class ModelBuilder:
     def __init__(self, name: str, *, seed: int = 0, weights: bool = True) -> None:
         self.name = name
         self.seed = seed
-        #: What the names of nodes begin with from now on, where somebody gives layers names.
+        #: What the names of nodes begin with from now on, where layers are given names.
         self.scope = ""
         self.shapes: dict[str, tuple[int, ...]] = {}
         #: How many numbers the weights are.

@@ -11,7 +11,7 @@ from codl.frontend.models.builder import ModelBuilder
 #: Output channels of the 3x3 convolutions in front; 0 is a 2x2 max pooling.
 FEATURES = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 256, 256, 256, 256, 128)
 POINTS = 21
-#: Stages that refine the maps of the one before, each with so many 7x7 convolutions.
+#: Stages that refine the maps of the one before, and the 7x7 convolutions of each.
 STAGES, LARGE = 2, 5
 
 

@@ -1,4 +1,4 @@
-"""A model between the tensors, and with the shapes, that somebody names."""
+"""The part of a model between named tensors, with given shapes."""
 
 from __future__ import annotations
 

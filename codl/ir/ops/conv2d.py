@@ -21,8 +21,8 @@ from codl.ir.synthesis import SyntheticGroup, channels, map_size, width
 
 #: New ops: output channels are changed by 2 to a power of this standard deviation.
 OWN_WIDTH = 0.4
-#: They have at most so many times as many channels on one side as on the other, or as their model's
-#: has; images have `IMAGE` channels at most, and keep them.
+#: The largest factor between channels in and out, unless their model's is larger; and the most
+#: channels of an image, which keeps its own.
 CHANNEL_RATIO, IMAGE = 8.0, 4
 #: What is read of ops, together, and without a call for each.
 _SIZES = attrgetter("inputs", "kernel", "stride", "pad", "dilation", "out_channels", "groups")

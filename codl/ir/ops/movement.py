@@ -137,7 +137,7 @@ class SliceNd(Movement):
 
 @dataclass(frozen=True, kw_only=True)
 class TileNd(Movement):
-    """The input so many times along every axis; stretching an axis of size 1 is the same."""
+    """The input repeated along every axis; stretching an axis of size 1 is the same."""
 
     repeats: Sizes
 
@@ -208,7 +208,7 @@ class PadNd(Movement):
 class Windows(Movement):
     """All windows along the third of four axes, as (image, window, channel, tap, inner).
 
-    There are `count` of them; windows and taps are seen as images and channels by whoever reads.
+    There are `count` of them; windows and taps are seen as images and channels by readers.
     """
 
     count: int

@@ -93,7 +93,7 @@ class NdOp(Op):
         return replace(self, **self.for_images(part.images.size))
 
     def for_images(self, count: int) -> dict[str, Any]:
-        """The fields that are others for so many images."""
+        """The fields that differ for `count` images."""
         shapes = (
             (count, *sizes[1:]) if self.has_images(index) else sizes
             for index, sizes in enumerate(self.shapes)

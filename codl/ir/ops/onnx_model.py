@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import onnx
 
 #: What the inputs of such a model are called, with a number behind, and its output: as no tensor of
-#: somebody's model is.
+#: a user's model is.
 INPUT, OUTPUT = "codl.in", "codl.out"
-#: Operations on an element that a node is taken for: nobody knows what is in it.
+#: Operations on an element that a node is taken for: its work is unknown.
 FLOPS = 16
 
 

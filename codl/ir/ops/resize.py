@@ -94,7 +94,7 @@ class AxisTable:
         return Span(int(inside.min()), int(inside.max()) + 1) if inside.size else Span(0, 1)
 
     def matrix(self, size: int) -> NDArray[np.float64]:
-        """The same as a matrix of so many columns, shaped (output, input)."""
+        """The same as a matrix shaped (output, `size`)."""
         matrix = np.zeros((len(self.indices), size))
         rows = np.arange(len(self.indices))[:, None]
         np.add.at(matrix, (rows, np.maximum(self.indices, 0)), self.weights)

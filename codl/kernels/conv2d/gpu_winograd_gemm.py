@@ -41,7 +41,7 @@ SCRATCH_BYTES = 64 << 20
 class _WinogradGemmTiling:
     """The tiles of one convolution and how the products over them are cut.
 
-    Of a batch so many `images` at a time, equally many but for the last ones.
+    Of a batch `images` at a time, equally many but for the last ones.
     """
 
     tile: int
@@ -78,7 +78,7 @@ class _WinogradGemmTiling:
         return self.images * self.image_tiles
 
     def bytes(self, blocks: int) -> int:
-        """Of what so many blocks of channels are at the points."""
+        """Of what `blocks` blocks of channels are at the points."""
         return 16 * self.points * self.tiles * blocks
 
     def turns(self, op: Conv2d) -> list[tuple[int, _WinogradGemmTiling]]:

@@ -17,7 +17,7 @@ BLOCK = 4
 TILE_PIXELS, CPU_TILE_PIXELS = 4, 16
 #: Sizes of the output tiles that Winograd is done with.
 WINOGRAD_TILES = (2, 4, 6)
-#: TFLite on an Adreno keeps weights in constant memory up to so many bytes and output channels.
+#: TFLite on an Adreno keeps weights in constant memory up to this many bytes and output channels.
 CONSTANT_BYTES, CONSTANT_CHANNELS = 3584, 32
 
 

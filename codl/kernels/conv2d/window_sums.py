@@ -103,7 +103,7 @@ def _times(size: int) -> int:
 
 
 def _arranged(weights: Weights) -> Mapping[str, Array]:
-    """The windows of 3x3 after one another, as so many more input channels."""
+    """The windows of 3x3 after one another, as more input channels."""
     weight = weights["weight"]
     oc, ic, height, width = weight.shape
     down, across = _times(height), _times(width)

@@ -32,7 +32,7 @@ class CpuDirect(ByColumns):
         return None
 
     def plan(self, op: Eltwise, soc: Soc) -> NcnnLayer:
-        # With one input it runs in place, and ncnn crashes where that is memory of somebody else.
+        # With one input it runs in place, and ncnn crashes where it did not allocate that memory.
         parameters = (
             {0: CODES["add"], 1: 1, 2: 0.0} if op.mode == "identity" else {0: CODES[op.mode]}
         )

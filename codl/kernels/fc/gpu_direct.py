@@ -124,7 +124,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
 
 
 def groups_of_images(op: FullyConnected, most: int) -> tuple[int, int]:
-    """Images that share the weights as they are read, up to `most`; and groups of so many."""
+    """Images that share the weights as they are read, up to `most`; and the groups of them."""
     groups = ceil_div(op.input.n, most)
     return ceil_div(op.input.n, groups), groups
 

@@ -8,7 +8,7 @@ from math import prod
 from codl.ir.ops.matmul import MatMul
 from codl.kernels.base import ENDS, TensorArg
 
-#: Batch axes that remain at most where neighbours are merged; kernels take so many apart.
+#: Batch axes that remain at most where neighbours are merged; kernels take this many apart.
 MOST_AXES = 3
 #: The operands and the product.
 A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]

@@ -24,7 +24,7 @@ SUMS, FOLDED = ScratchArg("sums"), ScratchArg("folded")
 class _Pieces(NamedTuple):
     """So many pieces of a block, and the consecutive pixels of one on a CPU.
 
-    What is left to add up at last are the sums of so many `parts`.
+    What is left to add up at last are the sums of `parts` parts.
     """
 
     number: int

@@ -144,7 +144,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
 
 
 def _span(ops: PoolColumns, pixels: Column | int) -> Column:
-    """Input columns under so many pixels of a row."""
+    """Input columns under `pixels` pixels of a row."""
     return (pixels - 1) * ops.sw + ops.extent_w
 
 

@@ -114,7 +114,7 @@ def as_rows(tables: Sequence[Offsets]) -> CopiedRows:
 
 
 def _cut(table: Offsets, most: int) -> tuple[Offsets, Offsets | None]:
-    """An axis of even steps as two, the inner with at most so many entries; otherwise whole."""
+    """An axis of even steps as two, the inner with at most `most` entries; otherwise whole."""
     if table.size <= most or step_of(table) is None:
         return table, None
     inner = max(n for n in range(1, max(most, 1) + 1) if table.size % n == 0)
