@@ -17,7 +17,7 @@ from codl.report.results import (
     SHARING,
     SPAN_KINDS,
     UNMEASURED,
-    Profile,
+    InferenceProfile,
     SearchResult,
 )
 from codl.report.svg import INK, style, to_svg
@@ -123,7 +123,7 @@ def _latency_words(rows: Sequence[EvalRow]) -> str:
     )
 
 
-def timeline_svg(timelines: Sequence[Profile], *, key: str, title: str) -> str:
+def timeline_svg(timelines: Sequence[InferenceProfile], *, key: str, title: str) -> str:
     """One inference per strategy, a CPU lane and a GPU lane each, on one axis of time.
 
     Computing fills a lane's height, data sharing most of it, waiting a thin line.
@@ -162,7 +162,7 @@ def timeline_svg(timelines: Sequence[Profile], *, key: str, title: str) -> str:
         return to_svg(figure, key=key, title=title, description=_timeline_words(timelines))
 
 
-def _lanes(axes: Any, timeline: Profile, top: float) -> None:
+def _lanes(axes: Any, timeline: InferenceProfile, top: float) -> None:
     """All spans of one kind on one lane become one path: a picture of a few kilobytes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -181,7 +181,7 @@ def _lanes(axes: Any, timeline: Profile, top: float) -> None:
                 axes.add_patch(PathPatch(path, facecolor=colour, edgecolor=colour, linewidth=0.3))
 
 
-def _timeline_words(timelines: Sequence[Profile]) -> str:
+def _timeline_words(timelines: Sequence[InferenceProfile]) -> str:
     return "; ".join(
         f"{timeline.strategy or timeline.model}: CPU computing "
         f"{digits(timeline.ms(COMPUTING, 'cpu'))} ms, GPU computing "

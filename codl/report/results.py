@@ -89,7 +89,7 @@ def _check_spans(spans: Iterable[TimeSpan]) -> None:
 
 
 @dataclass(frozen=True)
-class Profile:
+class InferenceProfile:
     """One profiled inference; `source` is that of the latency beside it."""
 
     model: str
@@ -120,7 +120,7 @@ class EvalResult(ResultFile):
 
     soc: SocSummary
     rows: tuple[EvalRow, ...]
-    timelines: tuple[Profile, ...] = ()
+    timelines: tuple[InferenceProfile, ...] = ()
 
     def __post_init__(self) -> None:
         for at, row in enumerate(self.rows):
@@ -139,7 +139,7 @@ class EvalResult(ResultFile):
     def of(self, model: str) -> tuple[EvalRow, ...]:
         return tuple(row for row in self.rows if row.model == model)
 
-    def profiles(self, model: str) -> tuple[Profile, ...]:
+    def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """The profiles of a model, with the sources of the latencies beside them."""
         sources = {row.strategy: row.source for row in self.of(model)}
         own = [profile for profile in self.timelines if profile.model == model]
@@ -210,8 +210,8 @@ class RunResult(ResultFile):
         _check_spans(self.spans)
 
     @property
-    def profile(self) -> Profile:
-        return Profile(self.model, self.strategy, self.spans, self.source)
+    def profile(self) -> InferenceProfile:
+        return InferenceProfile(self.model, self.strategy, self.spans, self.source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,8 @@ from codl.report.results import (
     WAITING,
     CollectResult,
     EvalResult,
+    InferenceProfile,
     ProcessorSummary,
-    Profile,
     RunResult,
     SearchResult,
     SocSummary,
@@ -233,7 +233,7 @@ def _variants(chain: Chain, processor: str) -> str:
     return ", ".join(texts) or NONE
 
 
-def timeline_content(timelines: Sequence[Profile]) -> TextTable:
+def timeline_content(timelines: Sequence[InferenceProfile]) -> TextTable:
     """Where the time of one profiled inference went."""
     columns = (
         Column("strategy", numeric=False),
