@@ -40,19 +40,16 @@ def compile(
     >>> y = engine(x)
     """
     from codl.frontend.convert import load_network
-    from codl.ir import soc as socs
     from codl.ir.plan import load_plan
-    from codl.measure import tuning_file
-    from codl.measure.dataset import Dataset
     from codl.runtime.engine import Engine
     from codl.strategies import Context, find
+    from codl.targets.detect import load_local
 
     load_installed()
-    described, network = socs.load(soc), load_network(str(model), batch, shapes)
-    tuning = tuning_file.read(Dataset.of(described.name), described)
-    context = Context(described, tuning)
+    described, network = load_local(soc), load_network(str(model), batch, shapes)
+    context = Context.of(described)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
-    return Engine(network, chosen, described, tuning)
+    return Engine(network, chosen, described, context.tuning)
 
 
 @explained()
@@ -67,9 +64,12 @@ def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
     >>> y = engine(x)
     """
     from codl.bundle import load
-    from codl.ir import soc as socs
 
-    return load(path, soc=None if soc is None else socs.load(soc))
+    if soc is None:
+        return load(path)
+    from codl.targets.detect import load_local
+
+    return load(path, soc=load_local(soc))
 
 
 @explained()

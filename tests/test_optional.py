@@ -47,14 +47,14 @@ with codl.load(folder / "small.codl") as engine:
 COMPILED = """
 import numpy as np
 from codl.ir import Layer, Network, Shape, parse
-from codl.ir import soc as socs
 from codl.plan.single_processor import default_plan
+from codl.runtime import placement
 from codl.runtime.engine import Engine
 op = parse("conv2d in=1x8x16x16 oc=8 kernel=1x1")
 weights = {"weight": np.eye(8, dtype=np.float32)[:, :, None, None], "bias": np.ones(8, np.float32)}
 layer = Layer("same", op, ("x",), "y", weights)
 network = Network("same", (layer,), {"x": op.input}, {"y": ("y", op.output)})
-soc = socs.load(sys.argv[1])
+soc = placement.load(sys.argv[1])
 x = np.random.default_rng(0).random(op.input, np.float32)
 for processor in ("cpu", "gpu"):
     with Engine(network, default_plan(network, soc, processor), soc) as engine:

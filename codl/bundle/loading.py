@@ -14,31 +14,27 @@ from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, Archive
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
 from codl.ir import soc as socs
+from codl.ir import yaml_file
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
-from codl.ir.soc import Soc
 from codl.runtime.engine import Engine
+from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.local import LocalTarget
 
 if TYPE_CHECKING:
     from codl.targets.base import Target
 
-#: What of a SoC a bundle does not depend on: where it runs, and what is said of it.
-FREE = {
-    "description",
-    "power_w",
-    *(f"cpu.{key}" for key in ("name", "cores", "thread_count")),
-    *(f"gpu.{key}" for key in ("icd", "driver", "cores", "performance", "priority")),
-}
+#: Facts of a SoC that a bundle does not depend on; nor does it on where the SoC is.
+FREE = {"description", "power_w", "cpu.name", "cpu.threads", "gpu.driver"}
 
 
 def load(
     path: str | Path,
     *,
-    soc: Soc | None = None,
-    connected: Callable[[Soc], Target] = LocalTarget,
+    soc: LocalSoc | None = None,
+    connected: Callable[[LocalSoc], Target] = LocalTarget,
 ) -> Engine:
     """Make an engine of a bundle: nothing is imported, searched for or compiled.
 
@@ -70,10 +66,11 @@ def load(
     return Engine.of(loaded, network, plan, chosen)
 
 
-def soc_of(archive: Archive) -> Soc:
-    """The SoC that a bundle was made for; raises `InvalidFileError` where it names none."""
+def soc_of(archive: Archive) -> LocalSoc:
+    """The SoC that a bundle was made for, and where; raises `InvalidFileError` if it has none."""
     with _readable(archive):
-        return socs.from_dict(archive.manifest["soc"], archive.path)
+        placement = yaml_file.convert(archive.manifest["placement"], Placement, archive.path)
+        return LocalSoc.of(socs.from_dict(archive.manifest["soc"], archive.path), placement)
 
 
 def _executable(archive: Archive, constants: memoryview) -> Executable:
@@ -120,7 +117,7 @@ def _open(target: Target, offer: Offer, archive: Archive) -> dict[str, str]:
         ) from error
 
 
-def _checked(own: Soc, given: Soc, archive: Archive) -> Soc:
+def _checked(own: LocalSoc, given: LocalSoc, archive: Archive) -> LocalSoc:
     """`given`, unless the bundle is for another SoC."""
     theirs, ours = _facts(own), _facts(given)
     changed = [
@@ -134,7 +131,7 @@ def _checked(own: Soc, given: Soc, archive: Archive) -> Soc:
     return given
 
 
-def _facts(soc: Soc) -> dict[str, Any]:
+def _facts(soc: LocalSoc) -> dict[str, Any]:
     sides = {"cpu": asdict(soc.cpu), "gpu": asdict(soc.gpu)}
     inner = {f"{side}.{key}": value for side, own in sides.items() for key, value in own.items()}
     outer = {"name": soc.name, "source": soc.source}

@@ -81,6 +81,7 @@ def write(
         **provenance(),
         "model": network.name,
         "soc": soc.to_dict(),
+        "placement": soc.placement.to_dict(),
         "device": dict(identity),
         "executable": engine.executable.digest(),
     }

@@ -21,12 +21,12 @@ from codl.cli.options import (
 from codl.cli.output import emit, progress
 from codl.errors import CodlError
 from codl.ir import Op, to_text
-from codl.ir import soc as socs
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.bench_rows import BenchRow
 from codl.measure.dataset import Dataset
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 ModelArgument = Annotated[
     str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
@@ -58,7 +58,7 @@ def bench_kernels(
     ops = read_ops([*([model] if model else []), *(op or [])])
     if not ops:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
-    described = socs.load(soc)
+    described = load_local(soc, serial)
     tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []

@@ -23,7 +23,6 @@ from codl.cli.options import (
 from codl.cli.output import emit, progress
 from codl.errors import CodlError
 from codl.frontend.models import MEASURED
-from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
@@ -33,6 +32,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
@@ -124,7 +124,7 @@ def collect_data(
     codl collect --soc host --serial local --budget 10m
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
     """
-    described, limit_s = socs.load(soc), read_seconds(budget)
+    described, limit_s = load_local(soc, serial), read_seconds(budget)
     scope = Scope(
         ops=load_ops([part for text in ops or MEASURED for part in text.split(",")]),
         similar=_similar(similar),

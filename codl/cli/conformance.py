@@ -12,10 +12,9 @@ from rich.table import Table
 
 from codl.cli.options import DeviceOption, JsonOption, OutputOption
 from codl.cli.output import emit, progress
-from codl.ir import soc as socs
 from codl.measure.progress import seconds_left
 from codl.targets.connect import connect
-from codl.targets.detect import detect
+from codl.targets.detect import detect, load_local
 
 if TYPE_CHECKING:
     from codl.backend.conformance import ConformanceSummary
@@ -44,7 +43,7 @@ def run_conformance(
     """
     from codl.backend import conformance
 
-    described = socs.load(soc) if soc else detect(connect("local"), "here", device=device)
+    described = load_local(soc) if soc else detect(connect("local"), "here", device=device)
     cases = conformance.select(everything=everything, only=only)
     outcomes, start = [], perf_counter()
     with progress(f"Conformance on {described.gpu.name}") as update:
@@ -54,7 +53,11 @@ def run_conformance(
             update(done, len(cases), seconds_left(done, len(cases), spent))
     summary = conformance.ConformanceSummary(tuple(outcomes))
     seconds = round(perf_counter() - start, 1)
-    where = {"gpu": described.gpu.name, "driver": described.gpu.driver, "icd": described.gpu.icd}
+    where = {
+        "gpu": described.gpu.name,
+        "driver": described.gpu.driver,
+        "icd": described.placement.icd,
+    }
     result = {**where, "seconds": seconds, **summary.to_json()}
     emit(
         "conformance",

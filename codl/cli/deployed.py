@@ -15,8 +15,8 @@ from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Array, Network
 from codl.ir.plan import Plan, load_plan
-from codl.ir.soc import HINTS, Soc
 from codl.runtime.affinity import with_cores
+from codl.runtime.placement import HINTS, LocalSoc
 from codl.strategies import DEFAULT, Context, find
 
 
@@ -29,25 +29,27 @@ class RunOptions:
     gpu_performance: str | None = None
     gpu_priority: str | None = None
 
-    def applied(self, soc: Soc) -> Soc:
-        """The SoC as asked for; raises `CodlError` for cores, threads or hints that cannot be."""
-        changed = with_cores(soc, self.cpu_affinity, self.threads)
-        if (changed.cpu.cores, changed.cpu.threads) != (soc.cpu.cores, soc.cpu.threads):
-            note(
-                f"The CPU side has {changed.cpu.threads} threads on the cores "
-                f"{', '.join(map(str, changed.cpu.cores))}; plans are made with predictors of "
-                f"{soc.cpu.threads} threads on {', '.join(map(str, soc.cpu.cores))}."
-            )
+    def applied(self, soc: LocalSoc) -> LocalSoc:
+        """The SoC placed as asked for; raises `CodlError` for cores, threads or hints that cannot
+        be.
+        """
         given = {"performance": self.gpu_performance, "priority": self.gpu_priority}
         for kind, hint in given.items():
             if hint not in (None, *HINTS):
                 raise UnknownNameError(f"GPU {kind} hint", str(hint), HINTS)
-        gpu = replace(
-            changed.gpu,
-            performance=self.gpu_performance or soc.gpu.performance,
-            priority=self.gpu_priority or soc.gpu.priority,
+        changed = with_cores(soc, self.cpu_affinity, self.threads)
+        own = replace(
+            changed.placement,
+            performance=self.gpu_performance or soc.placement.performance,
+            priority=self.gpu_priority or soc.placement.priority,
         )
-        return replace(changed, gpu=gpu)
+        if own.threads != soc.cpu.threads:
+            note(
+                f"The CPU side has {own.threads} threads on the cores "
+                f"{', '.join(map(str, own.cpu_cores))}; plans are made with predictors of "
+                f"{soc.cpu.threads} threads."
+            )
+        return replace(soc, placement=own)
 
 
 def deployment_of(model: str) -> Deployment | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Group
 from rich.syntax import Syntax
 from rich.table import Table
@@ -26,9 +27,11 @@ from codl.ir import soc as socs
 from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
+from codl.runtime.placement import LocalSoc, beside
+from codl.runtime.placement import read as read_placement
 from codl.runtime.probe import ProbeResult
 from codl.targets.connect import connect
-from codl.targets.detect import detect
+from codl.targets.detect import detect, load_local
 from codl.targets.info import TargetInfo
 
 soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
@@ -91,8 +94,8 @@ def _energy_line(info: TargetInfo) -> str:
     return "; ".join([f"Energy sensors: {sensors or 'none'}", *refused]) + "."
 
 
-def _cpu(cpu: CpuFacts, soc: Soc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
-    cores = soc.cpu.cores if soc else cpu.cores
+def _cpu(cpu: CpuFacts, soc: LocalSoc | None, seen: dict[str, list[int]]) -> dict[str, Any]:
+    cores = soc.placement.cpu_cores if soc else cpu.cores
     return {
         "kind": "cpu",
         "name": cpu.name,
@@ -105,17 +108,17 @@ def _cpu(cpu: CpuFacts, soc: Soc | None, seen: dict[str, list[int]]) -> dict[str
 
 
 def _gpus(
-    probed: Sequence[ProbeResult], soc: Soc | None, seen: dict[str, list[int]]
+    probed: Sequence[ProbeResult], soc: LocalSoc | None, seen: dict[str, list[int]]
 ) -> list[dict[str, Any]]:
     processors = []
     for device in (d for result in probed for d in result.devices):
-        used = soc is not None and (device.icd, device.name) == (soc.gpu.icd, soc.gpu.name)
+        used = soc is not None and (device.icd, device.name) == (soc.placement.icd, soc.gpu.name)
         processors.append(
             {
                 **asdict(device),
                 "kind": "gpu",
                 "driver": f"{device.platform} {device.driver}",
-                "cores": list(soc.gpu.cores) if soc and used else [],
+                "cores": list(soc.placement.gpu_cores) if soc and used else [],
                 "observed_cores": seen.get("gpu", []) if used else [],
                 "memory_types": list(device.memory_types),
                 "used": used,
@@ -135,7 +138,8 @@ def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
             table.add_row(soc.name, soc.description)
         return table
 
-    emit("soc list", {"socs": [asdict(s) for s in described]}, render, as_json=json, output=output)
+    content = {"socs": [soc.to_dict() for soc in described]}
+    emit("soc list", content, render, as_json=json, output=output)
 
 
 @soc_app.command("show")
@@ -146,7 +150,8 @@ def show_soc(
 ) -> None:
     """Show one SoC."""
     soc = socs.load(name)
-    emit("soc show", asdict(soc), lambda: _yaml(soc), as_json=json, output=output)
+    local = read_placement(soc, socs.path_of(name)) or soc
+    emit("soc show", _content(local), lambda: _yaml(local), as_json=json, output=output)
 
 
 @soc_app.command("detect")
@@ -169,7 +174,7 @@ def detect_soc(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Describe a device as a SoC and write its file.
+    """Describe a device as a SoC and write its file, and beside it where its parts are here.
 
     On a machine without a GPU the cores are divided between the CPU side and an OpenCL runtime that
     works on a CPU.
@@ -183,9 +188,9 @@ def detect_soc(
     chosen = [part for text in memory or () for part in text.split(",")]
     with closing(connect(serial)) as target:
         soc = detect(target, name, device=device, memory_types=chosen, element=element)
-    path = soc.save(output or socs.FOLDER / f"{name}.yaml")
-    note(f"Wrote {path}")
-    emit("soc detect", {**asdict(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
+    path = soc.save(output or socs.path_of(name))
+    note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
+    emit("soc detect", {**_content(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
 
 
 @soc_app.command("power")
@@ -202,13 +207,19 @@ def measure_soc_power(
 
     [dim]Example:[/dim] codl soc power host
     """
-    soc = socs.load(name)
+    soc = load_local(name, serial)
     with closing(connect(serial, soc)) as target:
         measured = replace(soc, power_w=target.power(seconds))
-    path = Path(name) if name.endswith(".yaml") else socs.FOLDER / f"{name}.yaml"
-    note(f"Wrote {measured.save(path)}")
-    emit("soc power", asdict(measured), lambda: _yaml(measured), as_json=json, output=output)
+    note(f"Wrote {measured.save(socs.path_of(name))}")
+    emit("soc power", _content(measured), lambda: _yaml(measured), as_json=json, output=output)
+
+
+def _content(soc: Soc) -> dict[str, Any]:
+    return soc.to_json() if isinstance(soc, LocalSoc) else soc.to_dict()
 
 
 def _yaml(soc: Soc) -> Syntax:
-    return Syntax(soc.to_yaml().rstrip(), "yaml", background_color="default")
+    text = soc.to_yaml()
+    if isinstance(soc, LocalSoc):
+        text += yaml.safe_dump({"placement": soc.placement.to_dict()}, sort_keys=False)
+    return Syntax(text.rstrip(), "yaml", background_color="default")

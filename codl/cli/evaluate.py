@@ -23,11 +23,8 @@ from codl.cli.options import (
 from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.frontend.models import choices
-from codl.ir import soc as socs
 from codl.ir.results import TimeSpan
 from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset
 from codl.measure.interleave import Effort, with_peers
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
@@ -36,6 +33,7 @@ from codl.strategies.evaluation import evaluate, to_json
 from codl.strategies.peers import check as check_peers
 from codl.strategies.peers import with_opencl_all
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 ModelsOption = Annotated[
     str, typer.Option("--models", help="Built-in models or .onnx files, separated by commas.")
@@ -85,12 +83,11 @@ def evaluate_strategies(
     codl eval --soc host --serial local --models yolov2,vgg16
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
     """
-    described = socs.load(soc)
-    context = Context(
+    described = load_local(soc, serial)
+    context = Context.of(
         described,
-        tuning_file.read(Dataset.of(described.name, dataset), described),
+        dataset,
         predictors_folder=predictors,
-        dataset_root=dataset,
         predictor=predictor,
         note=note,
     )
@@ -115,7 +112,7 @@ def evaluate_strategies(
             rows += to_json(results)
             timelines += _timelines(model, spans) if with_timelines else []
     result: dict[str, Any] = {
-        "soc": asdict(context.soc),
+        "soc": described.to_json(),
         "batch": batch,
         "energy_sensors": sensors,
         "rows": rows,

@@ -12,9 +12,9 @@ import typer
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN
 from codl.ir import Op, parse
-from codl.ir.soc import HINTS
 from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
+from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
 from codl.targets.connect import TRANSPORTS
 

@@ -31,14 +31,12 @@ from codl.cli.output import emit, note
 from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
 from codl.ir import Network
-from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset
 from codl.predict.names import FOLDER
 from codl.strategies import Context
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 BundleOption = Annotated[Path, typer.Option("-o", "--output", help="The bundle, such as m.codl.")]
 
@@ -71,12 +69,11 @@ def package_model(
     """
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
-    deployed, described = deployment_of(model), socs.load(soc)
-    asked = Context(
+    deployed, described = deployment_of(model), load_local(soc)
+    asked = Context.of(
         described,
-        tuning_file.read(Dataset.of(described.name, dataset), described),
+        dataset,
         predictors_folder=predictors,
-        dataset_root=dataset,
         predictor=predictor,
         note=note,
     )

@@ -38,20 +38,18 @@ from codl.cli.placement import placement_table
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.predict.names import FOLDER
 from codl.runtime.engine import Engine
+from codl.runtime.placement import LocalSoc
 from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
 from codl.strategies.run_report import RunReport, measure
 from codl.targets.base import Target
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[
@@ -110,7 +108,7 @@ def run_model(
     cost: CostModel | None = None
     with ExitStack() as stack:
 
-        def connected(soc: Soc) -> Target:
+        def connected(soc: LocalSoc) -> Target:
             return stack.enter_context(closing(connect(serial, soc)))
 
         if Path(model).suffix == BUNDLE:
@@ -118,18 +116,17 @@ def run_model(
             fixed |= {"predictor": predictor}
             engine, target = _open_bundle(model, soc, wanted, fixed, connected)
         else:
-            described = _load_soc(soc)
-            asked = Context(
-                wanted.applied(described),
-                tuning_file.read(Dataset.of(described.name, dataset), described),
+            placed = wanted.applied(_load_soc(soc, serial))
+            asked = Context.of(
+                placed,
+                dataset,
                 predictors_folder=predictors,
-                dataset_root=dataset,
                 predictor=predictor,
                 note=note,
             )
             context = adapted(asked, deployed)
             network = load_network(model, batch, read_shapes(shape))
-            target = connected(context.soc)
+            target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
             engine = Engine(network, chosen, context.soc, context.tuning, target=target)
@@ -165,7 +162,7 @@ def _result(
         "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,
-        "options": {**asdict(wanted), "threads": engine.soc.cpu.threads},
+        "options": {**asdict(wanted), "threads": engine.soc.placement.threads},
         "memory_bytes": asdict(engine.memory),
         "placement": [asdict(one) for one in done.placed],
         "spans": [asdict(span) for span in done.spans],
@@ -181,13 +178,13 @@ def _summary(result: Mapping[str, Any]) -> str:
     )
 
 
-def _load_soc(name: str | None) -> Soc:
+def _load_soc(name: str | None, serial: str) -> LocalSoc:
     """The SoC that a model is to run on; only a bundle brings one."""
     if name is None:
         raise typer.BadParameter(
             "a model wants a SoC; only a bundle has its own.", param_hint="--soc"
         )
-    return socs.load(name)
+    return load_local(name, serial)
 
 
 def _open_bundle(
@@ -195,7 +192,7 @@ def _open_bundle(
     soc: str | None,
     wanted: RunOptions,
     fixed: Mapping[str, Any],
-    connected: Callable[[Soc], Target],
+    connected: Callable[[LocalSoc], Target],
 ) -> tuple[Engine, Target]:
     """The engine of a bundle and its target.
 
@@ -207,7 +204,7 @@ def _open_bundle(
             f"{', '.join(given)} cannot change {path}: a bundle's plan and shapes are fixed. "
             "`codl package` with these options makes another."
         )
-    own = bundle.soc_of(Archive(Path(path))) if soc is None else socs.load(soc)
+    own = bundle.soc_of(Archive(Path(path))) if soc is None else load_local(soc)
     chosen = wanted.applied(own)
     target = connected(chosen)
     return bundle.load(path, soc=chosen, connected=lambda soc: target), target

@@ -35,14 +35,13 @@ from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
-from codl.measure import tuning_file
-from codl.measure.dataset import Dataset
 from codl.plan import placement
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
 from codl.strategies import Context, Strategy, find, ideal
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 MethodOption = Annotated[
     str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
@@ -86,23 +85,24 @@ def search_plan(
     [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
     """
     deployed = deployment_of(model)
-    described = socs.load(soc)
-    asked = Context(
+    strategy = strategy_of(strategy, deployed)
+    runs = strategy != ideal.NAME and find(strategy).runs_plans
+    described = load_local(soc, serial) if runs else socs.load(soc)
+    asked = Context.of(
         described,
-        tuning_file.read(Dataset.of(described.name, dataset), described),
+        dataset,
         predictors_folder=predictors,
-        dataset_root=dataset,
         predictor=predictor,
         method=method,
         objective=Objective.of(objective, described, _bytes(memory_limit)),
         note=note,
     )
-    context, strategy = adapted(asked, deployed), strategy_of(strategy, deployed)
+    context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
     if strategy == ideal.NAME:
         _show_bound(network, context, as_json=json)
         return
-    with closing(connect(serial, context.soc)) as target:
+    with closing(connect(serial, described if runs else None)) as target:
         on_target = replace(context, target=target)
         plan, search_ms = _timed_plan(find(strategy), network, on_target)
     if output is not None:

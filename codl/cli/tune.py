@@ -23,7 +23,6 @@ from codl.cli.options import (
 from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
-from codl.ir import soc as socs
 from codl.kernels.tuning import Tuned
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
@@ -32,6 +31,7 @@ from codl.measure.tuner import TuneRun, TuneTask, tune_tasks
 from codl.runtime import cache
 from codl.targets.base import Target
 from codl.targets.connect import connect
+from codl.targets.detect import load_local
 
 TunedSocOption = Annotated[
     str | None, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")
@@ -95,7 +95,7 @@ def tune_kernels(
     if soc is None:
         result = TuneRun().to_json()
     else:
-        described, limit_s = socs.load(soc), read_seconds(budget)
+        described, limit_s = load_local(soc, serial), read_seconds(budget)
         sources = (models.split(",") if models else []) + (ops or [])
         tasks = tune_tasks(read_ops(sources or MEASURED), described, read_shares(shares))
         data = Dataset.of(described.name, dataset)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from codl.errors import CodlError, DeviceError, MismatchError
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.dataset import Dataset, Row
@@ -18,6 +17,7 @@ from codl.measure.runner import failed_row
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.provenance import now, provenance
+from codl.runtime.placement import LocalSoc
 
 #: Why a collection ended: nothing is left, a limit was reached, or more would change nothing.
 Stopped = Literal["done", "budget", "samples", "settled"]
@@ -61,7 +61,7 @@ class Measures(Protocol):
     """What of a target collecting needs."""
 
     @property
-    def soc(self) -> Soc: ...
+    def soc(self) -> LocalSoc: ...
 
     def clocks_mhz(self) -> dict[str, float]:
         """The current clock of each core in use, where the system tells."""
@@ -90,7 +90,6 @@ def collect(
     before the next is begun, so a kill loses at most the one under way. Raises `CodlError` where
     there is a dataset and `resume` is not set, `MismatchError` where it is that of another SoC.
     """
-    target.soc.check_present()
     start, rounds = time.monotonic(), rounds or Rounds()
     run = _begin(target, dataset, rounds, tuning, resume=resume)
     state = _State(dataset, run, rounds, tuning)
@@ -243,6 +242,11 @@ def _begin(
     """Write or extend the manifest; returns the name of this run."""
     soc = target.soc
     manifest: dict[str, Any] = {"runs": {}}
+    if soc.placement.threads != soc.cpu.threads:
+        raise MismatchError(
+            f"The SoC {soc.name!r} is one of {soc.cpu.threads} threads of the CPU, and is placed "
+            f"here with {soc.placement.threads}: their latencies cannot be mixed."
+        )
     if dataset.manifest_path.exists():
         if not resume:
             raise CodlError(
@@ -259,6 +263,7 @@ def _begin(
     manifest |= {"source": "measured", "soc": soc.to_dict()}
     manifest["runs"][run] = {
         **provenance(),
+        "placement": soc.placement.to_dict(),
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": target.clocks_mhz(),
         "protocol": asdict(rounds),

@@ -30,7 +30,7 @@ def bench(
 ) -> tuple[list[BenchRow], list[Refused]]:
     """Measure an op with kernels as tuned; `every` includes variants that are not for this SoC."""
     gpu = open_device(soc)
-    threads.pin([0], soc.cpu.cores)
+    threads.pin([0], gpu.soc.placement.cpu_cores)
     works: list[tuple[Any, Callable[[int], None]]] = []
     refused: list[Refused] = []
     for variant in registry.of_kind(op.kind):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codl.ir import Array, Op, Weights
-from codl.ir.soc import Soc
 from codl.kernels.base import KernelPlan
 from codl.lower import pieces
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
 
@@ -99,12 +99,12 @@ class GpuTurns:
         return [kernel for work in turns for kernel in work.kernels]
 
 
-def cpu_work(op: Op, variant: Any, soc: Soc) -> Callable[[int], None]:
+def cpu_work(op: Op, variant: Any, soc: LocalSoc) -> Callable[[int], None]:
     """The op as a net of its own, as inside a chain: inputs packed, the result left where it is."""
     return repeated(row_of_ops([op], variant, soc))
 
 
-def row_of_ops(ops: Sequence[Op], variant: Any, soc: Soc) -> Callable[[], object]:
+def row_of_ops(ops: Sequence[Op], variant: Any, soc: LocalSoc) -> Callable[[], object]:
     """A net of ops in a row, each of one input but for the first, over memory of its own.
 
     What ncnn computes is left packed.

@@ -30,8 +30,8 @@ def measure_power(soc: Soc, found: Found, seconds: float) -> PowerW:
             "This machine has no energy sensor that can be read (RAPL, a battery, NVML)." + refused
         )
     gpu = open_device(soc)
-    threads.pin([0], soc.cpu.cores)
-    net, busy = busy_net(soc), gpu.busy_kernel()
+    threads.pin([0], gpu.soc.placement.cpu_cores)
+    net, busy = busy_net(gpu.soc), gpu.busy_kernel()
 
     def on_gpu() -> None:
         gpu.run([busy] * AHEAD)

@@ -37,6 +37,7 @@ from codl.runtime.actions import Action, Launches, MapStaging, OnCpu, Signalling
 from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import at_hand
 from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
 
@@ -72,12 +73,12 @@ class Bench:
     def __init__(
         self, soc: Soc, run: str, rounds: Rounds | None = None, tuning: Tuning = Tuning()
     ) -> None:
-        self.soc, self.tuning = soc, tuning
+        self.soc, self.tuning = at_hand(soc), tuning
         self.rounds = rounds or Rounds()
         self._run = run
         self._gpu = open_device(soc)
-        threads.pin([0], soc.cpu.cores)
-        self._surroundings = Surroundings(soc, self._gpu, tuning)
+        threads.pin([0], self.soc.placement.cpu_cores)
+        self._surroundings = Surroundings(self._gpu, tuning)
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""

@@ -20,7 +20,6 @@ from codl.ir import Op, Shape
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.results import Latency
-from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -72,8 +71,8 @@ CACHES, MOST_EVICTED_BYTES = 2, 1 << 30
 class Surroundings:
     """Measures these tasks on the two processors of a SoC; raises where a measurement fails."""
 
-    def __init__(self, soc: Soc, gpu: OpenClDevice, tuning: Tuning = Tuning()) -> None:
-        self.soc, self._gpu, self._tuning = soc, gpu, tuning
+    def __init__(self, gpu: OpenClDevice, tuning: Tuning = Tuning()) -> None:
+        self.soc, self._gpu, self._tuning = gpu.soc, gpu, tuning
 
     def row(
         self, task: BatchTask | ColdTask | ContentionTask

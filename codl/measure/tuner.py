@@ -172,7 +172,7 @@ def tune(
     gpu, begin = open_device(soc), time.monotonic()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
-    threads.pin([0], soc.cpu.cores)
+    threads.pin([0], gpu.soc.placement.cpu_cores)
     found = [tuning.find(task.variant, task.op, soc) for task in tasks]
     missing = [(t, f) for t, f in zip(tasks, found, strict=True) if f is None or not f.complete]
     results: list[Tuned] = []

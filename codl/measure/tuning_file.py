@@ -26,7 +26,7 @@ from codl.measure.dataset import Dataset
 NAME = "tuning.json"
 VERSION = 2
 #: What of a SoC's GPU side does not matter to how fast a choice is.
-_ELSEWHERE = {"icd", "cores", "memory_types", "element", "performance", "priority"}
+_ELSEWHERE = {"memory_types", "element"}
 
 
 def path_of(dataset: Dataset) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from codl.errors import CodlError
-from codl.ir.soc import Soc
+from codl.runtime.placement import LocalSoc
 from codl.runtime.threads import available_cores
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -52,21 +52,21 @@ def cores_of(affinity: str, cores: Sequence[int], speed: dict[int, int]) -> tupl
     return named
 
 
-def with_cores(soc: Soc, affinity: str | None, threads: int | None) -> Soc:
-    """The SoC with other cores, or another number of threads on them.
+def with_cores(soc: LocalSoc, affinity: str | None, threads: int | None) -> LocalSoc:
+    """The SoC on other cores, or with another number of threads on them.
 
     Cores that an OpenCL device works on are never shared. Raises `CodlError` for more threads than
     cores.
     """
     if affinity is None and threads is None:
         return soc
-    cores = soc.cpu.cores
+    cores = soc.placement.cpu_cores
     if affinity is not None:
-        free = tuple(core for core in available_cores() if core not in soc.gpu.cores)
+        free = tuple(c for c in available_cores() if c not in soc.placement.gpu_cores)
         cores = cores_of(affinity, free, speeds(free))
     if threads is not None and not 1 <= threads <= len(cores):
         raise CodlError(
             f"{threads} threads need as many cores, the CPU side has {len(cores)} "
-            f"({', '.join(map(str, cores))}): give at most {len(cores)}."
+            f"({', '.join(map(str, cores))}): give 1 to {len(cores)}."
         )
-    return replace(soc, cpu=replace(soc.cpu, cores=cores, thread_count=threads or 0))
+    return replace(soc, placement=replace(soc.placement, cpu_cores=cores, cpu_threads=threads or 0))

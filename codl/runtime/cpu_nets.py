@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from codl.errors import DeviceError
 from codl.ir.executable import NcnnNet, NcnnPart, NetValue, OnnxNet
 from codl.ir.ops.base import Array
-from codl.ir.soc import Soc
 from codl.runtime.image_parallel import Lanes
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.ncnn_pools import Pools
 from codl.runtime.ncnn_weights import WeightReader
+from codl.runtime.placement import LocalSoc
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -84,7 +84,7 @@ class NcnnSession:
         views: Sequence[Array],
         results: Sequence[Array],
         packed: Packed,
-        soc: Soc,
+        soc: LocalSoc,
         *,
         own_memory: bool = False,
     ) -> None:
@@ -224,7 +224,7 @@ class OnnxSession:
         views: Sequence[Array],
         results: Sequence[Array],
         packed: Packed,
-        soc: Soc,
+        soc: LocalSoc,
     ) -> None:
         from codl.runtime.ort_session import make_session  # most executables have none
 

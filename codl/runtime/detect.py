@@ -18,6 +18,7 @@ from codl.runtime import drivers, threads
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.probe import ProbedDevice, ProbeResult
 
 OBSERVE_S = 0.5
@@ -32,7 +33,7 @@ def describe(
     cpu: CpuFacts | None = None,
     memory_types: Sequence[str] = (),
     element: str = ELEMENT_NAMES[0],
-) -> Soc:
+) -> LocalSoc:
     """A machine with `device` as its GPU side; a device that is a CPU gets half of the cores.
 
     The machine is this one, or what `cpu` says of another.
@@ -47,27 +48,31 @@ def describe(
         if memory not in device.memory_types:
             known = ", ".join(device.memory_types)
             raise DeviceError(f"{device.name!r} has no {memory}; its memory types are {known}.")
-    cores = cpu.cores
-    cpu_cores: tuple[int, ...]
-    gpu_cores: tuple[int, ...]
+    placement = place(device, cpu.cores)
+    gpu = _gpu_side(device, placement.gpu_cores)
+    facts = Soc(
+        name=name,
+        description=_description(device, cpu),
+        cpu=CpuSide(cpu.name, placement.threads, cpu.simd_floats, cpu.l2_cache_bytes),
+        gpu=replace(gpu, memory_types=tuple(memory_types), element=element),
+    )
+    return LocalSoc.of(facts, placement)
+
+
+def place(device: ProbedDevice, cores: tuple[int, ...]) -> Placement:
+    """Where both sides are on a machine with `device`; one that is a CPU gets half of the cores.
+
+    Raises `DeviceError` where there is only one core for two sides.
+    """
     if device.type == "gpu":
-        cpu_cores, gpu_cores = cores, ()
-    elif len(cores) < 2:
+        return Placement(device.icd, cores)
+    if len(cores) < 2:
         raise DeviceError(
             f"The OpenCL device {device.name!r} is a CPU, and this process may use only core "
             f"{cores[0]}: two processors need two cores, or a GPU."
         )
-    else:
-        half = (len(cores) + 1) // 2
-        cpu_cores, gpu_cores = cores[:half], cores[half:]
-    return Soc(
-        name=name,
-        description=_description(device, cpu),
-        cpu=CpuSide(cpu.name, cpu_cores, cpu.simd_floats, cpu.l2_cache_bytes),
-        gpu=replace(
-            _gpu_side(device, gpu_cores), memory_types=tuple(memory_types), element=element
-        ),
-    )
+    half = (len(cores) + 1) // 2
+    return Placement(device.icd, cores[:half], cores[half:])
 
 
 def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
@@ -87,13 +92,13 @@ def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
     return min(found, key=lambda d: (d.type != "gpu", rank.get(d.icd, len(rank))))
 
 
-def observe_cores(soc: Soc) -> dict[str, list[int]]:
+def observe_cores(soc: LocalSoc) -> dict[str, list[int]]:
     """Work on either side alone and report the cores on which its threads were seen.
 
     Empty for a side that uses no core of this machine.
     """
     gpu = open_device(soc)
-    threads.pin([0], soc.cpu.cores)
+    threads.pin([0], soc.placement.cpu_cores)
     seen = {"gpu": [] if not soc.gpu.is_cpu else _observe_gpu(soc)}
     stop, observer = Event(), threads.CoreObserver(ignore=gpu.worker_threads)
 
@@ -112,7 +117,7 @@ def observe_cores(soc: Soc) -> dict[str, list[int]]:
     return {"cpu": sorted(observer.cores), **seen}
 
 
-def _observe_gpu(soc: Soc) -> list[int]:
+def _observe_gpu(soc: LocalSoc) -> list[int]:
     """Sample while the device works and this thread sleeps."""
     gpu = open_device(soc)
     busy, event = gpu.busy_kernel(), None
@@ -128,7 +133,7 @@ def _observe_gpu(soc: Soc) -> list[int]:
     return sorted(observer.cores)
 
 
-def busy_net(soc: Soc) -> HostSession:
+def busy_net(soc: LocalSoc) -> HostSession:
     """A convolution of about a millisecond on the CPU side."""
     op = parse("conv2d in=1x64x56x56 oc=64 kernel=3 pad=1")
     weights = {name: np.ones(shape, np.float32) for name, shape in op.weight_shapes.items()}
@@ -149,12 +154,10 @@ def _memory_types(device: ProbedDevice) -> tuple[str, ...]:
 
 def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
     return GpuSide(
-        icd=device.icd,
         platform=device.platform,
         name=device.name,
         driver=device.driver,
         type=device.type,
-        cores=cores,
         compute_units=len(cores) or device.compute_units,
         max_work_group_size=device.max_work_group_size,
         wave_size=device.wave_size,

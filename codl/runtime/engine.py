@@ -22,6 +22,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.runtime.loaded import Loaded, Loads
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import at_hand
 from codl.runtime.session import Footprint, RefusedError, Session
 
 #: Integers up to this one are all float32 too.
@@ -57,9 +58,9 @@ class Engine:
         fuse: bool = True,
         target: Loads | None = None,
     ) -> None:
-        soc.check_present()
+        here = at_hand(soc)
         refusals: list[Refusal] = []
-        load = target.load if target else partial(Session, device=open_device(soc))
+        load = target.load if target else partial(Session, device=open_device(here))
         while True:
             executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)
             try:
@@ -91,7 +92,7 @@ class Engine:
         soc: Soc,
         fallbacks: tuple[Fallback, ...],
     ) -> None:
-        self.network, self.plan, self.soc = network, plan, soc
+        self.network, self.plan, self.soc = network, plan, at_hand(soc)
         self.fallbacks, self._session = fallbacks, session
 
     @property

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codl.errors import DeviceError
-from codl.ir.soc import Soc
 from codl.runtime.cl_import import cl_module
+from codl.runtime.placement import Placement
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -35,48 +35,48 @@ QUEUE_HINTS = {
 LISTED_AS = {"cl_qcom_priority_hint": "cl_qcom_perf_hint"}
 
 
-def wanted(soc: Soc) -> dict[str, str]:
-    """The hints that a SoC gives its GPU, without defaults."""
-    hints = {"performance": soc.gpu.performance, "priority": soc.gpu.priority}
+def wanted(placement: Placement) -> dict[str, str]:
+    """The hints that are not the default."""
+    hints = {"performance": placement.performance, "priority": placement.priority}
     return {kind: hint for kind, hint in hints.items() if hint != "default"}
 
 
-def context_properties(soc: Soc, extensions: str) -> list[int]:
+def context_properties(placement: Placement, extensions: str) -> list[int]:
     """Properties and values for a context on a device with these extensions."""
-    return _properties(CONTEXT_HINTS, soc, extensions)
+    return _properties(CONTEXT_HINTS, placement, extensions)
 
 
-def queue_properties(soc: Soc, extensions: str) -> list[int]:
+def queue_properties(placement: Placement, extensions: str) -> list[int]:
     """The same for a queue; what a context has taken is not asked for again."""
-    taken = _taken(CONTEXT_HINTS, soc, extensions)
+    taken = _taken(CONTEXT_HINTS, placement, extensions)
     left = {kind: hint for kind, hint in QUEUE_HINTS.items() if kind not in taken}
-    return _properties(left, soc, extensions)
+    return _properties(left, placement, extensions)
 
 
-def ignored(device: cl.Device, soc: Soc) -> list[str]:
+def ignored(device: cl.Device, placement: Placement) -> list[str]:
     """A line for every hint that a device's driver does not take."""
     listed = device.extensions
-    taken = {*_taken(CONTEXT_HINTS, soc, listed), *_taken(QUEUE_HINTS, soc, listed)}
+    taken = {*_taken(CONTEXT_HINTS, placement, listed), *_taken(QUEUE_HINTS, placement, listed)}
     return [
         f"The driver of {device.name} takes no {kind} hint, so {hint!r} has no effect: it has "
         f"neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}."
-        for kind, hint in wanted(soc).items()
+        for kind, hint in wanted(placement).items()
         if kind not in taken
     ]
 
 
-def make_context(device: cl.Device, soc: Soc) -> cl.Context:
+def make_context(device: cl.Device, placement: Placement) -> cl.Context:
     """A context on one device, with what hints it takes there."""
-    properties = context_properties(soc, device.extensions)
+    properties = context_properties(placement, device.extensions)
     if not properties:
         return cl_module().Context([device])
     return context_of(device, properties)
 
 
-def make_queue(context: cl.Context, soc: Soc) -> cl.CommandQueue:
+def make_queue(context: cl.Context, placement: Placement) -> cl.CommandQueue:
     """An in-order queue, with what hints it takes."""
     device = context.devices[0]
-    properties = queue_properties(soc, device.extensions)
+    properties = queue_properties(placement, device.extensions)
     if not properties:
         return cl_module().CommandQueue(context)
     return cl_module().CommandQueue(context, device, properties=properties)
@@ -101,7 +101,7 @@ def context_of(device: cl.Device, properties: list[int]) -> cl.Context:
         asked = ", ".join(hex(value) for value in properties)
         raise DeviceError(
             f"{device.name} makes no context with the hints {asked} (error {error.value}): leave "
-            "gpu.performance and gpu.priority at their defaults."
+            "performance and priority at their defaults."
         )
     return cl_module().Context.from_int_ptr(made, retain=False)
 
@@ -116,23 +116,23 @@ def _loader() -> str:
 
 
 def _taken(
-    known: dict[str, tuple[str, int, dict[str, int]]], soc: Soc, extensions: str
+    known: dict[str, tuple[str, int, dict[str, int]]], placement: Placement, extensions: str
 ) -> list[str]:
     listed = extensions.split()
     return [
         kind
-        for kind in wanted(soc)
+        for kind in wanted(placement)
         if kind in known
         and (known[kind][0] in listed or LISTED_AS.get(known[kind][0], "") in listed)
     ]
 
 
 def _properties(
-    known: dict[str, tuple[str, int, dict[str, int]]], soc: Soc, extensions: str
+    known: dict[str, tuple[str, int, dict[str, int]]], placement: Placement, extensions: str
 ) -> list[int]:
-    hints = wanted(soc)
+    hints = wanted(placement)
     return [
         value
-        for kind in _taken(known, soc, extensions)
+        for kind in _taken(known, placement, extensions)
         for value in (known[kind][1], known[kind][2][hints[kind]])
     ]

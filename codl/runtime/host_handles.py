@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from codl.errors import DeviceError
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, RunNet
 from codl.ir.ops.base import Array
-from codl.ir.soc import Soc
 from codl.lower.ncnn import TAG
 from codl.runtime import threads
 from codl.runtime.cpu_nets import CpuNet, NcnnSession, OnnxSession
 from codl.runtime.memory import aligned_zeros
+from codl.runtime.placement import LocalSoc
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: A buffer as the CPU sees it, as flat floats, by its number.
@@ -30,7 +30,7 @@ class HostHandles:
     """
 
     def __init__(
-        self, executable: Executable, soc: Soc, flat: Flat, *, own_memory: bool = False
+        self, executable: Executable, soc: LocalSoc, flat: Flat, *, own_memory: bool = False
     ) -> None:
         self._executable, self._soc, self._flat = executable, soc, flat
         self._own_memory = own_memory
@@ -96,7 +96,7 @@ class HostSession:
     Raises `DeviceError` for one with commands of the GPU.
     """
 
-    def __init__(self, executable: Executable, soc: Soc, *, own_memory: bool = False) -> None:
+    def __init__(self, executable: Executable, soc: LocalSoc, *, own_memory: bool = False) -> None:
         commands = [*executable.setup, *executable.commands]
         if not all(isinstance(command, Fill | RunNet) for command in commands):
             raise DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")

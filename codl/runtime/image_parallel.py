@@ -9,8 +9,8 @@ from functools import cache
 from threading import Lock
 from typing import TypeVar
 
-from codl.ir.soc import Soc
 from codl.runtime import threads
+from codl.runtime.placement import LocalSoc
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -29,10 +29,11 @@ class Lanes:
     threads: int
 
     @classmethod
-    def of(cls, soc: Soc, images: int) -> Lanes:
+    def of(cls, soc: LocalSoc, images: int) -> Lanes:
         """As many lanes as there are images, as long as each has a thread."""
-        count = max(1, min(images, soc.cpu.threads))
-        return cls(tuple(soc.cpu.cores), count, soc.cpu.threads // count)
+        own = soc.placement
+        count = max(1, min(images, own.threads))
+        return cls(own.cpu_cores, count, own.threads // count)
 
     def narrow(self, most: int) -> Lanes:
         """So many of these lanes at most."""

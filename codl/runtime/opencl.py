@@ -16,6 +16,7 @@ from codl.runtime import drivers, hints, threads
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import describe
 from codl.runtime.cl_import import cl_module
+from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer, Programs
 
 if TYPE_CHECKING:
@@ -39,25 +40,26 @@ class OpenClDevice:
     #: Whether a thread that waits for a device that is a CPU works through its queue with it.
     waiting_helps: bool = False
 
-    def __init__(self, soc: Soc, offer: Offer | None = None) -> None:
+    def __init__(self, soc: LocalSoc, offer: Offer | None = None) -> None:
         """Open it; `offer` are binaries that spare compilations, from the first one on."""
         self.soc = soc
         #: Held by whoever runs something on this device and its CPU.
         self.lock = RLock()
-        with threads.pinned(soc.gpu.cores) as existing:
-            with drivers.loaded([drivers.find_driver(soc.gpu.icd)], cores=soc.gpu.cores):
+        with threads.pinned(soc.placement.gpu_cores) as existing:
+            driver = drivers.find_driver(soc.placement.icd)
+            with drivers.loaded([driver], cores=soc.placement.gpu_cores):
                 device = _find_device(soc)
             self.device = device
-            self.context = hints.make_context(device, soc)
-            self.queue = hints.make_queue(self.context, soc)
+            self.context = hints.make_context(device, soc.placement)
+            self.queue = hints.make_queue(self.context, soc.placement)
             self.programs = Programs(self.context)
             if offer is not None:
                 self.programs.offer(offer)
             # In here, because threads of a driver inherit the cores of the one that makes them.
             self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
-        for text in filter(None, (self.mismatch, *hints.ignored(device, soc))):
+        for text in filter(None, (self.mismatch, *hints.ignored(device, soc.placement))):
             warnings.warn(text, CodlWarning, stacklevel=2)
-        threads.spread(self.worker_threads, soc.gpu.cores or threads.available_cores())
+        threads.spread(self.worker_threads, soc.placement.gpu_cores or threads.available_cores())
 
     @property
     def mismatch(self) -> str:
@@ -143,34 +145,33 @@ class OpenClDevice:
 def open_device(soc: Soc, offer: Offer | None = None) -> OpenClDevice:
     """The SoC's OpenCL device; opened at the first call, the same object ever after.
 
-    It takes what binaries are offered. Raises `UnsupportedError` for a SoC of replayed latencies,
-    which has no device.
+    It takes what binaries are offered. Raises `UnsupportedError` for a SoC that is not at hand.
     """
-    soc.check_present()
-    opened = _opened(soc)
+    here = at_hand(soc)
+    opened = _opened(here)
     if not opened:
-        opened.append(OpenClDevice(soc, offer))
+        opened.append(OpenClDevice(here, offer))
     elif offer is not None:
         opened[0].programs.offer(offer)
     return opened[0]
 
 
 @cache
-def _opened(soc: Soc) -> list[OpenClDevice]:
+def _opened(soc: LocalSoc) -> list[OpenClDevice]:
     """Where a SoC's device is kept once it is open."""
     return []
 
 
-def _find_device(soc: Soc) -> cl.Device:
+def _find_device(soc: LocalSoc) -> cl.Device:
     found = [(p, d) for p in _platforms() for d in p.get_devices()]
     for platform, device in found:
         if (platform.name.strip(), device.name.strip()) == (soc.gpu.platform, soc.gpu.name):
             return device
     names = ", ".join(repr(d.name.strip()) for _, d in found) or "none"
     raise DeviceError(
-        f"The driver {soc.gpu.icd!r} has no device {soc.gpu.name!r} (found: {names}). A process "
-        f"loads one driver; `codl soc detect --serial local --name {soc.name}` writes the SoC "
-        "file anew."
+        f"The driver {soc.placement.icd!r} has no device {soc.gpu.name!r} (found: {names}). A "
+        f"process loads one driver; `codl soc detect --serial local --name {soc.name}` writes "
+        "the SoC file anew."
     )
 
 

@@ -73,7 +73,7 @@ class Session:
         self.lock = device.lock
         self._actions: list[Action] | None = None
         with device.lock:
-            threads.pin([0], device.soc.cpu.cores)
+            threads.pin([0], device.soc.placement.cpu_cores)
             self._handles = handles = Handles(executable, device, own_memory=own_memory)
             if tries:
                 handles.try_kernels()
@@ -100,14 +100,14 @@ class Session:
     def run(self) -> None:
         """One inference from what `inputs` hold; allocates no tensor."""
         with self._device.lock:
-            threads.pin([0], self._device.soc.cpu.cores)
+            threads.pin([0], self._device.soc.placement.cpu_cores)
             for action in self._open():
                 action.run()
 
     def profile(self) -> list[TimeSpan]:
         """What each processor did when in one inference."""
         with self._device.lock, self._device.profiling():
-            threads.pin([0], self._device.soc.cpu.cores)
+            threads.pin([0], self._device.soc.placement.cpu_cores)
             timeline = Timeline()
             for action in self._open():
                 action.profile(timeline)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from time import perf_counter, process_time, sleep
 
 from threadpoolctl import ThreadpoolController
@@ -22,6 +23,26 @@ INITIAL_CORES = tuple(sorted(os.sched_getaffinity(0)))
 def available_cores() -> tuple[int, ...]:
     """The cores that this process may use."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def refused_cores(cores: Iterable[int]) -> list[int]:
+    """Those that no thread of this process may work on: they are not there, or for others.
+
+    Whatever the calling thread is pinned to.
+    """
+    refused = []
+
+    def try_each() -> None:
+        for core in cores:
+            try:
+                os.sched_setaffinity(0, {core})
+            except (OSError, ValueError, OverflowError):
+                refused.append(core)
+
+    thread = Thread(target=try_each)
+    thread.start()
+    thread.join()
+    return refused
 
 
 def thread_ids() -> set[int]:

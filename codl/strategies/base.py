@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from codl.errors import InvalidFileError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
-from codl.measure import dataset
+from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.plan.coverage import WithoutWinograd, covered
@@ -49,6 +49,12 @@ class Context:
     _loaded: dict[tuple[Soc, str, Path, str], LatencyPredictors] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    @classmethod
+    def of(cls, soc: Soc, dataset_root: Path = dataset.FOLDER, **options: Any) -> Context:
+        """With the kernels' tuning that lies beside the SoC's dataset."""
+        tuning = tuning_file.read(Dataset.of(soc.name, dataset_root), soc)
+        return cls(soc, tuning, dataset_root=dataset_root, **options)
 
     @property
     def device(self) -> Target:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from codl.ir import Op
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
-from codl.ir.soc import PowerW, Soc
+from codl.ir.soc import PowerW
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
@@ -16,6 +16,7 @@ from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.tuner import TuneRun, TuneTask
 from codl.runtime.loaded import Loaded
+from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays
@@ -50,7 +51,7 @@ class Target(Protocol):
         ...
 
     @property
-    def soc(self) -> Soc:
+    def soc(self) -> LocalSoc:
         """The SoC that it is; raises `CodlError` where none was named."""
         ...
 

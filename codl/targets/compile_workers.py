@@ -17,10 +17,10 @@ from select import select
 from time import monotonic
 from types import TracebackType
 
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.task_records import choices_of, models_of, to_record
 from codl.measure.tasks import ContentionTask, SharingTask, Task
+from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.messages import Compile, Identified, Open, OpenDevice
 
@@ -38,7 +38,7 @@ FURTHEST = 256
 DEATHS = 2
 
 
-def worker_count(soc: Soc) -> int:
+def worker_count(soc: LocalSoc) -> int:
     """How many agents may compile: one a core of the SoC but for this process's, 0 on few."""
     cores = len(_cores(soc))
     if cores < LEAST_CORES:
@@ -60,7 +60,7 @@ class CompileWorkers:
     process down would take this one down too.
     """
 
-    def __init__(self, soc: Soc, count: int, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, soc: LocalSoc, count: int, command: Sequence[str] = COMMAND) -> None:
         self.deadly: dict[Task, str] = {}
         self._soc, self._count, self._command = soc, count, tuple(command)
         self._workers: list[_Worker] = []
@@ -186,5 +186,5 @@ class _Worker:
         return self.has_begun and self.task is None
 
 
-def _cores(soc: Soc) -> tuple[int, ...]:
-    return tuple(sorted({*soc.cpu.cores, *soc.gpu.cores}))
+def _cores(soc: LocalSoc) -> tuple[int, ...]:
+    return tuple(sorted(set(soc.placement.cores)))

@@ -1,12 +1,19 @@
-"""Describes a target as a SoC."""
+"""Describes a target as a SoC, and finds a SoC again on a target."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 
+from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.ir import soc as socs
 from codl.ir.soc import ELEMENT_NAMES, Soc
-from codl.runtime.detect import choose, describe
+from codl.runtime.detect import choose, describe, place
+from codl.runtime.placement import LocalSoc, beside, check_measured, read
 from codl.targets.base import Target
+from codl.targets.connect import connect
 
 
 def detect(
@@ -16,7 +23,7 @@ def detect(
     device: str | None = None,
     memory_types: Sequence[str] = (),
     element: str = ELEMENT_NAMES[0],
-) -> Soc:
+) -> LocalSoc:
     """Describe the machine that a target is.
 
     `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
@@ -27,3 +34,40 @@ def detect(
     chosen = choose(target.probe(), device)
     cpu = target.describe().cpu
     return describe(name, chosen, cpu=cpu, memory_types=memory_types, element=element)
+
+
+def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
+    """Load a SoC that is to be worked on, by name or from a `.yaml` file, and where it is.
+
+    Where the file of its placement is missing, the SoC's device is looked for on the target.
+    Raises as `codl.ir.soc.load` and `codl.runtime.placement.read` do, `UnsupportedError` for a
+    replayed SoC, and `DeviceError` where the target does not have its device.
+    """
+    soc, path = socs.load(name), socs.path_of(name)
+    check_measured(soc)
+    known = read(soc, path)
+    if known is not None:
+        return known
+    with closing(connect(serial)) as target:
+        return _placed(soc, path, target)
+
+
+def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:
+    """The SoC where a target has it, by the rules of `detect`."""
+    fix = f"`codl soc detect --serial {target.serial} --name {soc.name}` writes it."
+    missing = f"There is no {beside(path)}, which says where the SoC {soc.name!r} is"
+    devices = [device for result in target.probe() for device in result.devices]
+    wanted = (soc.gpu.platform, soc.gpu.name)
+    matching = [device for device in devices if (device.platform, device.name) == wanted]
+    if not matching:
+        names = ", ".join(repr(device.name) for device in devices) or "none"
+        raise DeviceError(
+            f"{missing}, and its OpenCL device {soc.gpu.name!r} of {soc.gpu.platform!r} is not "
+            f"here (there are: {names}). {fix}"
+        )
+    try:
+        local = LocalSoc.of(soc, place(matching[0], target.describe().cpu.cores))
+    except CodlError as error:
+        raise type(error)(f"{missing}. {error} {fix}") from error
+    warnings.warn(f"{missing}; it was found by asking every driver. {fix}", CodlWarning, 2)
+    return local

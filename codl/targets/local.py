@@ -5,16 +5,16 @@ A bundle runs here: what only measures is loaded when something is measured.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.errors import CodlError, CodlWarning
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.placement import LocalSoc, at_hand, check_cores
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.session import Session
 
@@ -46,12 +46,12 @@ class LocalTarget:
         self._soc, self._workers = soc, workers
 
     @property
-    def soc(self) -> Soc:
+    def soc(self) -> LocalSoc:
         if self._soc is None:
             raise CodlError(
                 f"The target {self.serial!r} was opened without a SoC; name one by --soc."
             )
-        return self._soc
+        return at_hand(self._soc)
 
     def describe(self) -> TargetInfo:
         from codl.runtime.cpu_facts import cpu_facts
@@ -77,17 +77,13 @@ class LocalTarget:
     def clocks_mhz(self) -> dict[str, float]:
         from codl.runtime.cpu_facts import clocks_mhz
 
-        return clocks_mhz((*self.soc.cpu.cores, *self.soc.gpu.cores))
+        return clocks_mhz(self.soc.placement.cores)
 
     # Running.
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:
         """Open the device, with binaries that spare compilations; its identity."""
-        cores = os.cpu_count() or 1
-        missing = [own for own in (*self.soc.cpu.cores, *self.soc.gpu.cores) if own >= cores]
-        if missing:
-            wanted = ", ".join(map(str, missing))
-            raise DeviceError(f"The cores {wanted} are wanted, there are {cores}.")
+        check_cores(self.soc.placement)
         return open_device(self.soc, offer).programs.identity
 
     @property

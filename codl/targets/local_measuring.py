@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from codl.ir import Op
-from codl.ir.soc import PowerW, Soc
+from codl.ir.soc import PowerW
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure import drift
 from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
@@ -22,6 +22,7 @@ from codl.measure.together import time_together
 from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.runtime import threads
 from codl.runtime.energy import find_sensors
+from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 from codl.targets.compile_workers import CompileWorkers, worker_count
 from codl.targets.peer_process import PeerProcess
@@ -30,7 +31,7 @@ from codl.targets.peer_process import PeerProcess
 class LocalMeasuring:
     """Measures on the two processors of a SoC, in this process."""
 
-    def __init__(self, soc: Soc, workers: CompileWorkers | None = None) -> None:
+    def __init__(self, soc: LocalSoc, workers: CompileWorkers | None = None) -> None:
         self._soc = soc
         self._workers = workers or CompileWorkers(soc, worker_count(soc))
         self._runner: BatchRunner | None = None
@@ -46,7 +47,7 @@ class LocalMeasuring:
     def compile(self, task: Task, tuning: Tuning) -> None:
         bench = Bench(self._soc, "", tuning=tuning)
         # No side keeps to its cores: nothing is measured, and drivers compile on any thread.
-        threads.pin(threads.thread_ids(), {*self._soc.cpu.cores, *self._soc.gpu.cores})
+        threads.pin(threads.thread_ids(), self._soc.placement.cores)
         bench.compile(task)
 
     def tune(

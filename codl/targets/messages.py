@@ -12,13 +12,14 @@ import msgspec
 
 from codl.ir.executable import Refusal
 from codl.ir.results import TimeSpan
-from codl.ir.soc import PowerW, Soc
+from codl.ir.soc import PowerW
 from codl.kernels.tuning import Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.task_records import TaskRecord
 from codl.measure.timing import Rounds
+from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.session import Footprint
 from codl.targets.arrays import ArrayRecord
@@ -127,7 +128,7 @@ class Probe(Request, frozen=True):
 class Open(Request, frozen=True):
     """Be the target of a SoC; must come before anything that measures or runs on it."""
 
-    soc: Soc
+    soc: LocalSoc
 
 
 class OfferedBinary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -426,7 +427,7 @@ class BecomePeer(Request, frozen=True):
     """Make a peer in this very process, of the ONNX model in the blob."""
 
     name: str
-    soc: Soc
+    soc: LocalSoc
     cores: tuple[int, ...]
     plan: dict[str, Any] | None
     reply: ClassVar[type[Reply]] = PeerReady

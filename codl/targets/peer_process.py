@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from codl.errors import DeviceError
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.runtime import threads
 from codl.runtime.child import inherited
+from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import Arrays, from_wire, to_wire
 from codl.targets.client import COMMAND, AgentClient
 from codl.targets.messages import (
@@ -43,12 +43,12 @@ class PeerProcess:
         self,
         name: str,
         model: bytes,
-        soc: Soc,
+        soc: LocalSoc,
         plan: Plan | None = None,
         *,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        self.name, self.cores = name, cores_of(soc)
+        self.name, self.cores = name, soc.placement.cores
         self.agent = AgentClient(
             command,
             name=f"the peer {name!r}",
@@ -96,11 +96,6 @@ class PeerProcess:
     def close(self) -> None:
         """End the process."""
         self.agent.close()
-
-
-def cores_of(soc: Soc) -> tuple[int, ...]:
-    """The cores that both processors have together."""
-    return tuple(sorted({*soc.cpu.cores, *soc.gpu.cores}))
 
 
 def environment(count: int) -> Mapping[str, str]:

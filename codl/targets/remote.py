@@ -23,6 +23,7 @@ from codl.measure.runner import blank_row
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
 from codl.measure.tasks import Task
 from codl.measure.tuner import Failure, TuneRun, TuneTask
+from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, to_wire
@@ -76,16 +77,16 @@ class RemoteTarget:
 
     def __init__(self, serial: str, command: Sequence[str], soc: Soc | None = None) -> None:
         self.serial, self._soc = serial, soc
-        prelude = () if soc is None else (Open(soc),)
+        prelude = () if soc is None else (Open(at_hand(soc)),)
         self.agent = AgentClient(command, name=f"the agent of {serial!r}", prelude=prelude)
 
     @property
-    def soc(self) -> Soc:
+    def soc(self) -> LocalSoc:
         if self._soc is None:
             raise CodlError(
                 f"The target {self.serial!r} was opened without a SoC; name one by --soc."
             )
-        return self._soc
+        return at_hand(self._soc)
 
     def describe(self) -> TargetInfo:
         answer, _ = self.agent.ask(Describe(), Described)
@@ -191,8 +192,7 @@ class RemoteTarget:
         records, blobs = to_wire(inputs)
         request = StartPeer(name, None if plan is None else plan.to_json(), records)
         answer, _ = self.agent.ask(request, PeerStarted, [model, *blobs])
-        cores = {*self.soc.cpu.cores, *self.soc.gpu.cores}
-        return RemotePeer(self.agent, name, answer, len(cores))
+        return RemotePeer(self.agent, name, answer, len(self.soc.placement.cores))
 
     def time(
         self,

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from time import perf_counter
 
 import codl
-from codl.ir import soc as socs
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure.inputs import random_inputs
 from codl.measure.timing import level_s
@@ -24,6 +23,7 @@ from codl.plan.price import price
 from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
 from codl.runtime.engine import Engine
+from codl.targets.detect import load_local
 
 MODELS, ROUNDS = "alexnet,mobilenet_v1,resnet50_v2", 14
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--soc", default="host")
     parser.add_argument("--models", default=MODELS)
     options = parser.parse_args()
-    soc = socs.load(options.soc)
+    soc = load_local(options.soc)
     engines: dict[tuple[str, Processor], Engine] = {}
     for model in options.models.split(","):
         for side in PROCESSORS:

@@ -24,7 +24,6 @@ import numpy as np
 from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
 
 from codl.ir import Op, Weights, parse, to_text
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.measure.op_runner import repeated
@@ -33,6 +32,7 @@ from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 
 OPS = Path(__file__).with_name("convolutions.txt")
@@ -98,14 +98,14 @@ def measure(op: Op, gpu: OpenClDevice, only: str, all_choices: bool, seconds: fl
     )
 
 
-def ncnn(op: Op, weights: Weights, soc: Soc) -> Iterator[Contender]:
+def ncnn(op: Op, weights: Weights, soc: LocalSoc) -> Iterator[Contender]:
     """Every variant of the CPU side, on packed and on planar memory."""
     for variant in registry.variants(op, "cpu", soc):
         packed, planar = (net(op, variant, weights, soc) for _ in range(2))
         packed.pack_inputs()
         inside, alone = repeated(packed.compute), repeated(planar.run)
-        yield Contender("ncnn", variant.name, inside, soc.cpu.cores, thread_time)
-        yield Contender("planar ncnn", variant.name, alone, soc.cpu.cores, thread_time)
+        yield Contender("ncnn", variant.name, inside, soc.placement.cpu_cores, thread_time)
+        yield Contender("planar ncnn", variant.name, alone, soc.placement.cpu_cores, thread_time)
 
 
 def opencl(
@@ -130,7 +130,7 @@ def opencl(
             yield Contender("planar opencl", name, alone, cores, partial(busy_s, gpu))
 
 
-def net(op: Op, variant: Any, weights: Weights, soc: Soc) -> NcnnSession:
+def net(op: Op, variant: Any, weights: Weights, soc: LocalSoc) -> NcnnSession:
     """A net of one op over arrays of its own."""
     session = HostSession(pieces.net_alone([op], variant, [weights], soc), soc)
     session.inputs["x0"][...] = np.random.default_rng(0).standard_normal(op.input, np.float32)

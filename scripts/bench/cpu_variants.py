@@ -14,10 +14,10 @@ from time import perf_counter, thread_time
 import numpy as np
 
 from codl.ir import Op, to_text
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.op_runner import row_of_ops
 from codl.measure.tasks import read_csv
+from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each op")
     args = parser.parse_args()
     soc = detect(connect("local"), "bench")
-    os.sched_setaffinity(0, soc.cpu.cores[:1])
+    os.sched_setaffinity(0, soc.placement.cpu_cores[:1])
     ratios: dict[str, list[float]] = {}
     for op in dict.fromkeys(read_csv(args.ops)):
         ms = measure(op, soc, args.seconds)
@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{name:28s} {low:.2f} {middle:.2f} {high:.2f}   of {len(values)}")
 
 
-def measure(op: Op, soc: Soc, seconds: float) -> dict[str, float]:
+def measure(op: Op, soc: LocalSoc, seconds: float) -> dict[str, float]:
     """Milliseconds of every variant that does the op."""
     found = registry.variants(op, "cpu", soc, include_unfit=True)
     nets = {variant.name: row_of_ops([op], variant, soc) for variant in found}

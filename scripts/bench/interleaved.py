@@ -9,9 +9,9 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.ir.soc import Soc
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect
 
@@ -87,21 +87,23 @@ def _best(contenders: Sequence[Contender]) -> dict[str, Contender]:
     return {c.group: c for c in sorted(contenders, key=lambda c: -c.ms)}
 
 
-def one_core_soc(device: str | None = None) -> Soc:
+def one_core_soc(device: str | None = None) -> LocalSoc:
     """This machine with its last core as both sides: ncnn and OpenCL on the very same one.
 
     An OpenCL device that is a GPU stays whole, and ncnn still gets one core.
     """
     soc = detect(connect("local"), "bench", device=device)
-    core = (soc.gpu.cores or soc.cpu.cores)[-1:]
-    gpu = replace(soc.gpu, cores=core, compute_units=1) if soc.gpu.is_cpu else soc.gpu
-    return replace(soc, cpu=replace(soc.cpu, cores=core), gpu=gpu)
+    own = soc.placement
+    core = (own.gpu_cores or own.cpu_cores)[-1:]
+    place = replace(own, cpu_cores=core, gpu_cores=core if soc.gpu.is_cpu else ())
+    gpu = replace(soc.gpu, compute_units=1) if soc.gpu.is_cpu else soc.gpu
+    return replace(soc, cpu=replace(soc.cpu, threads=1), gpu=gpu, placement=place)
 
 
-def waiting_cores(soc: Soc) -> tuple[int, ...]:
+def waiting_cores(soc: LocalSoc) -> tuple[int, ...]:
     """Where to wait for the OpenCL device: any core but its own."""
     everywhere = threads.available_cores()
-    return tuple(core for core in everywhere if core not in soc.gpu.cores) or everywhere
+    return tuple(core for core in everywhere if core not in soc.placement.gpu_cores) or everywhere
 
 
 def busy_s(gpu: OpenClDevice) -> float:

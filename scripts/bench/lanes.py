@@ -19,20 +19,20 @@ import numpy as np
 
 from codl.frontend.convert import load_network
 from codl.ir import Network
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
 from codl.runtime import threads
 from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
+from codl.targets.detect import load_local
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def one_image(network: Network, soc: Soc) -> Callable[[], None]:
+def one_image(network: Network, soc: LocalSoc) -> Callable[[], None]:
     """One inference on the CPU alone, with as many threads as the SoC's CPU side has.
 
     Its results stay with ncnn, so that any number may run at once.
@@ -72,14 +72,16 @@ def main() -> None:
     parser.add_argument("--models", default="mobilenet_v2,resnet50,vgg16")
     parser.add_argument("--seconds", type=float, default=0.4)
     given = parser.parse_args()
-    soc = socs.load(given.soc)
-    threads.pin([0], soc.cpu.cores)
+    soc = load_local(given.soc)
+    threads.pin([0], soc.placement.cpu_cores)
     print("| model | threads of an image | images | all, ms | each, ms |")
     print("| --- | --- | --- | --- | --- |")
     for model in given.models.split(","):
-        network, most = load_network(model), len(soc.cpu.cores)
+        network, most = load_network(model), len(soc.placement.cpu_cores)
         for count in (size for size in reversed(SIZES) if size <= most):
-            run = one_image(network, replace(soc, cpu=replace(soc.cpu, thread_count=count)))
+            run = one_image(
+                network, replace(soc, placement=replace(soc.placement, cpu_threads=count))
+            )
             for images in (size for size in SIZES if size * count <= most):
                 ms = side_by_side_ms(run, images, given.seconds)
                 print(

@@ -19,7 +19,6 @@ import sys
 from pathlib import Path
 
 from codl.frontend.convert import load_network
-from codl.ir import soc as socs
 from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.predict.names import FOLDER
@@ -27,6 +26,7 @@ from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import open_device
 from codl.strategies import Context, find
+from codl.targets.detect import load_local
 
 RUNS = 3
 SINGLES = ("cpu", "gpu")
@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        context = Context(socs.load(options.soc), options.predictors, options.dataset)
+        context = Context.of(
+            load_local(options.soc), options.dataset, predictors_folder=options.predictors
+        )
         print(engine_bytes(options.models, options.strategies, context))
         return
     rows = []
@@ -76,7 +78,7 @@ def engine_bytes(model: str, strategy: str, context: Context) -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # so that nothing hides in what was freed
     before = resident_bytes()
-    engine = Engine(network, plan, context.soc)
+    engine = Engine(network, plan, context.soc, context.tuning)
     engine.feed(inputs)
     for _ in range(RUNS):
         engine.run()

@@ -38,6 +38,7 @@ from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect
 
@@ -155,11 +156,12 @@ def in_turns(
     return {name: np.array(times) for name, times in samples.items()}
 
 
-def one_core_each(soc: Soc) -> Soc:
+def one_core_each(soc: LocalSoc) -> LocalSoc:
     """One core for ncnn and one for an OpenCL device that is a CPU; a GPU stays whole."""
-    cpu = replace(soc.cpu, cores=soc.cpu.cores[:1])
-    gpu = replace(soc.gpu, cores=soc.gpu.cores[:1], compute_units=1) if soc.gpu.is_cpu else soc.gpu
-    return replace(soc, cpu=cpu, gpu=gpu)
+    own = soc.placement
+    place = replace(own, cpu_cores=own.cpu_cores[:1], gpu_cores=own.gpu_cores[:1])
+    gpu = replace(soc.gpu, compute_units=1) if soc.gpu.is_cpu else soc.gpu
+    return replace(soc, cpu=replace(soc.cpu, threads=1), gpu=gpu, placement=place)
 
 
 def device_clock(soc: Soc) -> Clock:

@@ -15,11 +15,11 @@ from time import perf_counter
 import numpy as np
 
 from codl.ir import Layer, Network, Shape
-from codl.ir import soc as socs
 from codl.ir.types import PROCESSORS
 from codl.measure.surroundings import TINY
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
+from codl.targets.detect import load_local
 
 ROUNDS, WARM_UP = 400, 50
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--soc", default="host")
     parser.add_argument("--ops", type=int, default=60)
     options = parser.parse_args()
-    soc, network = socs.load(options.soc), in_a_row(options.ops)
+    soc, network = load_local(options.soc), in_a_row(options.ops)
     cpu, gpu = (default_plan(network, soc, side, chained=False).chains for side in PROCESSORS)
     plans = {
         "CPU": default_plan(network, soc, "cpu"),

@@ -14,11 +14,11 @@ from time import perf_counter
 import numpy as np
 
 from codl.ir import parse
-from codl.ir import soc as socs
 from codl.kernels import registry
 from codl.measure.op_runner import cpu_work
 from codl.measure.timing import level_s
 from codl.runtime import threads
+from codl.targets.detect import load_local
 
 OPS = (
     ("conv2d in=1x64x112x112 oc=64 kernel=3x3 pad=1", "cpu_winograd"),
@@ -33,8 +33,8 @@ NETS, WARM_UP, SAMPLES = 7, 3, 8
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--soc", default="host")
-    soc = socs.load(parser.parse_args().soc)
-    threads.pin([0], soc.cpu.cores)
+    soc = load_local(parser.parse_args().soc)
+    threads.pin([0], soc.placement.cpu_cores)
     for text, variant in OPS:
         op, kept, found = parse(text), [], []
         for _ in range(NETS):

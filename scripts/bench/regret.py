@@ -20,7 +20,6 @@ from time import perf_counter
 import numpy as np
 
 from codl.ir import Dim, Layer, Network, Op, to_text
-from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.measure.tasks import load_ops
@@ -30,6 +29,7 @@ from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
+from codl.targets.detect import load_local
 
 MODELS = "mobilenet_v2,resnet50,vgg16,yolov2"
 SEED = 11
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--predictors", type=Path, default=FOLDER)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    soc = socs.load(arguments.soc)
+    soc = load_local(arguments.soc)
     cost = CostModel(soc, load(soc, arguments.predictor, arguments.predictors))
     splittable = [op for op in load_ops(arguments.models.split(",")) if op.dims]
     ops = random.Random(arguments.seed).sample(splittable, min(arguments.ops, len(splittable)))

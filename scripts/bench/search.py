@@ -66,7 +66,7 @@ def main() -> None:
 def once(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """One search of a network, by predictors that have predicted nothing yet."""
     soc, network = socs.load(options.soc), load_network(model)
-    cost = Context(soc, options.predictors).cost(DEFAULT)
+    cost = Context.of(soc, predictors_folder=options.predictors).cost(DEFAULT)
     start = perf_counter()
     plan = search(network, cost, "codl", method=options.search)
     search_ms = 1e3 * (perf_counter() - start)

@@ -17,7 +17,6 @@ import numpy as np
 
 import codl
 from codl.ir import Shape
-from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
@@ -31,6 +30,7 @@ from codl.measure.tasks import SharingTask
 from codl.runtime.opencl import OpenClDevice, open_device
 from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
+from codl.targets.detect import load_local
 
 MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
 #: Of the profiles: other programs only ever add time.
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--strategy", default="codl-paper")
     options = parser.parse_args()
-    soc = socs.load(options.soc)
+    soc = load_local(options.soc)
     names = options.models.split(",")
     found = [e for name in names for e in inside_ms(name, options.soc, options.strategy)]
     exchanges = list(dict.fromkeys(exchange for exchange, _ in found))

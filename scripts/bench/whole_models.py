@@ -20,7 +20,6 @@ from time import sleep
 
 from codl.cli.output import note
 from codl.frontend.models import MEASURED
-from codl.ir import soc as socs
 from codl.ir.results import EvalRow
 from codl.measure import dataset as datasets
 from codl.measure.interleave import Effort
@@ -29,6 +28,7 @@ from codl.provenance import provenance
 from codl.strategies import find
 from codl.strategies.base import Context
 from codl.strategies.evaluation import evaluate
+from codl.targets.detect import load_local
 
 STRATEGIES = "cpu,gpu,mulayer,codl-paper"
 WITHIN = 0.10
@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--predictors", type=Path, default=FOLDER)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    context = Context(socs.load(options.soc), options.predictors, options.dataset)
+    context = Context.of(
+        load_local(options.soc), options.dataset, predictors_folder=options.predictors
+    )
     strategies = options.strategies.split(",")
     results: list[EvalRow] = []
     for model in options.models.split(","):

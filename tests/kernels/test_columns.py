@@ -40,14 +40,12 @@ from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.op_runner import operands
 from codl.predict import features
 
-CPU = CpuSide(name="test", cores=(0,), simd_floats=16, l2_cache_bytes=1 << 20)
+CPU = CpuSide(name="test", threads=1, simd_floats=16, l2_cache_bytes=1 << 20)
 GPU = GpuSide(
-    icd="test",
     platform="test",
     name="test",
     driver="1",
     type="cpu",
-    cores=(1,),
     compute_units=1,
     max_work_group_size=4096,
     wave_size=1,

@@ -88,6 +88,6 @@ def test_threads_are_those_of_the_variant() -> None:
         table = features.table("variant", target, [CONV], soc)
         return float(table.values[0][table.names.index("block_waves")]) / (8 * 8 * 72)
 
-    four = replace(REPLAYED, cpu=replace(REPLAYED.cpu, cores=(0, 1, 2, 3)))
+    four = replace(REPLAYED, cpu=replace(REPLAYED.cpu, threads=4))
     assert waves("conv2d_cpu_replayed", four) == 1
     assert waves("conv2d_cpu_replayed_threads2", four) == 2

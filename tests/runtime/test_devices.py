@@ -15,11 +15,12 @@ from codl.errors import DeviceError, InvalidFileError, UnknownNameError
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels.base import KernelLaunch, KernelPlan
-from codl.runtime import detect, drivers
+from codl.runtime import detect, drivers, placement
 from codl.runtime.caches import last_cache_bytes
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.drivers import Driver
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.runtime.threads import CoreObserver, available_cores, pinned, spread
 from codl.targets.local import LocalTarget
@@ -97,9 +98,9 @@ def fake(icd: str, kind: str) -> ProbedDevice:
 def test_a_real_gpu_is_preferred_and_leaves_the_cpu_all_cores() -> None:
     found = [ProbeResult("pocl", (fake("pocl", "cpu"),)), ProbeResult("g", (fake("g", "gpu"),))]
     soc = detect.describe("test", detect.choose(found, None))
-    assert soc.gpu.icd == "g"
-    assert soc.gpu.cores == ()
-    assert soc.cpu.cores == cpu_facts().cores
+    assert soc.placement.icd == "g"
+    assert soc.placement.gpu_cores == ()
+    assert soc.placement.cpu_cores == cpu_facts().cores
     assert detect.choose(found, "pocl").type == "cpu"
     with pytest.raises(UnknownNameError, match="Unknown OpenCL device 'cuda'"):
         detect.choose(found, "cuda")
@@ -110,7 +111,7 @@ def test_one_core_is_not_enough_for_two_processors() -> None:
         detect.describe("test", fake("pocl", "cpu"), cpu=CpuFacts("c", (3,), 8, 1 << 20))
 
 
-def test_both_sides_work_on_disjoint_cores(soc: Soc, tmp_path: Path) -> None:
+def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> None:
     """Observed while they work: neither side is seen on a core of the other.
 
     In a process of its own, since threads keep the cores of the SoC that they were made for.
@@ -119,17 +120,18 @@ def test_both_sides_work_on_disjoint_cores(soc: Soc, tmp_path: Path) -> None:
         pytest.skip("a real GPU works on no core of this machine")
     path = soc.save(tmp_path / "test.yaml")
     program = (
-        "import json, sys; from codl.ir import soc; from codl.runtime.detect import observe_cores; "
-        "print(json.dumps(observe_cores(soc.load(sys.argv[1]))))"
+        "import json, sys; "
+        "from codl.runtime import placement; from codl.runtime.detect import observe_cores; "
+        "print(json.dumps(observe_cores(placement.load(sys.argv[1]))))"
     )
     command = [sys.executable, "-c", program, str(path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     seen = json.loads(output)
-    assert set(soc.cpu.cores).isdisjoint(soc.gpu.cores)
+    assert set(soc.placement.cpu_cores).isdisjoint(soc.placement.gpu_cores)
     assert seen["cpu"]
     assert seen["gpu"]
-    assert set(seen["cpu"]) <= set(soc.cpu.cores)
-    assert set(seen["gpu"]) <= set(soc.gpu.cores)
+    assert set(seen["cpu"]) <= set(soc.placement.cpu_cores)
+    assert set(seen["gpu"]) <= set(soc.placement.gpu_cores)
 
 
 def test_the_observer_sees_where_a_thread_works() -> None:
@@ -173,9 +175,10 @@ def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> No
     assert "-DV=5" in str(error.value)
 
 
-def test_soc_file_round_trip(first_soc: Soc, tmp_path: Path) -> None:
+def test_soc_file_round_trip(first_soc: LocalSoc, tmp_path: Path) -> None:
     path = first_soc.save(tmp_path / "socs" / "test.yaml")
-    assert socs.load(path) == first_soc
+    assert socs.load(path) == first_soc.facts
+    assert placement.load(path) == first_soc
 
 
 @pytest.mark.parametrize(
@@ -184,14 +187,18 @@ def test_soc_file_round_trip(first_soc: Soc, tmp_path: Path) -> None:
         ("simd_floats: ", "simd_flots: ", "cpu: Unknown key 'simd_flots'. Did you mean 'simd_"),
         ("description: ", "describtion: ", "top: Unknown key 'describtion'"),
         ("simd_floats: 16", "simd_floats: many", "cpu.simd_floats: expected int, got 'many'"),
-        ("  - 0\n", "  - zero\n", "cpu.cores: expected a list of integers, got ['zero']"),
+        ("threads: 1", "threads: 0", "cpu.threads: expected int >= 1, got 0"),
+        ("- buffer", "- bufer", "gpu.memory_types: must be of buffer, image2d, got 'bufer'"),
+        ("- buffer", "- 3", "gpu.memory_types[0]: expected str, got 3"),
+        ("unified_memory: true", "unified_memory: 1", "unified_memory: expected bool, got 1"),
+        ("type: gpu", "type: npu", "gpu.type: must be of cpu, gpu, got 'npu'"),
         ("gpu:", "gpu: [", "not YAML"),
     ],
 )
 def test_a_broken_soc_file_is_named_by_key(
     old: str, new: str, message: str, tmp_path: Path
 ) -> None:
-    soc = Soc("test", "x", socs.CpuSide("c", (0,), 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
+    soc = Soc("test", "x", socs.CpuSide("c", 1, 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
     path = soc.save(tmp_path / "test.yaml")
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
@@ -201,7 +208,7 @@ def test_a_broken_soc_file_is_named_by_key(
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    soc = Soc("test", "x", socs.CpuSide("c", (0,), 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
+    soc = Soc("test", "x", socs.CpuSide("c", 1, 16, 1), detect._gpu_side(fake("g", "gpu"), ()))
     path = soc.save(tmp_path / "test.yaml")
     path.write_text(path.read_text().replace("  l2_cache_bytes: 1\n", ""))
     with pytest.raises(InvalidFileError, match=r"cpu.l2_cache_bytes: the key is missing"):

@@ -193,12 +193,11 @@ def test_a_failed_build_is_remembered_until_the_source_changes(
 
 CRASH = """
 import os, signal, sys
-from pathlib import Path
-from codl.ir import soc as socs
 from codl.kernels.base import KernelPlan
+from codl.runtime import placement
 from codl.runtime.cl_import import cl_module
 from codl.runtime.opencl import open_device
-gpu = open_device(socs.load(Path(sys.argv[1])))
+gpu = open_device(placement.load(sys.argv[1]))
 cl_module().Program.build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 gpu.programs.build(KernelPlan("layout/transform.cl", (), {"V": 4}))
 """

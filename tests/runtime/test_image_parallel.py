@@ -11,28 +11,30 @@ import pytest
 from support.kernel_runs import assert_close, cut, operands, reference, run_cpu
 
 from codl.ir import Region, Span, parse
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.runtime.actions import WORTH_SHARING, copy_images
 from codl.runtime.image_parallel import Lanes
+from codl.runtime.placement import LocalSoc
 
 
 @pytest.fixture
-def wide(first_soc: Soc) -> Soc:
+def wide(first_soc: LocalSoc) -> LocalSoc:
     """As if the CPU side had four cores; they are this machine's, in turns."""
     cores = sorted(os.sched_getaffinity(0))
-    return replace(first_soc, cpu=replace(first_soc.cpu, cores=tuple(cores * 4)[:4]))
+    return replace(
+        first_soc, placement=replace(first_soc.placement, cpu_cores=tuple(cores * 4)[:4])
+    )
 
 
 @pytest.mark.parametrize(
     ("images", "lanes", "threads"), [(1, 1, 4), (2, 2, 2), (3, 3, 1), (4, 4, 1), (9, 4, 1)]
 )
-def test_lanes_share_the_threads(images: int, lanes: int, threads: int, wide: Soc) -> None:
+def test_lanes_share_the_threads(images: int, lanes: int, threads: int, wide: LocalSoc) -> None:
     found = Lanes.of(wide, images)
     assert (found.count, found.threads) == (lanes, threads)
 
 
-def test_items_come_back_in_order_from_lanes_that_run_at_once(wide: Soc) -> None:
+def test_items_come_back_in_order_from_lanes_that_run_at_once(wide: LocalSoc) -> None:
     meet, seen = Barrier(3, timeout=10), set()
 
     def work(item: int) -> int:
@@ -47,7 +49,7 @@ def test_items_come_back_in_order_from_lanes_that_run_at_once(wide: Soc) -> None
 
 
 @pytest.mark.parametrize("wrong", [0, 5])
-def test_an_error_ends_all_lanes_and_is_raised(wrong: int, wide: Soc) -> None:
+def test_an_error_ends_all_lanes_and_is_raised(wrong: int, wide: LocalSoc) -> None:
     def work(item: int) -> None:
         if item == wrong:
             raise ValueError(f"item {item}")
@@ -66,7 +68,7 @@ def test_an_error_ends_all_lanes_and_is_raised(wrong: int, wide: Soc) -> None:
         "eltwise in=5x20x7x9,1x20x7x9",
     ],
 )
-def test_a_batch_side_by_side_is_what_the_reference_computes(text: str, wide: Soc) -> None:
+def test_a_batch_side_by_side_is_what_the_reference_computes(text: str, wide: LocalSoc) -> None:
     op = parse(text)
     inputs, weights = operands(op)
     part = Region.whole(op.output)._replace(images=Span(1, 5))
@@ -78,7 +80,7 @@ def test_a_batch_side_by_side_is_what_the_reference_computes(text: str, wide: So
 
 
 @pytest.mark.parametrize("elements", [100, WORTH_SHARING // 4])
-def test_images_are_copied_to_where_they_belong(elements: int, wide: Soc) -> None:
+def test_images_are_copied_to_where_they_belong(elements: int, wide: LocalSoc) -> None:
     """Between parts of larger arrays, as homes are, by one thread and by several."""
     source = np.arange(5 * 2 * elements, dtype=np.float32).reshape(5, 2, elements)
     target = np.zeros((5, 3, elements), np.float32)

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, CodlWarning, InvalidFileError
 from codl.ir import Shape, parse
-from codl.ir import soc as socs
-from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import WithoutWinograd
-from codl.runtime import hints
+from codl.runtime import hints, placement
 from codl.runtime.affinity import cores_of, speeds, with_cores
 from codl.runtime.cl_import import cl_module
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc, beside
 from codl.strategies import Context
 
 
@@ -39,45 +38,46 @@ def test_big_and_little_cores_are_told_apart_by_their_speed(tmp_path: Path) -> N
     assert cores_of("big", [4, 5], alike) == cores_of("little", [4, 5], alike) == (4, 5)
 
 
-def test_cores_that_are_not_there_or_not_free_are_refused(first_soc: Soc) -> None:
+def test_cores_that_are_not_there_or_not_free_are_refused(first_soc: LocalSoc) -> None:
     with pytest.raises(CodlError, match="'huge': expected none, big, little, or cores"):
         with_cores(first_soc, "huge", None)
     with pytest.raises(CodlError, match="no core 977 for the CPU side"):
         with_cores(first_soc, "977", None)
-    for core in first_soc.gpu.cores:
+    for core in first_soc.placement.gpu_cores:
         with pytest.raises(CodlError, match=f"no core {core} for the CPU side"):
             with_cores(first_soc, str(core), None)
     assert with_cores(first_soc, None, None) is first_soc
-    assert with_cores(first_soc, "none", 1).cpu.threads == 1
+    assert with_cores(first_soc, "none", 1).placement.threads == 1
 
 
-def test_a_soc_file_may_hold_threads_and_hints(first_soc: Soc, tmp_path: Path) -> None:
-    assert "performance" not in first_soc.to_yaml()
-    gpu = replace(first_soc.gpu, performance="high", priority="low")
-    changed = replace(first_soc, cpu=replace(first_soc.cpu, thread_count=3), gpu=gpu)
+def test_a_placement_may_hold_hints(first_soc: LocalSoc, tmp_path: Path) -> None:
+    assert "performance" not in first_soc.placement.to_dict()
+    changed = hinted(first_soc, "high", "low")
     path = changed.save(tmp_path / "test.yaml")
-    assert socs.load(path) == changed
-    assert socs.load(first_soc.save(tmp_path / "plain.yaml")) == first_soc
-    path.write_text(changed.to_yaml().replace("priority: low", "priority: lowest"))
-    with pytest.raises(InvalidFileError, match=r"gpu\.priority: must be of default, low, normal"):
-        socs.load(path)
+    place = beside(path)
+    assert place == tmp_path / "test.local.yaml"
+    assert placement.load(path) == changed
+    place.write_text(place.read_text().replace("priority: low", "priority: lowest"))
+    with pytest.raises(InvalidFileError, match=r"priority: must be of default, low, normal"):
+        placement.load(path)
 
 
-def hinted(soc: Soc, performance: str, priority: str) -> Soc:
-    return replace(soc, gpu=replace(soc.gpu, performance=performance, priority=priority))
+def hinted(soc: LocalSoc, performance: str, priority: str) -> LocalSoc:
+    place = replace(soc.placement, performance=performance, priority=priority)
+    return replace(soc, placement=place)
 
 
-def test_hints_go_to_the_extension_that_a_driver_has(first_soc: Soc) -> None:
+def test_hints_go_to_the_extension_that_a_driver_has(first_soc: LocalSoc) -> None:
     soc = hinted(first_soc, "high", "low")
     qualcomm, khronos = "cl_x cl_qcom_perf_hint", "cl_khr_priority_hints cl_khr_throttle_hints"
-    assert hints.context_properties(soc, qualcomm) == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
-    assert hints.queue_properties(soc, qualcomm) == []
-    assert hints.context_properties(soc, khronos) == []
-    assert hints.queue_properties(soc, khronos) == [0x1097, 1, 0x1096, 4]
+    assert hints.context_properties(soc.placement, qualcomm) == [0x40C2, 0x40C3, 0x40C9, 0x40CC]
+    assert hints.queue_properties(soc.placement, qualcomm) == []
+    assert hints.context_properties(soc.placement, khronos) == []
+    assert hints.queue_properties(soc.placement, khronos) == [0x1097, 1, 0x1096, 4]
     both = "cl_qcom_priority_hint cl_khr_priority_hints cl_khr_throttle_hints"
-    assert hints.context_properties(soc, both) == [0x40C9, 0x40CC]
-    assert hints.queue_properties(soc, both) == [0x1097, 1]
-    assert hints.queue_properties(first_soc, khronos) == []
+    assert hints.context_properties(soc.placement, both) == [0x40C9, 0x40CC]
+    assert hints.queue_properties(soc.placement, both) == [0x1097, 1]
+    assert hints.queue_properties(first_soc.placement, khronos) == []
 
 
 def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
@@ -85,9 +85,9 @@ def test_a_hint_without_effect_is_said(gpu: OpenClDevice) -> None:
     soc = hinted(gpu.soc, "normal", "default")
     known = ("cl_qcom_perf_hint", "cl_khr_throttle_hints")
     if any(name in gpu.device.extensions for name in known):
-        assert hints.ignored(gpu.device, soc) == []
+        assert hints.ignored(gpu.device, soc.placement) == []
         return
-    assert hints.ignored(gpu.device, gpu.soc) == []
+    assert hints.ignored(gpu.device, gpu.soc.placement) == []
     with pytest.warns(CodlWarning, match="takes no performance hint, so 'normal' has no effect"):
         OpenClDevice(soc)
 
@@ -116,7 +116,7 @@ class Table:
         return {"copy": np.full(len(shapes), 0.5)}
 
 
-def test_planning_without_winograd(first_soc: Soc) -> None:
+def test_planning_without_winograd(first_soc: LocalSoc) -> None:
     op = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
     names = [registry.target(v, op) for v in registry.variants(op, "cpu", first_soc)]
     names.sort(key=lambda name: "winograd" not in name)

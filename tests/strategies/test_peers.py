@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from statistics import median
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,14 +19,14 @@ from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.ir.soc import Soc
 from codl.measure.interleave import Effort, interleave
 from codl.measure.peers import PEERS
 from codl.plan.single_processor import default_plan
+from codl.runtime.placement import LocalSoc
 from codl.strategies.evaluation import max_rel_err
 from codl.strategies.peers import check, with_opencl_all
 from codl.targets.base import Target
-from codl.targets.peer_process import PeerProcess, cores_of, environment
+from codl.targets.peer_process import PeerProcess, environment
 
 INPUT = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
 
@@ -37,14 +37,16 @@ def model() -> bytes:
     return content
 
 
-def start(name: str, model: bytes, soc: Soc) -> PeerProcess:
+def start(name: str, model: bytes, soc: LocalSoc) -> PeerProcess:
     network = convert(simplify(import_onnx(onnx.load_from_string(model), "branching")))
     plan = default_plan(network, soc, "gpu") if name == "opencl-all" else None
     return PeerProcess(name, model, soc, plan)
 
 
 @pytest.fixture(params=PEERS)
-def peer(request: pytest.FixtureRequest, model: bytes, first_soc: Soc) -> Iterator[PeerProcess]:
+def peer(
+    request: pytest.FixtureRequest, model: bytes, first_soc: LocalSoc
+) -> Iterator[PeerProcess]:
     name = request.param
     for package in PEERS[name].packages:
         if find_spec(package) is None:
@@ -57,9 +59,9 @@ def peer(request: pytest.FixtureRequest, model: bytes, first_soc: Soc) -> Iterat
 
 
 def test_a_peer_agrees_with_the_reference_on_all_cores(
-    peer: PeerProcess, model: bytes, first_soc: Soc
+    peer: PeerProcess, model: bytes, first_soc: LocalSoc
 ) -> None:
-    cores = cores_of(first_soc)
+    cores = first_soc.placement.cores
     os.sched_setaffinity(0, {cores[0]})  # as an engine's caller is pinned to the CPU side
     peer.feed({"image": INPUT})
     session = ort.InferenceSession(model, session_options(1), ["CPUExecutionProvider"])
@@ -81,7 +83,7 @@ def test_peers_are_started_and_timed_by_targets(target: Target, model: bytes) ->
     times = target.time({"ort": peer}, Effort(warm_up=0, min_rounds=2, min_seconds=0, lead_in=1))
     assert times.latency_ms["ort"].runs == 2
     assert set(peer.outputs()) == set(branching_outputs(model))
-    assert peer.threads == len(cores_of(target.soc))
+    assert peer.threads == len(target.soc.placement.cores)
     peer.close()
 
 
@@ -89,12 +91,14 @@ def branching_outputs(model: bytes) -> list[str]:
     return [output.name for output in onnx.load_from_string(model).graph.output]
 
 
-def test_a_peer_that_fails_says_why(first_soc: Soc) -> None:
+def test_a_peer_that_fails_says_why(first_soc: LocalSoc) -> None:
     with pytest.raises(DeviceError, match=r"model\.onnx.*failed"):
         PeerProcess("ort", b"no model", first_soc)
 
 
-def test_a_peer_whose_process_dies_leaves_the_others_running(model: bytes, first_soc: Soc) -> None:
+def test_a_peer_whose_process_dies_leaves_the_others_running(
+    model: bytes, first_soc: LocalSoc
+) -> None:
     dying = start("ort", model, first_soc)
     dying.feed({"image": INPUT})
     assert dying.agent.pid is not None
@@ -110,16 +114,14 @@ def test_a_peer_whose_process_dies_leaves_the_others_running(model: bytes, first
 
 
 def test_peers_are_checked_before_anything_is_measured(
-    first_soc: Soc, monkeypatch: pytest.MonkeyPatch
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'openvino'"):
         check(["openvin"], first_soc)
     monkeypatch.setattr(PEERS["mnn"], "packages", ("not_a_package",))
     with pytest.raises(CodlError, match=r"'mnn' needs not_a_package.*pip install codl\[peers\]"):
         check(["mnn"], first_soc)
-    real = first_soc.to_dict()
-    gpu: Any = {**real["gpu"], "type": "gpu"}
-    with_gpu = type(first_soc)(first_soc.name, "", first_soc.cpu, type(first_soc.gpu)(**gpu))
+    with_gpu = replace(first_soc, gpu=replace(first_soc.gpu, type="gpu"))
     with pytest.raises(CodlError, match="the strategy is called gpu"):
         check(["opencl-all"], with_gpu)
     assert with_opencl_all(["ort"], with_gpu) == ["ort"]

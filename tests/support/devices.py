@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from codl.ir.soc import Soc
 from codl.runtime import drivers, threads
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
 from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice
 from codl.targets.local import LocalTarget
 
@@ -30,12 +30,13 @@ def opened() -> tuple[ProbedDevice, ...]:
     if devices:
         wanted = [drivers.find_driver(name) for name in dict.fromkeys(d.icd for d in devices)]
         soc = describe("test", devices[0])
-        with drivers.loaded(wanted, cores=soc.gpu.cores), threads.pinned(soc.gpu.cores):
+        cores = soc.placement.gpu_cores
+        with drivers.loaded(wanted, cores=cores), threads.pinned(cores):
             cl_module().get_platforms()
     return devices
 
 
-def taken_for_gpu(soc: Soc) -> OpenClDevice:
+def taken_for_gpu(soc: LocalSoc) -> OpenClDevice:
     """A device as if it were a real GPU: vectors of four, and work-groups that share memory."""
     like = replace(soc.gpu, type="gpu", vector_width=4, compute_units=16, local_mem_bytes=48 << 10)
     return open_device(replace(soc, gpu=like))

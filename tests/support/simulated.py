@@ -17,14 +17,12 @@ from codl.predict import features
 SOC = Soc(
     name="simulated",
     description="no machine",
-    cpu=CpuSide(name="cpu", cores=(0,), simd_floats=16, l2_cache_bytes=1 << 20),
+    cpu=CpuSide(name="cpu", threads=1, simd_floats=16, l2_cache_bytes=1 << 20),
     gpu=GpuSide(
-        icd="none",
         platform="none",
         name="gpu",
         driver="none",
         type="gpu",
-        cores=(),
         compute_units=2,
         max_work_group_size=256,
         wave_size=32,

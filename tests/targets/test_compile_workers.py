@@ -23,6 +23,7 @@ from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
 from codl.runtime import cache
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import LocalSoc
 from codl.targets import compile_workers as ahead
 from codl.targets.compile_workers import (
     MOST_ON_GPU,
@@ -65,7 +66,7 @@ def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
 
 
 def test_workers_compile_and_survive_each_other(
-    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(ahead, "WORTH", 1)
@@ -83,7 +84,7 @@ def test_workers_compile_and_survive_each_other(
 
 
 def test_what_workers_die_of_is_a_failed_row(
-    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "WORTH", 1)
     dying = CompileWorkers(first_soc, 1, [sys.executable, "-c", DYING])
@@ -100,7 +101,7 @@ def test_what_workers_die_of_is_a_failed_row(
 
 
 def test_workers_that_cannot_begin_are_done_without(
-    first_soc: Soc, monkeypatch: pytest.MonkeyPatch
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "WORTH", 1)
     with CompileWorkers(first_soc, 2, [sys.executable, "-c", "raise SystemExit(1)"]) as workers:
@@ -109,11 +110,11 @@ def test_workers_that_cannot_begin_are_done_without(
         assert not workers.is_used
 
 
-def test_few_cores_are_left_alone(first_soc: Soc) -> None:
-    def with_cores(cpu: int, gpu: int) -> Soc:
+def test_few_cores_are_left_alone(first_soc: LocalSoc) -> None:
+    def with_cores(cpu: int, gpu: int) -> LocalSoc:
         cores = tuple(range(cpu + gpu))
-        sides = replace(first_soc.cpu, cores=cores[:cpu]), replace(first_soc.gpu, cores=cores[cpu:])
-        return replace(first_soc, cpu=sides[0], gpu=sides[1])
+        place = replace(first_soc.placement, cpu_cores=cores[:cpu], gpu_cores=cores[cpu:])
+        return replace(first_soc, placement=place)
 
     assert worker_count(with_cores(1, 1)) == 0
     assert 1 <= worker_count(with_cores(3, 1)) <= 3
@@ -151,7 +152,7 @@ class Once:
 
 
 def test_what_was_disturbed_is_kept_where_nothing_measures_it_again(
-    first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches.BatchRunner, "_is_disturbed", lambda *args: True)
     dataset, tasks = Dataset.of("test", tmp_path), kernel_tasks(first_soc)[:3]

@@ -108,8 +108,8 @@ def test_both_say_the_same_of_the_machine() -> None:
 
 def test_each_side_works_on_its_own_cores(target: Target) -> None:
     seen = target.observe_cores()
-    assert set(seen["cpu"]) <= set(target.soc.cpu.cores)
-    assert set(seen["gpu"]) <= set(target.soc.gpu.cores)
+    assert set(seen["cpu"]) <= set(target.soc.placement.cpu_cores)
+    assert set(seen["gpu"]) <= set(target.soc.placement.gpu_cores)
 
 
 def test_every_variant_is_benched(target: Target) -> None:

@@ -21,14 +21,12 @@ from codl.provenance import now, provenance
 #: What a SoC is taken to be where its mapping does not say: 0 and "unknown" where nobody knows,
 #: else what phones usually have.
 UNKNOWN: Mapping[str, Mapping[str, Any]] = {
-    "cpu": {"name": "unknown", "cores": 1, "simd_floats": 4, "l2_cache_bytes": 0},
+    "cpu": {"name": "unknown", "threads": 1, "simd_floats": 4, "l2_cache_bytes": 0},
     "gpu": {
-        "icd": "none",
         "platform": "unknown",
         "name": "unknown",
         "driver": "unknown",
         "type": "gpu",
-        "cores": [],
         "compute_units": 1,
         "max_work_group_size": 256,
         "wave_size": 32,
@@ -143,14 +141,12 @@ def _soc(name: str, mapping: TableMapping | None, device: str, write_soc: bool) 
 
 
 def describe(name: str, given: Mapping[str, Any], mapping: TableMapping | None) -> Soc:
-    """A replayed SoC from what is known of it; `cores` of the CPU may be their number."""
+    """A replayed SoC from what is known of it."""
     path = mapping.path if mapping else Path(f"{name}.yaml")
     for side in ("cpu", "gpu"):
         if not isinstance(given.get(side, {}), dict):
             raise CodlError(f"{path}, socs: {side} must be a mapping, got {given[side]!r}.")
     cpu, gpu = ({**UNKNOWN[side], **given.get(side, {})} for side in ("cpu", "gpu"))
-    if type(cpu["cores"]) is int:
-        cpu["cores"] = list(range(cpu["cores"]))
     content = {
         "name": name,
         "description": "replayed from somebody's measurements",

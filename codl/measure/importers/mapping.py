@@ -19,7 +19,7 @@
     transfers: {shape: shape_nchw, to_gpu: cpu_to_gpu_us, to_cpu: gpu_to_cpu_us}
     origin: {url: ..., licence: ...}  # kept in the manifest
     socs:                             # by device; what is left out is unknown
-      redmi: {description: ..., cpu: {cores: 4}, gpu: {name: Adreno 506}}
+      redmi: {description: ..., cpu: {threads: 4}, gpu: {name: Adreno 506}}
 
 A latency's column may hold `{device}`, for tables with a column a device.
 """

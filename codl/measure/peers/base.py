@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
+from codl.runtime.placement import LocalSoc
 
 Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -26,7 +26,7 @@ class Job:
     model: Path
     cores: tuple[int, ...]
     folder: Path
-    soc: Soc
+    soc: LocalSoc
     plan: Plan | None = None
 
     @property

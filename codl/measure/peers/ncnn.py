@@ -29,6 +29,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.measure.peers.base import Job, Tensors
 from codl.runtime.host_handles import HostSession
+from codl.runtime.placement import LocalSoc, at_hand
 
 CONVERTER = "pnnx"
 
@@ -44,7 +45,8 @@ class Ncnn:
     packages: ClassVar[tuple[str, ...]] = ("ncnn",)
 
     def __init__(self, job: Job) -> None:
-        soc = replace(job.soc, cpu=replace(job.soc.cpu, cores=job.cores))
+        own = at_hand(job.soc)
+        soc = replace(own, placement=replace(own.placement, cpu_cores=job.cores, cpu_threads=0))
         self.version = metadata.version("ncnn")
         self._net: _Net
         try:
@@ -76,7 +78,7 @@ class Ncnn:
 class _Translated:
     """All layers of a network as codl's net of ncnn, each in the default variant."""
 
-    def __init__(self, job: Job, soc: Soc) -> None:
+    def __init__(self, job: Job, soc: LocalSoc) -> None:
         network = convert(simplify(import_onnx(onnx.load(job.model), job.model.stem)))
         variants = {layer.name: {"cpu": _variant(layer, soc)} for layer in network.layers}
         plan = Plan(

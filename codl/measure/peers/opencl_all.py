@@ -13,6 +13,7 @@ from codl.frontend.convert import load_network
 from codl.measure.peers.base import Job, Tensors
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import open_device
+from codl.runtime.placement import at_hand
 
 
 class OpenClAll:
@@ -20,11 +21,11 @@ class OpenClAll:
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, job: Job) -> None:
-        soc = job.soc
+        own = at_hand(job.soc)
         if job.plan is None:
             raise CodlError(f"The peer {self.name!r} needs a plan to run by.")
-        gpu = replace(soc.gpu, cores=job.cores, compute_units=job.threads)
-        soc = replace(soc, cpu=replace(soc.cpu, cores=job.cores), gpu=gpu)
+        place = replace(own.placement, cpu_cores=job.cores, gpu_cores=job.cores)
+        soc = replace(own, gpu=replace(own.gpu, compute_units=job.threads), placement=place)
         network = load_network(str(job.model))
         # No core is left for a thread that only waits.
         open_device(soc).waiting_helps = True

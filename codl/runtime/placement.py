@@ -1,0 +1,183 @@
+"""Where a SoC's two sides are on this machine: driver, cores, hints; apart from the SoC's facts.
+
+It lies in `socs/<name>.local.yaml` beside the SoC file, is written by `codl soc detect`, and is not
+kept with datasets or predictors: nothing that is predicted or planned depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from codl.errors import CodlError, DeviceError, InvalidFileError, MismatchError, UnsupportedError
+from codl.ir import soc as socs
+from codl.ir import yaml_file
+from codl.ir.soc import Soc
+from codl.runtime.threads import refused_cores
+
+SUFFIX = ".local.yaml"
+#: How fast, and how urgent beside other programs, a GPU may be asked to work.
+HINTS = ("default", "low", "normal", "high")
+Core: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The driver and the cores of both sides, on this machine.
+
+    `icd` names the driver as `codl devices` lists it (a wheel, or the system's ICD file). The CPU
+    side has as many threads as cores, or `cpu_threads` where that is not 0. `gpu_cores` are the
+    host cores that the OpenCL device runs on; none where it is a real GPU. Hints are of `HINTS`,
+    for drivers that take them.
+    """
+
+    icd: str
+    cpu_cores: Annotated[tuple[Core, ...], msgspec.Meta(min_length=1)]
+    gpu_cores: tuple[Core, ...] = ()
+    cpu_threads: Core = 0
+    performance: str = "default"
+    priority: str = "default"
+
+    @property
+    def threads(self) -> int:
+        return self.cpu_threads or len(self.cpu_cores)
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Those of both sides."""
+        return tuple(sorted({*self.cpu_cores, *self.gpu_cores}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As YAML and JSON hold it; what is usual is left out."""
+        usual = {field.name: field.default for field in fields(self)}
+        values = {key: value for key, value in asdict(self).items() if value != usual[key]}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+    def save(self, soc_file: Path) -> Path:
+        """Write it beside a SoC file."""
+        comment = f"Where the two sides of {soc_file.name} are on this machine."
+        return yaml_file.write(self.to_dict(), beside(soc_file), comment=comment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSoc(Soc):
+    """A SoC that is at hand: its facts, and where it is."""
+
+    placement: Placement
+
+    @classmethod
+    def of(cls, soc: Soc, placement: Placement) -> LocalSoc:
+        """The two together; raises `MismatchError` where they cannot be of the same device."""
+        device, cores = soc.gpu, placement.gpu_cores
+        shared = sorted({*cores} & {*placement.cpu_cores})
+        if shared:
+            raise MismatchError(
+                f"The two sides of the SoC {soc.name!r} share the cores {_listed(shared)}: each "
+                "must have cores of its own."
+            )
+        if not device.is_cpu and cores:
+            raise MismatchError(
+                f"The OpenCL device of the SoC {soc.name!r} is a GPU, which has no host cores, got "
+                f"{_listed(cores)}."
+            )
+        if device.is_cpu and len(cores) != device.compute_units:
+            raise MismatchError(
+                f"The OpenCL device of the SoC {soc.name!r} has {device.compute_units} compute "
+                f"units, which must be as many cores, got {_listed(cores) or 'none'}."
+            )
+        return cls(**vars(soc.facts), placement=placement)
+
+    def save(self, path: Path) -> Path:
+        """Write the SoC file, and beside it where the SoC is."""
+        self.placement.save(path)
+        return super().save(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Facts and placement as results have them, with the cores of each side."""
+        content, own = self.to_dict(), self.placement
+        content["cpu"]["cores"], content["gpu"]["cores"] = list(own.cpu_cores), list(own.gpu_cores)
+        return {**content, "placement": own.to_dict()}
+
+
+def at_hand(soc: Soc) -> LocalSoc:
+    """The SoC with its placement; raises `UnsupportedError` for one of which only facts are known.
+
+    Such as a replayed one, whose latencies come from elsewhere.
+    """
+    if isinstance(soc, LocalSoc):
+        return soc
+    check_measured(soc)
+    raise UnsupportedError(
+        f"Nothing can run on the SoC {soc.name!r}: its place on this machine is not known. "
+        f"`codl soc detect --serial local --name {soc.name}` finds it."
+    )
+
+
+def check_measured(soc: Soc) -> None:
+    """Raise `UnsupportedError` for a SoC that is known by measurements of others only."""
+    if soc.is_replayed:
+        raise UnsupportedError(
+            f"Nothing can run on the SoC {soc.name!r}: its file says source: replayed, so its "
+            "latencies are somebody else's, measured with kernels that codl does not have. "
+            f"`codl train` and `codl search` work with --soc {soc.name}; to run, describe a "
+            "device at hand by `codl soc detect`."
+        )
+
+
+def beside(soc_file: Path) -> Path:
+    """The file of the placement of a SoC file."""
+    return soc_file.with_name(soc_file.stem + SUFFIX)
+
+
+def read(soc: Soc, soc_file: Path) -> LocalSoc | None:
+    """The SoC at the place that the file beside its own names; None where there is no such file.
+
+    Raises `InvalidFileError` for a file with a missing, unknown or mistyped key, or a core that
+    this machine does not have, and `MismatchError` where it does not fit the SoC.
+    """
+    path = beside(soc_file)
+    if not path.is_file():
+        return None
+    placement = yaml_file.read(path, Placement)
+    for key in ("performance", "priority"):
+        if getattr(placement, key) not in HINTS:
+            reason = f"must be of {', '.join(HINTS)}, got {getattr(placement, key)!r}."
+            raise InvalidFileError(path, reason, where=key)
+    try:
+        check_cores(placement)
+        return LocalSoc.of(soc, placement)
+    except CodlError as error:
+        fix = f"`codl soc detect --serial local --name {soc.name}` writes it anew."
+        raise type(error)(f"{path}: {error} {fix}") from error
+
+
+def load(name: str | Path) -> LocalSoc:
+    """A SoC by name or file, where the file beside its own says; raises as `read` and `at_hand`."""
+    soc = socs.load(name)
+    return at_hand(read(soc, socs.path_of(name)) or soc)
+
+
+def check_cores(placement: Placement) -> None:
+    """Raise `DeviceError` where this process may not use a core, or a side has one twice."""
+    for side, cores in (("CPU", placement.cpu_cores), ("GPU", placement.gpu_cores)):
+        missing = refused_cores(cores)
+        if missing:
+            raise DeviceError(
+                f"The {side} side wants the cores {_listed(cores)}, but {_listed(missing)} are not "
+                "there, or not for this process."
+            )
+        if len({*cores}) != len(cores):
+            raise DeviceError(f"The {side} side has a core twice, got {_listed(cores)}.")
+    if placement.threads > len(placement.cpu_cores):
+        raise DeviceError(
+            f"{placement.threads} threads need as many cores, the CPU side has "
+            f"{len(placement.cpu_cores)} ({_listed(placement.cpu_cores)})."
+        )
+
+
+def _listed(cores: Sequence[int]) -> str:
+    return ", ".join(map(str, cores))

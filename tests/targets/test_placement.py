@@ -1,0 +1,139 @@
+"""Where a SoC's parts are: read and checked apart from its facts, and found again where missing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.simulated import SOC
+
+from codl.errors import CodlWarning, DeviceError, InvalidFileError, MismatchError, UnsupportedError
+from codl.ir.soc import Soc
+from codl.runtime import placement
+from codl.runtime.cpu_facts import cpu_facts
+from codl.runtime.placement import LocalSoc, Placement, at_hand
+from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.targets import detect
+from codl.targets.local import LocalTarget
+
+CORE = min(os.sched_getaffinity(0))
+CARD = Placement("nvidia", (CORE,))
+HALVED = replace(SOC, gpu=replace(SOC.gpu, type="cpu", compute_units=1))
+
+
+def written(soc: Soc, folder: Path, text: str) -> Path:
+    path = soc.save(folder / f"{soc.name}.yaml")
+    placement.beside(path).write_text(text)
+    return path
+
+
+def test_a_placement_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = SOC.save(tmp_path / "simulated.yaml")
+    file = CARD.save(path)
+    assert file == tmp_path / "simulated.local.yaml"
+    assert file.read_text().splitlines()[1:] == ["icd: nvidia", "cpu_cores:", f"- {CORE}"]
+    assert detect.load_local(path) == LocalSoc.of(SOC, CARD)
+
+
+def test_facts_say_nothing_of_the_place() -> None:
+    here = LocalSoc.of(SOC, CARD)
+    elsewhere = LocalSoc.of(SOC, replace(CARD, cpu_cores=(7,), icd="another", priority="high"))
+    assert here.to_dict() == elsewhere.to_dict() == SOC.to_dict()
+    assert here.to_yaml() == SOC.to_yaml()
+    assert here.facts == elsewhere.facts == SOC
+    assert elsewhere.to_json()["cpu"]["cores"] == [7]
+
+
+BROKEN: list[tuple[str, type[Exception], str]] = [
+    ("icd: a", InvalidFileError, r"cpu_cores: the key is missing"),
+    ("icd: a\ncpu_cores: []", InvalidFileError, r"cpu_cores: expected array of length >= 1, got"),
+    ("icd: a\ncpu_cores: [-1]", InvalidFileError, r"cpu_cores\[0\]: expected int >= 0, got -1"),
+    ("icd: a\ncpu_cores: [x]", InvalidFileError, r"cpu_cores\[0\]: expected int, got 'x'"),
+    ("icd: a\ncpu_cores: 1", InvalidFileError, r"cpu_cores: expected array, got 1"),
+    ("icd: a\ncores: [1]", InvalidFileError, r"Unknown key 'cores'. Did you mean 'gpu_cores'"),
+    ("[icd", InvalidFileError, "not YAML"),
+    ("- icd", InvalidFileError, r"top: expected object, got \['icd'\]"),
+    ("", InvalidFileError, r"top: expected object, got None"),
+    (f"icd: a\ncpu_cores: [{CORE}]\npriority: urgent", InvalidFileError, "priority: must be of"),
+    ("icd: a\ncpu_cores: [9999]", DeviceError, "wants the cores 9999, but 9999 are not there"),
+    (f"icd: a\ncpu_cores: [{CORE}, {10**12}]", DeviceError, "are not there, or not for this"),
+    (f"icd: a\ncpu_cores: [{CORE}, {CORE}]", DeviceError, "CPU side has a core twice"),
+    (f"icd: a\ncpu_cores: [{CORE}]\ncpu_threads: 2", DeviceError, "2 threads need as many cores"),
+    (f"icd: a\ncpu_cores: [{CORE}]\ngpu_cores: [{CORE}]", MismatchError, "share the cores"),
+]
+
+
+@pytest.mark.parametrize(("text", "error", "message"), BROKEN, ids=[row[2] for row in BROKEN])
+def test_a_placement_that_cannot_be_is_a_clear_error(
+    text: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    path = written(HALVED, tmp_path, text)
+    with pytest.raises(error, match=message) as caught:
+        detect.load_local(path)
+    assert "simulated.local.yaml" in str(caught.value)
+
+
+def test_a_side_has_the_cores_of_its_kind() -> None:
+    with pytest.raises(MismatchError, match=r"is a GPU, which has no host cores, got 3"):
+        LocalSoc.of(SOC, replace(CARD, gpu_cores=(3,)))
+    with pytest.raises(MismatchError, match=r"has 1 compute units, .* got none"):
+        LocalSoc.of(HALVED, CARD)
+    with pytest.raises(MismatchError, match=r"has 1 compute units, .* got 3, 4"):
+        LocalSoc.of(HALVED, replace(CARD, gpu_cores=(3, 4)))
+
+
+def test_a_pinned_thread_may_still_name_all_cores_of_the_process() -> None:
+    cores = tuple(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])
+    placement.check_cores(Placement("a", cores))
+
+
+def device(**changes: Any) -> ProbedDevice:
+    own = {name: getattr(SOC.gpu, name) for name in ("platform", "name", "driver", "type")}
+    sizes = dict.fromkeys(("compute_units", "max_work_group_size", "wave_size"), 4)
+    cache = {"global_mem_cache_size": 0, "local_mem_bytes": 0, "unified_memory": False}
+    values: dict[str, Any] = {
+        **own, **sizes, **cache, "icd": "nvidia", "version": "", "vector_width": 4,
+        "memory_types": ("buffer",), "extensions": (), **changes,
+    }  # fmt: skip
+    return ProbedDevice(**values)
+
+
+def probed(monkeypatch: pytest.MonkeyPatch, *devices: ProbedDevice) -> None:
+    found = [ProbeResult("nvidia", devices)]
+    monkeypatch.setattr(LocalTarget, "probe", lambda target: found)
+
+
+def test_without_a_file_the_device_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = SOC.save(tmp_path / "simulated.yaml")
+    probed(monkeypatch, device(name="another"), device(icd="the right one"))
+    with pytest.warns(CodlWarning, match=r"no .*simulated.local.yaml.* `codl soc detect"):
+        found = detect.load_local(path)
+    assert found.facts == SOC
+    assert found.placement == Placement("the right one", cpu_facts().cores)
+
+
+def test_a_device_that_is_not_here_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = SOC.save(tmp_path / "simulated.yaml")
+    probed(monkeypatch, device(name="another"))
+    with pytest.raises(DeviceError, match=r"device 'gpu' of 'none' is not here .*'another'"):
+        detect.load_local(path)
+
+
+def test_what_is_known_from_elsewhere_cannot_run(tmp_path: Path) -> None:
+    replayed = replace(SOC, source="replayed")
+    with pytest.raises(UnsupportedError, match="source: replayed"):
+        detect.load_local(replayed.save(tmp_path / "phone.yaml"))
+    with pytest.raises(UnsupportedError, match="source: replayed"):
+        at_hand(replayed)
+    with pytest.raises(UnsupportedError, match=r"not known. `codl soc detect"):
+        at_hand(SOC)
+    here = LocalSoc.of(SOC, CARD)
+    assert at_hand(here) is here
