@@ -8,10 +8,10 @@ from rich.table import Table
 
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels.ort import CpuOrt
-from codl.plan.placement import Placed
+from codl.plan.placement import OpPlacement
 
 
-def placement_table(placed: Sequence[Placed], source: str, *, every: bool) -> Table:
+def placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:
     """Ops by where they run; those that codl has no operator for, or `every` one, by name."""
     title = f"Placement, {source} latencies"
     table = Table("op", "kind", "processor", "GPU ratio", "variant", "ms", "why", title=title)
@@ -34,9 +34,9 @@ def placement_table(placed: Sequence[Placed], source: str, *, every: bool) -> Ta
     return table
 
 
-def _by_engine(placed: Sequence[Placed]) -> dict[tuple[str, str], list[Placed]]:
+def _by_engine(placed: Sequence[OpPlacement]) -> dict[tuple[str, str], list[OpPlacement]]:
     """Ops that codl has operators for, by processor and what runs them."""
-    groups: dict[tuple[str, str], list[Placed]] = {}
+    groups: dict[tuple[str, str], list[OpPlacement]] = {}
     for one in placed:
         if one.kind == OnnxModel.kind:
             continue

@@ -3,7 +3,7 @@
 A label says how the network can have come to a point between two layers: which region of every
 tensor that is still read each processor then holds, and when each is free. Of two labels that hold
 the same, one that is later on both processors is of no use. Of the others those that promise most
-go on: two in a first search; in a second one, where a network has few chains, so many that the
+go on: two in a first search; in a second one, where a network has few chains, enough that the
 search is exact over its chains unless it says otherwise.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from codl.ir.plan import Sharing
 from codl.plan.candidates import Candidates
-from codl.plan.chain_costs import Candidate
+from codl.plan.chain_costs import CandidateChain
 from codl.plan.cost_model import Pair
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
 from codl.plan.transitions import START, Holdings, Transitions
@@ -39,7 +39,7 @@ class Label(NamedTuple):
     holdings: Holdings
     spent: Spent = NOTHING
     before: Label | None = None
-    candidate: Candidate | None = None
+    candidate: CandidateChain | None = None
 
     @property
     def end_ms(self) -> float:
@@ -54,9 +54,9 @@ class Label(NamedTuple):
             and self.spent.bytes <= other.spent.bytes
         )
 
-    def chains(self) -> tuple[Candidate, ...]:
+    def chains(self) -> tuple[CandidateChain, ...]:
         """The chains so far, first to last."""
-        chains: list[Candidate] = []
+        chains: list[CandidateChain] = []
         label: Label | None = self
         while label is not None and label.candidate is not None:
             chains.append(label.candidate)
@@ -72,7 +72,7 @@ class Best:
     where the SoC's power is not known.
     """
 
-    chains: tuple[Candidate, ...]
+    chains: tuple[CandidateChain, ...]
     latency_ms: float
     value: float
     exact: bool
@@ -123,7 +123,7 @@ def fastest(
     A narrow search first: what cannot become faster than its result need not be followed. Then one
     with `widest` labels at a point, by default where there are few chains.
     """
-    search = _Search(candidates, sharing, objective)
+    search = _LabelSearch(candidates, sharing, objective)
     bound = LowerBound.of(candidates)
     narrow = _sweep(search, bound, inf, NARROW)
     if narrow.exact or (widest is None and sum(map(len, candidates.starting)) > FEW):
@@ -138,7 +138,7 @@ def every_plan(
     candidates: Candidates, sharing: Sharing = "missing", *, objective: Objective = LATENCY
 ) -> Best:
     """The same without a shortcut: every plan is followed to its end. For a handful of layers."""
-    search = _Search(candidates, sharing, objective)
+    search = _LabelSearch(candidates, sharing, objective)
     best, least = None, inf
     open_ends = [(0, search.start)]
     while open_ends:
@@ -179,7 +179,7 @@ class _Point:
         insort(self._ends, new.end_ms)
 
 
-def _sweep(search: _Search, bound: LowerBound, limit_ms: float, widest: int) -> Best:
+def _sweep(search: _LabelSearch, bound: LowerBound, limit_ms: float, widest: int) -> Best:
     """From the first layer to the last, with `widest` labels at a point and below a limit."""
     starting = search.candidates.starting
     is_latency = search.objective.is_latency
@@ -213,7 +213,9 @@ def _sweep(search: _Search, bound: LowerBound, limit_ms: float, widest: int) -> 
 class _Ahead:
     """The chains that begin at a point, as columns: what each adds to a label at the least."""
 
-    def __init__(self, search: _Search, bound: LowerBound, candidates: Sequence[Candidate]) -> None:
+    def __init__(
+        self, search: _LabelSearch, bound: LowerBound, candidates: Sequence[CandidateChain]
+    ) -> None:
         self._candidates, self._share = candidates, bound.share
         works = np.array([one.work_ms for one in candidates], np.float64).reshape(-1, 2)
         self._cpu, self._gpu = works.T
@@ -223,7 +225,7 @@ class _Ahead:
         cpu = self._cpu + self._launches
         self._least = self._share * cpu + (1 - self._share) * self._gpu + left
 
-    def within(self, label: Label, limit_ms: float) -> Iterable[tuple[float, Candidate]]:
+    def within(self, label: Label, limit_ms: float) -> Iterable[tuple[float, CandidateChain]]:
         """Chains by which a plan may still end before a limit, each with the earliest it ends."""
         cpu, gpu = label.clocks
         least = self._share * cpu + (1 - self._share) * gpu + self._least
@@ -236,7 +238,7 @@ class _Ahead:
         return zip(ends[order].tolist(), candidates, strict=True)
 
 
-class _Search:
+class _LabelSearch:
     """Labels, and what they are compared by."""
 
     def __init__(self, candidates: Candidates, sharing: Sharing, objective: Objective) -> None:
@@ -266,7 +268,7 @@ class _Search:
         energy_mj = self.objective.energy_mj(latency_ms, label.spent)
         return Best(label.chains(), latency_ms, self.value(label), exact, energy_mj)
 
-    def after(self, label: Label, candidate: Candidate) -> Label:
+    def after(self, label: Label, candidate: CandidateChain) -> Label:
         """The label behind one more chain."""
         clocks, holdings = self.transitions.after(label.clocks, label.holdings, candidate)
         spent = label.spent

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Dim, Network
 from codl.ir.ops.base import AXES
-from codl.plan.chain_costs import Candidate, ChainCosts
-from codl.plan.cost_model import CostModel
+from codl.plan.chain_costs import CandidateChain, ChainCosts
+from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.halo_propagation import Walk
 from codl.plan.subop_table import DIMS
 
@@ -32,7 +31,6 @@ LONGEST = 24
 LENGTHS = (1, 4)
 #: Chains that compute this many times longer than their ops at their best are left out.
 MOST_LOSS = 1.1
-Vector: TypeAlias = NDArray[np.float64]
 
 
 class Candidates:
@@ -50,7 +48,7 @@ class Candidates:
         self.costs = ChainCosts(network, cost, ratios)
         self._sub_ops = self.costs.sub_ops
         walks = [*self._single(), *self._split()]
-        self.starting: list[list[Candidate]] = [[] for _ in self._layers]
+        self.starting: list[list[CandidateChain]] = [[] for _ in self._layers]
         self.table = self.costs.evaluate(walks, limited=not complete)
         for candidate in self.table.candidates:
             self.starting[candidate.start].append(candidate)
@@ -67,7 +65,7 @@ class Candidates:
         return [of_op[number] for number in self._sub_ops.op_of]
 
     @cached_property
-    def _whole_ms(self) -> Vector:
+    def _whole_ms(self) -> Milliseconds:
         """Milliseconds of whole layers on either processor, shaped (2, layers); or infinite."""
         sub_ops = self._sub_ops
         whole = self._cut_parts({(op, "H"): [0] for op in range(len(sub_ops.ops))})[:, 0]
@@ -84,7 +82,7 @@ class Candidates:
         return sub_ops.of(np.repeat(ops, counts), wanted, np.repeat(dims, counts))
 
     @cached_property
-    def _alone(self) -> Mapping[Dim, Vector]:
+    def _alone(self) -> Mapping[Dim, Milliseconds]:
         """Milliseconds of both shards of every layer, shaped (2, layers, steps + 1); or infinite.
 
         Predicted around the balanced cut and on a line in between: this only says which chains are
@@ -123,7 +121,7 @@ class Candidates:
         return sorted(set(steps).intersection(middle + d for d in AROUND))
 
     @cached_property
-    def _best_ms(self) -> Vector:
+    def _best_ms(self) -> Milliseconds:
         """The least that each layer computes, on its own and with nothing shared."""
         slower = [np.max(alone, axis=0).min(axis=1) for alone in self._alone.values()]
         return np.asarray(np.min(slower, axis=0))

@@ -21,14 +21,13 @@ from codl.ir import Dim, Network
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels.ort import CpuOrt
 from codl.lower.fusion import residual_adds
-from codl.plan.cost_model import LEAST_SHARE, CostModel, Move, Pair, both_ends
-from codl.plan.cpu_shards import CpuShards, Packed, onnx_layers
+from codl.plan.cost_model import LEAST_SHARE, CostModel, Milliseconds, Move, Pair, both_ends
+from codl.plan.cpu_shards import CpuShards, NetTraffic, onnx_layers
 from codl.plan.gpu_shards import GpuShards
-from codl.plan.halo_propagation import HaloPropagation, Step, Walk
+from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
 from codl.plan.subop_table import StorageOrders, SubOps
 
-Vector: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 #: What is summed over the layers of a chain.
 COLUMNS = (
@@ -51,7 +50,7 @@ COLUMNS = (
 _NO_PARTS = np.empty((0, 2), np.int64)
 
 
-class Candidate(NamedTuple):
+class CandidateChain(NamedTuple):
     """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
 
     `reads` and `leaves` are rows of a processor's number, 0 for the CPU and 1 for the GPU, and a
@@ -78,7 +77,7 @@ class Candidate(NamedTuple):
 class CandidateTable:
     """Candidates, and what was chosen for each of their layers: rows behind one another."""
 
-    candidates: list[Candidate]
+    candidates: list[CandidateChain]
     #: The numbers of what chains read, and leave, on either processor.
     reads: tuple[list[int], list[int]]
     leaves: tuple[list[int], list[int]]
@@ -88,7 +87,7 @@ class CandidateTable:
     _in_onnx: Flags
     _storages: Numbers
 
-    def variants(self, candidate: Candidate) -> list[tuple[int, dict[str, str]]]:
+    def variants(self, candidate: CandidateChain) -> list[tuple[int, dict[str, str]]]:
         """The layers of a candidate, first to last, with the kernel variant of every part."""
         chosen = []
         for row in reversed(range(*candidate.rows)):
@@ -134,7 +133,7 @@ class ChainCosts:
         halo = self._halo(walks, limited=limited)
         return _Evaluation(self, walks, halo.steps(), halo.begins).table()
 
-    def steps(self, walks: Sequence[Walk]) -> list[Step]:
+    def steps(self, walks: Sequence[Walk]) -> list[LayerPass]:
         """The parts of every layer that walks pass, last layer to first."""
         return self._halo(walks, limited=False).steps()
 
@@ -147,7 +146,7 @@ class _Evaluation:
     """One pass over the steps of some walks, last layer to first."""
 
     def __init__(
-        self, costs: ChainCosts, walks: Sequence[Walk], steps: list[Step], begins: Flags
+        self, costs: ChainCosts, walks: Sequence[Walk], steps: list[LayerPass], begins: Flags
     ) -> None:
         self._costs, self._walks, self._steps = costs, walks, steps
         self._cost, self._sub_ops, self._regions = costs.cost, costs.sub_ops, costs.regions
@@ -195,7 +194,7 @@ class _Evaluation:
 
     # One layer.
 
-    def _note_left(self, step: Step, side: int, notes: Numbers) -> Numbers:
+    def _note_left(self, step: LayerPass, side: int, notes: Numbers) -> Numbers:
         """What chains leave of a layer on a processor: the regions' numbers by walk that passes."""
         items = np.flatnonzero(step.leaves & (step.parts[:, side] != NONE))
         numbers = np.zeros(len(step.walks), np.int64)
@@ -207,12 +206,12 @@ class _Evaluation:
             self._left.append(rows)
         return numbers
 
-    def _numbers(self, step: Step, side: int, items: Numbers, notes: Numbers) -> list[int]:
+    def _numbers(self, step: LayerPass, side: int, items: Numbers, notes: Numbers) -> list[int]:
         """The regions that some walks' parts of a layer are, by number."""
         made = self._sub_ops.boxes[step.parts[items, side]]
         return self._regions.of(self._layers[step.layer].output, made, notes)
 
-    def _note_packed(self, step: Step, rows: slice, packed: Packed, left: Numbers) -> None:
+    def _note_packed(self, step: LayerPass, rows: slice, packed: NetTraffic, left: Numbers) -> None:
         """What the CPU's nets load and store of a layer; `left` are numbers that are known."""
         items, loads, stores = packed
         if not len(items):
@@ -224,7 +223,7 @@ class _Evaluation:
             numbers[unknown] = self._numbers(step, 0, items[unknown], notes)
         self._packed.append(np.column_stack([rows.start + items, numbers, loads, stores]))
 
-    def _note_reads(self, step: Step) -> None:
+    def _note_reads(self, step: LayerPass) -> None:
         """What the chains read that begin here."""
         for tensor, walks, needed in step.reads:
             for side in (0, 1):
@@ -241,7 +240,7 @@ class _Evaluation:
 
     # All chains.
 
-    def _sums(self) -> Vector:
+    def _sums(self) -> Milliseconds:
         """What is summed over the layers of a chain, by row: (rows, columns)."""
         cpu, gpu, amounts = self._cpu, self._gpu, self._sub_ops.amounts()
         packing_ms, packed_bytes = self._packing()
@@ -262,7 +261,7 @@ class _Evaluation:
         }
         return np.column_stack([columns[name] for name in COLUMNS]).astype(np.float64)
 
-    def _packing(self) -> tuple[Vector, Vector]:
+    def _packing(self) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds and bytes that the CPU's nets pack and unpack of what they make; (rows)."""
         rows, numbers, loads, stores = np.concatenate(self._packed).T
         load_ms, store_ms, size = self._packing_of(numbers[loads > 0], numbers[stores > 0])
@@ -271,7 +270,9 @@ class _Evaluation:
         packed_bytes[rows] = 2 * (loads + stores) * size[numbers]
         return packing_ms, packed_bytes
 
-    def _packing_of(self, loads: Numbers, stores: Numbers) -> tuple[Vector, Vector, Vector]:
+    def _packing_of(
+        self, loads: Numbers, stores: Numbers
+    ) -> tuple[Milliseconds, Milliseconds, Milliseconds]:
         """Milliseconds of loading and storing regions, and their bytes; each shaped (regions)."""
         count = len(self._regions.boxes)
         size = np.zeros(count)
@@ -288,8 +289,8 @@ class _Evaluation:
         return latencies[0], latencies[1], size
 
     def _candidates(
-        self, sums: Vector, first_row: Numbers, reads: Numbers, leaves: Numbers
-    ) -> list[Candidate]:
+        self, sums: Milliseconds, first_row: Numbers, reads: Numbers, leaves: Numbers
+    ) -> list[CandidateChain]:
         """Every chain that both processors have variants for; chains of a walk, shortest first."""
         walk, start = np.nonzero(self._begins.T[:, ::-1])
         start = len(self._layers) - 1 - start
@@ -308,7 +309,7 @@ class _Evaluation:
         pairs = zip(map(tuple, works[able].tolist()), map(tuple, alone[able].tolist()), strict=True)
         ratios, walks = self._sub_ops.ratios, self._walks
         return [
-            Candidate(
+            CandidateChain(
                 begin, walks[w].stop, walks[w].dim, ratios[walks[w].step], reads_of[at],
                 leaves_of[at], work_ms, alone_ms, count, weights, (first_, last_)
             )
@@ -317,7 +318,7 @@ class _Evaluation:
             )
         ]  # fmt: skip
 
-    def _works(self, totals: Mapping[str, Vector]) -> tuple[Vector, Vector]:
+    def _works(self, totals: Mapping[str, Milliseconds]) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""
         images = totals["cpu_images"] / np.maximum(totals["cpu_parts"], 1)
         saved_ms = self._cost.turns(images) * totals["cpu_saved_ms"]
@@ -359,7 +360,7 @@ class _Evaluation:
         backwards = self._begins.T[:, ::-1]
         return np.asarray(np.cumsum(backwards).reshape(backwards.shape)[:, ::-1] - 1)
 
-    def _add_loads(self, totals: dict[str, Vector], reads: Numbers) -> None:
+    def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
         """What the CPU's nets pack of what chains read from outside."""
         chain, _, numbers, loads = reads[reads[:, 1] == 0].T
         load_ms, _, size = self._packing_of(numbers[loads > 0], numbers[:0])

@@ -116,7 +116,7 @@ class Estimated(Delegating):
 
 @dataclass(frozen=True)
 class PartlyMeasured(Delegating):
-    """Predictors that answer 0 for targets and directions that nobody has measured."""
+    """Predictors that answer 0 for targets and directions that were not measured."""
 
     missing: frozenset[str]
     free: frozenset[str]
@@ -281,7 +281,7 @@ class Examples:
     def most_ms(self, op: Op) -> float:
         """What an op takes at most, by the nearest that does less; infinite where none does.
 
-        In one kernel so many times the work takes so many times as long, or less. Rates do not tell
+        Within one kernel latency grows at most linearly with work. Rates do not tell
         that of a large GPU: its probes end before all of it is at work.
         """
         times = [

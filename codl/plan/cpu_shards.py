@@ -17,7 +17,7 @@ from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels import registry
 from codl.kernels.ort import CpuOrt
 from codl.plan.cost_model import CostModel
-from codl.plan.halo_propagation import Step
+from codl.plan.halo_propagation import LayerPass
 from codl.plan.region_array import NONE, Numbers, is_something
 from codl.plan.subop_table import SubOps, finite
 
@@ -136,7 +136,7 @@ class NetLevels:
         self._levels *= 2
 
 
-class Packed(NamedTuple):
+class NetTraffic(NamedTuple):
     """Of walks that pass a layer: which, and how often nets load and store its output."""
 
     items: Numbers
@@ -155,7 +155,7 @@ class CpuShards:
         network: Network,
         cost: CostModel,
         sub_ops: SubOps,
-        steps: Sequence[Step],
+        steps: Sequence[LayerPass],
         walks: int,
         light: Collection[int],
     ) -> None:
@@ -168,7 +168,7 @@ class CpuShards:
         self._counts = np.zeros(walks, np.int64)
         self._saved_ms = cost.saved_ms(len(network.layers) + 1)
 
-    def _in_onnx(self, steps: Sequence[Step], light: Collection[int]) -> NDArray[np.bool_]:
+    def _in_onnx(self, steps: Sequence[LayerPass], light: Collection[int]) -> NDArray[np.bool_]:
         """Whether ONNX Runtime computes the part in each row; of `light` layers wherever it can."""
         in_onnx, first = self._sub_ops.in_onnx(self.parts), 0
         for step in steps:
@@ -187,7 +187,7 @@ class CpuShards:
         op = self._sub_ops.op(number)
         return registry.runs_in_onnx_runtime(op, self._cost.soc)
 
-    def step(self, step: Step, rows: slice) -> Packed:
+    def step(self, step: LayerPass, rows: slice) -> NetTraffic:
         """Put a layer's parts into nets: what goes through memory of those."""
         items = np.flatnonzero(self.parts[rows])
         walks, stores = step.walks[items], step.leaves[items]
@@ -205,7 +205,7 @@ class CpuShards:
                 self._nets.read(name, needs[:, at])
         self.saved_ms[rows][items] = self._saved_ms[before + 1] - self._saved_ms[before]
         packed = np.flatnonzero(stores | (loads > 0))
-        return Packed(items[packed], loads[packed], stores[packed].astype(np.int64))
+        return NetTraffic(items[packed], loads[packed], stores[packed].astype(np.int64))
 
     def loads(self, tensor: str, walks: Numbers) -> Numbers:
         """How many nets of walks load a tensor from outside their chains."""

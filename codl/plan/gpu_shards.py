@@ -7,18 +7,14 @@ fastest with the copies which those need.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.ir import Network
-from codl.plan.cost_model import ADDED_INSIDE, CostModel, Move
-from codl.plan.halo_propagation import Step
+from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move
+from codl.plan.halo_propagation import LayerPass
 from codl.plan.region_array import NONE, Numbers, is_something
 from codl.plan.subop_table import StorageOrders, SubOps, finite
-
-Vector: TypeAlias = NDArray[np.float64]
 
 
 class GpuShards:
@@ -34,7 +30,7 @@ class GpuShards:
         cost: CostModel,
         sub_ops: SubOps,
         orders: StorageOrders,
-        steps: Sequence[Step],
+        steps: Sequence[LayerPass],
         walks: int,
         adds: Mapping[int, int],
     ) -> None:
@@ -58,7 +54,7 @@ class GpuShards:
         #: By layer of a residual add, each walk's part of it, and its storage.
         self._added: dict[int, Numbers] = {}
 
-    def _copies_ms(self) -> Vector:
+    def _copies_ms(self) -> Milliseconds:
         """What a copy of each part between two of the SoC's storages takes; (parts)."""
         copies_ms = np.zeros(len(self._sub_ops.boxes))
         if len(self._cost.storages) > 1:
@@ -68,13 +64,13 @@ class GpuShards:
             copies_ms[numbers] = [self._cost.sharing_ms(*move) for move in moves]
         return copies_ms
 
-    def step(self, step: Step, rows: slice) -> None:
+    def step(self, step: LayerPass, rows: slice) -> None:
         """Choose how a layer is stored, and which kernels compute it with a residual add."""
         if self._only is None:
             self._store(step, rows)
         self._fuse(step, rows)
 
-    def _store(self, step: Step, rows: slice) -> None:
+    def _store(self, step: LayerPass, rows: slice) -> None:
         layer, parts = self._layers[step.layer], self.parts[rows]
         wanted = self._wanted.pop(layer.output, None)
         order = np.zeros(len(parts), np.int64) if wanted is None else wanted[step.walks]
@@ -93,7 +89,7 @@ class GpuShards:
             walks = step.walks[reads]
             own[walks] = self._orders.prepend(own[walks], storages[reads])
 
-    def _fuse(self, step: Step, rows: slice) -> None:
+    def _fuse(self, step: LayerPass, rows: slice) -> None:
         """Residual adds that a convolution's kernels compute too."""
         k, parts, storages = step.layer, self.parts[rows], self.storages[rows]
         if k in self._adds.values():

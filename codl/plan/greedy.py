@@ -10,7 +10,7 @@ from codl.ir import Dim, Layer, Network, Region
 from codl.ir.plan import Chain, Plan, Sharing
 from codl.plan import region_array as boxes
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.chain_costs import Candidate, ChainCosts
+from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import covered
 from codl.plan.halo_propagation import Walk
@@ -95,7 +95,7 @@ class ChainSearch:
         self._transitions.prefetch(table)
         return [self._isolated(candidate) for candidate in table.candidates]
 
-    def _isolated(self, candidate: Candidate) -> IsolatedChain:
+    def _isolated(self, candidate: CandidateChain) -> IsolatedChain:
         """A chain between tensors that are whole on the CPU."""
         supply, regions = self._transitions.supply, self.costs.regions
         layers = self.network.layers[candidate.start : candidate.stop]

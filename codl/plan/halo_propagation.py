@@ -34,7 +34,7 @@ class Walk(NamedTuple):
     starts: frozenset[int]
 
 
-class Read(NamedTuple):
+class ChainReads(NamedTuple):
     """What chains that begin at a layer read of a tensor: the walks, and boxes (walks, 2, 6)."""
 
     tensor: str
@@ -42,7 +42,7 @@ class Read(NamedTuple):
     needed: Boxes
 
 
-class Step(NamedTuple):
+class LayerPass(NamedTuple):
     """The walks that pass a layer, their parts of it (walks, 2), and whether its output is read
     behind their chains; and what those of them read whose chains begin here.
     """
@@ -51,7 +51,7 @@ class Step(NamedTuple):
     walks: Numbers
     parts: Numbers
     leaves: NDArray[np.bool_]
-    reads: list[Read]
+    reads: list[ChainReads]
 
 
 class HaloPropagation:
@@ -84,7 +84,7 @@ class HaloPropagation:
         #: What every walk needs of tensors from before the layers that it has passed.
         self._needed: dict[str, Boxes] = {}
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[LayerPass]:
         """Every layer that a walk passes, last to first."""
         steps = []
         for layer in reversed(range(int(self._stop.max(initial=0)))):
@@ -93,7 +93,7 @@ class HaloPropagation:
                 steps.append(step)
         return steps
 
-    def _pass(self, k: int) -> Step | None:
+    def _pass(self, k: int) -> LayerPass | None:
         """All walks that pass a layer: what they compute of it, and what they need for that."""
         passing = np.flatnonzero(self._goes_on & (self._first <= k) & (k < self._stop))
         needed = self._needed.pop(self._layers[k].output, None)
@@ -115,8 +115,8 @@ class HaloPropagation:
             own = self._needed[name]
             own[passing] = np.maximum(own[passing], needs[:, :, at])
         begin = passing[self.begins[k, passing]]
-        reads = [Read(name, begin, own[begin]) for name, own in self._needed.items()]
-        return Step(k, passing, parts, leaves, reads if len(begin) else [])
+        reads = [ChainReads(name, begin, own[begin]) for name, own in self._needed.items()]
+        return LayerPass(k, passing, parts, leaves, reads if len(begin) else [])
 
     def _parts_of(
         self, k: int, passing: Numbers, needed: Boxes | None, leaves: NDArray[np.bool_]

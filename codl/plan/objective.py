@@ -46,7 +46,7 @@ class Objective:
         if goal != "latency" and soc.power_w is None:
             raise CodlError(
                 f"The objective {goal!r} needs the power of {soc.name!r}, and its file has no "
-                "`power_w`: nobody has measured it, or the machine has no energy sensor. `codl "
+                "`power_w`: it was not measured, or the machine has no energy sensor. `codl "
                 f"devices` lists the sensors; `codl soc power {soc.name}` measures by them."
             )
         return cls(goal, soc.power_w, memory_limit)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ class Objective:
         return self.goal == "latency" and self.memory_limit is None
 
     def spent(self, works: Pair, weights: float) -> Spent:
-        """Of a chain whose shards take `works` milliseconds and hold so many bytes of weights."""
+        """Of a chain whose shards take `works` milliseconds and hold `weights` bytes."""
         size = weights if self.memory_limit is not None else 0.0
         if self.goal == "latency" or self.power_w is None:
             return Spent(0.0, size)

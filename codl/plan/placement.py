@@ -22,12 +22,12 @@ Groups: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Placed:
+class OpPlacement:
     """One op's part on one processor.
 
-    `latency_ms` is None where nobody predicted or measured it. Ops of the CPU that share a net, and
-    those of the GPU that share kernels, are measured together, in `together`, and each has the
-    share of that which it was predicted to have.
+    `latency_ms` is None where it was neither predicted nor measured. Ops of the CPU that share a
+    net, and those of the GPU that share kernels, are measured together, in `together`, and each has
+    the share of that which it was predicted to have.
     """
 
     op: str
@@ -41,7 +41,7 @@ class Placed:
     together: int = 1
 
 
-def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[Placed]:
+def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[OpPlacement]:
     """Every op of a plan, with latencies by a cost model where there is one."""
     return [
         _placed(part, side, segment, soc, cost)
@@ -52,8 +52,8 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
 
 
 def measured(
-    placed: Sequence[Placed], totals: Totals, groups: Mapping[Processor, Groups]
-) -> list[Placed]:
+    placed: Sequence[OpPlacement], totals: Totals, groups: Mapping[Processor, Groups]
+) -> list[OpPlacement]:
     """The same with latencies from a profile; `groups` are the ops that each processor computes
     together, by the label that they have there.
     """
@@ -82,11 +82,11 @@ def _shards(segment: Segment) -> tuple[tuple[Processor, Shard], tuple[Processor,
 
 def _placed(
     part: Part, side: Processor, segment: Segment, soc: Soc, cost: CostModel | None
-) -> Placed:
+) -> OpPlacement:
     chain, layer = segment.chain, part.layer
     variant = chain.variants[layer.name][side]
     latency_ms = cost.variant_ms(part.op, side, variant) if cost else None
-    return Placed(
+    return OpPlacement(
         op=layer.name,
         kind=layer.op.kind,
         processor=side,

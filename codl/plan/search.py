@@ -15,7 +15,7 @@ from codl.ir.plan import Chain, Plan
 from codl.plan.beam_search import every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidates import Candidates
-from codl.plan.chain_costs import Candidate, ChainCosts
+from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
@@ -148,7 +148,7 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
 
 
 def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
-    """The whole network as one chain, with so many images on either processor, in the best ways.
+    """The whole network as one chain, with some images on either processor, in the best ways.
 
     Whole images share nothing on their way through a network, which no search that looks at one
     chain after another, or at the best cuts of single ops, need find.
@@ -180,16 +180,16 @@ METHODS: Mapping[str, Callable[[Network, CostModel], Iterable[_Option]]] = dict(
 )
 
 
-def _joined(network: Network, groups: Sequence[Sequence[Candidate]]) -> list[Chain]:
+def _joined(network: Network, groups: Sequence[Sequence[CandidateChain]]) -> list[Chain]:
     return [
         chain_of(network.layers[own[0].start : own[-1].stop], own[0].dim, own[0].gpu_ratio)
         for own in groups
     ]
 
 
-def _merged(chains: Sequence[Candidate]) -> list[list[Candidate]]:
+def _merged(chains: Sequence[CandidateChain]) -> list[list[CandidateChain]]:
     """Neighbours that may as well be one chain: on the same processor, or of the same images."""
-    groups: list[list[Candidate]] = []
+    groups: list[list[CandidateChain]] = []
     for chain in chains:
         alike = chain.gpu_ratio in (0.0, 1.0) or chain.dim == "N"
         last = groups[-1][-1] if groups else None
@@ -200,7 +200,7 @@ def _merged(chains: Sequence[Candidate]) -> list[list[Candidate]]:
     return groups
 
 
-def _cut(chain: Candidate) -> tuple[str, float]:
+def _cut(chain: CandidateChain) -> tuple[str, float]:
     """Where a chain is cut; on one processor its dimension means nothing."""
     both = 0 < chain.gpu_ratio < 1
     return (chain.dim if both else "", chain.gpu_ratio)

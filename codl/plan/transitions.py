@@ -21,7 +21,7 @@ from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS, Direction
 from codl.lower.program import WAYS, Residency, lacking
 from codl.plan import region_array as boxes
-from codl.plan.chain_costs import Candidate, CandidateTable, ChainCosts
+from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair
 from codl.plan.region_array import NONE, Boxes
 
@@ -132,14 +132,14 @@ class Transitions:
         for number, layer in enumerate(self.network.layers):
             for at, name in enumerate(layer.inputs):
                 self._readers.setdefault(name, []).append((number, at))
-        self._changes: dict[int, tuple[Candidate, _Change]] = {}
+        self._changes: dict[int, tuple[CandidateChain, _Change]] = {}
         self._stretches: dict[tuple[int, int], tuple[dict[str, int], itemgetter[Any] | None]] = {}
         self._supplies: dict[tuple[int, int, int], Supply] = {}
         self._launches_ms: dict[int, float] = {}
         self._transfer_costs: dict[Move, TransferCost] = {}
 
     def after(
-        self, clocks: Pair, holdings: Holdings, candidate: Candidate
+        self, clocks: Pair, holdings: Holdings, candidate: CandidateChain
     ) -> tuple[Pair, Holdings]:
         """The clocks after a chain, and what is then held of all that is still read."""
         change = self._change(candidate)
@@ -154,7 +154,7 @@ class Transitions:
         return self.stage_ms(clocks, supplies, candidate), holdings
 
     def stage_ms(
-        self, clocks: Pair, supplies: Sequence[Supply], candidate: Candidate | None = None
+        self, clocks: Pair, supplies: Sequence[Supply], candidate: CandidateChain | None = None
     ) -> Pair:
         """The clocks after an exchange and, where there is one, a chain."""
         transfers: list[TransferCost] = []
@@ -224,7 +224,7 @@ class Transitions:
             self._transfer_costs[move] = TransferCost.of(move[0], parts)
         return self._transfer_costs[move]
 
-    def _change(self, candidate: Candidate) -> _Change:
+    def _change(self, candidate: CandidateChain) -> _Change:
         known = self._changes.get(id(candidate))
         if known is not None:
             return known[1]
@@ -240,7 +240,7 @@ class Transitions:
         self._changes[id(candidate)] = candidate, change  # which keeps the id
         return change
 
-    def reads(self, candidate: Candidate) -> list[tuple[int, int]]:
+    def reads(self, candidate: CandidateChain) -> list[tuple[int, int]]:
         """The processors and regions that a chain reads, in the order in which lowering asks."""
 
         def first_reader(tensor: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from codl.ir.results import Latency, TimeSpan
 from codl.measure.interleave import Effort
 from codl.plan import placement
 from codl.plan.cost_model import CostModel
-from codl.plan.placement import Placed
+from codl.plan.placement import OpPlacement
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
 from codl.targets.base import Target
@@ -34,7 +34,7 @@ class RunReport:
     energy_mj: float | None
     energy_sensors: tuple[str, ...]
     spans: list[TimeSpan]
-    placed: list[Placed]
+    placed: list[OpPlacement]
 
 
 def measure(
