@@ -22,6 +22,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
+from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import detect
 
@@ -34,8 +35,15 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
     Raises `UnsupportedError` where an input or output is of a type that codl cannot convert.
     """
 
-    def __init__(self, model: onnx.ModelProto, soc: Soc, side: Processor) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        soc: Soc,
+        side: Processor,
+        target: Target | None = None,
+    ) -> None:
         self._model, self._soc, self._side = model, soc, side
+        self._target = target
         infos = data_inputs(model.graph)
         self._inputs = {info.name: checked_type(info) for info in infos}
         self._outputs = {info.name: checked_type(info) for info in model.graph.output}
@@ -72,7 +80,7 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
             model = specialise(self._model, values)
             network = convert(simplify(import_onnx(model, model.graph.name or "model")))
             plan = default_plan(network, self._soc, self._side)
-            self._engines[key] = Engine(network, plan, self._soc)
+            self._engines[key] = Engine(network, plan, self._soc, target=self._target)
         return self._engines[key]
 
     def _named(self, inputs: Any) -> dict[str, Value]:

@@ -21,6 +21,7 @@ from codl.errors import UnsupportedError
 from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.passes import ALIASES, RESHAPES
 from codl.ir.soc import Soc
+from codl.targets.base import Target
 
 Status = Literal["passed", "failed", "refused"]
 #: Nodes that ONNX Runtime folds away where only shapes and constants go in.
@@ -100,18 +101,18 @@ def select(*, everything: bool = False, only: str = "") -> list[Case]:
     return [case for case in suite() if re.search(only, case.name) and wanted(case)]
 
 
-def run(cases: Iterable[Case], soc: Soc) -> Iterator[Outcome]:
-    """Run cases on the GPU side, one after the other."""
+def run(cases: Iterable[Case], soc: Soc, target: Target | None = None) -> Iterator[Outcome]:
+    """Run cases on the GPU side of a target, by default this process, one after the other."""
     for case in cases:
         start = perf_counter()
-        outcome = run_case(case, soc)
+        outcome = run_case(case, soc, target)
         yield replace(outcome, seconds=round(perf_counter() - start, 3))
 
 
-def run_case(case: Case, soc: Soc) -> Outcome:
+def run_case(case: Case, soc: Soc, target: Target | None = None) -> Outcome:
     """Run a case on the GPU side; whatever it raises is its outcome."""
     try:
-        rep = CodlRep(case.test.model, soc, "gpu")
+        rep = CodlRep(case.test.model, soc, "gpu", target)
         ops = max(_check(rep, case.test, *data) for data in case.test.data_sets or ())
     except UnsupportedError as error:
         return Outcome(case.name, case.op, "refused", _first_line(error))

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+import msgspec
 from numpy.typing import NDArray
 
 from codl.bundle.loading import load
 from codl.errors import CodlError
+from codl.runtime.child import Child, TimedOutError, own_streams
+from codl.runtime.frames import Connection, FrameError
+from codl.targets.arrays import ArrayRecord, from_wire, to_wire
 
 #: The child's first line: what its clock says before anything is imported. The clock is the
 #: system's, so that the parent's fits.
 CHILD = (
-    "import time; begin = time.perf_counter(); import sys; "
-    "from codl.bundle.cold_start import run_once; run_once(begin, *sys.argv[1:])"
+    "import time; begin = time.perf_counter(); "
+    "from codl.bundle.cold_start import run_once; run_once(begin)"
 )
+#: Compiling a large model from source takes its time, where the driver is another one.
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,29 @@ class ColdStart:
         return self.import_ms + self.load_ms + self.first_run_ms
 
 
+class RunBundle(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The first message to the child: load this bundle."""
+
+    path: str
+
+
+class Feed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The second one: run once on these inputs, one blob each."""
+
+    inputs: tuple[ArrayRecord, ...]
+
+
+class BundleRan(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What the child's clock said when, and the outputs, one blob each."""
+
+    begin: float
+    imported: float
+    loaded: float
+    fed: float
+    ready: float
+    outputs: tuple[ArrayRecord, ...]
+
+
 def measure(
     path: Path, inputs: Mapping[str, NDArray[Any]]
 ) -> tuple[ColdStart, dict[str, NDArray[Any]]]:
@@ -52,36 +77,47 @@ def measure(
 
     Raises `CodlError` with what the process said where it fails.
     """
-    with TemporaryDirectory(prefix="codl-") as folder:
-        given, found = Path(folder) / "in.npz", Path(folder) / "out.npz"
-        np.savez(given, **inputs)  # type: ignore[arg-type]
-        command = [sys.executable, "-c", CHILD, str(path), str(given), str(found)]
-        start = perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CodlError(f"{path} does not run in a process of its own:\n{done.stderr.strip()}")
-        begin, imported, loaded, ready, fed = json.loads(done.stdout)
-        with np.load(found, allow_pickle=False) as content:
-            outputs = {name: content[name] for name in content.files}
-    between = 1e3 * (fed - loaded)  # reading the inputs is no part of it
+    start = perf_counter()
+    child = Child([sys.executable, "-c", CHILD])
+    child.limit(LIMIT_S)
+    connection: Connection[BundleRan, Any] = Connection(child.output, child.input, BundleRan)
+    records, blobs = to_wire(inputs)
+    try:
+        connection.send(RunBundle(str(path)))
+        connection.send(Feed(records), blobs)
+        done, parts = connection.receive()
+    except (FrameError, TimedOutError) as error:
+        child.kill()
+        raise CodlError(
+            f"{path} does not run in a process of its own, which {child.ending()}."
+        ) from error
+    child.close()
+    between = 1e3 * (done.fed - done.loaded)  # reading the inputs is no part of it
     times = ColdStart(
-        process_ms=1e3 * (ready - start) - between,
-        import_ms=1e3 * (imported - begin),
-        load_ms=1e3 * (loaded - imported),
-        first_run_ms=1e3 * (ready - fed),
+        process_ms=1e3 * (done.ready - start) - between,
+        import_ms=1e3 * (done.imported - done.begin),
+        load_ms=1e3 * (done.loaded - done.imported),
+        first_run_ms=1e3 * (done.ready - done.fed),
     )
-    return times, outputs
+    return times, from_wire(done.outputs, parts)
 
 
-def run_once(begin: float, path: str, given: str, found: str) -> None:
-    """The child: prints what its clock said when, and leaves the outputs in a file."""
+def run_once(begin: float) -> None:
+    """The child: loads and runs what it is told to, and says what its clock said when."""
     imported = perf_counter()
-    engine = load(path)
+    reader, writer = own_streams()
+    connection: Connection[RunBundle | Feed, BundleRan] = Connection(
+        reader, writer, RunBundle | Feed
+    )
+    wanted, _ = connection.receive()
+    assert isinstance(wanted, RunBundle)
+    engine = load(wanted.path)
     loaded = perf_counter()
-    with np.load(given, allow_pickle=False) as content:
-        inputs = {name: content[name] for name in content.files}
+    given, blobs = connection.receive()
+    assert isinstance(given, Feed)
+    inputs = from_wire(given.inputs, blobs)
     fed = perf_counter()
     outputs = engine(inputs)
     ready = perf_counter()
-    np.savez(found, **outputs)  # type: ignore[arg-type]
-    print(json.dumps([begin, imported, loaded, ready, fed]))
+    records, parts = to_wire(outputs)
+    connection.send(BundleRan(begin, imported, loaded, fed, ready, records), parts)

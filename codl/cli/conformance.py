@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,10 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from codl.cli.options import DeviceOption, JsonOption, OutputOption
+from codl.cli.options import DeviceOption, JsonOption, OutputOption, SerialOption
 from codl.cli.output import emit, progress
 from codl.measure.progress import seconds_left
+from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local
 
@@ -24,6 +26,7 @@ def run_conformance(
     soc: Annotated[
         str | None, typer.Option("--soc", help="A SoC; without one this machine is detected.")
     ] = None,
+    serial: SerialOption = "local",
     device: DeviceOption = None,
     only: Annotated[str, typer.Option(metavar="REGEX", help="Only cases whose name matches.")] = "",
     everything: Annotated[
@@ -43,11 +46,14 @@ def run_conformance(
     """
     from codl.backend import conformance
 
-    described = load_local(soc) if soc else detect(connect("local"), "here", device=device)
+    described = load_local(soc, serial) if soc else _detected(serial, device)
     cases = conformance.select(everything=everything, only=only)
     outcomes, start = [], perf_counter()
-    with progress(f"Conformance on {described.gpu.name}") as update:
-        for outcome in conformance.run(cases, described):
+    with (
+        closing(connect(serial, described)) as target,
+        progress(f"Conformance on {described.gpu.name}") as update,
+    ):
+        for outcome in conformance.run(cases, described, target):
             outcomes.append(outcome)
             spent, done = perf_counter() - start, len(outcomes)
             update(done, len(cases), seconds_left(done, len(cases), spent))
@@ -66,6 +72,11 @@ def run_conformance(
         as_json=json,
         output=output,
     )
+
+
+def _detected(serial: str, device: str | None) -> LocalSoc:
+    with closing(connect(serial)) as target:
+        return detect(target, "here", device=device)
 
 
 def _table(summary: ConformanceSummary, result: Mapping[str, Any], platform: str) -> Group:

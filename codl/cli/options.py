@@ -16,13 +16,20 @@ from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
 from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
-from codl.targets.connect import TRANSPORTS
+from codl.targets.connect import TRANSPORTS, transport_of
 
 MODELS = (
     f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
     "or a deployment .yaml (with #NAME where it has several models)"
 )
 SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
+
+
+def _known_serial(serial: str) -> str:
+    """Refuses what no target is called before anything else is done."""
+    transport_of(serial)
+    return serial
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 OutputOption = Annotated[
@@ -35,7 +42,10 @@ OutputOption = Annotated[
 SocOption = Annotated[str, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")]
 SocArgument = Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")]
 SerialOption = Annotated[
-    str, typer.Option("--serial", help=f"The device: {SERIALS}.", show_default=True)
+    str,
+    typer.Option(
+        "--serial", help=f"The device: {SERIALS}.", show_default=True, callback=_known_serial
+    ),
 ]
 DeviceOption = Annotated[
     str | None,

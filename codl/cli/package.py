@@ -69,7 +69,7 @@ def package_model(
     """
     if output.suffix != BUNDLE:
         raise typer.BadParameter(f"must end in {BUNDLE}, got {output}", param_hint="--output")
-    deployed, described = deployment_of(model), load_local(soc)
+    deployed, described = deployment_of(model), load_local(soc, serial)
     asked = Context.of(
         described,
         dataset,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from select import POLLERR, POLLHUP, POLLIN, POLLOUT, poll
 from threading import Thread
 from time import monotonic
-from typing import IO
+from typing import IO, BinaryIO
 
 from codl.errors import DeviceError
 from codl.runtime import threads
@@ -144,3 +145,14 @@ class Child:
 def inherited() -> dict[str, str]:
     """This process's environment without what it set for the drivers that it loaded itself."""
     return {name: v for name, v in os.environ.items() if not name.startswith(VARIABLES)}
+
+
+def own_streams() -> tuple[BinaryIO, BinaryIO]:
+    """In a child, its standard input and output for frames alone; all else gets others."""
+    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return reader, writer

@@ -6,7 +6,6 @@ like; for them it is standard error.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 import warnings
@@ -20,6 +19,7 @@ import msgspec
 from codl.errors import CodlError, CodlWarning
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
+from codl.runtime.child import own_streams
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.arrays import from_wire, to_wire
 from codl.targets.messages import (
@@ -88,20 +88,9 @@ Answer = tuple[Reply, Sequence[bytes | memoryview]]
 
 def main(begin: float) -> int:
     """Serve until the input ends; `begin` is when this process did. Returns the exit code."""
-    reader, writer = _own_streams()
+    reader, writer = own_streams()
     with reader, writer:
         return Agent(reader, writer, begin).serve()
-
-
-def _own_streams() -> tuple[Any, Any]:
-    """Standard input and output for frames alone; whoever else uses them gets others."""
-    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return reader, writer
 
 
 class Agent:

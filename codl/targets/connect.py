@@ -56,7 +56,12 @@ def connect(serial: str, soc: Soc | None = None) -> Target:
     `soc` is the SoC that it is, which all but describing and probing need. Raises
     `UnknownNameError` for a serial that no transport knows.
     """
+    return transport_of(serial).connect(serial, soc)
+
+
+def transport_of(serial: str) -> Transport:
+    """The way to reach a serial; raises `UnknownNameError` where there is none."""
     for transport in TRANSPORTS.values():
         if transport.matches(serial):
-            return transport.connect(serial, soc)
+            return transport
     raise UnknownNameError("serial", serial, TRANSPORTS)

@@ -228,6 +228,39 @@ def test_bad_input_ends_with_a_message_and_code_1(
     assert "Traceback" not in done.stderr
 
 
+def test_a_model_runs_behind_an_agent_as_it_does_here(workplace: Path) -> None:
+    x = np.random.default_rng(1).random((1, 3, 32, 32), np.float32)
+    np.savez(workplace / "x.npz", image=x)
+    common = ["small.onnx", "--soc", "test", "--input", "x.npz", "--rounds", "3"]
+    outputs = {}
+    for serial in ("local", "process"):
+        done = answer(
+            workplace, "run", *common, "--serial", serial, "--strategy", "codl", "--output", "y.npz"
+        )
+        assert done["latency_ms"]["runs"] == 3
+        assert done["spans"]
+        with np.load(workplace / "y.npz") as content:
+            outputs[serial] = content["fc1"]
+    np.testing.assert_allclose(outputs["process"], outputs["local"], rtol=1e-4, atol=1e-5)
+    by = ["--serial", "process", "--strategy", "codl-refined"]
+    found = answer(workplace, "search", "small.onnx", "--soc", "test", *by)
+    assert "plans that ran" in found["method"]
+
+
+def test_a_bundle_is_made_and_runs_behind_an_agent(workplace: Path) -> None:
+    by = ["--soc", "test", "--serial", "process"]
+    answer(workplace, "package", "small.onnx", *by, "-o", "there.codl")
+    done = answer(workplace, "run", "there.codl", "--serial", "process", "--rounds", "2")
+    assert done["latency_ms"]["runs"] == 2
+
+
+def test_strategies_and_peers_are_compared_behind_an_agent(workplace: Path) -> None:
+    how = ["--strategies", "cpu,gpu", "--peers", "ort", "--seconds", "0.1", "--serial", "process"]
+    rows = answer(workplace, "eval", "--soc", "test", "--models", "small.onnx", *how)["rows"]
+    assert {row["strategy"] for row in rows} >= {"cpu", "gpu", "ort"}
+    assert all(row["status"] == "ok" and row["latency_ms"]["median"] > 0 for row in rows)
+
+
 def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:
     run(workplace, "search", "small.onnx", code=2)
     run(workplace, "no-such-command", code=2)
