@@ -121,12 +121,16 @@ def test_only_packages_of_an_extra_are_explained() -> None:
         needs("jinja2.sandbox")
 
 
+def name(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement)[0]
+
+
 def test_extras_are_those_of_the_wheel() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     for extra, packages in optional.PACKAGES.items():
-        assert set(extras[extra]) == set(packages.values())
-    base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+        assert {name(line) for line in extras[extra]} == set(packages.values())
+    base = {name(line) for line in project["dependencies"]}
     assert not base & {name for own in optional.PACKAGES.values() for name in own.values()}
     assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))

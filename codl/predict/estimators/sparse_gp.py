@@ -53,8 +53,8 @@ OUTLIER = 3.0
 ITEM_NOISE = 0.5
 #: Directions in which the scaled features spread less than this are noise.
 LEAST_SPREAD = 0.05
-#: Items predicted at a time: their correlations stay in the caches.
-CHUNK = 512
+#: Items predicted at a time: more would not make it faster, and their correlations take memory.
+CHUNK = 1024
 #: Steps of the grid on which shares of members are tried.
 SHARE_STEPS = 4
 #: Components are weighted by this power of their spread.
@@ -85,13 +85,13 @@ class Kernel:
         depends on its item of `a` alone.
         """
         scale = (np.sqrt(5.0) / self.lengths).astype(a.dtype)
-        s = _distances(a * scale, b * scale)
+        squares = _squared_distances(a * scale, b * scale)
+        result: Vector = squares * (1 / 3)
+        s = np.sqrt(squares, out=squares)
+        result += s
+        result += 1
         np.negative(s, out=s)
-        result: Vector = s - 3.0  # s (s - 3) + 3 of negative s is 3 + 3 s + s^2
-        result *= s
-        result += 3.0
         result *= np.exp(s, out=s)
-        result *= 1 / 3
         return result
 
     @classmethod
@@ -168,7 +168,7 @@ def _solve(matrix: Vector, right: Vector) -> Vector:
     return result
 
 
-def _distances(a: Vector, b: Vector) -> Vector:
+def _squared_distances(a: Vector, b: Vector) -> Vector:
     """Shaped (items of a, items of b); one product of matrices gives |a|^2 - 2ab + |b|^2."""
     width = a.shape[1]
     left, right = (np.ones((len(items), width + 2), a.dtype) for items in (a, b))
@@ -177,8 +177,7 @@ def _distances(a: Vector, b: Vector) -> Vector:
     right[:, :width] = b
     np.einsum("ij,ij->i", b, b, out=right[:, width + 1])
     squares = rowwise_matmul(left, right.T)
-    np.abs(squares, out=squares)  # rounding makes a few negative; `maximum` is slower
-    result: Vector = np.sqrt(squares, out=squares)
+    result: Vector = np.abs(squares, out=squares)  # rounding makes a few negative
     return result
 
 
@@ -198,7 +197,7 @@ def _search(X: Vector, t: Vector, variances: Vector, steps: int) -> Vector:
 
     def loss(theta: Vector) -> tuple[float, Vector]:
         points = X / np.exp(theta[2:])
-        s = np.sqrt(5.0) * _distances(points, points)
+        s = np.sqrt(5.0 * _squared_distances(points, points))
         decay = np.exp(2 * theta[0] - s)
         kernel = (1 + s + s * s / 3) * decay
         noise = np.exp(2 * theta[1])
