@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from codl.report.content import (
 )
 from codl.report.findings import findings
 from codl.report.html import write_report
-from codl.report.load import eval_result, load_result, train_result
+from codl.report.load import eval_result, load_result, parse_result, train_result
 from codl.report.results import COMMANDS
 from codl.report.summaries import accuracy_content, comparison_content
 from codl.report.svg import SVG
@@ -538,3 +538,36 @@ def test_conformance_and_bundles(tmp_path: Path) -> None:
     assert found.starting("Test GPU (9.9)")[0][1:] == ["9", "6", "1", "2", "3", "1"]
     assert found.starting("2") == [["2", "empty"]]
     assert found.starting("testnet")[0][1:] == ["testhost", "17.3", "900", "400", "300", "20.0"]
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of JSON stand, mappings and lists included."""
+    yield path
+    if isinstance(content, (dict, list)):
+        for key in content if isinstance(content, dict) else range(len(content)):
+            yield from places(content[key], (*path, key))
+
+
+def changed(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The content with another value at a place."""
+    if not path:
+        return value
+    copy = dict(content) if isinstance(content, dict) else list(content)
+    copy[path[0]] = changed(copy[path[0]], path[1:], value)
+    return copy
+
+
+STRANGE = (None, True, -1, 1.5, 10**30, float("inf"), "", "x\x00", [], [[]], {}, {"a": [1]})
+
+
+@pytest.mark.parametrize("content", [evaluation(), training(), search(), running()])
+def test_any_value_anywhere_is_read_or_refused_with_the_file(content: JsonObject) -> None:
+    messages = []
+    for path in places(content):
+        for value in STRANGE:
+            try:
+                parse_result(changed(content, path, value), "some.json")
+            except InvalidFileError as error:
+                messages.append(str(error))
+    assert len(messages) > 100
+    assert all(message.startswith("some.json") for message in messages)
