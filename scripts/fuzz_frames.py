@@ -12,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from support.frame_fuzz import fuzz
+from support.message_seeds import REPLIES, REQUESTS
 
-from codl.measure.timing import Rounds
-from codl.targets.messages import AnyReply, AnyRequest, Hello, Look, Measure
+from codl.targets.messages import AnyReply, AnyRequest
 
 
 def main() -> None:
@@ -22,14 +22,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    requests = [
-        (Look("intel-opencl-rt"), []),
-        (Measure((), (), "run1", Rounds(), None, (), {"cpu": 0.03}), [b"model"]),
-    ]
-    replies = [(Hello(1, "0", 0.0, 1.0), [])]
     for name, incoming, seeds in (
-        ("requests", AnyRequest, requests),
-        ("replies", AnyReply, replies),
+        ("requests", AnyRequest, REQUESTS),
+        ("replies", AnyReply, REPLIES),
     ):
         read, refused = fuzz(args.count // 2, args.seed, incoming, seeds)
         print(f"{name}: {read} frames gave a message, {refused} an error, none anything else")

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from support.frame_fuzz import Ping, Pong, frames_of, fuzz
+from support.message_seeds import REPLIES, REQUESTS
 
 from codl.runtime.frames import HEAD, MAGIC, Connection, ConnectionEnded, FrameError, Limits
+from codl.targets.messages import AnyReply, AnyRequest
 
 SMALL = Limits(json_bytes=1000, blobs=3, blob_bytes=1000)
 
@@ -99,6 +101,14 @@ def test_deeply_nested_json_is_refused() -> None:
     )
     with pytest.raises(FrameError, match="holds no message"):
         receiver.receive()
+
+
+@pytest.mark.parametrize("side", ["requests", "replies"])
+def test_random_and_mutated_messages_are_refused_or_read(side: str) -> None:
+    incoming, seeds = {"requests": (AnyRequest, REQUESTS), "replies": (AnyReply, REPLIES)}[side]
+    read, refused = fuzz(1500, seed=3, incoming=incoming, seeds=seeds)
+    assert read > 0
+    assert refused > 750
 
 
 def test_random_and_mutated_frames_are_refused_or_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.frame_fuzz import frames_of
+from support.frame_fuzz import MAKERS, frames_of
 
 from codl.errors import CodlError, CodlWarning, DeviceError, UnknownNameError
 from codl.ir import parse
@@ -46,6 +47,7 @@ from codl.targets.messages import (
     ReadClocks,
     Reply,
     Request,
+    Run,
 )
 from codl.targets.remote import RemoteTarget
 
@@ -265,6 +267,17 @@ def test_an_agent_ends_at_what_is_no_frame_and_says_why(data: bytes) -> None:
     assert isinstance(hello, Hello)
     assert isinstance(failed, Failed)
     assert failed.kind == "FrameError"
+
+
+def test_an_agent_answers_mutated_frames_or_says_why_it_ends() -> None:
+    dice = random.Random(5)
+    valid = frames_of([(Run(1, ()), [])])
+    for _ in range(300):
+        data = dice.choice(MAKERS)(dice, valid)
+        code, (hello, *answers) = served(data)
+        assert isinstance(hello, Hello)
+        assert all(isinstance(answer, Failed) for answer in answers)
+        assert code == 0 or answers
 
 
 def test_an_agent_ends_quietly_with_its_input() -> None:

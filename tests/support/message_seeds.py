@@ -1,0 +1,63 @@
+"""Valid requests and replies with blobs, from which frames are mutated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codl.kernels.tuning import Trial, Tuned
+from codl.measure.interleave import Effort
+from codl.measure.task_records import DispatchRecord, OpRecord
+from codl.measure.timing import Rounds
+from codl.targets.arrays import to_wire
+from codl.targets.messages import (
+    Failed,
+    Hello,
+    Load,
+    Look,
+    Measure,
+    Measured,
+    MeasuredRow,
+    Ran,
+    Run,
+    Time,
+    UsualLevel,
+)
+
+CONV = "conv2d in=1x8x8x8 oc=8 kernel=3x3 pad=1"
+TUNED = Tuned(
+    CONV, "gpu_direct", "0", {"rows": 2}, 1.0, 0.5, True, (Trial({"rows": 2}, 0.5),), "now", "0"
+)
+RECORDS, BLOBS = to_wire({"x": np.ones((1, 3), np.float32)})
+Seeds = Sequence[tuple[Any, Sequence[bytes]]]
+
+REQUESTS: Seeds = [
+    (Look("intel-opencl-rt"), []),
+    (
+        Measure(
+            tasks=(
+                OpRecord(("conv2d_gpu_direct",), "gpu_direct", "gpu", CONV, "H", 0.5, CONV),
+                DispatchRecord("cpu", 4),
+            ),
+            models=("digest",),
+            run="run1",
+            rounds=Rounds(),
+            tuning=(TUNED,),
+            left_s=None,
+            usual_ms=(UsualLevel(CONV, "gpu", 1.0),),
+            tolerance={"cpu": 0.03},
+        ),
+        [b"model"],
+    ),
+    (Load(RECORDS, True), [b"{}", *map(bytes, BLOBS)]),
+    (Run(1, RECORDS), list(map(bytes, BLOBS))),
+    (Time({"a": 1}, Effort(), True, False, ()), []),
+]
+REPLIES: Seeds = [
+    (Hello(1, "0", 0.0, 1.0), []),
+    (Failed("DeviceError", "lost"), []),
+    (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), ()), []),
+    (Ran(RECORDS), list(map(bytes, BLOBS))),
+]
