@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from time import perf_counter
 from typing import TypeVar
 
@@ -72,6 +73,8 @@ class AgentClient:
         #: So many agents were started; what one knew, the next one does not.
         self.generation = 0
         self._running: _Running | None = None
+        #: Held while a request is under way; any thread may ask.
+        self.lock = RLock()
 
     def ask(
         self,
@@ -87,8 +90,9 @@ class AgentClient:
         Raises `AgentLostError` where it does not answer, and codl's own errors as the agent raised
         them.
         """
-        running = self._ready()
-        return self._exchange(running, request, reply, blobs, on_event, limit_s)
+        with self.lock:
+            running = self._ready()
+            return self._exchange(running, request, reply, blobs, on_event, limit_s)
 
     def spawn(self) -> None:
         """Start the agent's process without waiting for it, as where several begin at once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,8 @@ class RemoteModel:
 
     def __init__(self, agent: AgentClient, executable: Executable, *, tries: bool = True) -> None:
         self.executable, self._agent, self._tries = executable, agent, tries
-        self.lock = RLock()
+        #: Held by whatever runs something on the same agent.
+        self.lock = agent.lock
         self.inputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.inputs.items()}
         self.outputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.outputs.items()}
         self._generation = self._handle = 0
@@ -53,12 +53,13 @@ class RemoteModel:
 
     def run(self) -> None:
         """One inference from what `inputs` hold."""
-        records, blobs = to_wire(self.inputs)
-        self._reload()
-        answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
-        self._is_fed = True
-        for name, value in from_wire(answer.outputs, parts).items():
-            np.copyto(self.outputs[name], value)
+        with self.lock:
+            records, blobs = to_wire(self.inputs)
+            self._reload()
+            answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
+            self._is_fed = True
+            for name, value in from_wire(answer.outputs, parts).items():
+                np.copyto(self.outputs[name], value)
 
     def profile(self) -> list[TimeSpan]:
         answer, _ = self._agent.ask(Profile(self.handle()), Profiled)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -107,6 +108,21 @@ def test_a_kill_in_a_run_is_an_error_and_the_next_run_works(
         with pytest.raises(AgentLostError):
             process.time({"one": engine.loaded}, Effort(0, 1, 0.0))
         assert process.time({"one": engine.loaded}, Effort(0, 1, 0.0)).latency_ms["one"].runs == 1
+
+
+def test_threads_share_an_agent(process: RemoteTarget, network: Network) -> None:
+    soc, given = process.soc, [image(network, seed) for seed in range(2)]
+    plan = plan_of(network, soc)
+    with (
+        Engine(network, plan, soc, target=process) as one,
+        Engine(network, plan, soc, target=process) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        expected = [one(inputs) for inputs in given]
+        runs = [pool.submit((one, other)[n % 2], given[n % 2]) for n in range(20)]
+        for n, run in enumerate(runs):
+            for name, values in run.result().items():
+                np.testing.assert_array_equal(values, expected[n % 2][name])
 
 
 def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
