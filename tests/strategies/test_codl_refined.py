@@ -95,5 +95,5 @@ def test_what_it_cannot_compare_is_refused(first_soc: Soc) -> None:
     objective = Objective("energy", None)
     with pytest.raises(UnsupportedError, match="the objective 'energy'"):
         find("codl-refined").plan(network, Context(first_soc, objective=objective))
-    with pytest.raises(UnsupportedError, match="source: replayed"):
+    with pytest.raises(UnsupportedError, match="replayed from measurements of others"):
         find("codl-refined").plan(network, Mistaken(replace(first_soc, source="replayed")))
