@@ -16,7 +16,7 @@ from codl.runtime import drivers, hints, threads
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import describe
 from codl.runtime.cl_import import cl_module
-from codl.runtime.placement import LocalSoc, at_hand
+from codl.runtime.placement import LocalSoc, at_hand, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ class OpenClDevice:
     waiting_helps: bool = False
 
     def __init__(self, soc: LocalSoc, offer: Offer | None = None) -> None:
-        """Open it; `offer` are binaries that spare compilations, from the first one on."""
+        """Open it; `offer` are binaries that spare compilations, from the first one on.
+
+        Raises `DeviceError` where this machine has no such device, or not the cores of a side.
+        """
+        check_cores(soc.placement)
         self.soc = soc
         #: Held by whoever runs something on this device and its CPU.
         self.lock = RLock()

@@ -14,7 +14,7 @@ from codl.errors import CodlError, CodlWarning
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.runtime.opencl import OpenClDevice, open_device
-from codl.runtime.placement import LocalSoc, at_hand, check_cores
+from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.session import Session
 
@@ -83,7 +83,6 @@ class LocalTarget:
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:
         """Open the device, with binaries that spare compilations; its identity."""
-        check_cores(self.soc.placement)
         return open_device(self.soc, offer).programs.identity
 
     @property

@@ -360,9 +360,12 @@ def test_another_soc_is_refused(made: Path, first_soc: Soc, tmp_path: Path) -> N
         head["soc"]["gpu"]["name"] = "Some GPU"
 
     def many_cores(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-        head["soc"]["cpu"]["cores"] = [0, 4096]
+        head["placement"]["cpu_cores"] = [0, 4096]
 
-    for change, problem in ((elsewhere, "no device 'Some GPU'"), (many_cores, "4096 are wanted")):
+    for change, problem in (
+        (elsewhere, "no device 'Some GPU'"),
+        (many_cores, "4096 are not there"),
+    ):
         with pytest.raises(MismatchError, match=f"is for the SoC 'test' .*{problem}"):
             load(changed(made, tmp_path / "a.codl", change))
 
