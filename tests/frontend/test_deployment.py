@@ -21,6 +21,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.layers import ACTIVATIONS, LAYERS
 from codl.frontend.models.summary import summary
 from codl.ir import Network
+from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies import DEFAULT, Context
 
 
@@ -186,14 +187,16 @@ def test_inputs_come_from_the_files_that_a_deployment_names(folder: Path) -> Non
 
 
 def test_options_change_the_soc_for_a_run() -> None:
-    changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(SOC)
-    assert changed.cpu.threads == 1
-    assert (changed.gpu.performance, changed.gpu.priority) == ("high", "low")
-    assert RunOptions().applied(SOC) == SOC
+    here = LocalSoc.of(SOC, Placement("none", (0, 1)))
+    changed = RunOptions(threads=1, gpu_performance="high", gpu_priority="low").applied(here)
+    assert changed.facts == SOC
+    assert changed.placement == Placement("none", (0, 1), (), 1, "high", "low")
+    assert RunOptions().applied(here) == here
     with pytest.raises(UnknownNameError, match="GPU priority hint 'urgent'"):
-        RunOptions(gpu_priority="urgent").applied(SOC)
-    with pytest.raises(CodlError, match="threads need as many cores"):
-        RunOptions(threads=99).applied(SOC)
+        RunOptions(gpu_priority="urgent").applied(here)
+    for threads in (99, 0, -1):
+        with pytest.raises(CodlError, match="threads need as many cores"):
+            RunOptions(threads=threads).applied(here)
 
 
 def test_the_documented_examples_load(folder: Path) -> None:
