@@ -132,7 +132,7 @@ class Soc:
 
         A `source` of `measured` is left out, and so is power that was not measured.
         """
-        content: dict[str, Any] = msgspec.to_builtins(self.facts)
+        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.facts))
         if self.source == "measured":
             del content["source"]
         if self.power_w is None:
