@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codl.ir import Op, Shape
-from codl.ir.columns import ColumnsByType
+from codl.ir.op_columns import ColumnsByType
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry

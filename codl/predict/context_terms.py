@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, parse, to_text
-from codl.ir.columns import (
-    FeatureColumns,
-    elements,
-)
+from codl.ir.columns import FeatureColumns
+from codl.ir.op_columns import elements
 from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, Dataset, DispatchRow, Row
 
 #: FLOPs a byte at which an op waits for memory as long as it computes, on current processors.
