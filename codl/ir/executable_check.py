@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -25,8 +26,11 @@ from codl.ir.executable import (
     Launch,
     Map,
     NcnnNet,
+    NcnnPart,
     Net,
+    NetValue,
     OnnxNet,
+    Program,
     RunNet,
     Scratch,
     Slice,
@@ -34,6 +38,8 @@ from codl.ir.executable import (
     Unmap,
     Wait,
 )
+from codl.ir.executable_ops import UnfitError, check_layers, check_step
+from codl.ir.ncnn_text import NcnnTextError, check_text
 from codl.ir.region import Region, Shape
 from codl.ir.tensor import Tensor
 
@@ -42,6 +48,11 @@ OPTIONS = re.compile(r"-cl-std=CL\d\.\d( -D[A-Za-z_]\w*(=[\w.()+-]*)?)*")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 #: Sizes of memory and of tensors are below this, so that no sum of a few overflows anything.
 MOST_BYTES = 1 << 48
+#: Work-items of one kernel are fewer, and commands and whatever else there are lists of.
+MOST_WORK_ITEMS, MOST_ENTRIES = 1 << 40, 1 << 22
+#: The files of programs, and NumPy's names of the types that callers see.
+SOURCE = re.compile(r"\w+(/\w+)*\.cl")
+TYPES = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 #: ncnn's options that a net may set.
 NET_OPTIONS = re.compile(r"use_\w+")
 
@@ -51,12 +62,16 @@ class Checker:
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
+        #: Texts of programs, and the names in them that kernels are known to have.
+        self._kernels: set[tuple[str, str]] = set()
         #: The staging buffers that are mapped at a point.
         self._mapped: set[int] = set()
+        #: The events that are signalled and not yet waited for.
         self._signalled: set[int] = set()
 
     def check(self) -> None:
         executable = self._executable
+        self._totals()
         for number, buffer in enumerate(executable.buffers):
             at = f"buffers[{number}]"
             self._that(0 <= buffer.bytes < MOST_BYTES, at, "bytes", buffer.bytes)
@@ -69,18 +84,30 @@ class Checker:
         for number, tensor in enumerate(executable.tensors):
             self._tensor(tensor, f"tensors[{number}]")
         for number, program in enumerate(executable.programs):
-            self._program(program.text, program.options, f"programs[{number}]")
+            self._program(program, f"programs[{number}]")
         for number, step in enumerate(executable.steps):
             self._step(step, f"steps[{number}]")
         for number, net in enumerate(executable.nets):
             self._net(net, f"nets[{number}]")
         self._commands(executable.setup, "setup")
-        before = set(self._mapped)
+        before, signalled = set(self._mapped), set(self._signalled)
         for number, stage in enumerate(executable.stages):
             self._commands(stage.commands, f"stages[{number}].commands")
         self._that(self._mapped == before, "stages", "mapped buffers at the end", self._mapped)
+        is_alike = self._signalled == signalled
+        self._that(is_alike, "stages", "events that nothing waited for", self._signalled)
         for name, port in (*executable.inputs.items(), *executable.outputs.items()):
             self._port(port.tensor, port.shape, f"the port {name!r}")
+            is_known = TYPES.fullmatch(port.type) is not None
+            self._that(is_known, f"the port {name!r}", "type", port.type)
+
+    def _totals(self) -> None:
+        """Sums of what is checked one by one below."""
+        executable = self._executable
+        total = sum(buffer.bytes for buffer in executable.buffers)
+        self._that(total < MOST_BYTES, "buffers", "bytes of all", total)
+        count = len(executable.setup) + sum(len(one.commands) for one in executable.stages)
+        self._that(count < MOST_ENTRIES, "stages", "commands of all", count)
 
     # Memory.
 
@@ -123,24 +150,30 @@ class Checker:
 
     # Programs, steps and nets.
 
-    def _program(self, text: str, options: str, at: str) -> None:
-        source = self._executable.texts.get(text)
-        self._that(source is not None, at, "digest of a text that is not there", text)
-        own = sha256((source or "").encode()).hexdigest()
-        self._that(own == text, at, "digest of the text", text)
-        self._that(OPTIONS.fullmatch(options) is not None, at, "options", options)
+    def _program(self, program: Program, at: str) -> None:
+        source = self._executable.texts.get(program.text)
+        self._that(source is not None, at, "digest of a text that is not there", program.text)
+        own = sha256((source or "").encode(errors="replace")).hexdigest()
+        self._that(own == program.text, at, "digest of the text", program.text)
+        self._that(OPTIONS.fullmatch(program.options) is not None, at, "options", program.options)
+        self._that(SOURCE.fullmatch(program.name) is not None, at, "name", program.name)
 
     def _step(self, step: Step, at: str) -> None:
-        if isinstance(step, GpuOp):
-            for access in (*step.reads, step.writes):
-                self._access(access, at)
-            if step.constants is not None:
-                self._constants(step.constants, at)
-            is_alike = 0 < len(step.layers) == len(step.ops)
-            self._that(is_alike, at, "layers", step.layers)
-        else:
+        if not isinstance(step, GpuOp):
             self._access(step.source, at)
             self._access(step.target, at)
+            shapes = self._shape(step.source), self._shape(step.target)
+            self._that(shapes[0] == shapes[1], at, f"shape moved to {shapes[1]}", shapes[0])
+            return
+        for access in (*step.reads, step.writes):
+            self._access(access, at)
+        if step.constants is not None:
+            self._constants(step.constants, at)
+        self._that(len(step.layers) == len(step.ops), at, "layers", step.layers)
+        try:
+            check_step(step.ops, [*map(self._shape, step.reads)], self._shape(step.writes))
+        except UnfitError as error:
+            self._that(False, at, "ops that do not fit", str(error))
 
     def _constants(self, number: int, at: str) -> None:
         self._that(0 <= number < len(self._executable.constants), at, "constants", number)
@@ -155,6 +188,7 @@ class Checker:
         for layer in net.layers:
             if layer.constants is not None:
                 self._constants(layer.constants, at)
+        self._layers(net, at)
         if isinstance(net, OnnxNet):
             self._constant(net.model, at)
             for binding in (*net.inputs, *net.outputs):
@@ -163,6 +197,26 @@ class Checker:
                 self._that(prod(binding.sizes) == size, at, "sizes", binding.sizes)
         else:
             self._ncnn(net, at)
+
+    def _layers(self, net: Net, at: str) -> None:
+        """The layers compute the net's outputs from its inputs."""
+        inputs, outputs = _sides(net)
+        for access in (*inputs, *outputs):
+            self._access(access, at, on_cpu=True)
+        tensors = self._executable.tensors
+        given = {tensors[a.tensor].name: (a.region, tensors[a.tensor].shape) for a in inputs}
+        self._that(len(given) == len(inputs), at, "inputs of one tensor", list(given))
+        try:
+            known = check_layers(net.layers, given)
+        except UnfitError as error:
+            self._that(False, at, "layers that do not fit", str(error))
+            return
+        for access in outputs:
+            tensor = tensors[access.tensor]
+            region, shape = known.get(tensor.name, (None, None))
+            is_made = region is not None and region.covers(access.region)
+            is_made = is_made and shape is not None and shape.w == tensor.shape.w
+            self._that(is_made, at, "output that no layer computes", tensor.name)
 
     def _shape(self, access: Access) -> Shape:
         return access.region.shape(self._executable.tensors[access.tensor].shape)
@@ -190,10 +244,24 @@ class Checker:
                 known.add(value)
             for constant in part.weights:
                 self._constant(constant, at)
+            self._text(part, at)
             for option in part.options:
                 self._that(NET_OPTIONS.fullmatch(option) is not None, at, "option", option)
+        for value, access in (*net.inputs, *net.outputs):
+            there = NetValue(self._name(access), access.region)
+            is_alike = net.values[value] == there
+            self._that(is_alike, at, f"value where there is {there}", net.values[value])
         missing = [value for value, _ in net.outputs if value not in known]
         self._that(not missing, at, "outputs that no part computes", missing)
+
+    def _name(self, access: Access) -> str:
+        return self._executable.tensors[access.tensor].name
+
+    def _text(self, part: NcnnPart, at: str) -> None:
+        try:
+            check_text(part.param, [b for b, _ in part.inputs], [b for b, _ in part.outputs])
+        except NcnnTextError as error:
+            self._that(False, at, "text of a net", str(error))
 
     # Commands.
 
@@ -210,7 +278,7 @@ class Checker:
             self._launch(command, at)
         elif isinstance(command, RunNet):
             self._that(0 <= command.net < len(executable.nets), at, "net", command.net)
-            self._nothing_mapped(_accesses(executable.nets[command.net]), at)
+            self._nothing_mapped(chain(*_sides(executable.nets[command.net])), at)
         elif isinstance(command, Copy):
             self._copy(command, at)
         elif isinstance(command, Fill):
@@ -222,6 +290,11 @@ class Checker:
         elif isinstance(command, Wait):
             is_coming = command.event in self._signalled
             self._that(is_coming, at, "event that nothing before signals", command.event)
+            self._signalled.remove(command.event)
+
+    def _signal(self, event: int, at: str) -> None:
+        self._that(event not in self._signalled, at, "event that is signalled already", event)
+        self._signalled.add(event)
 
     def _launch(self, launch: Launch, at: str) -> None:
         programs = self._executable.programs
@@ -229,7 +302,8 @@ class Checker:
         self._that(IDENTIFIER.fullmatch(launch.kernel) is not None, at, "kernel", launch.kernel)
         sizes, local = launch.global_size, launch.local_size
         is_sound = 1 <= len(sizes) <= 3 and all(0 < size < 1 << 31 for size in sizes)
-        self._that(is_sound, at, "global size", sizes)
+        self._that(is_sound and prod(sizes) < MOST_WORK_ITEMS, at, "global size", sizes)
+        self._kernel(programs[launch.program], launch.kernel, at)
         if local is not None:
             divides = len(local) == len(sizes) and all(
                 own > 0 and size % own == 0 for size, own in zip(sizes, local, strict=True)
@@ -237,8 +311,23 @@ class Checker:
             self._that(divides, at, f"local size of {sizes}", local)
         for arg in launch.args:
             self._argument(arg, at)
+        self._touches(launch, at)
         if launch.signals is not None:
-            self._signalled.add(launch.signals)
+            self._signal(launch.signals, at)
+
+    def _kernel(self, program: Program, name: str, at: str) -> None:
+        if (program.text, name) not in self._kernels:
+            is_there = re.search(rf"\b{name}\b", self._executable.texts[program.text])
+            self._that(is_there is not None, at, f"kernel that {program.name} has not", name)
+            self._kernels.add((program.text, name))
+
+    def _touches(self, launch: Launch, at: str) -> None:
+        """The kernels of an op read and write what its step says."""
+        step = self._executable.steps[launch.step]
+        if isinstance(step, GpuOp):
+            said = {(access.tensor, access.region) for access in (*step.reads, step.writes)}
+            touched = {(a.tensor, a.region) for a in launch.args if isinstance(a, Slice)}
+            self._that(touched <= said, at, "regions that its step has not", touched - said)
 
     def _argument(self, arg: Argument, at: str) -> None:
         if isinstance(arg, Slice):
@@ -278,7 +367,7 @@ class Checker:
                    command.buffer)  # fmt: skip
         self._mapped ^= {command.buffer}
         if isinstance(command, Map):
-            self._signalled.add(command.signals)
+            self._signal(command.signals, at)
 
     def _is_mapped(self, access: Access, at: str) -> None:
         number = self._executable.tensors[access.tensor].buffer
@@ -297,11 +386,11 @@ class Checker:
             raise CodlError(f"The executable is not sound: {at}, {what}: {value!r}.")
 
 
-def _accesses(net: Net) -> Iterator[Access]:
+def _sides(net: Net) -> tuple[list[Access], list[Access]]:
+    """Where what a net reads lies, and what it writes."""
     if isinstance(net, NcnnNet):
-        yield from (access for _, access in (*net.inputs, *net.outputs))
-    else:
-        yield from (binding.access for binding in (*net.inputs, *net.outputs))
+        return [access for _, access in net.inputs], [access for _, access in net.outputs]
+    return [one.access for one in net.inputs], [one.access for one in net.outputs]
 
 
 def check(executable: Executable) -> None:

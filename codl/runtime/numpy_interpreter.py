@@ -167,11 +167,16 @@ class Interpreter:
         staged = [tensor for tensor in touched if self._place(tensor) == "staging"]
         ends = []
         for own in (step.source, step.target):
-            if own.tensor not in touched and len(staged) != 1:
-                name = self.executable.tensors[own.tensor].name
-                raise CodlError(f"{self._order.at}: no kernel of {step.label!r} touches {name}.")
-            ends.append(own if own.tensor in touched else Access(staged[0], own.region))
+            ends.append(own if own.tensor in touched else self._staged(own, staged))
         return (ends[0],), ends[1]
+
+    def _staged(self, access: Access, staged: Sequence[int]) -> Access:
+        """A region in the staging memory that kernels touch; raises `CodlError` if it has none."""
+        tensors = self.executable.tensors
+        if len(staged) != 1 or not tensors[staged[0]].held.covers(access.region):
+            name = tensors[access.tensor].name
+            raise CodlError(f"{self._order.at}: no kernel touches {name} ({access.region}).")
+        return Access(staged[0], access.region)
 
     def _refuse_others(self, step: GpuOp, launches: Sequence[Launch]) -> None:
         """The kernels of an op touch what its step says, all of it, and nothing else."""

@@ -39,8 +39,13 @@ class Memory:
         return ordered
 
     def write(self, access: Access, values: NDArray[Any]) -> None:
-        """Overwrite a region; the lanes beyond the last channel become zeros."""
+        """Overwrite a region; the lanes beyond the last channel become zeros.
+
+        Raises `CodlError` for another number of values.
+        """
         tensor, region = self._tensors[access.tensor], access.region
+        if np.size(values) != region.shape(tensor.shape).elements:
+            raise CodlError(f"{np.size(values)} values are written to {tensor.name} ({region}).")
         elements = _elements(self._typed(tensor), tensor)
         shaped = np.asarray(values).reshape(region.shape(tensor.shape))
         with np.errstate(over="ignore"):  # as a device rounds to float16

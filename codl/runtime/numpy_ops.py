@@ -74,6 +74,9 @@ class References:
                 "in every executable that was read from a file. Interpret one that `codl.lower` "
                 "makes of the network and its plan."
             )
+        sizes = {name: value.shape for name, value in weights.items()}
+        if sizes != op.weight_shapes:
+            raise CodlError(f"The weights of {label!r} must be {op.weight_shapes}, got {sizes}.")
         return weights
 
     def _with_model(self, op: Op, constants: int | None) -> Op:

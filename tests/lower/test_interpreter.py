@@ -121,19 +121,22 @@ def lowered(soc: Soc) -> Executable:
 
 
 def test_no_wait_is_superfluous() -> None:
-    """Without any one of its waits an executable would race, and the interpreter says so."""
+    """Were any one of its waits last, an executable would race, and the interpreter says so."""
     executable = lowered(replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)))
-    assert waits(executable)
-    for stage, place in waits(executable):
+    *places, last = waits(executable)
+    assert places
+    assert last == (len(executable.stages) - 1, len(executable.stages[-1].commands) - 1)
+    for stage, place in places:
         with pytest.raises(OrderError, match="no wait lies between"):
-            run_without(executable, stage, place)
+            run_waiting_late(executable, stage, place)
 
 
 def test_mapped_memory_is_not_used_before_it_is_there() -> None:
-    """Some waits are for what a later one has covered in the inference before: not the first."""
+    """A wait that comes one command later, behind the copy to what it waits for."""
     executable = lowered(SOC)
+    stage, place = waits(executable)[0]
     with pytest.raises(OrderError, match="nothing waited for setup"):
-        run_without(executable, *waits(executable)[0])
+        run_waiting_late(executable, stage, place, stage, place + 1)
 
 
 def waits(executable: Executable) -> list[tuple[int, int]]:
@@ -145,13 +148,17 @@ def waits(executable: Executable) -> list[tuple[int, int]]:
     ]
 
 
-def run_without(executable: Executable, stage: int, place: int) -> None:
-    """Two inferences without one command."""
-    stages = list(executable.stages)
-    commands = stages[stage].commands
-    left = (*commands[:place], *commands[place + 1 :])
-    stages[stage] = structs.replace(stages[stage], commands=left)
-    interpreter = Interpreter(structs.replace(executable, stages=tuple(stages)))
+def run_waiting_late(
+    executable: Executable, stage: int, place: int, to_stage: int = -1, to: int = 1 << 30
+) -> None:
+    """Two inferences with one of the waits elsewhere, or behind all else."""
+    stages = [list(one.commands) for one in executable.stages]
+    stages[to_stage].insert(to, stages[stage].pop(place))
+    late = tuple(
+        structs.replace(one, commands=tuple(commands))
+        for one, commands in zip(executable.stages, stages, strict=True)
+    )
+    interpreter = Interpreter(structs.replace(executable, stages=late))
     interpreter.run()
     interpreter.run()
 
@@ -163,8 +170,8 @@ def test_a_wait_for_an_event_of_before_is_refused() -> None:
                                               for again in [one] * (1 + isinstance(one, Wait))))
         for stage in executable.stages
     )  # fmt: skip
-    with pytest.raises(OrderError, match="nothing signals it"):
-        Interpreter(structs.replace(executable, stages=stages)).run()
+    with pytest.raises(CodlError, match="event that nothing before signals"):
+        Interpreter(structs.replace(executable, stages=stages))
 
 
 def test_tensors_that_live_at_once_may_not_share_a_buffer() -> None:

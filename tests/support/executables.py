@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.plans import make_plan
-from support.simulated import SOC
 
 from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
@@ -18,10 +16,12 @@ from codl.ir.executable_json import encode
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array
-from codl.ir.plan import Chain, Plan
+from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
+from support.plans import make_plan
+from support.simulated import SOC
 
 OPS = (
     ("conv2d in=2x3x9x7 oc=8 kernel=3 pad=1", ("x",)),
@@ -63,11 +63,11 @@ def numbers(shape: tuple[int, ...]) -> Array:
 def small_plan(network: Network, soc: Soc) -> Plan:
     """Chains cut at every dimension; the norm runs in ONNX Runtime on the CPU."""
     plan = make_plan(network, soc, CUTS)
+    own = {"op3": {"cpu": "cpu_ort", "gpu": "gpu_direct"}}
     chains = [
-        Chain(c.ops, c.dim, c.gpu_ratio, {**c.variants, "op3": {"cpu": "cpu_ort", "gpu": "gpu_direct"}})
-        if "op3" in c.ops else c
-        for c in plan.chains
-    ]  # fmt: skip
+        replace(chain, variants={name: own.get(name, of) for name, of in chain.variants.items()})
+        for chain in plan.chains
+    ]
     return replace(plan, chains=tuple(chains))
 
 
