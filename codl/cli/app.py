@@ -23,6 +23,7 @@ from codl.cli import (
     report,
     run,
     search,
+    show,
     train,
     tune,
 )
@@ -54,6 +55,7 @@ app.command("bench")(bench.bench_kernels)
 app.command("train")(train.train_predictors)
 app.command("models")(models.list_models)
 app.command("search")(search.search_plan)
+app.command("show")(show.show_file)
 app.command("package")(package.package_model)
 app.command("run")(run.run_model)
 app.command("eval")(evaluate.evaluate_strategies)

@@ -149,7 +149,7 @@ def _show_bound(network: Network, context: Context, *, as_json: bool) -> None:
     emit("search", result, render, as_json=as_json)
 
 
-def plan_table(plan: Plan, search_ms: float) -> Table:
+def plan_table(plan: Plan, search_ms: float | None = None) -> Table:
     """Every chain of a plan, and what is predicted of the whole."""
     title = f"{plan.strategy} plan of {plan.model} on {plan.soc}"
     table = Table("ops", "dim", "GPU ratio", "CPU variants", "GPU variants", title=title)
@@ -161,7 +161,9 @@ def plan_table(plan: Plan, search_ms: float) -> Table:
         table.add_row(
             f"{chain.label} ({len(chain.ops)})", chain.dim, f"{chain.gpu_ratio:.2f}", *used
         )
-    table.caption = f"{_prediction(plan)}, found in {search_ms:.0f} ms"
+    table.caption = _prediction(plan)
+    if search_ms is not None:
+        table.caption += f", found in {search_ms:.0f} ms"
     if plan.method:
         table.caption += f" by {plan.method}"
     if plan.predicted_mj is not None:

@@ -1,0 +1,127 @@
+"""`codl show`: a plan, a bundle or an executable as a readable listing."""
+
+from __future__ import annotations
+
+from json import JSONDecodeError, loads
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from codl.bundle.archive import EXECUTABLE, FIX, Archive
+from codl.cli.listing import content, render
+from codl.cli.options import BatchOption, DatasetsOption, JsonOption, OutputOption
+from codl.cli.output import emit, note
+from codl.cli.search import plan_table
+from codl.errors import CodlError, InvalidFileError
+from codl.frontend.convert import load_network
+from codl.frontend.models import BUNDLE
+from codl.ir import soc as socs
+from codl.ir.constants import array_digest
+from codl.ir.executable import Executable
+from codl.ir.executable_json import decode, encode
+from codl.ir.plan import Plan, load_plan
+from codl.lower import lower
+from codl.measure import dataset as datasets
+from codl.measure import tuning_file
+from codl.measure.dataset import Dataset
+
+FileArgument = Annotated[
+    Path, typer.Argument(help=f"A plan or an executable (.json), or a bundle ({BUNDLE}).")
+]
+LowerOption = Annotated[
+    str | None,
+    typer.Option("--soc", help="Lower a plan for this SoC, and show the executable."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="The model of the plan, if not the built-in one of its name."),
+]
+ExecutableOption = Annotated[
+    Path | None,
+    typer.Option("--executable", help="Write the executable that is shown to this .json file."),
+]
+
+
+def show_file(
+    file: FileArgument,
+    soc: LowerOption = None,
+    model: ModelOption = None,
+    batch: BatchOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
+    executable: ExecutableOption = None,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a plan says, or what a bundle or an executable allocates and runs, in order.
+
+    No device is needed. With --soc a plan is lowered first: the listing is then that of its
+    executable, which --executable keeps, without the arrays of its constants.
+
+    [dim]Examples:[/dim]
+    codl show yolov2.codl
+    codl show plan.json
+    codl show plan.json --soc host --executable yolov2.json
+    codl show yolov2.json --json
+    """
+    shown: Plan | Executable = _read(file)
+    if isinstance(shown, Plan) and soc is not None:
+        shown = _lowered(shown, soc, model or shown.model, batch, dataset)
+    if isinstance(shown, Plan):
+        if executable is not None:
+            raise typer.BadParameter("a plan is lowered for a SoC.", param_hint="--soc")
+        _show_plan(shown, as_json=json, output=output)
+        return
+    if executable is not None:
+        executable.parent.mkdir(parents=True, exist_ok=True)
+        executable.write_bytes(encode(shown, array_digest))
+        note(f"Wrote {executable}")
+    listing = content(shown)
+    result: dict[str, Any] = {"kind": "executable", **listing}
+    emit("show", result, lambda: render(listing), as_json=json, output=output)
+
+
+def _read(file: Path) -> Plan | Executable:
+    """What a file holds; raises `InvalidFileError` where it is none of the three."""
+    if file.suffix == BUNDLE:
+        archive = Archive(file)
+        try:
+            return decode(bytes(archive.part(EXECUTABLE)), _no_array)
+        except CodlError as error:
+            archive.refuse(f"{EXECUTABLE}: {error}", FIX)
+    try:
+        text = file.read_bytes()
+        keys = loads(text)
+    except OSError as error:
+        raise InvalidFileError(file, f"cannot be read: {error.strerror}.") from error
+    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidFileError(file, f"not JSON: {error}.") from error
+    if isinstance(keys, dict) and "chains" in keys:
+        return load_plan(file)
+    if isinstance(keys, dict) and "buffers" in keys:
+        try:
+            return decode(text, _no_array)
+        except CodlError as error:
+            raise InvalidFileError(file, str(error)) from error
+    raise InvalidFileError(file, "expected a plan, an executable or a bundle.")
+
+
+def _no_array(digest: str) -> Any:
+    raise CodlError(f"The array {digest} is not beside the executable.")
+
+
+def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path) -> Executable:
+    described = socs.load(soc)
+    tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
+    return lower(load_network(model, batch), plan, described, tuning)
+
+
+def _show_plan(plan: Plan, *, as_json: bool, output: Path | None) -> None:
+    result = {"kind": "plan", **plan.to_json()}
+    result.pop("version")
+
+    def table() -> RenderableType:
+        return plan_table(plan)
+
+    emit("show", result, table, as_json=as_json, output=output)

@@ -1,0 +1,93 @@
+"""`codl show` of plans and executables, without any device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from support.executables import encoded, small_executable, small_network, small_plan
+from support.simulated import SOC
+from typer.testing import CliRunner
+
+from codl.cli.app import app
+from codl.cli.listing import content
+from codl.errors import CodlError, InvalidFileError
+from codl.frontend.convert import load_network
+from codl.plan.single_processor import default_plan
+
+
+def shown(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["show", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def executable_file(tmp_path: Path) -> Path:
+    file = tmp_path / "small.json"
+    file.write_bytes(encoded(small_executable())[0])
+    return file
+
+
+def test_an_executable_is_listed_command_by_command(executable_file: Path) -> None:
+    executable = small_executable()
+    listing = json.loads(shown(executable_file, "--json"))
+    assert listing["kind"] == "executable"
+    assert listing["digest"] == executable.digest()
+    assert sum(own["bytes"] for own in listing["memory"]) == sum(
+        b.bytes for b in executable.buffers
+    )
+    lines = [one for stage in listing["stages"] for one in stage["commands"]]
+    assert len(lines) == len(list(executable.commands))
+    assert {one["side"] for one in lines} == {"cpu", "gpu"}
+    launches = [one for one in lines if one["kind"] == "launch"]
+    assert sum(own["launches"] for own in listing["programs"]) == len(launches)
+    assert {own["library"] for own in listing["nets"]} == {"ncnn", "ONNX Runtime"}
+
+
+def test_people_get_tables(executable_file: Path) -> None:
+    text = shown(executable_file)
+    for word in ("staging", "op1 + op2", "conv2d", "ncnn", "to the GPU", "What runs, in order"):
+        assert word in text
+
+
+def test_what_uses_a_buffer_is_named() -> None:
+    executable = small_executable()
+    for own in content(executable)["buffers"]:
+        users = {t.name for t in executable.tensors if t.buffer == own["buffer"]}
+        assert set(own["tensors"]) == users
+
+
+def test_a_plan_is_shown_and_lowered(tmp_path: Path) -> None:
+    network = load_network("op_chain")
+    plan = default_plan(network, SOC, "gpu").save(tmp_path / "plan.json")
+    assert json.loads(shown(plan, "--json"))["kind"] == "plan"
+    assert "gpu" in shown(plan)
+    soc = tmp_path / "simulated.yaml"
+    soc.write_text(yaml.safe_dump(SOC.to_dict()))
+    kept = tmp_path / "executable.json"
+    lowered = json.loads(shown(plan, "--soc", soc, "--executable", kept, "--json"))
+    again = json.loads(shown(kept, "--json"))
+    assert lowered["kind"] == "executable"
+    assert (lowered["digest"], lowered["stages"]) == (again["digest"], again["stages"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"buffers": []}', '{"chains": []}', "\xff"])
+def test_what_is_none_of_the_three_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidFileError, match=str(file)):
+        shown(file)
+
+
+def test_a_plan_is_not_kept_as_an_executable(tmp_path: Path) -> None:
+    plan = small_plan(small_network(), SOC).save(tmp_path / "plan.json")
+    result = CliRunner().invoke(app, ["show", str(plan), "--executable", str(tmp_path / "e.json")])
+    assert result.exit_code == 2
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(CodlError, match="cannot be read"):
+        shown(tmp_path / "none.json")

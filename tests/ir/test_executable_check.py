@@ -1,0 +1,89 @@
+"""What executables are refused for, with the place and the value; sound ones pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.executable_fuzz import fuzz
+from support.executables import SOCS, encoded, small_executable
+from support.simulated import SOC
+
+from codl.errors import CodlError, MismatchError
+from codl.frontend.convert import load_network
+from codl.ir.executable_check import check
+from codl.ir.executable_json import decode
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
+from codl.plan.single_processor import default_plan
+
+
+def test_mutated_executables_run_or_are_refused() -> None:
+    outcome = fuzz(2000)
+    assert outcome.refused > 1500
+    assert outcome.ran > 50
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v2", "op_chain"])
+@pytest.mark.parametrize("side", ["cpu", "gpu"])
+def test_those_of_models_are_sound(model: str, side: Any) -> None:
+    network = load_network(model)
+    check(lower(network, default_plan(network, SOC, side), SOC, Tuning()))
+
+
+def first_of(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The first command of a kind."""
+
+    def take(value: dict[str, Any]) -> dict[str, Any]:
+        commands = [one for stage in value["stages"] for one in stage["commands"]]
+        return next(one for one in commands if one["type"] == kind)
+
+    return take
+
+
+def first(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The first one of a list."""
+
+    def take(value: dict[str, Any]) -> dict[str, Any]:
+        for key in keys:
+            value = value[key][0]
+        return value
+
+    return take
+
+
+#: What is changed, its key, the value there, and what the refusal says.
+CHANGES = [
+    (first("buffers"), "bytes", 1, r"tensors\[\d+\].* bytes in"),
+    (first("buffers"), "bytes", 1 << 50, r"buffers, bytes of all"),
+    (first("tensors"), "buffer", 99, r"tensors\[0\], buffer: 99"),
+    (first("steps"), "ops", ["relu"], r"steps\[0\]"),
+    (first("programs"), "options", "-I/etc", r"programs\[0\], options"),
+    (first("programs"), "name", "../x.cl", r"programs\[0\], name"),
+    (first_of("Launch"), "kernel", "main", r"kernel that .* has not: 'main'"),
+    (first_of("Launch"), "global_size", [1 << 30] * 3, "global size"),
+    (first_of("Launch"), "step", 400, "step: 400"),
+    (first_of("Wait"), "event", 77, "event that nothing before signals: 77"),
+    (first_of("Map"), "buffer", 0, "place of what is mapped"),
+    (first_of("RunNet"), "net", -1, "net: -1"),
+    (first("nets", "parts"), "param", "7767517\n1 1\nInput a 0 1 t0\n", "text of a net"),
+    (first("nets", "layers"), "op", "conv2d in=1x9x9x9 oc=8 kernel=3", "layers that do not fit"),
+]
+
+
+@pytest.mark.parametrize(("take", "key", "value", "message"), CHANGES)
+def test_what_is_changed_is_refused_with_its_place(
+    take: Callable[[dict[str, Any]], dict[str, Any]], key: str, value: Any, message: str
+) -> None:
+    content, arrays = encoded(small_executable(SOCS[0]))
+    changed = json.loads(content)
+    take(changed)[key] = value
+    with pytest.raises(CodlError, match=message):
+        decode(json.dumps(changed).encode(), arrays.__getitem__)
+
+
+def test_another_version_is_refused_before_all_else() -> None:
+    with pytest.raises(MismatchError, match="version 99; this codl reads"):
+        decode(b'{"version": 99, "anything": [1]}', {}.__getitem__)
