@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from codl.ir.types import PROCESSORS, Processor
-from codl.lower.program import Program
+from codl.lower.program import PartitionedPlan
 
 #: A stage that never comes.
 NEVER = 1 << 30
@@ -29,7 +29,7 @@ class Lifetime:
 
 
 def lifetimes(
-    program: Program, *, shared_in_place: bool
+    program: PartitionedPlan, *, shared_in_place: bool
 ) -> Mapping[Processor, Mapping[str, Lifetime]]:
     """By processor and tensor, of all that a processor ever holds.
 

@@ -33,8 +33,7 @@ from codl.lower.cpu import lower_cpu
 from codl.lower.gpu import GpuLowering, kept_storages
 from codl.lower.kernels import KernelLowering
 from codl.lower.liveness import lifetimes
-from codl.lower.program import Program, Segment, build_program
-from codl.lower.program import Transfer as Move
+from codl.lower.program import PartitionedPlan, Segment, TensorMove, build_program
 from codl.lower.selection import Selector
 from codl.lower.transfers import TransferLowering
 
@@ -68,7 +67,7 @@ class Lowering:
     """
 
     def __init__(
-        self, network: Network, program: Program, selector: Selector, *, fuse: bool
+        self, network: Network, program: PartitionedPlan, selector: Selector, *, fuse: bool
     ) -> None:
         self._network, self._program, self._soc = network, program, selector.soc
         self._assembly = Assembly()
@@ -224,7 +223,7 @@ class Lowering:
         return self._shared(segment.chain.label, segment.transfers, segment)
 
     def _shared(
-        self, label: str, transfers: tuple[Move, ...], segment: Segment | None = None
+        self, label: str, transfers: tuple[TensorMove, ...], segment: Segment | None = None
     ) -> Stage:
         """The commands of a stage, in the order that keeps both processors busy.
 

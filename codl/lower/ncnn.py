@@ -24,7 +24,7 @@ TAG = "tag"
 PLAIN = np.zeros(1, np.float32)
 
 
-class Piece(NamedTuple):
+class TensorRegion(NamedTuple):
     """A region of a tensor."""
 
     tensor: str
@@ -37,18 +37,18 @@ def lower_ncnn(group: Group, assembly: Assembly, soc: Soc) -> NcnnNet:
     ncnn knows one image only: of a batch each runs through the same net.
     """
     tensors = assembly.tensors
-    inputs = {Piece(name, access.region): access for name, access in group.inputs.items()}
-    outputs = {Piece(name, access.region): access for name, access in group.outputs.items()}
+    inputs = {TensorRegion(name, access.region): access for name, access in group.inputs.items()}
+    outputs = {TensorRegion(name, access.region): access for name, access in group.outputs.items()}
     layers = group.layers
     constants = {x.name: _constants(x, assembly, soc) for x in layers}
-    values: Numbered[Piece] = Numbered()
+    values: Numbered[TensorRegion] = Numbered()
     for piece in inputs:
         values.number(piece)
     widths = {piece: tensors[access.tensor].shape.w for piece, access in inputs.items()}
-    parts, copied = [], set[Piece]()
+    parts, copied = [], set[TensorRegion]()
     runs = _by_options(layers, soc)
     for index, (run, options) in enumerate(runs):
-        made = {Piece(x.output, x.region): x.op.output.w for x in run}
+        made = {TensorRegion(x.output, x.region): x.op.output.w for x in run}
         later = {name for rest, _ in runs[index + 1 :] for x in rest for name, _ in x.inputs}
         names = {x.output for x in run}
         kept = dict.fromkeys(piece for piece in made if piece.tensor in later)
@@ -71,7 +71,7 @@ def lower_ncnn(group: Group, assembly: Assembly, soc: Soc) -> NcnnNet:
 
 
 def _numbered(
-    accesses: Mapping[Piece, Access], values: Numbered[Piece]
+    accesses: Mapping[TensorRegion, Access], values: Numbered[TensorRegion]
 ) -> tuple[tuple[int, Access], ...]:
     return tuple((values.number(piece), access) for piece, access in accesses.items())
 
@@ -121,8 +121,8 @@ class NetText:
     def __init__(
         self,
         layers: Sequence[CpuLayer],
-        inputs: Mapping[Piece, int],
-        outputs: Iterable[Piece],
+        inputs: Mapping[TensorRegion, int],
+        outputs: Iterable[TensorRegion],
         soc: Soc,
         constants: Mapping[str, int | None],
     ) -> None:
@@ -140,14 +140,14 @@ class NetText:
         self._lines: list[str] = []
         self._weights: list[Constant] = []
         #: Inputs that a layer reads which cannot read them in place.
-        self.copied: set[Piece] = set()
+        self.copied: set[TensorRegion] = set()
         for name, _ in self._inputs:
             self._write("Input", [], name, {})
         for layer in layers:
             self._add(layer, soc)
         self._results = {piece: self._read(*piece) for piece in outputs}
 
-    def part(self, options: Mapping[str, bool], values: Numbered[Piece]) -> NcnnPart:
+    def part(self, options: Mapping[str, bool], values: Numbered[TensorRegion]) -> NcnnPart:
         blobs = sum(int(line.split()[3]) for line in self._lines)
         return NcnnPart(
             param="\n".join([MAGIC, f"{len(self._lines)} {blobs}", *self._lines, ""]),

@@ -19,7 +19,7 @@ from codl.ir.soc import Soc
 from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
 from codl.lower.cpu_layers import CpuLayer, Group
-from codl.lower.ncnn import Piece
+from codl.lower.ncnn import TensorRegion
 
 #: By tensor, what it is called in a model, and its sizes there.
 Named: TypeAlias = dict[str, tuple[str, Sizes]]
@@ -104,12 +104,12 @@ class OnnxGraph:
     constants: dict[str, NDArray[Any]] = field(default_factory=dict)
     #: The sizes under which inputs are declared, by tensor.
     declared: dict[str, Sizes] = field(default_factory=dict)
-    values: dict[Piece, dict[Sizes, str]] = field(default_factory=dict)
+    values: dict[TensorRegion, dict[Sizes, str]] = field(default_factory=dict)
 
     def add(self, layer: CpuLayer, soc: Soc) -> None:
         plan: OrtPlan = layer.variant.plan(layer.op, soc)
         names = {
-            f"x{index}": self._value(Piece(name, region), sizes)
+            f"x{index}": self._value(TensorRegion(name, region), sizes)
             for index, ((name, region), sizes) in enumerate(
                 zip(layer.inputs, plan.inputs, strict=True)
             )
@@ -126,18 +126,18 @@ class OnnxGraph:
             result = self._write(after, names, f"{prefix}.after")
         self.regions[layer.output] = layer.region
         self.shapes[layer.output] = tuple(layer.op.output)
-        self.values[Piece(layer.output, layer.region)] = {plan.output: result}
+        self.values[TensorRegion(layer.output, layer.region)] = {plan.output: result}
 
     def bind(self, outputs: Mapping[str, tuple[Region, Sizes]]) -> tuple[Named, Named]:
         """The model's inputs and outputs by tensor: the name and sizes of each."""
         results: Named = {}
         for name, (region, shape) in outputs.items():
-            piece = Piece(name, region)
+            piece = TensorRegion(name, region)
             is_whole = region == self.regions[name]
             sizes = next(iter(self.values[piece])) if is_whole else shape
             results[name] = (self._value(piece, sizes), sizes)
         inputs = {
-            name: (next(iter(self.values[Piece(name, self.regions[name])].values())), sizes)
+            name: (next(iter(self.values[TensorRegion(name, self.regions[name])].values())), sizes)
             for name, sizes in self.declared.items()
         }
         return inputs, results
@@ -183,9 +183,9 @@ class OnnxGraph:
         self.constants[name] = value
         return name
 
-    def _value(self, piece: Piece, sizes: Sizes) -> str:
+    def _value(self, piece: TensorRegion, sizes: Sizes) -> str:
         """The name of a piece of a tensor under some sizes."""
-        whole = Piece(piece.tensor, self.regions[piece.tensor])
+        whole = TensorRegion(piece.tensor, self.regions[piece.tensor])
         if whole not in self.values:  # an input that is read for the first time
             own = sizes if piece == whole else self.shapes[piece.tensor]
             self.declared[piece.tensor] = own
@@ -201,7 +201,7 @@ class OnnxGraph:
             known[sizes] = name
         return known[sizes]
 
-    def _slice(self, whole: Piece, region: Region, shape: Sizes) -> dict[Sizes, str]:
+    def _slice(self, whole: TensorRegion, region: Region, shape: Sizes) -> dict[Sizes, str]:
         source = self._value(whole, shape)
         part, name = region.within(whole.region), f"part.{len(self.nodes)}"
         bounds = zip(*part, strict=True)

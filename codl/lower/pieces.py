@@ -23,7 +23,7 @@ from codl.lower.assembly import Assembly
 from codl.lower.cpu import net_of
 from codl.lower.cpu_layers import CpuLayer, Group
 from codl.lower.kernels import KernelLowering, packing, reads_constants
-from codl.lower.program import Transfer as Move
+from codl.lower.program import TensorMove
 from codl.lower.transfers import TransferLowering
 
 #: Stages: what the CPU hands over, what is measured, and what it gets back.
@@ -59,7 +59,7 @@ class Piece:
 
     def move(self, name: str, direction: Direction) -> None:
         """Emit a transfer of all of a tensor between its two sides, to its end."""
-        move = Move(name, Region.whole(self.host[name].shape), direction)
+        move = TensorMove(name, Region.whole(self.host[name].shape), direction)
         if direction == "to_gpu":
             self.transfers.to_gpu(move)
         else:

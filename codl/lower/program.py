@@ -18,7 +18,7 @@ WAYS: Mapping[Processor, Direction] = {"cpu": "to_cpu", "gpu": "to_gpu"}
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TensorMove:
     """A region of a tensor that one processor has and the other needs."""
 
     tensor: str
@@ -32,17 +32,17 @@ class Segment:
 
     chain: Chain
     outputs: tuple[str, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[TensorMove, ...]
     cpu: Shard
     gpu: Shard
 
 
 @dataclass(frozen=True)
-class Program:
+class PartitionedPlan:
     """A plan's segments, the last transfers, and what each processor ever holds of a tensor."""
 
     segments: tuple[Segment, ...]
-    final: tuple[Transfer, ...]
+    final: tuple[TensorMove, ...]
     held: Mapping[Processor, Mapping[str, Region]]
 
     @cached_property
@@ -76,12 +76,12 @@ class Residency:
         fixed = {name: Region.whole(self._shapes[name]) for name in network.constants}
         self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs | fixed, "gpu": dict(fixed)}
 
-    def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[Transfer]:
+    def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[TensorMove]:
         """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""
         mine, moved = self.held[processor], []
         for name, need in needs.items():
             held, regions = lacking(self._shapes[name], mine.get(name), need, self._sharing)
-            moved += [Transfer(name, region, WAYS[processor]) for region in regions]
+            moved += [TensorMove(name, region, WAYS[processor]) for region in regions]
             mine[name] = held
         return moved
 
@@ -116,7 +116,7 @@ def chain_outputs(network: Network, layers: Sequence[Layer]) -> list[str]:
     ]
 
 
-def build_program(network: Network, plan: Plan, soc: Soc) -> Program:
+def build_program(network: Network, plan: Plan, soc: Soc) -> PartitionedPlan:
     """Lower a plan; raises `MismatchError` where it is for another model or SoC."""
     plan.check(network, soc.name)
     residency = Residency(network, plan.sharing)
@@ -133,4 +133,4 @@ def build_program(network: Network, plan: Plan, soc: Soc) -> Program:
         holder: Region.whole(network.shapes[holder]) for holder, _ in network.outputs.values()
     }
     final = residency.require("cpu", results)
-    return Program(tuple(segments), tuple(final), residency.held)
+    return PartitionedPlan(tuple(segments), tuple(final), residency.held)

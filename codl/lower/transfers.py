@@ -19,7 +19,7 @@ from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
 from codl.lower.kernels import KernelLowering
-from codl.lower.program import Transfer as Move
+from codl.lower.program import TensorMove
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TransferLowering:
         #: Staging memory that is to be mapped before the first inference.
         self.mapped: list[Map] = []
 
-    def begin_to_cpu(self, move: Move) -> Pending:
+    def begin_to_cpu(self, move: TensorMove) -> Pending:
         """Emit what the GPU does; the CPU does not wait yet."""
         host, device, step = self._sides(move)
         event = self._assembly.event()
@@ -60,7 +60,7 @@ class TransferLowering:
         copy = Copy(step, self._access(staging, move), self._access(host, move))
         return Pending((Wait(step, event), copy, Unmap(step, staging.buffer)))
 
-    def to_gpu(self, move: Move) -> None:
+    def to_gpu(self, move: TensorMove) -> None:
         """Emit the whole transfer; what is enqueued after it sees the region."""
         host, device, step = self._sides(move)
         if self._is_shared(host):
@@ -77,7 +77,7 @@ class TransferLowering:
         self._kernels.copy(staging, device, move.region, step=step)
         self._assembly.emit(mapping)
 
-    def _sides(self, move: Move) -> tuple[Tensor, Tensor, int]:
+    def _sides(self, move: TensorMove) -> tuple[Tensor, Tensor, int]:
         """Both tensors, and the transfer's step."""
         host, device = self._host[move.tensor], self._device[move.tensor]
         source, target = (host, device) if move.direction == "to_gpu" else (device, host)
@@ -88,10 +88,10 @@ class TransferLowering:
     def _is_shared(self, host: Tensor) -> bool:
         return self._assembly.buffers[host.buffer].place == "shared"
 
-    def _access(self, tensor: Tensor, move: Move) -> Access:
+    def _access(self, tensor: Tensor, move: TensorMove) -> Access:
         return self._assembly.access(tensor, move.region)
 
-    def _staging(self, move: Move, host: Tensor) -> Tensor:
+    def _staging(self, move: TensorMove, host: Tensor) -> Tensor:
         return staging(self._assembly, host, move.region)
 
 

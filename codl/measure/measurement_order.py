@@ -63,7 +63,7 @@ class Scope:
     attention: bool = False
 
 
-class Selection(NamedTuple):
+class OpSelection(NamedTuple):
     """Tasks in an order of which, within a tier, any first part is representative."""
 
     tasks: Sequence[Task]
@@ -78,7 +78,7 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     return mixed(surroundings_tasks(scope.ops, soc, scope.batches), tasks)
 
 
-def within(budget_s: float, scope: Scope, soc: Soc) -> Selection:
+def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     """The tasks for so many seconds."""
     surroundings = surroundings_tasks(scope.ops, soc, scope.batches)
     own = make_tasks(scope.ops, soc, scope.shares)
@@ -93,7 +93,7 @@ def within(budget_s: float, scope: Scope, soc: Soc) -> Selection:
         tiers |= dict.fromkeys(unusual, Tier.WHOLE)
         tasks += unusual
     ordered = sorted(tasks, key=lambda task: tiers[task])
-    return Selection(mixed(surroundings, ordered), tiers)
+    return OpSelection(mixed(surroundings, ordered), tiers)
 
 
 def _similar_ops(scope: Scope, fits: float, own: int) -> list[Op]:

@@ -10,14 +10,14 @@ from codl.ir.soc import PowerW, Soc
 from codl.runtime import threads
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import busy_net
-from codl.runtime.energy import Found, Sensor, metered
+from codl.runtime.energy import Sensor, SensorScan, metered
 from codl.runtime.opencl import open_device
 
 #: The kernel that keeps the device busy is enqueued so often before somebody waits for it.
 AHEAD = 16
 
 
-def measure_power(soc: Soc, found: Found, seconds: float) -> PowerW:
+def measure_power(soc: Soc, found: SensorScan, seconds: float) -> PowerW:
     """Watts over `seconds` each, of all that the sensors cover.
 
     The CPU side convolves on all of its threads; the GPU side computes in registers. Raises

@@ -33,7 +33,7 @@ from codl.measure.tasks import (
 )
 from codl.measure.timing import WHOLE, Rounds, Seconds, Timed, level_s
 from codl.runtime import threads
-from codl.runtime.actions import Action, Launches, MapStaging, OnCpu, SignallingLaunch
+from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
 from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import open_device
@@ -162,11 +162,11 @@ class Bench:
     @staticmethod
     def _part(action: Action) -> str:
         """The part of an exchange that an action is; "" of one that takes no time of its own."""
-        if isinstance(action, Launches | SignallingLaunch):
+        if isinstance(action, KernelLaunches | SignallingLaunch):
             return "transform"
         if isinstance(action, MapStaging):
             return "map"
-        kind = action.kind if isinstance(action, OnCpu) else None
+        kind = action.kind if isinstance(action, HostAction) else None
         return "" if kind in (None, "sync") else str(kind)
 
     def _step(self, part: str, action: Action) -> Step:

@@ -24,11 +24,11 @@ from codl.measure.tasks import (
 )
 
 
-class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="task"):
+class _TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="task"):
     """Base of the records; ops are texts of `codl.ir.op_text`."""
 
 
-class OpRecord(_Record, frozen=True, tag="op"):
+class OpRecord(_TaskRecord, frozen=True, tag="op"):
     """An `OpTask`."""
 
     tables: tuple[str, ...]
@@ -40,7 +40,7 @@ class OpRecord(_Record, frozen=True, tag="op"):
     part: str
 
 
-class SharingRecord(_Record, frozen=True, tag="sharing"):
+class SharingRecord(_TaskRecord, frozen=True, tag="sharing"):
     """A `SharingTask`."""
 
     direction: Direction
@@ -48,14 +48,14 @@ class SharingRecord(_Record, frozen=True, tag="sharing"):
     storage: Storage
 
 
-class DispatchRecord(_Record, frozen=True, tag="dispatch"):
+class DispatchRecord(_TaskRecord, frozen=True, tag="dispatch"):
     """A `DispatchTask`."""
 
     processor: Processor
     count: int
 
 
-class ColdRecord(_Record, frozen=True, tag="cold"):
+class ColdRecord(_TaskRecord, frozen=True, tag="cold"):
     """A `ColdTask`."""
 
     processor: Processor
@@ -63,7 +63,7 @@ class ColdRecord(_Record, frozen=True, tag="cold"):
     variant: str
 
 
-class ContentionRecord(_Record, frozen=True, tag="contention"):
+class ContentionRecord(_TaskRecord, frozen=True, tag="contention"):
     """A `ContentionTask`."""
 
     cpu: str
@@ -72,7 +72,7 @@ class ContentionRecord(_Record, frozen=True, tag="contention"):
     gpu_variant: str
 
 
-class BatchRecord(_Record, frozen=True, tag="batch"):
+class BatchRecord(_TaskRecord, frozen=True, tag="batch"):
     """A `BatchTask`."""
 
     processor: Processor

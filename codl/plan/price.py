@@ -62,11 +62,11 @@ class Price:
 
 def price(executable: Executable, cost: CostModel) -> Price:
     """Walk over the commands of one inference."""
-    clocks = _Clocks(executable, cost)
+    clocks = _TwoClocks(executable, cost)
     return Price(tuple(clocks.stage(stage) for stage in executable.stages))
 
 
-class _Clocks:
+class _TwoClocks:
     """The two clocks, and when what the CPU waits for is there."""
 
     def __init__(self, executable: Executable, cost: CostModel) -> None:

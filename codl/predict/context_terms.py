@@ -135,7 +135,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """What a processor does on its own: bytes that it reads and writes, FLOPs, milliseconds."""
 
     bytes: float
@@ -143,11 +143,11 @@ class Load:
     latency_ms: float
 
     @classmethod
-    def of(cls, op: Op, latency_ms: float) -> Load:
+    def of(cls, op: Op, latency_ms: float) -> Workload:
         return cls(float(op.bytes), float(op.flops), latency_ms)
 
-    def __add__(self, other: Load) -> Load:
-        return Load(
+    def __add__(self, other: Workload) -> Workload:
+        return Workload(
             self.bytes + other.bytes, self.flops + other.flops, self.latency_ms + other.latency_ms
         )
 
@@ -156,8 +156,8 @@ class Load:
 class Beside:
     """A processor's own load while the other processor works on its."""
 
-    own: Load
-    other: Load
+    own: Workload
+    other: Workload
 
     kind: ClassVar[str] = "contention"
 
@@ -169,7 +169,7 @@ class Beside:
     @classmethod
     def read(cls, text: str) -> Beside:
         values = _numbers(text, [f"{side}_{name}" for side in ("own", "other") for name in _LOAD])
-        return cls(Load(*values[:3]), Load(*values[3:]))
+        return cls(Workload(*values[:3]), Workload(*values[3:]))
 
     @staticmethod
     def columns(items: Sequence[Beside]) -> FeatureColumns:
@@ -214,7 +214,7 @@ class Besides(Sequence[Beside]):
         if isinstance(at, slice):
             return Besides(self.loads[:, at])
         values = self.loads[:, at].tolist()
-        return Beside(Load(*values[:3]), Load(*values[3:]))
+        return Beside(Workload(*values[:3]), Workload(*values[3:]))
 
 
 _LOAD = ("bytes", "flops", "latency_ms")
@@ -292,7 +292,7 @@ def _of_row(row: DispatchRow | ColdRow | BatchRow | ContentionRow) -> list[Obser
         batch = Batch(parse(row.op), row.single_ms, row.images)
         return [_observed(row.processor, batch, (batch.op,), row.latency_ms, row)]
     ops = parse(row.cpu_op), parse(row.gpu_op)
-    cpu, gpu = Load.of(ops[0], row.cpu_alone_ms), Load.of(ops[1], row.gpu_alone_ms)
+    cpu, gpu = Workload.of(ops[0], row.cpu_alone_ms), Workload.of(ops[1], row.gpu_alone_ms)
     return [
         _observed("cpu", Beside(cpu, gpu), (ops[0],), row.cpu_together_ms, row),
         _observed("gpu", Beside(gpu, cpu), (ops[1],), row.gpu_together_ms, row),

@@ -38,7 +38,7 @@ class Regret:
 
 
 @dataclass(frozen=True)
-class _Shard:
+class _ShardTimes:
     """A processor's part: predicted and measured latency of the variant chosen, and the best."""
 
     predicted: float
@@ -81,13 +81,13 @@ def splits(op: Op, soc: Soc) -> list[tuple[Key, ...]]:
     return pairs
 
 
-def _shard(own: Sequence[MeasuredPart]) -> _Shard:
+def _shard(own: Sequence[MeasuredPart]) -> _ShardTimes:
     chosen = min(own, key=lambda part: part.predicted_ms)
     best = min(part.latency_ms for part in own)
-    return _Shard(chosen.predicted_ms, chosen.latency_ms, best)
+    return _ShardTimes(chosen.predicted_ms, chosen.latency_ms, best)
 
 
-def _of(op: Op, known: Mapping[Key, _Shard], soc: Soc) -> float | None:
+def _of(op: Op, known: Mapping[Key, _ShardTimes], soc: Soc) -> float | None:
     """Latency of the split with the lowest prediction over the lowest latency, less 1."""
     pairs = [
         [known[key] for key in keys]

@@ -54,7 +54,7 @@ class Action(Protocol):
         ...
 
 
-class Launches:
+class KernelLaunches:
     """Kernels that are enqueued one after the other, without events."""
 
     def __init__(self, device: OpenClDevice) -> None:
@@ -102,7 +102,7 @@ class MapStaging:
 
 
 @dataclass(frozen=True)
-class OnCpu:
+class HostAction:
     """Something that the CPU does, with the kind and label of its span; no span without a kind."""
 
     work: Callable[[], object]
@@ -131,10 +131,10 @@ class Binder:
         actions: list[Action] = []
         for command in commands:
             if isinstance(command, Launch) and command.signals is None:
-                if not actions or not isinstance(actions[-1], Launches):
-                    actions.append(Launches(self._device))
+                if not actions or not isinstance(actions[-1], KernelLaunches):
+                    actions.append(KernelLaunches(self._device))
                 group = actions[-1]
-                assert isinstance(group, Launches)
+                assert isinstance(group, KernelLaunches)
                 group.kernels.append(self._handles.kernel(command))
                 group.kinds.append(self._kernel_kind(command))
             else:
@@ -149,19 +149,19 @@ class Binder:
             return SignallingLaunch(kernel, kind, command.signals, self._events, self._device)
         if isinstance(command, RunNet):
             net = handles.host.nets[command.net]
-            return OnCpu(net.run, "net", net.label)
+            return HostAction(net.run, "net", net.label)
         if isinstance(command, Flush):
-            return OnCpu(lambda: self._device.queue.flush())
+            return HostAction(lambda: self._device.queue.flush())
         if isinstance(command, Fill):
-            return OnCpu(partial(handles.host.fill, command))
+            return HostAction(partial(handles.host.fill, command))
         label = self._executable.steps[command.step].label
         if isinstance(command, Map):
             return MapStaging(handles.staging(command.buffer), command, self._events)
         if isinstance(command, Unmap):
-            return OnCpu(handles.staging(command.buffer).unmap, "unmap", label)
+            return HostAction(handles.staging(command.buffer).unmap, "unmap", label)
         if isinstance(command, Wait):
-            return OnCpu(partial(self._wait, command.event), self._wait_kind(command), label)
-        return OnCpu(self._copy(command), "copy", label)
+            return HostAction(partial(self._wait, command.event), self._wait_kind(command), label)
+        return HostAction(self._copy(command), "copy", label)
 
     def _kernel_kind(self, launch: Launch) -> SpanKind:
         is_shared = isinstance(self._executable.steps[launch.step], Transfer)

@@ -110,7 +110,7 @@ class NcnnSession:
         self._packing.num_threads = self._lanes.threads
         self._packing.blob_allocator = self._pools.blobs
         self._parts = [
-            _NcnnPart(part, net.values, packed, self._lanes, self._pools) for part in net.parts
+            _LoadedPart(part, net.values, packed, self._lanes, self._pools) for part in net.parts
         ]
 
     def run(self) -> None:
@@ -159,7 +159,7 @@ class NcnnSession:
         return mat if mat.elempack == 1 else ncnn.convert_packing(mat, 1, self._unpacking)
 
 
-class _NcnnPart:
+class _LoadedPart:
     """One ncnn net, run once for each of some images."""
 
     def __init__(

@@ -53,14 +53,14 @@ class SensorInfo:
 
 
 @dataclass(frozen=True)
-class Found:
+class SensorScan:
     """The sensors that can be read, and why others cannot, by name."""
 
     sensors: tuple[Sensor, ...]
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def find_sensors(root: Path = SYS, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus) -> Found:
+def find_sensors(root: Path = SYS, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus) -> SensorScan:
     """Every sensor below `root`, the folder that `/sys` is, and those of NVIDIA's GPUs."""
     candidates = [*_rapl(root), *_batteries(root)]
     candidates += [
@@ -73,7 +73,7 @@ def find_sensors(root: Path = SYS, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.
             sensors.append(sensor)
         except (OSError, ValueError) as error:
             unreadable[sensor.name] = str(error)
-    return Found(tuple(sensors), unreadable)
+    return SensorScan(tuple(sensors), unreadable)
 
 
 def _rapl(root: Path) -> Iterator[Sensor]:

@@ -44,7 +44,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """One buffer: what kernels take as an argument, and what the CPU sees of it as flat floats.
 
     A staging buffer is seen only while it is mapped.
@@ -80,14 +80,14 @@ class Handles:
             if launch.step not in self.refusals:
                 self._bind(launch)
 
-    # Memory.
+    # DeviceMemory.
 
-    def _allocate(self, number: int, buffer: Buffer) -> Memory:
+    def _allocate(self, number: int, buffer: Buffer) -> DeviceMemory:
         try:
             return _allocated(buffer, self._device)
         except DeviceError as error:
             self._refuse(self._users(number), str(error))
-            return Memory()
+            return DeviceMemory()
 
     def _users(self, buffer: int) -> set[int]:
         """The steps with kernels that use a buffer."""
@@ -215,19 +215,19 @@ class Handles:
         return refused
 
 
-def _allocated(buffer: Buffer, device: OpenClDevice) -> Memory:
+def _allocated(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
     """Memory that begins as zeros."""
     what = f"{buffer.bytes} bytes of {buffer.place} memory"
     cl = cl_module()
     if buffer.place == "cpu":
-        return Memory(array=aligned_zeros((buffer.bytes // 4,)))
+        return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
     with explained(f"Allocating {what} on {device.device.name}"):
         if buffer.place == "shared":
             array, seen = seen_zeros(device, buffer.bytes // 4)
-            return Memory(seen, array)
+            return DeviceMemory(seen, array)
         if buffer.place == "staging":
             staging = Staging(device, buffer.bytes)
-            return Memory(staging.buffer, staging=staging)
+            return DeviceMemory(staging.buffer, staging=staging)
         if buffer.image is not None:
             sizes = buffer.image.width, buffer.image.height
             if not fits(device.soc, *sizes):
@@ -236,11 +236,11 @@ def _allocated(buffer: Buffer, device: OpenClDevice) -> Memory:
                 raise DeviceError(f"{buffer.image} is wanted, {limits.name} has at most {most}.")
             image, zero = make_image(device, buffer.image), np.zeros(4, np.float32)
             cl.enqueue_fill_image(device.queue, image, zero, (0, 0, 0), (*sizes, 1))
-            return Memory(image)
+            return DeviceMemory(image)
         size = checked_size(device, buffer.bytes)
         memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size)
         cl.enqueue_fill_buffer(device.queue, memory, np.uint8(0), 0, size)
-        return Memory(memory)
+        return DeviceMemory(memory)
 
 
 def _uploaded(values: Array, constant: Constant, device: OpenClDevice) -> cl.MemoryObject:

@@ -37,7 +37,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Compilation:
     """Something to compile; `name` is for messages."""
 
     name: str
@@ -50,7 +50,7 @@ class _Job:
         return self.name, self.digest, self.options
 
     @classmethod
-    def of(cls, plan: KernelPlan) -> _Job:
+    def of(cls, plan: KernelPlan) -> _Compilation:
         return cls(
             plan.source, source_text(plan), source_digest(plan), compile_options(plan.defines)
         )
@@ -91,7 +91,7 @@ class Programs:
         #: What a binary depends on but its source and options.
         self.identity: Mapping[str, str] = _identity(self._device)
         self._offered: dict[tuple[str, str, str], bytes] = {}
-        self._built: dict[_Job, cl.Program] = {}
+        self._built: dict[_Compilation, cl.Program] = {}
         self._keeping = True
 
     def build(self, plan: KernelPlan) -> cl.Program:
@@ -99,9 +99,9 @@ class Programs:
 
         Raises `DeviceError` with the compiler's log and the macros where it does not build.
         """
-        return self._build(_Job.of(plan))
+        return self._build(_Compilation.of(plan))
 
-    def _build(self, job: _Job) -> cl.Program:
+    def _build(self, job: _Compilation) -> cl.Program:
         if job not in self._built:
             program = self._find(job)
             if not self._keeping:
@@ -111,7 +111,7 @@ class Programs:
 
     def build_text(self, name: str, text: str, options: str = STANDARD) -> cl.Program:
         """The program of a text; raises `DeviceError` as `build` does."""
-        return self._build(_Job(name, text, digest(text)[:16], options))
+        return self._build(_Compilation(name, text, digest(text)[:16], options))
 
     def offer(self, offer: Offer) -> None:
         """Take these binaries before those of the cache, if they are for this device and driver."""
@@ -127,7 +127,7 @@ class Programs:
 
     def binary(self, name: str, text: str, options: str = STANDARD) -> Binary:
         """A compiled program; some drivers add to it when its kernels first run."""
-        job = _Job(name, text, digest(text)[:16], options)
+        job = _Compilation(name, text, digest(text)[:16], options)
         return Binary(*job.key, _binary(self._build(job)))
 
     @contextmanager
@@ -141,16 +141,16 @@ class Programs:
 
     def slot(self, kind: Kind, plan: KernelPlan) -> Slot:
         """Where the cache has a plan's binary, the log of its failed build, or who tries one."""
-        return self._slot(kind, _Job.of(plan))
+        return self._slot(kind, _Compilation.of(plan))
 
-    def _slot(self, kind: Kind, job: _Job) -> Slot:
+    def _slot(self, kind: Kind, job: _Compilation) -> Slot:
         made_from = {"name": job.name, "source": job.digest, "options": job.options}
         return Slot(kind, {**self.identity, **made_from})
 
-    def _find(self, job: _Job) -> cl.Program:
+    def _find(self, job: _Compilation) -> cl.Program:
         return self._load(job) or self._compile(job)
 
-    def _load(self, job: _Job) -> cl.Program | None:
+    def _load(self, job: _Compilation) -> cl.Program | None:
         """The program of a binary, offered or on disk; None where the driver takes none."""
         offered = self._offered.pop(job.key, None)
         program = self._take(job, offered) if offered is not None else None
@@ -167,7 +167,7 @@ class Programs:
             slot.touch()
         return program
 
-    def _take(self, job: _Job, blob: bytes) -> cl.Program | None:
+    def _take(self, job: _Compilation, blob: bytes) -> cl.Program | None:
         """The program of a binary; None where the driver does not take it."""
         try:
             program = cl_module().Program(self._context, [self._device], [blob])
@@ -176,7 +176,7 @@ class Programs:
             return None
         return program
 
-    def _compile(self, job: _Job) -> cl.Program:
+    def _compile(self, job: _Compilation) -> cl.Program:
         failure = self._slot("failures", job)
         log = failure.load()
         if log is not None:
@@ -195,7 +195,7 @@ class Programs:
         return program
 
     @contextmanager
-    def _survived(self, job: _Job) -> Iterator[None]:
+    def _survived(self, job: _Compilation) -> Iterator[None]:
         """Leave a trace while the driver compiles, which a process that it takes down cannot drop.
 
         One death may have been a kill from outside; after a second one the driver is not asked.
@@ -210,7 +210,7 @@ class Programs:
         finally:
             trace.drop()
 
-    def _error(self, job: _Job, log: str) -> DeviceError:
+    def _error(self, job: _Compilation, log: str) -> DeviceError:
         name = self._device.name.strip()
         return DeviceError(f"{job.name} does not build on {name} with {job.options}:\n{log}")
 

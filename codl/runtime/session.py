@@ -15,7 +15,7 @@ from codl.ir.executable import Executable, Port, Refusal
 from codl.ir.ops.base import Array
 from codl.ir.results import TimeSpan
 from codl.runtime import threads
-from codl.runtime.actions import Action, Binder, Launches
+from codl.runtime.actions import Action, Binder, KernelLaunches
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.handles import Handles
 from codl.runtime.host_handles import HostHandles
@@ -126,7 +126,9 @@ class Session:
     def kernels(self, label: str) -> list[BoundKernel]:
         """The kernels of the stages of this label."""
         actions = self.stage(label)
-        return [k for action in actions if isinstance(action, Launches) for k in action.kernels]
+        return [
+            k for action in actions if isinstance(action, KernelLaunches) for k in action.kernels
+        ]
 
     def _open(self) -> list[Action]:
         if self._actions is None:

@@ -136,7 +136,7 @@ class RemoteTarget:
         begun = {result.key: result for result in tuned if result is not None}
         done = {result.key for result in known}
         missing = [task for task in tasks if task.key not in done]
-        search = _Search(keep, progress)
+        search = _RemoteSearch(keep, progress)
         begin = perf_counter()
         while missing:
             left_s = None if budget_s is None else max(0.0, budget_s - (perf_counter() - begin))
@@ -239,7 +239,7 @@ class _Progress:
 
 
 @dataclass
-class _Search:
+class _RemoteSearch:
     """What came of tuning so far, over all agents that were needed for it."""
 
     keep: Callable[[Tuned], object]

@@ -24,7 +24,7 @@ from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.types import Processor
 from codl.lower.partition import Shard
-from codl.lower.program import Program, Transfer, build_program
+from codl.lower.program import PartitionedPlan, TensorMove, build_program
 
 SETTINGS: dict[str, Any] = {
     "deadline": None,
@@ -37,7 +37,9 @@ Tensors = dict[str, NDArray[np.float64]]
 class Simulation:
     """A program in NumPy: each processor has memory of its own, which starts as not-a-numbers."""
 
-    def __init__(self, network: Network, program: Program, inputs: dict[str, Array]) -> None:
+    def __init__(
+        self, network: Network, program: PartitionedPlan, inputs: dict[str, Array]
+    ) -> None:
         self.network, self.program = network, program
         self.memory: dict[Processor, Tensors] = {
             side: {name: np.full(shape, np.nan) for name, shape in network.shapes.items()}
@@ -59,7 +61,7 @@ class Simulation:
             for name, (holder, shape) in self.network.outputs.items()
         }
 
-    def _move(self, transfers: tuple[Transfer, ...]) -> None:
+    def _move(self, transfers: tuple[TensorMove, ...]) -> None:
         """Nothing is moved that its sender does not have."""
         for transfer in transfers:
             ways: dict[str, tuple[Processor, Processor]] = {

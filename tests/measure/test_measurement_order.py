@@ -16,8 +16,8 @@ from codl.measure.measurement_order import (
     ATTENTION,
     LEAST_SIMILAR,
     TASK_S,
+    OpSelection,
     Scope,
-    Selection,
     Tier,
     attention_tasks,
     mixed,
@@ -31,11 +31,11 @@ SHARES = [0.5, 1.0]
 BUDGET_S = 100.0
 
 
-def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> Selection:
+def chosen(soc: Soc, budget_s: float, similar: int | None = None) -> OpSelection:
     return within(budget_s, Scope(OF_MODELS, SHARES, similar), soc)
 
 
-def added(selection: Selection) -> set[Op]:
+def added(selection: OpSelection) -> set[Op]:
     """The ops that no model has."""
     return {task.op for task in selection.tasks if isinstance(task, OpTask)} - set(OF_MODELS)
 

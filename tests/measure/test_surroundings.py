@@ -22,7 +22,7 @@ from codl.measure.timing import Rounds
 from codl.plan.cost_model import both_ends
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.context_terms import Batch, Beside, Cold, Launches, Load
+from codl.predict.context_terms import Batch, Beside, Cold, Launches, Workload
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
@@ -84,7 +84,7 @@ def test_large_caches_are_emptied_too(
         ("dispatch_cpu", Launches(8)),
         ("cold_gpu", Cold(OPS[0], 0.125)),
         ("batch_cpu", Batch(OPS[2], 0.25, 8)),
-        ("contention_cpu", Beside(Load(1e6, 2e7, 0.3), Load(4e5, 0.0, 0.01))),
+        ("contention_cpu", Beside(Workload(1e6, 2e7, 0.3), Workload(4e5, 0.0, 0.01))),
     ],
 )
 def test_items_are_written_and_read(target: str, item: Any) -> None:

@@ -15,7 +15,7 @@ from codl.ir import soc as socs
 from codl.ir.soc import PowerW, Soc
 from codl.measure.power import measure_power
 from codl.runtime import energy, nvml
-from codl.runtime.energy import Found, Sensor, energy_mj, find_sensors, metered
+from codl.runtime.energy import Sensor, SensorScan, energy_mj, find_sensors, metered
 
 
 def write(folder: Path, **files: object) -> None:
@@ -68,7 +68,7 @@ def test_what_cannot_be_read_says_why(root: Path) -> None:
 
 
 def test_a_machine_without_sensors_has_none(tmp_path: Path) -> None:
-    assert find_sensors(tmp_path, gpus=no_gpus) == Found((), {})
+    assert find_sensors(tmp_path, gpus=no_gpus) == SensorScan((), {})
     assert energy_mj(lambda: None, ()) is None
 
 
@@ -132,7 +132,7 @@ def test_nvml_is_absent_or_tells_energy() -> None:
 
 def test_power_needs_a_sensor(first_soc: Soc) -> None:
     with pytest.raises(DeviceError, match=r"has no energy sensor.*rapl package-0: refused"):
-        measure_power(first_soc, Found((), {"rapl package-0": "refused"}), 0.1)
+        measure_power(first_soc, SensorScan((), {"rapl package-0": "refused"}), 0.1)
 
 
 def test_power_is_measured_for_both_sides(first_soc: Soc) -> None:
@@ -140,7 +140,7 @@ def test_power_is_measured_for_both_sides(first_soc: Soc) -> None:
     from time import perf_counter
 
     sensor = Sensor("clock", "device", perf_counter)
-    power = measure_power(first_soc, Found((sensor,)), 0.1)
+    power = measure_power(first_soc, SensorScan((sensor,)), 0.1)
     assert power.sensors == ("clock",)
     for watts in (power.idle, power.cpu, power.gpu, power.both):
         assert watts == pytest.approx(1.0, rel=0.1)

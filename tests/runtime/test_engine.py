@@ -24,7 +24,7 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.lower.liveness import lifetimes
-from codl.lower.program import Program, build_program
+from codl.lower.program import PartitionedPlan, build_program
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.session import Footprint as Memory
@@ -141,7 +141,7 @@ class Moment(NamedTuple):
     end: float
 
 
-def _touched(program: Program, in_place: bool) -> dict[tuple[str, str], list[Moment]]:
+def _touched(program: PartitionedPlan, in_place: bool) -> dict[tuple[str, str], list[Moment]]:
     """Of every tensor on either side.
 
     Time goes by stages: an exchange at `s`, the CPU's wait at `s + 0.25`, its net at `s + 0.5`.

@@ -16,7 +16,7 @@ NOTHING = frozenset({"", "-", "na", "n/a", "nan", "none", "null", "inf"})
 
 
 @dataclass(frozen=True)
-class Record:
+class CellRecord:
     """One line of a table, its cells by column."""
 
     path: Path
@@ -49,7 +49,7 @@ class Record:
         return value * UNITS[unit] if 0 < value < float("inf") else None
 
 
-def read_table(path: Path) -> tuple[tuple[str, ...], list[Record]]:
+def read_table(path: Path) -> tuple[tuple[str, ...], list[CellRecord]]:
     """The columns and the records of a CSV; raises `InvalidFileError` with the line at fault."""
     if not path.is_file():
         raise InvalidFileError(path, "there is no such file.")
@@ -66,13 +66,13 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[Record]]:
         raise InvalidFileError(path, f"not a CSV file: {error}.") from error
 
 
-def _records(path: Path, reader: csv.DictReader[str], width: int) -> Iterator[Record]:
+def _records(path: Path, reader: csv.DictReader[str], width: int) -> Iterator[CellRecord]:
     for cells in reader:
         if None in cells or None in cells.values():
             raise InvalidFileError(
                 path, f"expected {width} values.", where=f"line {reader.line_num}"
             )
-        yield Record(path, reader.line_num, cells)
+        yield CellRecord(path, reader.line_num, cells)
 
 
 def check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], fix: str) -> None:

@@ -22,7 +22,7 @@ from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.types import Processor
 from codl.measure.dataset import SharingRow
-from codl.measure.importers.cells import Record, check_columns, read_table
+from codl.measure.importers.cells import CellRecord, check_columns, read_table
 from codl.measure.importers.rows import (
     DATA_SHARING,
     Found,
@@ -48,10 +48,10 @@ class Original:
     processor: Processor
     latency: tuple[str, ...]
     columns: tuple[str, ...]
-    make: Callable[[Record], Op]
+    make: Callable[[CellRecord], Op]
 
 
-def _conv(record: Record) -> Op:
+def _conv(record: CellRecord) -> Op:
     size = record.size
     return checked(
         Conv2d(
@@ -63,7 +63,7 @@ def _conv(record: Record) -> Op:
     )
 
 
-def _conv_of_blocks(record: Record) -> Op:
+def _conv_of_blocks(record: CellRecord) -> Op:
     """A convolution that fills its blocks: what those of the table cost the GPU."""
     size = record.size
     kernel, stride, rows = size("KS"), size("S"), size("OH")
@@ -77,14 +77,14 @@ def _conv_of_blocks(record: Record) -> Op:
     )
 
 
-def _conv_of_gemm(record: Record) -> Op:
+def _conv_of_gemm(record: CellRecord) -> Op:
     """Only 1x1 convolutions are matrix products there: M output channels, N pixels."""
     shape = Shape(1, record.size("K"), 1, record.size("N"))
     return Conv2d(inputs=(shape,), out_channels=record.size("M"), kernel=Size2(1, 1))
 
 
-def _pooling(mode: str) -> Callable[[Record], Op]:
-    def make(record: Record) -> Op:
+def _pooling(mode: str) -> Callable[[CellRecord], Op]:
+    def make(record: CellRecord) -> Op:
         size = record.size
         return checked(
             Pool2d(
@@ -98,12 +98,12 @@ def _pooling(mode: str) -> Callable[[Record], Op]:
     return make
 
 
-def _fc(record: Record) -> Op:
+def _fc(record: CellRecord) -> Op:
     shape = Shape(1, record.size("IC"), record.size("IH"), record.size("IW"))
     return FullyConnected(inputs=(shape,), out_channels=record.size("OC"))
 
 
-def _fc_of_gemv(record: Record) -> Op:
+def _fc_of_gemv(record: CellRecord) -> Op:
     shape = Shape(1, record.size("K"), 1, 1)
     return FullyConnected(inputs=(shape,), out_channels=record.size("M"))
 
@@ -170,7 +170,7 @@ def name_of(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TablePart:
     """What one line measured: a processor's share of a convolution along a dimension."""
 
     op: Op
@@ -184,7 +184,7 @@ class _Part:
     def is_whole(self) -> bool:
         return self.share == 1
 
-    def may_be_of(self, whole: _Part) -> bool:
+    def may_be_of(self, whole: _TablePart) -> bool:
         """Whether `whole` cut at this share gives this part, up to rounding."""
         ours, theirs = self.op, whole.op
         if self.network != whole.network or type(ours) is not type(theirs):
@@ -201,8 +201,8 @@ class _Part:
 
 
 def _part(
-    record: Record, table: Original, columns: Sequence[str], latency: float | None, run: str
-) -> _Part:
+    record: CellRecord, table: Original, columns: Sequence[str], latency: float | None, run: str
+) -> _TablePart:
     network = record.text("CNN") if "CNN" in columns else ""
     dim, share = "H", 1.0
     if "PDIM" in columns and "PRATIO" in columns:
@@ -223,10 +223,10 @@ def _part(
     if share == 1 or dim not in op.dims:
         dim = (op.dims or ("H",))[0]
     label = f"{run}/{network}" if network else run
-    return _Part(op, dim, share, network, latency, label)
+    return _TablePart(op, dim, share, network, latency, label)
 
 
-def _sum(record: Record, columns: Sequence[str]) -> float | None:
+def _sum(record: CellRecord, columns: Sequence[str]) -> float | None:
     """The sum of some latencies; a term may be 0, and None where one of them failed."""
     total = 0.0
     for column in columns:
@@ -257,7 +257,7 @@ def _read_sharing(path: Path, found: Found, run: str, layout: str) -> None:
             raise InvalidFileError(path, str(error), where=f"line {record.line}") from error
 
 
-def _sharing(record: Record, run: str, layout: str) -> Iterator[SharingRow]:
+def _sharing(record: CellRecord, run: str, layout: str) -> Iterator[SharingRow]:
     """The input becomes visible to the CPU, and its output to the GPU."""
     for direction, side, names in (
         ("to_cpu", "I", ("T_DT_IN", "T_MAP_IN", "T_SYNC", "T_UNMAP_IN")),

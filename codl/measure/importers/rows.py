@@ -18,7 +18,7 @@ from codl.ir.ops.window import Size2
 from codl.ir.region import as_nchw
 from codl.kernels import registry
 from codl.measure.dataset import OpRow, Row, SharingRow
-from codl.measure.importers.cells import Record, check_columns, read_table
+from codl.measure.importers.cells import CellRecord, check_columns, read_table
 from codl.measure.importers.mapping import Cell, OpColumns, TableMapping, Where
 from codl.measure.importers.windows import fitted
 
@@ -89,7 +89,7 @@ def read_mapped(
             ) from error
 
 
-def _read(record: Record, mapping: TableMapping, found: Found, run: str, layout: str) -> None:
+def _read(record: CellRecord, mapping: TableMapping, found: Found, run: str, layout: str) -> None:
     label = f"{run}/{record.text(mapping.run)}" if mapping.run else run
     if not _matches(record, mapping.where):
         found.skip("the mapping's `where` leaves it out")
@@ -106,12 +106,12 @@ def _read(record: Record, mapping: TableMapping, found: Found, run: str, layout:
             found.add(table_of(op, column.variant), op_row(op, latency, label))
 
 
-def _matches(record: Record, where: Where) -> bool:
+def _matches(record: CellRecord, where: Where) -> bool:
     return all(record.text(column) in values for column, values in where.items())
 
 
 def _transfers(
-    record: Record, mapping: TableMapping, run: str, layout: str
+    record: CellRecord, mapping: TableMapping, run: str, layout: str
 ) -> Iterator[SharingRow]:
     if mapping.transfers is None:
         return
@@ -130,7 +130,7 @@ def _transfers(
         yield SharingRow(direction=direction, shape=str(shape), layout=layout, **common)
 
 
-def make_op(columns: OpColumns, record: Record) -> Op:
+def make_op(columns: OpColumns, record: CellRecord) -> Op:
     """The op of one line; its output has the size that the line gives."""
 
     def number(cell: Cell) -> int:
@@ -154,7 +154,7 @@ def make_op(columns: OpColumns, record: Record) -> Op:
     return _window(columns, fitting, pad, kernel, stride, out.c, number)
 
 
-def _padding(record: Record, cell: Cell) -> int:
+def _padding(record: CellRecord, cell: Cell) -> int:
     """Padding may be none, unlike every other size."""
     return (
         0
