@@ -24,9 +24,15 @@ ALIGNMENT = 64
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Array:
-    """Zeros in memory that begins at a multiple of `ALIGNMENT`."""
+    """Zeros in memory that begins at a multiple of `ALIGNMENT`.
+
+    Raises `DeviceError` where there is no such amount of it.
+    """
     size = 4 * math.prod(shape)
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    try:
+        memory = np.zeros(size + ALIGNMENT, np.uint8)
+    except MemoryError as error:
+        raise DeviceError(f"{size} bytes of the CPU's memory are wanted, and not there.") from error
     start = -memory.ctypes.data % ALIGNMENT
     zeros: Array = memory[start : start + size].view(np.float32).reshape(shape)
     return zeros

@@ -26,8 +26,13 @@ class Memory:
 
     def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
         self._tensors, self._is_poisoned = executable.tensors, poisoned
-        first = SPOILT if poisoned else 0
-        self._bytes = [np.full(one.bytes, first, np.uint8) for one in executable.buffers]
+        try:
+            self._bytes = [np.zeros(one.bytes, np.uint8) for one in executable.buffers]
+        except MemoryError as error:
+            total = sum(one.bytes for one in executable.buffers)
+            raise CodlError(f"The buffers take {total:,} bytes, which are not there.") from error
+        for number in range(len(self._bytes) if poisoned else 0):
+            self.spoil(number)
 
     def read(self, access: Access, at: str) -> NDArray[np.float64]:
         """A region; raises `CodlError` with the place `at` where poisoned memory has nothing."""

@@ -7,17 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.executable_fuzz import fuzz
 from support.executables import SOCS, encoded, small_executable
 from support.simulated import SOC
 
 from codl.errors import CodlError, MismatchError
 from codl.frontend.convert import load_network
+from codl.ir.executable import Buffer
 from codl.ir.executable_check import check
 from codl.ir.executable_json import decode
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
+from codl.runtime.numpy_interpreter import Interpreter
 
 
 def test_mutated_executables_run_or_are_refused() -> None:
@@ -87,3 +90,10 @@ def test_what_is_changed_is_refused_with_its_place(
 def test_another_version_is_refused_before_all_else() -> None:
     with pytest.raises(MismatchError, match="version 99; this codl reads"):
         decode(b'{"version": 99, "anything": [1]}', {}.__getitem__)
+
+
+def test_memory_that_is_not_there_is_said_to_be_missing() -> None:
+    executable = small_executable()
+    large = Buffer("cpu", (1 << 48) - (1 << 40))
+    with pytest.raises(CodlError, match="which are not there"):
+        Interpreter(structs.replace(executable, buffers=(*executable.buffers, large)))
