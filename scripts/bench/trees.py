@@ -37,17 +37,17 @@ from dataclasses import replace
 import numpy as np
 try:
     from codl.runtime.engine import Engine
-    from codl.ir import soc as socs
+    from codl.targets.detect import load_local as load_soc
     from codl.ir.plan import load_plan
     from codl.frontend.convert import load_network
 except ImportError:
     from codl.execute.engine import Engine
-    from codl import soc as socs
+    from codl.soc import load as load_soc
     from codl.ops.plan import load_plan
     from codl.ops import load_network
 from pathlib import Path
 warnings.simplefilter("ignore")
-soc = socs.load(sys.argv[1])
+soc = load_soc(sys.argv[1])
 engines = {}
 for line in sys.stdin:
     ask = json.loads(line)
@@ -70,11 +70,11 @@ for line in sys.stdin:
 class Checkout:
     """A process that runs engines of one checkout."""
 
-    def __init__(self, folder: Path, soc: Path) -> None:
+    def __init__(self, folder: Path, soc: str) -> None:
         others = os.environ.get("PYTHONPATH", "")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), others])}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(soc)],
+            [sys.executable, "-c", CHILD, soc],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -104,11 +104,10 @@ def main() -> None:
     given = parser.parse_args()
     soc, own = socs.load(given.soc), given.this or Path(__file__).resolve().parents[2]
     with TemporaryDirectory() as folder:
-        file = soc.save(Path(folder) / "soc.yaml")
-        other = Checkout(given.other.resolve(), given.other_soc or file)
+        other_soc = str(given.other_soc or given.soc)
         checkouts = {
-            "this": Checkout(own.resolve(), given.other_soc if given.this else file),
-            "other": other,
+            "this": Checkout(own.resolve(), other_soc if given.this else given.soc),
+            "other": Checkout(given.other.resolve(), other_soc),
         }
         print("| model | plan | this, ms | other, ms | this / other | other / other |")
         print("| --- | --- | --- | --- | --- | --- |")
