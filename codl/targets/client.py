@@ -14,16 +14,8 @@ from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.runtime.child import Child, TimedOutError
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError
-from codl.targets.messages import (
-    VERSION,
-    AnyReply,
-    AnyRequest,
-    Failed,
-    Hello,
-    Reply,
-    Request,
-    Warned,
-)
+from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned
+from codl.targets.messages import AnyReply, AnyRequest
 
 #: An agent on this machine. Its clock is read before anything of codl is imported.
 COMMAND = (

@@ -22,7 +22,7 @@ from codl.measure.task_records import choices_of, models_of, to_record
 from codl.measure.tasks import ContentionTask, SharingTask, Task
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
-from codl.targets.messages import Compile, Identified, Open, OpenDevice
+from codl.targets.measure_messages import Compile, Identified, Open, OpenDevice
 
 #: On fewer cores the others would not make up for what it takes to start them.
 LEAST_CORES = 4

@@ -18,7 +18,7 @@ from codl.ir.plan import read_plan
 from codl.measure.peers import PEERS, Job
 from codl.runtime import threads
 from codl.targets.arrays import Arrays
-from codl.targets.messages import BecomePeer, PeerObserved, PeerRan
+from codl.targets.model_messages import BecomePeer, PeerObserved, PeerRan
 
 #: How long a peer is watched to see on which cores it works, and how often.
 OBSERVE_S, LOOK_S = 0.3, 0.005

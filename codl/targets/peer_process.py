@@ -14,7 +14,7 @@ from codl.runtime.child import inherited
 from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import Arrays, from_wire, to_wire
 from codl.targets.client import COMMAND, AgentClient
-from codl.targets.messages import (
+from codl.targets.model_messages import (
     BecomePeer,
     FeedPeer,
     ObservePeer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from codl.errors import CodlError
 from codl.runtime.probe import ProbeResult
 from codl.targets.client import AgentClient
-from codl.targets.messages import Look, Looked
+from codl.targets.measure_messages import Look, Looked
 
 
 def look_at(driver: str) -> ProbeResult:

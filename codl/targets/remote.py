@@ -29,12 +29,9 @@ from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, to_wire
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.info import TargetInfo
-from codl.targets.messages import (
-    Advanced,
+from codl.targets.measure_messages import (
     Benched,
     BenchOp,
-    BinariesRead,
-    Building,
     Clocks,
     CoresSeen,
     Describe,
@@ -49,22 +46,24 @@ from codl.targets.messages import (
     OfferedBinary,
     Open,
     OpenDevice,
-    PeerStarted,
     PowerMeasured,
     Probe,
     Probed,
-    ReadBinaries,
     ReadClocks,
-    Reply,
     Searching,
-    StartPeer,
-    Time,
-    TimesTogether,
-    Timing,
     Tune,
     TuneEnded,
     TuneRecord,
     UsualLevel,
+)
+from codl.targets.message_base import Advanced, Building, Reply, Timing
+from codl.targets.model_messages import (
+    BinariesRead,
+    PeerStarted,
+    ReadBinaries,
+    StartPeer,
+    Time,
+    TimesTogether,
 )
 from codl.targets.remote_models import RemoteModel, RemotePeer
 

@@ -14,8 +14,8 @@ from codl.ir.results import TimeSpan
 from codl.runtime.session import RefusedError
 from codl.targets.arrays import Arrays, from_wire, to_wire
 from codl.targets.client import AgentClient, AgentLostError
-from codl.targets.messages import (
-    Done,
+from codl.targets.message_base import Done
+from codl.targets.model_messages import (
     KernelsRefused,
     Lacking,
     Lacks,

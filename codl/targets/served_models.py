@@ -18,17 +18,15 @@ from codl.ir.plan import read_plan
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.session import RefusedError
 from codl.targets.arrays import from_wire, to_wire
-from codl.targets.messages import (
+from codl.targets.measure_messages import Identified, OfferedBinary, OpenDevice
+from codl.targets.message_base import Done, Reply
+from codl.targets.model_messages import (
     BinariesRead,
-    Done,
-    Identified,
     KernelsRefused,
     Lacking,
     Lacks,
     Load,
     ModelLoaded,
-    OfferedBinary,
-    OpenDevice,
     PeerOutputs,
     PeerStarted,
     Profile,
@@ -36,7 +34,6 @@ from codl.targets.messages import (
     Ran,
     ReadBinaries,
     ReadPeerOf,
-    Reply,
     Run,
     StartPeer,
     Time,

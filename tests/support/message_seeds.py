@@ -12,19 +12,9 @@ from codl.measure.interleave import Effort
 from codl.measure.task_records import DispatchRecord, OpRecord
 from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
-from codl.targets.messages import (
-    Failed,
-    Hello,
-    Load,
-    Look,
-    Measure,
-    Measured,
-    MeasuredRow,
-    Ran,
-    Run,
-    Time,
-    UsualLevel,
-)
+from codl.targets.measure_messages import Look, Measure, Measured, MeasuredRow, UsualLevel
+from codl.targets.message_base import Failed, Hello
+from codl.targets.model_messages import Load, Ran, Run, Time
 
 CONV = "conv2d in=1x8x8x8 oc=8 kernel=3x3 pad=1"
 TUNED = Tuned(

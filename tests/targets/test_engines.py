@@ -26,14 +26,7 @@ from codl.runtime.engine import Engine
 from codl.targets.arrays import ArrayRecord, from_wire, to_wire
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
-from codl.targets.messages import (
-    Lacking,
-    Lacks,
-    Load,
-    LoadAnswer,
-    Ran,
-    Run,
-)
+from codl.targets.model_messages import Lacking, Lacks, Load, LoadAnswer, Ran, Run
 from codl.targets.remote import RemoteTarget
 
 #: An agent whose device refuses the first kernels of every executable that has them.

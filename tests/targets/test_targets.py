@@ -32,23 +32,20 @@ from codl.targets.agent import HANDLERS, Agent
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.connect import connect
-from codl.targets.messages import (
-    AnyReply,
+from codl.targets.measure_messages import (
     Clocks,
     Describe,
     Described,
-    Failed,
-    Hello,
     Look,
     Looked,
     Open,
     Probe,
     Probed,
     ReadClocks,
-    Reply,
-    Request,
-    Run,
 )
+from codl.targets.message_base import Failed, Hello, Reply, Request
+from codl.targets.messages import AnyReply
+from codl.targets.model_messages import Run
 from codl.targets.remote import RemoteTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=1.0, more=1)

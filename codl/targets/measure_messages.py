@@ -1,0 +1,218 @@
+"""Messages about a device itself and about what is measured on it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from codl.ir.soc import PowerW
+from codl.kernels.tuning import Trial, Tuned
+from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.dataset import AnchorRow
+from codl.measure.task_records import TaskRecord
+from codl.measure.timing import Rounds
+from codl.runtime.placement import LocalSoc
+from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.targets.info import TargetInfo
+from codl.targets.message_base import (
+    Reply,
+    Request,
+)
+
+
+class Described(Reply, frozen=True):
+    info: TargetInfo
+
+
+class Describe(Request, frozen=True):
+    """What the machine is."""
+
+    reply: ClassVar[type[Reply]] = Described
+
+
+class Looked(Reply, frozen=True):
+    devices: tuple[ProbedDevice, ...]
+
+
+class Look(Request, frozen=True):
+    """Load a driver and run a kernel on each of its devices; the process is for nothing else."""
+
+    icd: str
+    reply: ClassVar[type[Reply]] = Looked
+
+
+class Probed(Reply, frozen=True):
+    drivers: tuple[ProbeResult, ...]
+
+
+class Probe(Request, frozen=True):
+    """Look at every driver of the machine, each in a process of its own."""
+
+    reply: ClassVar[type[Reply]] = Probed
+    limit_s: ClassVar[float] = 600.0
+
+
+class Open(Request, frozen=True):
+    """Be the target of a SoC; must come before anything that measures or runs on it."""
+
+    soc: LocalSoc
+
+
+class OfferedBinary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A compiled program; its bytes are a blob."""
+
+    name: str
+    source: str
+    options: str
+
+
+class Identified(Reply, frozen=True):
+    identity: dict[str, str]
+
+
+class OpenDevice(Request, frozen=True):
+    """Open the SoC's device now, which others do when they need it: what fails, fails here.
+
+    `offered` are programs, one blob each, as they were compiled for what `identity` says.
+    """
+
+    identity: dict[str, str] = msgspec.field(default_factory=dict)
+    offered: tuple[OfferedBinary, ...] = ()
+    reply: ClassVar[type[Reply]] = Identified
+
+
+class CoresSeen(Reply, frozen=True):
+    cpu: tuple[int, ...]
+    gpu: tuple[int, ...]
+
+
+class ObserveCores(Request, frozen=True):
+    """Work on either side alone and see on which cores."""
+
+    reply: ClassVar[type[Reply]] = CoresSeen
+
+
+class Clocks(Reply, frozen=True):
+    mhz: dict[str, float]
+
+
+class ReadClocks(Request, frozen=True):
+    """The clocks of the SoC's cores."""
+
+    reply: ClassVar[type[Reply]] = Clocks
+
+
+class Compile(Request, frozen=True):
+    """Build and run once what a task has on the GPU; `models` are the blobs' digests."""
+
+    task: TaskRecord
+    models: tuple[str, ...]
+    tuning: tuple[Tuned, ...]
+    limit_s: ClassVar[float] = 600.0
+
+
+class UsualLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an anchor usually takes."""
+
+    op: str
+    processor: str
+    latency_ms: float
+
+
+class MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The row of the task of this index, as a CSV file has it."""
+
+    index: int
+    row: dict[str, Any]
+    is_disturbed: bool
+
+
+class Measured(Reply, frozen=True):
+    rows: tuple[MeasuredRow, ...]
+    anchors: tuple[AnchorRow, ...]
+
+
+class Measure(Request, frozen=True):
+    """A `MeasureBatch`; `models` are the blobs' digests."""
+
+    tasks: tuple[TaskRecord, ...]
+    models: tuple[str, ...]
+    run: str
+    rounds: Rounds
+    tuning: tuple[Tuned, ...]
+    left_s: float | None
+    usual_ms: tuple[UsualLevel, ...]
+    tolerance: dict[str, float]
+    reply: ClassVar[type[Reply]] = Measured
+    limit_s: ClassVar[float] = 300.0
+
+
+class TuneRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `TuneTask`: an op's text and the name of a GPU variant."""
+
+    op: str
+    variant: str
+
+
+class Searching(Reply, frozen=True):
+    """An event of `Tune`: the choices of the task of this index are being searched."""
+
+    index: int
+
+
+class Found(Reply, frozen=True):
+    """An event of `Tune`: a task is done."""
+
+    result: Tuned
+
+
+class FailedSearch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `Failure` of the task of this index."""
+
+    index: int
+    reason: str
+    trials: tuple[Trial, ...]
+
+
+class TuneEnded(Reply, frozen=True):
+    failures: tuple[FailedSearch, ...]
+    left: int
+    seconds: float
+
+
+class Tune(Request, frozen=True):
+    """Search the choices of kernels; `tuning` are results of searches that were cut short."""
+
+    tasks: tuple[TuneRecord, ...]
+    tuning: tuple[Tuned, ...]
+    budget_s: float | None
+    reply: ClassVar[type[Reply]] = TuneEnded
+    limit_s: ClassVar[float] = 600.0
+
+
+class Benched(Reply, frozen=True):
+    rows: tuple[BenchRow, ...]
+    refused: tuple[Refused, ...]
+
+
+class BenchOp(Request, frozen=True):
+    """Measure an op in every variant; `models` are the blobs' digests."""
+
+    op: str
+    models: tuple[str, ...]
+    tuning: tuple[Tuned, ...]
+    every: bool
+    reply: ClassVar[type[Reply]] = Benched
+    limit_s: ClassVar[float] = 600.0
+
+
+class PowerMeasured(Reply, frozen=True):
+    power: PowerW
+
+
+class MeasurePower(Request, frozen=True):
+    """Watts, over so many seconds for each state of the processors."""
+
+    seconds: float
+    reply: ClassVar[type[Reply]] = PowerMeasured
