@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -68,11 +69,13 @@ class Handles:
         self.refusals: dict[int, str] = {}
         #: Bytes of weights that kernels read.
         self.weight_bytes = 0
-        #: The CPU's side of it.
-        self.host = HostHandles(executable, device.soc, self.flat, own_memory=own_memory)
         commands = [*executable.setup, *executable.commands]
         self._launches = [command for command in commands if isinstance(command, Launch)]
         self._memory = [self._allocate(*item) for item in enumerate(executable.buffers)]
+        # Without a reference back, so that all of it goes as soon as it is let go.
+        flat = partial(_flat, self._memory)
+        #: The CPU's side of it.
+        self.host = HostHandles(executable, device.soc, flat, own_memory=own_memory)
         self._constants = self._upload()
         self._programs: dict[int, cl.Program] = {}
         self._kernels: dict[Launch, BoundKernel] = {}
@@ -80,7 +83,7 @@ class Handles:
             if launch.step not in self.refusals:
                 self._bind(launch)
 
-    # DeviceMemory.
+    # Memory.
 
     def _allocate(self, number: int, buffer: Buffer) -> DeviceMemory:
         try:
@@ -99,13 +102,6 @@ class Handles:
             return isinstance(arg, Scratch) and arg.buffer == buffer
 
         return {launch.step for launch in self._launches if any(map(uses, launch.args))}
-
-    def flat(self, buffer: int) -> Array:
-        """A buffer as the CPU sees it; of staging memory only while it is mapped."""
-        memory = self._memory[buffer]
-        array = memory.staging.array if memory.staging is not None else memory.array
-        assert array is not None, "the CPU sees no memory of the GPU"
-        return array
 
     def argument(self, buffer: int) -> Any:
         """A buffer as kernels take it."""
@@ -213,6 +209,14 @@ class Handles:
             assert isinstance(op, GpuOp)
             refused.append(Refusal(op.label, op.variant, op.choice, reason))
         return refused
+
+
+def _flat(memory: Sequence[DeviceMemory], buffer: int) -> Array:
+    """A buffer as the CPU sees it; of staging memory only while it is mapped."""
+    own = memory[buffer]
+    array = own.staging.array if own.staging is not None else own.array
+    assert array is not None, "the CPU sees no memory of the GPU"
+    return array
 
 
 def _allocated(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:

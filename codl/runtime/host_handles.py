@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import DeviceError
-from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, RunNet
+from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
 from codl.lower.ncnn import TAG
 from codl.runtime import threads
@@ -50,6 +50,10 @@ class HostHandles:
     def whole(self, tensor: int) -> Array:
         """All of a planar tensor."""
         return self.view(Access(tensor, self._executable.tensors[tensor].held))
+
+    def arrays(self, ports: Mapping[str, Port]) -> dict[str, Array]:
+        """The arrays of inputs or outputs, by name, shaped as callers see them."""
+        return {name: self.whole(port.tensor).reshape(port.shape) for name, port in ports.items()}
 
     def packed(self, number: int) -> Arrays:
         """The packed arrays of constants; those that were asked for last are kept."""
@@ -109,10 +113,8 @@ class HostSession:
         runs = (command for command in executable.commands if isinstance(command, RunNet))
         self._order = [command.net for command in runs]
         self.nets = handles.nets
-        self.inputs, self.outputs = (
-            {name: handles.whole(port.tensor).reshape(port.shape) for name, port in ports.items()}
-            for ports in (executable.inputs, executable.outputs)
-        )
+        self.inputs = handles.arrays(executable.inputs)
+        self.outputs = handles.arrays(executable.outputs)
 
     def run(self) -> None:
         for net in self._order:

@@ -6,19 +6,17 @@ lowered the plan can lower it again without.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codl.errors import DeviceError
-from codl.ir.executable import Executable, Port, Refusal
-from codl.ir.ops.base import Array
+from codl.ir.executable import Executable, Refusal
 from codl.ir.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder, KernelLaunches
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.handles import Handles
-from codl.runtime.host_handles import HostHandles
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
 
@@ -88,8 +86,8 @@ class Session:
             #: The CPU's nets, in the order of the executable's.
             self.nets = handles.host.nets
             device.queue.finish()
-        self.inputs = _arrays(executable.inputs, handles.host)
-        self.outputs = _arrays(executable.outputs, handles.host)
+        self.inputs = handles.host.arrays(executable.inputs)
+        self.outputs = handles.host.arrays(executable.outputs)
         self.footprint = Footprint(
             executable.bytes("cpu", "shared"),
             executable.bytes("gpu"),
@@ -116,10 +114,12 @@ class Session:
 
     def device_memory(self, buffer: int) -> cl.MemoryObject:
         """A buffer in the device's memory."""
+        self._open()
         return self._handles.argument(buffer)
 
     def stage(self, label: str) -> list[Action]:
         """What the stages of this label do, to be done apart from the others."""
+        self._open()
         stages = (stage for stage in self.executable.stages if stage.label == label)
         return self._binder.bind(command for stage in stages for command in stage.commands)
 
@@ -139,9 +139,9 @@ class Session:
     def close(self) -> None:
         """Release buffers and nets; nothing can run afterwards."""
         with self._device.lock:
+            if self._actions is None:
+                return
             self._device.queue.finish()
-            self._actions = None
-
-
-def _arrays(ports: Mapping[str, Port], handles: HostHandles) -> dict[str, Array]:
-    return {name: handles.whole(port.tensor).reshape(port.shape) for name, port in ports.items()}
+            self._actions, self.nets = None, []
+            # What was bound holds memory of the device.
+            del self._handles, self._binder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,18 +17,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.plans import CUTS, branching, image, legal, make_plan, row
 
-from codl.errors import CodlError
+from codl.errors import CodlError, DeviceError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.plan import Plan
+from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.ir.types import Processor
+from codl.ir.types import BLOCKED, PLANAR, Processor
+from codl.lower import pieces
 from codl.lower.liveness import lifetimes
 from codl.lower.program import PartitionedPlan, build_program
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
+from codl.runtime.opencl import open_device
 from codl.runtime.session import Footprint as Memory
+from codl.runtime.session import Session
 from codl.strategies.evaluation import max_rel_err
 
 
@@ -197,3 +202,14 @@ def test_where_memory_must_be_mapped_outputs_are_the_same(
             outputs = engine(x)
             for name, reference in expected.items():
                 assert max_rel_err(outputs[name], reference) <= 1e-4
+
+
+def test_a_closed_session_holds_no_memory_of_the_device(first_soc: Soc) -> None:
+    shape = Shape(1, 16, 8, 8)
+    session = Session(pieces.relayout(shape, PLANAR, BLOCKED, first_soc), open_device(first_soc))
+    memory = weakref.ref(session._handles)
+    session.close()
+    session.close()  # which changes nothing
+    assert memory() is None
+    with pytest.raises(DeviceError, match="closed"):
+        session.stage(pieces.WORK)
