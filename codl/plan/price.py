@@ -227,11 +227,6 @@ class _Works:
         load[0] += sum(op.bytes for op in every)
         load[1] += sum(op.flops for op in every)
 
-    def _ops_ms(self, net: Net) -> float:
-        """What a net's ops take, each as a net of its own."""
-        layers = net.layers
-        return sum(self._cost.variant_ms(parse(x.op), "cpu", x.variant) for x in layers)
-
     def _packed(self, net: Net) -> list[Move]:
         """What ncnn packs of what enters a net, and unpacks of what leaves it."""
         if not isinstance(net, NcnnNet):
