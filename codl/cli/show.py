@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from codl.bundle.archive import EXECUTABLE, FIX, Archive
+from codl.bundle.archive import EXECUTABLE, Archive
 from codl.cli.listing import content, render
 from codl.cli.options import BatchOption, DatasetsOption, JsonOption, OutputOption
 from codl.cli.output import emit, note
@@ -65,31 +65,30 @@ def show_file(
     codl show plan.json --soc host --executable yolov2.json
     codl show yolov2.json --json
     """
-    shown: Plan | Executable = _read(file)
-    if isinstance(shown, Plan) and soc is not None:
-        shown = _lowered(shown, soc, model or shown.model, batch, dataset)
-    if isinstance(shown, Plan):
-        if executable is not None:
-            raise typer.BadParameter("a plan is lowered for a SoC.", param_hint="--soc")
-        _show_plan(shown, as_json=json, output=output)
-        return
+    found = _read(file)
+    if isinstance(found, Plan):
+        if soc is None:
+            if executable is not None:
+                raise typer.BadParameter("a plan is lowered for a SoC.", param_hint="--soc")
+            _show_plan(found, as_json=json, output=output)
+            return
+        shown = _lowered(found, soc, model or found.model, batch, dataset)
+    else:
+        shown = _decoded(file, found)
     if executable is not None:
         executable.parent.mkdir(parents=True, exist_ok=True)
-        executable.write_bytes(encode(shown, array_digest))
+        text = found if isinstance(found, bytes) else encode(shown, array_digest)
+        executable.write_bytes(text)
         note(f"Wrote {executable}")
     listing = content(shown)
     result: dict[str, Any] = {"kind": "executable", **listing}
     emit("show", result, lambda: render(listing), as_json=json, output=output)
 
 
-def _read(file: Path) -> Plan | Executable:
-    """What a file holds; raises `InvalidFileError` where it is none of the three."""
+def _read(file: Path) -> Plan | bytes:
+    """A plan, or the JSON of an executable; raises `InvalidFileError` for what is neither."""
     if file.suffix == BUNDLE:
-        archive = Archive(file)
-        try:
-            return decode(bytes(archive.part(EXECUTABLE)), _no_array)
-        except CodlError as error:
-            archive.refuse(f"{EXECUTABLE}: {error}", FIX)
+        return bytes(Archive(file).part(EXECUTABLE))
     try:
         text = file.read_bytes()
         keys = loads(text)
@@ -100,11 +99,15 @@ def _read(file: Path) -> Plan | Executable:
     if isinstance(keys, dict) and "chains" in keys:
         return load_plan(file)
     if isinstance(keys, dict) and "buffers" in keys:
-        try:
-            return decode(text, _no_array)
-        except CodlError as error:
-            raise InvalidFileError(file, str(error)) from error
+        return text
     raise InvalidFileError(file, "expected a plan, an executable or a bundle.")
+
+
+def _decoded(file: Path, text: bytes) -> Executable:
+    try:
+        return decode(text, _no_array)
+    except CodlError as error:
+        raise InvalidFileError(file, f"its executable cannot be shown: {error}") from error
 
 
 def _no_array(digest: str) -> Any:

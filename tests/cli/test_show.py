@@ -1,4 +1,4 @@
-"""`codl show` of plans and executables, without any device."""
+"""`codl show` of plans, bundles and executables, without any device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from support.executables import encoded, small_executable, small_network, small_
 from support.simulated import SOC
 from typer.testing import CliRunner
 
+from codl.bundle.archive import EXECUTABLE, write_archive
 from codl.cli.app import app
 from codl.cli.listing import content
 from codl.errors import CodlError, InvalidFileError
 from codl.frontend.convert import load_network
+from codl.ir.executable import Executable
 from codl.plan.single_processor import default_plan
 
 
@@ -91,3 +93,42 @@ def test_a_plan_is_not_kept_as_an_executable(tmp_path: Path) -> None:
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(CodlError, match="cannot be read"):
         shown(tmp_path / "none.json")
+
+
+def bundle_of(executable: Executable, file: Path) -> Path:
+    """A bundle with what can be shown of one."""
+    write_archive(file, {}, {EXECUTABLE: encoded(executable)[0]})
+    return file
+
+
+def test_the_executable_of_a_bundle_is_listed(executable_file: Path, tmp_path: Path) -> None:
+    bundle = bundle_of(small_executable(), tmp_path / "small.codl")
+    assert json.loads(shown(bundle, "--json")) == json.loads(shown(executable_file, "--json"))
+    assert "What runs, in order" in shown(bundle)
+    kept = tmp_path / "kept.json"
+    shown(bundle, "--executable", kept)
+    assert kept.read_bytes() == executable_file.read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_a_bundle_that_is_cut_short_is_refused(share: float, tmp_path: Path) -> None:
+    bundle = bundle_of(small_executable(), tmp_path / "small.codl")
+    content = bundle.read_bytes()
+    bundle.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InvalidFileError, match=r"small.codl: the file is damaged or cut short"):
+        shown(bundle)
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ({}, "the part 'executable.json' is missing.* `codl package"),
+        ({EXECUTABLE: b"{}"}, "its executable cannot be shown: This is no executable"),
+    ],
+)
+def test_a_bundle_without_an_executable_is_refused(
+    parts: dict[str, bytes | Path], problem: str, tmp_path: Path
+) -> None:
+    write_archive(tmp_path / "a.codl", {}, parts)
+    with pytest.raises(InvalidFileError, match=f"a.codl: {problem}"):
+        shown(tmp_path / "a.codl")
