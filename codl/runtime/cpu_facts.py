@@ -52,7 +52,7 @@ def simd_floats() -> int:
     flags = next((line for line in _cpuinfo() if line.startswith("flags")), "")
     if " avx512f " in flags:
         return 16
-    return 8 if " avx " in flags and _ncnn_uses_avx() else 4
+    return 8 if " avx " in flags else 4
 
 
 def l2_cache_bytes() -> int:
@@ -67,12 +67,6 @@ def l2_cache_bytes() -> int:
 def _cpuinfo() -> list[str]:
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []
-
-
-def _ncnn_uses_avx() -> bool:
-    import ncnn  # takes long to load, and whoever only describes the data does not need it
-
-    return bool(ncnn.cpu_support_x86_avx())
 
 
 def clocks_mhz(cores: Iterable[int]) -> dict[str, float]:

@@ -20,10 +20,10 @@ from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.runtime.loaded import Loaded, Loads
+from codl.runtime.loaded import Footprint, Loaded, Loads, RefusedError
 from codl.runtime.opencl import open_device
 from codl.runtime.placement import at_hand
-from codl.runtime.session import Footprint, RefusedError, Session
+from codl.runtime.session import Session
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24

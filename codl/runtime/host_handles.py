@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, Run
 from codl.ir.ops.base import Array
 from codl.lower.ncnn import TAG
 from codl.runtime import threads
-from codl.runtime.cpu_nets import CpuNet, NcnnSession, OnnxSession
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
+
+if TYPE_CHECKING:
+    from codl.runtime.cpu_nets import CpuNet
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: A buffer as the CPU sees it, as flat floats, by its number.
@@ -76,6 +78,10 @@ class HostHandles:
         self.forget_packed()
 
     def _net(self, net: Net) -> CpuNet:
+        # Here, since what describes a machine needs no ncnn, whose OpenMP counts the cores that it
+        # may use when it is loaded.
+        with threads.pinned(threads.INITIAL_CORES):
+            from codl.runtime.cpu_nets import NcnnSession, OnnxSession
         if isinstance(net, NcnnNet):
             views = [self.view(access) for _, access in net.inputs]
             results = [self.view(access) for _, access in net.outputs]

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
+from codl.errors import DeviceError
 from codl.ir import Array
-from codl.ir.executable import Executable
+from codl.ir.executable import Executable, Refusal
 from codl.ir.results import TimeSpan
-from codl.runtime.session import Footprint
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on either side: tensors, and weights as they are handed to kernels and libraries.
+
+    How ncnn arranges weights it does not tell.
+    """
+
+    cpu_bytes: int
+    gpu_bytes: int
+    cpu_weight_bytes: int
+    gpu_weight_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.cpu_bytes + self.gpu_bytes + self.cpu_weight_bytes + self.gpu_weight_bytes
+
+
+class RefusedError(DeviceError):
+    """A device does not run some of an executable's kernels; `refusals` says which."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__("; ".join(f"{one.label!r}: {one}" for one in refusals))
+        self.refusals = tuple(refusals)
 
 
 class Loaded(Protocol):

@@ -8,8 +8,8 @@ from codl.ir.executable import Refusal
 from codl.ir.results import TimeSpan
 from codl.kernels.tuning import Tuned
 from codl.measure.interleave import Effort, TimedTogether
+from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc
-from codl.runtime.session import Footprint
 from codl.targets.arrays import ArrayRecord
 from codl.targets.measure_messages import (
     OfferedBinary,

@@ -11,7 +11,7 @@ from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import encode
 from codl.ir.results import TimeSpan
-from codl.runtime.session import RefusedError
+from codl.runtime.loaded import RefusedError
 from codl.targets.arrays import Arrays, from_wire, to_wire
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.message_base import Done

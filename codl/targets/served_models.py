@@ -15,8 +15,8 @@ from codl.errors import CodlError
 from codl.ir.constants import array_digest
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
+from codl.runtime.loaded import RefusedError
 from codl.runtime.program_cache import Binary, Offer
-from codl.runtime.session import RefusedError
 from codl.targets.arrays import from_wire, to_wire
 from codl.targets.measure_messages import Identified, OfferedBinary, OpenDevice
 from codl.targets.message_base import Done, Reply

@@ -30,8 +30,8 @@ from codl.lower.liveness import lifetimes
 from codl.lower.program import PartitionedPlan, build_program
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
+from codl.runtime.loaded import Footprint as Memory
 from codl.runtime.opencl import open_device
-from codl.runtime.session import Footprint as Memory
 from codl.runtime.session import Session
 from codl.strategies.evaluation import max_rel_err
 

@@ -35,9 +35,10 @@ from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.engine import Engine
 from codl.runtime.handles import Handles
+from codl.runtime.loaded import RefusedError
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.program_cache import Programs
-from codl.runtime.session import RefusedError, Session
+from codl.runtime.session import Session
 
 #: So many bytes are more than any device here gives to one buffer.
 HUGE = 1 << 46

@@ -32,7 +32,7 @@ from codl.targets.remote import RemoteTarget
 #: An agent whose device refuses the first kernels of every executable that has them.
 REFUSING = """
 from codl.ir.executable import GpuOp, Refusal
-from codl.runtime.session import RefusedError
+from codl.runtime.loaded import RefusedError
 from codl.targets.local import LocalTarget
 load, refused = LocalTarget.load, []
 def refusing(self, executable, *, tries=True):

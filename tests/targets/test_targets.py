@@ -6,6 +6,7 @@ import io
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -242,6 +243,18 @@ def test_prints_are_no_frames_and_errors_are_logged(caplog: pytest.LogCaptureFix
             agent.ask(Describe(), Described)
         agent.close()
     assert {"printed", "written", "cried"} <= set(caplog.messages)
+
+
+def test_an_agent_that_describes_imports_no_driver() -> None:
+    script = (
+        "import sys; from codl.targets.agent import main; main(0.0);"
+        "loaded = {'ncnn', 'onnx', 'onnxruntime', 'pyopencl'} & sys.modules.keys();"
+        "print(sorted(loaded), file=sys.stderr)"
+    )
+    asked = b"".join(frames_of([(Describe(), [])]))
+    run = subprocess.run([sys.executable, "-c", script], input=asked, capture_output=True)
+    assert b"Described" in run.stdout
+    assert run.stderr == b"[]\n"
 
 
 def served(data: bytes) -> tuple[int, list[AnyReply]]:
