@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 from support.kernel_runs import CANARY, around_on_cpu, cut, operands, reference
+from support.onnx_models import model, node
 from support.random_ops import movements, norms, ops, products, reductions, softmaxes
 
+from codl.errors import CodlError
 from codl.ir import Array, Op, Region, Span, parse, split, to_text
 from codl.ir.executable import NcnnNet, OnnxNet, RunNet
 from codl.ir.network import Layer, Network
@@ -25,6 +28,7 @@ from codl.lower.cpu_layers import CpuLayer, Group
 from codl.measure.op_runner import cpu_work
 from codl.plan.single_processor import default_plan
 from codl.runtime.host_handles import HostSession
+from codl.runtime.ort_session import make_session
 
 SOME = settings(max_examples=60, deadline=None, derandomize=True)
 WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes())
@@ -197,3 +201,14 @@ def test_such_ops_are_measured_like_others(text: str, first_soc: Soc) -> None:
     variant = registry.find(op, "cpu_ort")
     assert all(value >= 0 for value in variant.features(op, first_soc).values())
     cpu_work(op, variant, first_soc)(3)
+
+
+def test_a_model_that_reads_files_is_refused(first_soc: Soc) -> None:
+    weight = numpy_helper.from_array(np.ones(3, np.float32), "w")
+    weight.data_location = TensorProto.EXTERNAL
+    proto = model([node("Add", "x w", "y")], {"x": (3,)}, ["y"])
+    proto.graph.initializer.append(weight)
+    with pytest.raises(CodlError, match=r"model of a, b has tensors in files: 'w'\. .* inside"):
+        make_session(proto.SerializeToString(), first_soc, ["a", "b"])
+    with pytest.raises(CodlError, match="model of a is no ONNX model: a field has the number 0"):
+        make_session(bytes(9), first_soc, ["a"])

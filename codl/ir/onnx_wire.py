@@ -1,0 +1,93 @@
+"""Tensors that an ONNX model keeps in files, found in its protobuf wire form.
+
+Without `onnx`, which takes long to import. Whatever is no such form is refused, so that no other
+reader sees a model in which this one found nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+Fields: TypeAlias = Mapping[int, str]
+#: By message, the fields that lead to tensors, and to what.
+MESSAGES: Mapping[str, Fields] = {
+    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: "TensorProto",
+        10: "TensorProto",
+        22: "SparseTensorProto",
+        23: "SparseTensorProto",
+        6: "GraphProto",
+        11: "GraphProto",
+    },
+    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+    "TensorProto": {},
+}
+#: Fields of a tensor: its name, and where its elements lie (0: in the model).
+NAME, LOCATION = 8, 14
+#: Bytes of values of a fixed size, by the wire's type of them.
+FIXED = {1: 8, 5: 4}
+VARINT, BYTES = 0, 2
+#: Numbers of fields are smaller.
+MOST_FIELDS = 1 << 29
+
+
+def external_tensors(model: bytes) -> list[str]:
+    """Names of tensors whose elements lie in files; raises `ValueError` for what is no model."""
+    found = []
+    left = [("ModelProto", memoryview(model))]
+    while left:
+        kind, content = left.pop()
+        name, is_external = "", False
+        for number, value in _fields(content):
+            if isinstance(value, memoryview) and number in MESSAGES[kind]:
+                left.append((MESSAGES[kind][number], value))
+            elif kind == "TensorProto" and number == NAME and isinstance(value, memoryview):
+                name = bytes(value).decode(errors="replace")
+            elif kind == "TensorProto" and number == LOCATION:
+                is_external |= value != 0
+        if is_external:
+            found.append(name)
+    return found
+
+
+def _fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The number and value of every field of a message."""
+    at = 0
+    while at < len(content):
+        key, at = _varint(content, at)
+        number, kind = key >> 3, key & 7
+        if not 0 < number < MOST_FIELDS:
+            raise ValueError(f"a field has the number {number}")
+        if kind == VARINT:
+            value, at = _varint(content, at)
+            yield number, value
+            continue
+        if kind == BYTES:
+            size, at = _varint(content, at)
+        elif kind in FIXED:
+            size = FIXED[kind]
+        else:
+            raise ValueError(f"the field {number} is of the wire type {kind}")
+        if at + size > len(content):
+            raise ValueError(f"the field {number} ends behind its message")
+        yield number, content[at : at + size]
+        at += size
+
+
+def _varint(content: memoryview, at: int) -> tuple[int, int]:
+    """An integer of up to 64 bits, seven to a byte, and where what follows begins."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(content):
+            raise ValueError("the message ends within a number")
+        byte, at = content[at], at + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number has more than 64 bits")
