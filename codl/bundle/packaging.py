@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,9 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from codl.bundle import network as networks
+from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, to_json, write_archive
-from codl.bundle.cold_start import ColdStart, measure
-from codl.bundle.tensors import Arrays
+from codl.bundle.loading import load
 from codl.errors import CodlError
 from codl.ir import Network
 from codl.ir.executable import Executable, GpuOp
@@ -24,7 +25,9 @@ from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.runtime.program_cache import Binary
 from codl.strategies.evaluation import max_rel_err
+from codl.targets.arrays import Arrays
 from codl.targets.base import Target
+from codl.targets.info import ColdStart
 
 #: What outputs of a bundle may differ by from those of the engine that made it, as `max_rel_err`:
 #: nothing, but that libraries with several threads need not add in the same order each time.
@@ -54,7 +57,7 @@ def package(
         untried = Path(folder) / path.name
         with write(network, plan, target, untried, tuning) as engine:
             expected = engine(inputs)
-        cold_start, found = measure(untried, inputs)
+        cold_start, found = _tried(untried, target, inputs)
         error = max(max_rel_err(found[name], value) for name, value in expected.items())
         if not error <= TOLERANCE:
             raise CodlError(
@@ -63,6 +66,13 @@ def package(
             )
         untried.replace(path)
     return Packaged(path, path.stat().st_size, cold_start, error)
+
+
+def _tried(path: Path, target: Target, inputs: Arrays) -> tuple[ColdStart, Arrays]:
+    """Load a bundle in a new process on the target and run it once: the times and the outputs."""
+    with closing(target.fresh()) as fresh, load(path, connected=lambda soc: fresh) as engine:
+        found = engine(inputs)
+        return fresh.cold_start(), found
 
 
 def write(
@@ -74,7 +84,7 @@ def write(
     """
     soc, identity = target.soc, target.open()
     engine = Engine(network, plan, soc, tuning, target=target)
-    arrays = Arrays()
+    arrays = tensors.Arrays()
     executable = encode(engine.executable, arrays.put)
     listed, programs = _programs(target.binaries(engine.loaded))
     manifest = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
@@ -45,7 +46,9 @@ from codl.targets.measure_messages import (
     Probe,
     Probed,
     ReadClocks,
+    ReadSpent,
     Searching,
+    Spent,
     Tune,
     TuneEnded,
 )
@@ -105,6 +108,7 @@ class Agent:
     def __init__(self, reader: Reader, writer: Writer, begin: float) -> None:
         self._connection: Connection[AnyRequest, AnyReply] = Connection(reader, writer, AnyRequest)
         self._begin = begin
+        self._spent: dict[str, float] = defaultdict(float)
         self._target: LocalTarget | None = None
         self._models: ServedModels | None = None
         self._peer: PeerHost | None = None
@@ -117,7 +121,9 @@ class Agent:
                 warnings.showwarning = self._warn  # type: ignore[assignment]
                 while True:
                     request, blobs = self._connection.receive()
+                    start = perf_counter()
                     answer, parts = self._answer(request, blobs)
+                    self._spent[type(request).__name__] += perf_counter() - start
                     self._connection.send(answer, parts)  # type: ignore[arg-type]
         except ConnectionEnded:
             return 0
@@ -188,6 +194,9 @@ class Agent:
 
     def read_clocks(self, request: ReadClocks, blobs: list[bytes]) -> Answer:
         return Clocks(self.target.clocks_mhz()), ()
+
+    def spent(self, request: ReadSpent, blobs: list[bytes]) -> Answer:
+        return Spent(dict(self._spent)), ()
 
     def compile(self, request: Compile, blobs: list[bytes]) -> Answer:
         from codl.kernels.tuning import Tuning
@@ -299,6 +308,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     OpenDevice: lambda agent, request, blobs: agent.models.open(request, blobs),
     ObserveCores: Agent.observe_cores,
     ReadClocks: Agent.read_clocks,
+    ReadSpent: Agent.spent,
     Compile: Agent.compile,
     Measure: Agent.measure,
     Tune: Agent.tune,

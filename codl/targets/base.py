@@ -20,7 +20,7 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays
-from codl.targets.info import TargetInfo
+from codl.targets.info import ColdStart, TargetInfo
 
 
 class Started(Protocol):
@@ -141,4 +141,16 @@ class Target(Protocol):
         """
         ...
 
+    def fresh(self) -> FreshTarget:
+        """The same in a process of its own, which is not started yet."""
+        ...
+
     def close(self) -> None: ...
+
+
+class FreshTarget(Target, Protocol):
+    """A target in a process that was started for it."""
+
+    def cold_start(self) -> ColdStart:
+        """What the process took so far, for what `load` gave and its first run."""
+        ...

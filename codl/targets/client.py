@@ -40,8 +40,9 @@ class _Running:
     connection: Connection[AnyReply, AnyRequest]
     #: By this process's clock.
     begin: float
-    #: None before the agent has said that it is there.
+    #: None before the agent has said that it is there, which took so long.
     hello: Hello | None = None
+    start_s: float = 0.0
 
 
 class AgentClient:
@@ -107,10 +108,17 @@ class AgentClient:
             first, _ = self._receive(running)
             if not isinstance(first, Hello) or first.version != VERSION:
                 raise self._lost(f"expected an agent of version {VERSION}, which says so first")
-            running.hello = first
+            running.hello, running.start_s = first, perf_counter() - running.begin
             for request in self._prelude:
                 self._exchange(running, request, request.reply, (), None, None)
         return running
+
+    def start_seconds(self) -> tuple[float, float]:
+        """From starting the agent to hearing of it, and what it said that its modules took."""
+        hello = self._ready().hello
+        assert hello is not None
+        assert self._running is not None
+        return self._running.start_s, hello.ready - hello.begin
 
     @property
     def pid(self) -> int | None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from codl.targets.info import TargetInfo
     from codl.targets.local_measuring import LocalMeasuring
     from codl.targets.peer_process import PeerProcess
+    from codl.targets.remote import RemoteTarget
 
 
 class LocalTarget:
@@ -174,6 +175,11 @@ class LocalTarget:
         return self._measuring.time(
             models, effort, with_energy=with_energy, anchors=anchors, after_round=after_round
         )
+
+    def fresh(self) -> RemoteTarget:
+        from codl.targets.process import SERIAL, process_target
+
+        return process_target(SERIAL, self.soc)
 
     def close(self) -> None:
         if "_measuring" in vars(self):

@@ -31,6 +31,16 @@ class Describe(Request, frozen=True):
     reply: ClassVar[type[Reply]] = Described
 
 
+class Spent(Reply, frozen=True):
+    seconds: dict[str, float]
+
+
+class ReadSpent(Request, frozen=True):
+    """The seconds that this process took over requests so far, by their names."""
+
+    reply: ClassVar[type[Reply]] = Spent
+
+
 class Looked(Reply, frozen=True):
     devices: tuple[ProbedDevice, ...]
 

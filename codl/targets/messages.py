@@ -30,7 +30,9 @@ from codl.targets.measure_messages import (
     Probe,
     Probed,
     ReadClocks,
+    ReadSpent,
     Searching,
+    Spent,
     Tune,
     TuneEnded,
 )
@@ -81,6 +83,7 @@ AnyRequest: TypeAlias = (
     | OpenDevice
     | ObserveCores
     | ReadClocks
+    | ReadSpent
     | Compile
     | Measure
     | Tune
@@ -114,6 +117,7 @@ AnyReply: TypeAlias = (
     | Probed
     | CoresSeen
     | Clocks
+    | Spent
     | Measured
     | Searching
     | Found

@@ -28,7 +28,7 @@ from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, to_wire
 from codl.targets.client import AgentClient, AgentLostError
-from codl.targets.info import TargetInfo
+from codl.targets.info import ColdStart, TargetInfo
 from codl.targets.measure_messages import (
     Benched,
     BenchOp,
@@ -50,17 +50,22 @@ from codl.targets.measure_messages import (
     Probe,
     Probed,
     ReadClocks,
+    ReadSpent,
     Searching,
+    Spent,
     Tune,
     TuneEnded,
     TuneRecord,
     UsualLevel,
 )
-from codl.targets.message_base import Advanced, Building, Reply, Timing
+from codl.targets.message_base import Advanced, Building, Reply, Request, Timing
 from codl.targets.model_messages import (
     BinariesRead,
+    Lacks,
+    Load,
     PeerStarted,
     ReadBinaries,
+    Run,
     StartPeer,
     Time,
     TimesTogether,
@@ -75,7 +80,7 @@ class RemoteTarget:
     """
 
     def __init__(self, serial: str, command: Sequence[str], soc: Soc | None = None) -> None:
-        self.serial, self._soc = serial, soc
+        self.serial, self._soc, self._command = serial, soc, command
         prelude = () if soc is None else (Open(at_hand(soc)),)
         self.agent = AgentClient(command, name=f"the agent of {serial!r}", prelude=prelude)
 
@@ -213,6 +218,20 @@ class RemoteTarget:
         )
         answer, _ = self.agent.ask(request, TimesTogether, on_event=lambda event: None)
         return answer.times
+
+    def fresh(self) -> RemoteTarget:
+        return RemoteTarget(self.serial, self._command, self._soc)
+
+    def cold_start(self) -> ColdStart:
+        answer, _ = self.agent.ask(ReadSpent(), Spent)
+        start_s, import_s = self.agent.start_seconds()
+
+        def ms(*requests: type[Request]) -> float:
+            return 1e3 * sum(answer.seconds.get(own.__name__, 0.0) for own in requests)
+
+        import_ms, load_ms = 1e3 * import_s + ms(Open), ms(OpenDevice, Lacks, Load)
+        whole_ms = 1e3 * start_s + ms(Open, OpenDevice, Lacks, Load, Run)
+        return ColdStart(whole_ms, import_ms, load_ms, ms(Run))
 
     def close(self) -> None:
         self.agent.close()

@@ -48,6 +48,7 @@ from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
 from codl.runtime import cache
 from codl.runtime.engine import Engine
+from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
@@ -440,23 +441,23 @@ def test_an_executable_that_was_changed_is_refused(
 
 
 def test_a_bundle_is_kept_only_if_it_computes_the_same(
-    small: Network, first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Network, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, path = make_plan(small, first_soc, [(2, "H", 0.5)]), tmp_path / "a.codl"
-    packaged = package(small, plan, LocalTarget(first_soc), path)
+    plan, path = make_plan(small, target.soc, [(2, "H", 0.5)]), tmp_path / "a.codl"
+    packaged = package(small, plan, target, path)
     assert packaged.bytes == path.stat().st_size
     assert packaged.max_rel_err == 0
     times = packaged.cold_start
     assert 0 < times.first_run_ms < times.load_ms < times.without_interpreter_ms < times.process_ms
     before = path.read_bytes()
 
-    def wrong(path: Path, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, NDArray[Any]]]:
+    def wrong(path: Path, target: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         found = outputs(load(path), inputs)
         return times, {name: value + 1 for name, value in found.items()}
 
-    monkeypatch.setattr(packaging, "measure", wrong)
+    monkeypatch.setattr(packaging, "_tried", wrong)
     with pytest.raises(CodlError, match="is not kept: its outputs are"):
-        package(small, plan, LocalTarget(first_soc), path)
+        package(small, plan, target, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,22 @@ def test_an_engine_runs_on_every_target(target: Target, network: Network) -> Non
         assert dict(target.open())
         with pytest.raises(CodlError, match="The inputs must be"):
             engine({"nothing": np.zeros(1, np.float32)})
+
+
+def test_a_cold_start_is_that_of_a_new_process(target: Target, network: Network) -> None:
+    inputs, plan = image(network), plan_of(network, target.soc)
+    with Engine(network, plan, target.soc, target=target) as engine:
+        expected = engine(inputs)
+    begin = perf_counter()
+    with closing(target.fresh()) as fresh:
+        with Engine(network, plan, target.soc, target=fresh) as engine:
+            for name, values in engine(inputs).items():
+                np.testing.assert_array_equal(values, expected[name])
+        times = fresh.cold_start()
+        whole_ms = 1e3 * (perf_counter() - begin)
+    parts = (times.import_ms, times.load_ms, times.first_run_ms)
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == times.without_interpreter_ms < times.process_ms < whole_ms
 
 
 def test_a_kill_in_a_run_is_an_error_and_the_next_run_works(
