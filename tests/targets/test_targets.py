@@ -106,12 +106,6 @@ def test_both_say_the_same_of_the_machine() -> None:
                 target.observe_cores()
 
 
-def test_each_side_works_on_its_own_cores(target: Target) -> None:
-    seen = target.observe_cores()
-    assert set(seen["cpu"]) <= set(target.soc.placement.cpu_cores)
-    assert set(seen["gpu"]) <= set(target.soc.placement.gpu_cores)
-
-
 def test_every_variant_is_benched(target: Target) -> None:
     rows, refused = target.bench(OPS[0], Tuning())
     assert {"cpu", "gpu"} == {row.processor for row in rows}
@@ -147,6 +141,13 @@ def test_power_needs_a_sensor(target: Target) -> None:
 def process(first_soc: Soc) -> Iterator[RemoteTarget]:
     with closing(RemoteTarget("process", COMMAND, first_soc)) as target:
         yield target
+
+
+def test_each_side_works_on_its_own_cores(process: RemoteTarget) -> None:
+    """In a process of its own: threads that other tests left in this one work where they like."""
+    seen = process.observe_cores()
+    assert set(seen["cpu"]) <= set(process.soc.placement.cpu_cores)
+    assert set(seen["gpu"]) <= set(process.soc.placement.gpu_cores)
 
 
 @pytest.mark.parametrize("when", ["Building", "Timing"])
