@@ -134,7 +134,7 @@ class Target(Protocol):
         with_energy: bool = False,
         anchors: Tuning | None = None,
     ) -> TimedTogether:
-        """Time what `load` and `start_peer` gave, in turns, each on what it was fed last.
+        """Time what `load` and `start_peer` gave, in turns, each on what it is fed with now.
 
         Energy where there are sensors; with `anchors`, in the choices of that tuning, how fast the
         machine is meanwhile.

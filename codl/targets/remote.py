@@ -207,16 +207,17 @@ class RemoteTarget:
         anchors: Tuning | None = None,
     ) -> TimedTogether:
         """Time over there; an agent that is lost meanwhile raises."""
-        for model in models.values():
-            model.handle()  # a model that is loaded anew may have another than those before
-        request = Time(
-            handles={name: model.handle() for name, model in models.items()},
-            effort=effort,
-            with_energy=with_energy,
-            with_anchors=anchors is not None,
-            tuning=choices_of(anchors or Tuning()),
-        )
-        answer, _ = self.agent.ask(request, TimesTogether, on_event=lambda event: None)
+        with self.agent.lock:
+            for model in models.values():
+                model.handle()  # a model that is loaded anew may have another than those before
+            request = Time(
+                handles={name: model.handle() for name, model in models.items()},
+                effort=effort,
+                with_energy=with_energy,
+                with_anchors=anchors is not None,
+                tuning=choices_of(anchors or Tuning()),
+            )
+            answer, _ = self.agent.ask(request, TimesTogether, on_event=lambda event: None)
         return answer.times
 
     def fresh(self) -> RemoteTarget:

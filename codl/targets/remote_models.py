@@ -46,7 +46,8 @@ class RemoteModel:
         self.inputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.inputs.items()}
         self.outputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.outputs.items()}
         self._generation = self._handle = 0
-        self._is_fed = False
+        #: What the agent's copies of the inputs hold; None before the first run.
+        self._fed: list[bytes] | None = None
         loaded = load(agent, executable, tries=tries)
         self.footprint = loaded.footprint
         self._keep(loaded)
@@ -57,18 +58,20 @@ class RemoteModel:
             records, blobs = to_wire(self.inputs)
             self._reload()
             answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
-            self._is_fed = True
+            self._fed = [bytes(blob) for blob in blobs]
             for name, value in from_wire(answer.outputs, parts).items():
                 np.copyto(self.outputs[name], value)
 
     def profile(self) -> list[TimeSpan]:
-        answer, _ = self._agent.ask(Profile(self.handle()), Profiled)
+        """What each processor did when in one inference from what `inputs` hold."""
+        with self.lock:
+            answer, _ = self._agent.ask(Profile(self.handle()), Profiled)
         return list(answer.spans)
 
     def handle(self) -> int:
-        """What the agent calls it, once it is there and fed what `inputs` hold."""
+        """What the agent calls it, once it is there and has run on what `inputs` hold."""
         self._reload()
-        if not self._is_fed:
+        if self._fed != to_wire(self.inputs)[1]:
             self.run()
         return self._handle
 
@@ -88,7 +91,7 @@ class RemoteModel:
 
     def _keep(self, loaded: ModelLoaded) -> None:
         self._handle, self._generation = loaded.handle, self._agent.generation
-        self._is_fed = False
+        self._fed = None
 
 
 def load(agent: AgentClient, executable: Executable, *, tries: bool) -> ModelLoaded:

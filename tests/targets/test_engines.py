@@ -86,6 +86,24 @@ def test_an_engine_runs_on_every_target(target: Target, network: Network) -> Non
             engine({"nothing": np.zeros(1, np.float32)})
 
 
+def test_what_is_timed_and_profiled_is_what_is_fed(target: Target, network: Network) -> None:
+    """Each of two engines its own, and not what it ran on last."""
+    soc, given = target.soc, [image(network, seed) for seed in range(2)]
+    plan = plan_of(network, soc)
+    with (
+        Engine(network, plan, soc, target=target) as one,
+        Engine(network, plan, soc, target=target) as other,
+    ):
+        expected = [one(inputs) for inputs in given]
+        one.feed(given[0])
+        other.feed(given[1])
+        one.loaded.profile()
+        target.time({"other": other.loaded}, Effort(0, 1, 0.0))
+        for engine, wanted in zip((one, other), expected, strict=True):
+            for name, values in engine.outputs.items():
+                np.testing.assert_array_equal(values, wanted[name])
+
+
 def test_a_cold_start_is_that_of_a_new_process(target: Target, network: Network) -> None:
     inputs, plan = image(network), plan_of(network, target.soc)
     with Engine(network, plan, target.soc, target=target) as engine:
