@@ -71,7 +71,7 @@ class RemoteModel:
     def handle(self) -> int:
         """What the agent calls it, once it is there and has run on what `inputs` hold."""
         self._reload()
-        if self._fed != to_wire(self.inputs)[1]:
+        if self._fed != [bytes(blob) for blob in to_wire(self.inputs)[1]]:
             self.run()
         return self._handle
 
