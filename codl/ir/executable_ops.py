@@ -36,6 +36,16 @@ def check_step(texts: Sequence[str], reads: Sequence[Shape], writes: Shape) -> N
         raise UnfitError(f"{writes} is written by {texts[-1]!r}")
 
 
+def check_weight(text: str, name: str, packed: int) -> None:
+    """An array of so many elements, packed for the kernels of an op, under the name of a weight.
+
+    Kernels read all of a weight; packing adds elements to it and leaves out none.
+    """
+    wanted = prod(_parsed(text).weight_shapes.get(name, (0,)))
+    if packed < wanted:
+        raise UnfitError(f"{packed} elements of the {name} of {text!r}, which has {wanted}")
+
+
 def check_layers(
     layers: Sequence[NetLayer], inputs: Mapping[str, tuple[Region, Shape]]
 ) -> dict[str, tuple[Region, Shape]]:

@@ -187,9 +187,13 @@ class _LoadedPart:
             setattr(option, name, value)
         if self._net.load_param_mem(part.param):
             raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{part.param}")
-        arrays = (packed(one.constants)[one.name] for one in part.weights)
-        if self._net.load_model(WeightReader(arrays)):
-            raise DeviceError("ncnn cannot read the weights that codl gives it.")
+        weights = WeightReader(packed(one.constants)[one.name] for one in part.weights)
+        if self._net.load_model(weights) or weights.left:
+            given, left = weights.bytes, weights.left
+            raise DeviceError(
+                f"ncnn's net wants other weights than the {given} bytes of them that there are "
+                f"({left} are left):\n{part.param}"
+            )
 
     def run(self, known: Mats) -> dict[int, list[ncnn.Mat]]:
         """The net's results, packed, from what enters it."""

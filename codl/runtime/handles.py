@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import DeviceError
+from codl.errors import CodlError, DeviceError
 from codl.ir.executable import (
     Argument,
     Buffer,
@@ -22,6 +22,7 @@ from codl.ir.executable import (
     Scratch,
     Slice,
 )
+from codl.ir.executable_ops import UnfitError, check_weight
 from codl.ir.ops.base import Array
 from codl.ir.types import ImageSize
 from codl.kernels.image import fits
@@ -124,6 +125,7 @@ class Handles:
         uploaded = {}
         for constant, steps in sorted(users.items(), key=lambda item: item[0].constants):
             values = self.host.packed(constant.constants)[constant.name]
+            self._check_size(constant, values, steps)
             try:
                 uploaded[constant] = _uploaded(values, constant, self._device)
             except DeviceError as error:
@@ -131,6 +133,17 @@ class Handles:
                 continue
             self.weight_bytes += uploaded[constant].size
         return uploaded
+
+    def _check_size(self, constant: Constant, values: Array, steps: Iterable[int]) -> None:
+        """Raise `CodlError` for an array that is too small for the op of one of some steps."""
+        for number in steps:
+            step = self._executable.steps[number]
+            if not isinstance(step, GpuOp) or step.constants != constant.constants:
+                continue
+            try:
+                check_weight(step.ops[0], constant.name, values.size)
+            except UnfitError as error:
+                raise CodlError(f"The executable is not sound: steps[{number}], {error}.") from None
 
     # Kernels.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import DeviceError
+from codl.errors import CodlError, DeviceError
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
 from codl.lower.ncnn import TAG
@@ -68,9 +68,15 @@ class HostHandles:
         self._packed = (-1, {})
 
     def fill(self, command: Fill) -> None:
-        """Copy a constant to where it is read."""
-        constant = command.constant
-        np.copyto(self.view(command.target), self.packed(constant.constants)[constant.name])
+        """Copy a constant to where it is read; raises `CodlError` where it is of another shape."""
+        constant, target = command.constant, self.view(command.target)
+        values = self.packed(constant.constants)[constant.name]
+        if values.shape != target.shape:
+            raise CodlError(
+                f"The constant {constant.name!r} of {self._executable.model!r} must be "
+                f"{target.shape}, got {values.shape}."
+            )
+        np.copyto(target, values)
 
     def make_nets(self) -> None:
         """Make the CPU's nets; raises `DeviceError` where a library does not take one."""

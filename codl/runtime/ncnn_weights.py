@@ -20,6 +20,12 @@ class WeightReader(ncnn.DataReader):  # type: ignore[misc]  # ncnn comes without
         # Arrays are float32, contiguous, and may lie in a file that is mapped.
         self._left = [array.reshape(-1).view(np.uint8) for array in arrays]
         self._left.reverse()
+        self.bytes = self.left
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not read yet."""
+        return sum(piece.size for piece in self._left)
 
     def read(self, target: Any, size: int) -> int:
         """Copy the next bytes to where a capsule points."""

@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
+from support.executables import small_network, small_plan
 from support.failing_kernels import Failing, source
+from support.plans import row
 from support.variants import with_variants
 
 from codl.errors import CodlError, CodlWarning, DeviceError
@@ -23,13 +27,18 @@ from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Array, Network, Shape, parse
+from codl.ir.constants import Constants
+from codl.ir.executable import Executable
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, PLANAR
+from codl.ir.types import BLOCKED, PLANAR, Processor
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, ScratchArg
 from codl.kernels.conv2d.gpu_direct import GpuDirect
-from codl.lower import pieces
+from codl.kernels.tuning import Tuning
+from codl.lower import lower, pieces
+from codl.lower.lowering import VALUE
+from codl.plan.single_processor import default_plan
 from codl.runtime import cache
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
@@ -37,8 +46,10 @@ from codl.runtime.engine import Engine
 from codl.runtime.handles import Handles
 from codl.runtime.loaded import RefusedError
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
 from codl.runtime.program_cache import Programs
 from codl.runtime.session import Session
+from codl.targets.local import LocalTarget
 
 #: So many bytes are more than any device here gives to one buffer.
 HUGE = 1 << 46
@@ -283,3 +294,43 @@ def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> 
         assert gpu.soc.gpu.is_cpu
         said = cl_module().kernel_work_group_info.LOCAL_MEM_SIZE
         assert kernel.get_work_group_info(said, gpu.device) <= gpu.device.local_mem_size
+
+
+def resized(executable: Executable, name: str, size: int) -> Executable:
+    """With the first so many elements of packed arrays of a name, or with one more than all."""
+
+    def pack(own: Constants) -> dict[str, Any]:
+        arrays = dict(own.arrays())
+        if name in arrays:
+            arrays[name] = np.resize(arrays[name], size or arrays[name].size + 1)
+        return arrays
+
+    constants = (Constants(own.how, None, partial(pack, own)) for own in executable.constants)
+    return structs.replace(executable, constants=tuple(constants))
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "size", "problem"),
+    [
+        ("gpu", "weight", 9, "9 elements of the weight of 'conv2d .*', which has"),
+        ("gpu", "bias", 1, "1 elements of the bias of 'conv2d .*', which has"),
+        ("cpu", "weight", 9, "ncnn's net wants other weights than the"),
+        ("cpu", "bias", 0, r"ncnn's net wants other weights than the .* \(4 are left\)"),
+    ],
+)
+def test_weights_of_another_size_are_refused(
+    side: Processor, name: str, size: int, problem: str, first_soc: LocalSoc
+) -> None:
+    network = row(1)
+    executable = lower(network, default_plan(network, first_soc, side), first_soc, Tuning())
+    LocalTarget(first_soc).load(executable).close()
+    with pytest.raises(CodlError, match=problem):
+        LocalTarget(first_soc).load(resized(executable, name, size))
+
+
+def test_constants_of_another_shape_are_refused(first_soc: LocalSoc) -> None:
+    network = small_network()
+    executable = lower(network, small_plan(network, first_soc), first_soc, Tuning())
+    LocalTarget(first_soc).load(executable).close()
+    with pytest.raises(CodlError, match=r"constant 'value' of 'small' must be \(1, 8, 1, 1\), got"):
+        LocalTarget(first_soc).load(resized(executable, VALUE, 1))
