@@ -15,6 +15,7 @@ from rich.console import Group
 from codl import bundle
 from codl.bundle.archive import Archive
 from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_inputs
+from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     MODELS,
     AffinityOption,
@@ -34,7 +35,6 @@ from codl.cli.options import (
     read_shapes,
 )
 from codl.cli.output import emit, note
-from codl.cli.placement import placement_table
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
@@ -140,7 +140,7 @@ def run_model(
     result = _result(engine, done, batch, wanted)
 
     def render() -> Group:
-        return Group(placement_table(done.placed, "measured", every=every), _summary(result))
+        return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
 
     emit("run", result, render, as_json=json, output=result_file)
 

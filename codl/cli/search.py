@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 
 from codl.cli.deployed import adapted, deployment_of, strategy_of
+from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     BatchOption,
     DatasetsOption,
@@ -28,14 +29,13 @@ from codl.cli.options import (
     read_shapes,
 )
 from codl.cli.output import emit, note
-from codl.cli.placement import placement_table
 from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir import Network
 from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
-from codl.plan import placement
+from codl.plan import op_placement
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
@@ -107,13 +107,13 @@ def search_plan(
         plan, search_ms = _timed_plan(find(strategy), network, on_target)
     if output is not None:
         note(f"Wrote {plan.save(output)}")
-    placed = placement.predicted(network, plan, context.soc, context.default_cost(network))
+    placed = op_placement.predicted(network, plan, context.soc, context.default_cost(network))
     result = {**plan.to_json(), "search_ms": search_ms}
     result["placement"] = [asdict(one) for one in placed]
     result.pop("version")
 
     def render() -> Group:
-        where = placement_table(placed, "predicted", every=every)
+        where = op_placement_table(placed, "predicted", every=every)
         return Group(plan_table(plan, search_ms), where)
 
     emit("search", result, render, as_json=json)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from codl.errors import DeviceError
 from codl.ir.results import Latency, TimeSpan
 from codl.measure.interleave import Effort
-from codl.plan import placement
+from codl.plan import op_placement
 from codl.plan.cost_model import CostModel
-from codl.plan.placement import OpPlacement
+from codl.plan.op_placement import OpPlacement
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
 from codl.targets.base import Target
@@ -55,14 +55,14 @@ def measure(
     if times.failed:
         raise DeviceError(times.failed["run"])
     spans = engine.profile()
-    placed = placement.predicted(engine.network, engine.plan, engine.soc, cost)
+    placed = op_placement.predicted(engine.network, engine.plan, engine.soc, cost)
     return RunReport(
         outputs=outputs,
         latency_ms=times.latency_ms["run"],
         energy_mj=times.energy_mj.get("run"),
         energy_sensors=times.sensors,
         spans=spans,
-        placed=placement.measured(
+        placed=op_placement.measured(
             placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}
         ),
     )

@@ -8,10 +8,10 @@ from rich.table import Table
 
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.kernels.ort import CpuOrt
-from codl.plan.placement import OpPlacement
+from codl.plan.op_placement import OpPlacement
 
 
-def placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:
+def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:
     """Ops by where they run; those that codl has no operator for, or `every` one, by name."""
     title = f"Placement, {source} latencies"
     table = Table("op", "kind", "processor", "GPU ratio", "variant", "ms", "why", title=title)

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.simulated import SOC
 from support.synthetic_predictors import of_few_kinds
 
-from codl.cli.placement import placement_table
+from codl.cli.op_placement import op_placement_table
 from codl.cli.search import plan_table
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx
@@ -19,7 +19,7 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.results import TimeSpan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
-from codl.plan.placement import measured, predicted
+from codl.plan.op_placement import measured, predicted
 from codl.runtime.profiler import totals_ms
 
 
@@ -117,9 +117,9 @@ def test_layers_that_share_kernels_share_their_latency(network: Network, plan: P
 
 def test_the_table_names_what_codl_has_no_operator_for(network: Network, plan: Plan) -> None:
     rows = predicted(network, plan, SOC, None)
-    summary = placement_table(rows, "predicted", every=False)
+    summary = op_placement_table(rows, "predicted", every=False)
     assert summary.row_count == 4  # the cumulative sum, ncnn, ONNX Runtime, OpenCL
-    assert placement_table(rows, "predicted", every=True).row_count == 5
+    assert op_placement_table(rows, "predicted", every=True).row_count == 5
     assert "cumsum" in list(summary.columns[0].cells)
 
 
