@@ -50,8 +50,8 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 MOST_BYTES = 1 << 48
 #: Work-items of one kernel are fewer, and commands and whatever else there are lists of.
 MOST_WORK_ITEMS, MOST_ENTRIES = 1 << 40, 1 << 22
-#: The files of programs, and NumPy's names of the types that callers see.
-SOURCE = re.compile(r"\w+(/\w+)*\.cl")
+#: The files of programs, also of other packages, and NumPy's names of the types that callers see.
+SOURCE = re.compile(r"(\w+(\.\w+)*:)?\w+(/\w+)*\.cl")
 TYPES = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 #: ncnn's options that a net may set.
 NET_OPTIONS = re.compile(r"use_\w+")

@@ -21,6 +21,7 @@ import codl
 from codl.errors import InvalidFileError
 from codl.frontend.convert import load_network
 from codl.ir import OP_TYPES, parse
+from codl.ir.executable_check import check
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.plugins import VARIABLE, PluginError, load_installed
@@ -178,4 +179,5 @@ def test_its_kernels_compute_its_reference(folder: Path, soc: Soc, ratio: float)
         expected = layer.op.reference([expected], layer.weights)
     plan = make_plan(network, soc, [(len(network.layers), "H", ratio)])
     with Engine(network, plan, soc) as engine:
+        check(engine.executable)
         np.testing.assert_allclose(engine({"x": x})["y"], expected, rtol=1e-4, atol=1e-4)
