@@ -14,7 +14,7 @@ from codl.ir.soc import Soc
 from codl.runtime import cl_enqueue as launch
 from codl.runtime import drivers, hints, threads
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cl_errors import describe
+from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.placement import LocalSoc, at_hand, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
@@ -54,8 +54,9 @@ class OpenClDevice:
             with drivers.loaded([driver], cores=soc.placement.gpu_cores):
                 device = _find_device(soc)
             self.device = device
-            self.context = hints.make_context(device, soc.placement)
-            self.queue = hints.make_queue(self.context, soc.placement)
+            with explained(f"Opening {soc.gpu.name}"):
+                self.context = hints.make_context(device, soc.placement)
+                self.queue = hints.make_queue(self.context, soc.placement)
             self.programs = Programs(self.context)
             if offer is not None:
                 self.programs.offer(offer)

@@ -273,6 +273,18 @@ def test_codes_are_explained(gpu: OpenClDevice) -> None:
     assert describe(-9999).endswith("-9999")
 
 
+def test_a_device_that_cannot_be_opened_is_explained(
+    gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        error = cl_module()._cl._ErrorRecord(msg="", code=-6, routine="Context")
+        raise cl_module().RuntimeError(error)
+
+    monkeypatch.setattr("codl.runtime.hints.make_context", refuse)
+    with pytest.raises(DeviceError, match=r"^Opening .+ failed \(OUT_OF_HOST_MEMORY: the host"):
+        OpenClDevice(gpu.soc)
+
+
 def test_too_much_local_memory_is_explained(gpu: OpenClDevice, folder: Path) -> None:
     """By the driver's compiler, or by what the built kernel says that it needs.
 
