@@ -96,19 +96,22 @@ def engine(case: Case, first_soc: Soc) -> Iterator[Engine]:
 
 
 def test_the_steady_state_allocates_no_tensor(engine: Engine, case: Case) -> None:
+    """What every run allocates is in every round; what Python keeps for the next time, in some."""
     engine.feed({"image": case[1]})
+    peaks, kept = [], []
     tracemalloc.start()
-    for _ in range(30):  # Python keeps some small objects for the next time
-        engine.run()
-    before = tracemalloc.get_traced_memory()[0]
-    tracemalloc.reset_peak()
-    for _ in range(50):
-        engine.run()
-    after, peak = tracemalloc.get_traced_memory()
+    for _ in range(8):
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for _ in range(15):
+            engine.run()
+        after, peak = tracemalloc.get_traced_memory()
+        peaks.append(peak - before)
+        kept.append(after - before)
     tracemalloc.stop()
     smallest = min(shape.bytes for shape in case[0].shapes.values() if shape.bytes > 4096)
-    assert peak - before < smallest
-    assert after - before < 4096
+    assert min(peaks) < smallest
+    assert min(kept) < 4096
 
 
 def test_nothing_is_shared_inside_a_chain(case: Case, first_soc: Soc) -> None:
