@@ -132,12 +132,12 @@ def test_a_budget_says_what_to_expect(
     monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
     monkeypatch.setattr("codl.measure.drift.TOLERANCE", float("inf"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
-    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "60s", "--json"]
+    options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "10m", "--json"]
     options += ["--shares", "0.5,1"]
     done = CliRunner().invoke(app, ["collect", *options])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
-    assert answer["stopped"] in ("budget", "done", "settled")
+    assert answer["stopped"] in ("done", "settled")
     dataset = Dataset.of("test", tmp_path / "lat_datasets")
     ok = {
         name: sum(row.status == "ok" for row in table.read())
@@ -198,7 +198,7 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     dataset = Dataset.of("test", tmp_path)
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
     done = collect(LocalTarget(first_soc), dataset, tasks, rounds=QUICK)
-    assert done.failed == 1
+    assert done.failed == sum(task.processor == "gpu" for task in tasks)
     (row,) = dataset.ops("fc_gpu_direct").read()
     assert (row.status, row.reason) == ("failed", "out of resources")
     (row,) = dataset.ops("fc_cpu_gemv").read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.simulated import SOC
 
 from codl.errors import CodlError, MismatchError
 from codl.ir import parse, to_text
@@ -96,15 +98,18 @@ def test_items_are_written_and_read(target: str, item: Any) -> None:
         features.table("variant", target, [OPS[0]], None)  # type: ignore[arg-type]
 
 
-def test_batches_are_of_ops_whose_inputs_are_images(first_soc: Soc) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_batches_are_of_ops_whose_inputs_are_images(kind: str) -> None:
+    soc = replace(SOC, gpu=replace(SOC.gpu, type=kind))
     others = [parse("softmax in=8x9 axes=1"), parse("conv2d in=2x8x5x5 oc=8 kernel=1")]
-    tasks = batch_tasks([*OPS, *others], first_soc, (2, 16))
+    tasks = batch_tasks([*OPS, *others], soc, (2, 16))
     assert {task.op for task in tasks} == set(OPS)
     assert {task.images for task in tasks} == {2, 16}
     assert len({(task.processor, *task.key) for task in tasks}) == len(tasks)
     assert {task.op for task in tasks if task.processor == "cpu"} == set(OPS)
     # Of an OpenCL device that is a CPU only kernels that take all images at once.
-    assert {task.op for task in tasks if task.processor == "gpu"} == set(OPS[1:])
+    on_gpu = OPS[1:] if kind == "cpu" else OPS
+    assert {task.op for task in tasks if task.processor == "gpu"} == set(on_gpu)
 
 
 @given(st.tuples(MS, MS), st.tuples(SLOWER, SLOWER))

@@ -66,7 +66,7 @@ def test_a_peer_agrees_with_the_reference_on_all_cores(
     peer.feed({"image": INPUT})
     session = ort.InferenceSession(model, session_options(1), ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    assert 0 < peer.run() < 1
+    assert peer.run() > 0
     assert peer.run(lead_in=2) > 0
     outputs = peer.outputs()
     for name, expected in zip(names, session.run(names, {"image": INPUT}), strict=True):

@@ -77,9 +77,9 @@ def test_workers_compile_and_survive_each_other(
     (fatal,) = (
         t for t in tasks if isinstance(t, OpTask) and t.variant == "gpu_direct" and t.op == OPS[1]
     )
-    assert workers.deadly == {
-        fatal: "2 processes died while it was compiled: A process ended with code 3."
-    }
+    assert list(workers.deadly) == [fatal]
+    reason = "2 processes died while it was compiled: A process ended with code 3"
+    assert workers.deadly[fatal].startswith(reason)  # and the driver's last words, where it has any
     assert compiled(first_soc, tasks) == [task is not fatal for task in tasks]
 
 

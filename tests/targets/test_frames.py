@@ -95,7 +95,7 @@ def test_deeply_nested_json_is_refused() -> None:
     class Anything(msgspec.Struct, tag=True):
         value: Any
 
-    text = b'{"type":"Anything","value":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    text = b'{"type":"Anything","value":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     receiver: Connection[Any, Any] = Connection(
         io.BytesIO(head(json=len(text)) + text), io.BytesIO(), Anything
     )
