@@ -1,52 +1,86 @@
-"""The CPU's shard of a chain: nets of ncnn and models of ONNX Runtime, one after the other."""
+"""The CPU's shard of a chain: its ops in place, and which of them one library runs together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from codl.ir.executable import Access, Net, RunNet
+from codl.ir.executable import Access, NetLayer
+from codl.ir.op_text import to_text
+from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.plan import Chain
-from codl.ir.soc import Soc
-from codl.ir.tensor import Tensor
-from codl.ir.types import PLANAR
-from codl.lower.assembly import Assembly
-from codl.lower.cpu_layers import CpuLayer, Group
-from codl.lower.ncnn import lower_ncnn
-from codl.lower.onnx import lower_onnx
-from codl.lower.partition import Part, Shard
+from codl.ir.region import Region
+from codl.kernels import registry
+from codl.lower.partition import Part
 
 
-def lower_cpu(
-    shard: Shard,
-    chain: Chain,
-    tensors: Mapping[str, Tensor],
-    outputs: Sequence[str],
-    assembly: Assembly,
-    soc: Soc,
-) -> None:
-    """Emit a shard's nets over `tensors`, in as few as libraries and order allow.
+@dataclass(frozen=True)
+class CpuLayer:
+    """One op of a net: what it reads (tensor and the region it needs of it) and writes."""
 
-    `outputs` are the tensors that are read by others. What one net leaves to another has memory of
-    its own.
-    """
-    layers = [CpuLayer.of(p, chain.variants[p.layer.name]["cpu"]) for p in shard.parts]
-    places = {n: assembly.access(tensors[n], region) for n, region in shard.inputs.items()}
-    places |= {name: assembly.access(tensors[name], shard.outputs[name]) for name in outputs}
-    groups = grouped(layers)
-    for part in shard.parts:
-        name = part.layer.output
-        if name not in places and _is_read_elsewhere(name, groups):
-            places[name] = _own_memory(part, assembly)
-    for members in groups:
-        net = net_of(_group(members, places), assembly, soc)
-        assembly.emit(RunNet(assembly.net(net)))
+    name: str
+    op: Op
+    variant: Any
+    inputs: tuple[tuple[str, Region], ...]
+    output: str
+    region: Region
+    weights: Weights
+
+    @classmethod
+    def of(cls, part: Part, variant: str) -> CpuLayer:
+        layer = part.layer
+        return cls(
+            name=layer.name,
+            op=part.op,
+            variant=registry.find(part.op, variant),
+            inputs=tuple(zip(layer.inputs, part.needs, strict=True)),
+            output=layer.output,
+            region=part.region,
+            weights=layer.op.restrict_weights(layer.weights, part.region),
+        )
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether ONNX Runtime computes it, and not ncnn."""
+        return bool(self.variant.backend == "ort")
+
+    def net_layer(self, constants: int | None) -> NetLayer:
+        return NetLayer(
+            name=self.name,
+            op=to_text(self.op),
+            variant=self.variant.name,
+            inputs=self.inputs,
+            output=self.output,
+            region=self.region,
+            constants=constants,
+        )
 
 
-def net_of(group: Group, assembly: Assembly, soc: Soc) -> Net:
-    """A group of layers as a net of the library that runs them."""
-    is_onnx = group.layers[0].is_onnx
-    return (lower_onnx if is_onnx else lower_ncnn)(group, assembly, soc)
+@dataclass(frozen=True)
+class Group:
+    """Layers that one library runs together, and where what enters and leaves lies."""
+
+    layers: tuple[CpuLayer, ...]
+    inputs: Mapping[str, Access]
+    outputs: Mapping[str, Access]
+
+    @classmethod
+    def of(cls, layers: tuple[CpuLayer, ...], places: Mapping[str, Access]) -> Group:
+        """Layers of a shard whose tensors lie in these `places`, as far as others see them."""
+        made = {layer.output for layer in layers}
+        read = dict.fromkeys(name for layer in layers for name, _ in layer.inputs)
+        return cls(
+            layers,
+            inputs={name: places[name] for name in read if name not in made},
+            outputs={x.output: places[x.output] for x in layers if x.output in places},
+        )
+
+    @property
+    def label(self) -> str:
+        """The first and the last layer, for people."""
+        first, last = self.layers[0].name, self.layers[-1].name
+        return first if len(self.layers) == 1 else f"{first} ... {last}"
 
 
 def grouped(layers: Sequence[CpuLayer]) -> list[tuple[CpuLayer, ...]]:
@@ -76,28 +110,3 @@ def net_levels(layers: Sequence[CpuLayer]) -> list[int]:
         for name, _ in layer.inputs:
             least[name] = max(least.get(name, 0), level + is_model)
     return levels[::-1]
-
-
-def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> bool:
-    """Whether a group reads a tensor that another one computes."""
-    return any(
-        any(tensor == name for layer in group for name, _ in layer.inputs)
-        and all(layer.output != tensor for layer in group)
-        for group in groups
-    )
-
-
-def _own_memory(part: Part, assembly: Assembly) -> Access:
-    name, shape, region = part.layer.output, part.layer.op.output, part.region
-    buffer = assembly.buffer("cpu", region.shape(shape).bytes)
-    return assembly.access(Tensor(name, buffer, shape, region, PLANAR, 1), region)
-
-
-def _group(layers: tuple[CpuLayer, ...], places: Mapping[str, Access]) -> Group:
-    made = {layer.output for layer in layers}
-    read = dict.fromkeys(name for layer in layers for name, _ in layer.inputs)
-    return Group(
-        layers,
-        inputs={name: places[name] for name in read if name not in made},
-        outputs={layer.output: places[layer.output] for layer in layers if layer.output in places},
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codl.errors import DeviceError
 from codl.ir.executable import GpuOp, Relayout
 from codl.ir.op_text import to_text
 from codl.ir.plan import Chain
@@ -15,10 +14,9 @@ from codl.ir.tensor import Tensor
 from codl.ir.types import Storage
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, TensorArg
-from codl.lower.arena import GpuArena
 from codl.lower.assembly import Assembly
-from codl.lower.fusion import Work, works
 from codl.lower.kernels import KernelLowering, packing, reads_constants
+from codl.lower.memory import Arena
 from codl.lower.partition import Part, Shard
 from codl.lower.selection import Selection, Selector
 
@@ -29,14 +27,12 @@ class GpuLowering:
     def __init__(
         self,
         assembly: Assembly,
-        arena: GpuArena,
+        arena: Arena,
         kernels: KernelLowering,
         selector: Selector,
-        *,
-        fuse: bool,
     ) -> None:
         self._assembly, self._arena, self._kernels = assembly, arena, kernels
-        self._selector, self._fuse = selector, fuse
+        self._selector = selector
         self._tensors: dict[str, Tensor] = {}
         #: Copies of tensors in other storages, valid inside one chain.
         self._copies: dict[tuple[str, Storage], Tensor] = {}
@@ -47,57 +43,45 @@ class GpuLowering:
         """Emit a shard's kernels; raises `DeviceError` where no kernel is left for a layer."""
         self._tensors, self._copies, self._regions = dict(tensors), {}, dict(shard.inputs)
         planned = {part.layer.name: chain.variants[part.layer.name]["gpu"] for part in shard.parts}
-        fused = works(shard, tensors, planned, self._selector.soc)
-        ordered = fused if self._fuse else [Work(part) for part in shard.parts]
-        chosen = [pair for work in ordered for pair in self._selected(work, planned)]
-        last_reader = {name: work for work, _ in chosen for name, _ in work.reads}
-        for work, selection in chosen:
-            self._emit(work, selection)
-            for name in dict(work.reads):
-                if last_reader[name] is work:
+        selected = self._selector.select(shard, planned, tensors)
+        last_reader = {name: one for one in selected for name, _ in one.work.reads}
+        for selection in selected:
+            self._emit(selection)
+            for name in dict(selection.work.reads):
+                if last_reader[name] is selection:
                     self._release(name, is_kept=name in tensors)
-
-    def _selected(self, work: Work, planned: Mapping[str, str]) -> list[tuple[Work, Selection]]:
-        """Kernels for a work; an add that fails in its convolution has kernels of its own."""
-        selection = self._selector.first(work, planned[work.part.layer.name])
-        if selection is not None:
-            return [(work, selection)]
-        if work.add is None:
-            reasons = self._selector.reasons(work)
-            raise DeviceError(f"No kernel variant of {work.label!r} works here. {reasons}")
-        return [pair for part in work.parts for pair in self._selected(Work(part), planned)]
 
     def _release(self, name: str, *, is_kept: bool) -> None:
         """Give back what no further part reads."""
         if not is_kept:
-            self._arena.give(self._tensors.pop(name))
+            self._arena.give(self._tensors.pop(name).buffer)
         for key in [key for key in self._copies if key[0] == name]:
-            self._arena.give(self._copies.pop(key))
+            self._arena.give(self._copies.pop(key).buffer)
 
-    def _emit(self, work: Work, selection: Selection) -> None:
-        plan, result = selection.plan, work.result
+    def _emit(self, selection: Selection) -> None:
+        work, plan, result = selection.work, selection.plan, selection.work.result
         arguments: dict[TensorArg, tuple[Tensor, Region]] = {}
         for index, (name, need) in enumerate(work.reads):
             argument = TensorArg("input", index)
             arguments[argument] = (self._read(name, plan.storage(argument)), need)
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
-        constants = self._constants(work, selection)
-        step = self._assembly.step(self._gpu_op(work, selection, arguments, constants))
+        constants = self._constants(selection)
+        step = self._assembly.step(self._gpu_op(selection, arguments, constants))
         self._kernels.launch(plan, arguments, step=step, constants=constants)
         output = result.layer.output
         if stored is not target:
             self._copy(target, stored, result.region, result.region)
-            self._arena.give(target)
+            self._arena.give(target.buffer)
         self._tensors[output], self._regions[output] = stored, result.region
 
     def _gpu_op(
         self,
-        work: Work,
         selection: Selection,
         arguments: Mapping[TensorArg, tuple[Tensor, Region]],
         constants: int | None,
     ) -> GpuOp:
+        work = selection.work
         *reads, writes = (self._assembly.access(*pair) for pair in arguments.values())
         return GpuOp(
             label=work.label,
@@ -110,8 +94,8 @@ class GpuLowering:
             constants=constants,
         )
 
-    def _constants(self, work: Work, selection: Selection) -> int | None:
-        layer, plan = work.part.layer, selection.plan
+    def _constants(self, selection: Selection) -> int | None:
+        work, plan, layer = selection.work, selection.plan, selection.work.part.layer
         weights = layer.op.restrict_weights(layer.weights, work.part.region)
         if not reads_constants(plan):
             return None
@@ -133,7 +117,7 @@ class GpuLowering:
         if (name, storage) not in self._copies:
             region = self._regions.get(name, tensor.held)
             around = tensor.blocks_around(region, self._selector.soc.gpu.vector_width)
-            copy = self._arena.take(name, tensor.shape, around, storage)
+            copy = self._arena.device(name, tensor.shape, around, storage)
             self._copy(tensor, copy, region, around)
             self._copies[name, storage] = copy
         return self._copies[name, storage]
@@ -144,7 +128,7 @@ class GpuLowering:
         kept = self._tensors.get(name)
         if kept is not None and kept.storage == storage:
             return kept, kept
-        own = self._arena.take(name, shape, part.region, storage)
+        own = self._arena.device(name, shape, part.region, storage)
         return own, kept or own
 
 

@@ -23,8 +23,8 @@ from codl.kernels.base import (
 )
 from codl.kernels.layout.transform import transform
 from codl.kernels.source import compile_options, source_digest
-from codl.lower.arena import GpuArena
 from codl.lower.assembly import Assembly
+from codl.lower.memory import Arena
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Arguments:
 class KernelLowering:
     """Emits launches into an assembly; memory that only kernels need is the arena's."""
 
-    def __init__(self, assembly: Assembly, arena: GpuArena, soc: Soc) -> None:
+    def __init__(self, assembly: Assembly, arena: Arena, soc: Soc) -> None:
         self._assembly, self._arena, self._soc = assembly, arena, soc
 
     def launch(
@@ -88,7 +88,7 @@ class KernelLowering:
             for planned in plan.launches:
                 self._emit(planned, program, arguments, image + planned.image, step)
         for buffer in scratch.values():
-            self._arena.give_scratch(buffer)
+            self._arena.give(buffer)
 
     def _emit(
         self, planned: KernelLaunch, program: int, arguments: Arguments, image: int, step: int
@@ -137,10 +137,10 @@ class KernelLowering:
         )
 
     def _copy_through(self, source: Tensor, target: Tensor, region: Region, step: int) -> None:
-        between = self._arena.take(source.name, source.shape, region, PLANAR)
+        between = self._arena.device(source.name, source.shape, region, PLANAR)
         self.copy(source, between, region, step=step)
         self.copy(between, target, region, step=step)
-        self._arena.give(between)
+        self._arena.give(between.buffer)
 
     def _copy_within_texels(
         self, source: Tensor, target: Tensor, region: Region, step: int
@@ -151,11 +151,11 @@ class KernelLowering:
         """
         around = target.blocks_around(region)
         storage = Storage("planar", target.storage.element)
-        between = self._arena.take(target.name, target.shape, around, storage)
+        between = self._arena.device(target.name, target.shape, around, storage)
         self.copy(target, between, around, step=step)
         self.copy(source, between, region, step=step)
         self.copy(between, target, around, step=step)
-        self._arena.give(between)
+        self._arena.give(between.buffer)
 
 
 def packing(plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights) -> str:

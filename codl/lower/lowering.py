@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from codl.ir.executable import (
+    Access,
     Constant,
     Executable,
     Fill,
     Flush,
     Launch,
     Map,
+    Net,
     Port,
     Refusal,
+    RunNet,
     Stage,
     Transfer,
     Unmap,
@@ -25,15 +28,16 @@ from codl.ir.plan import Plan
 from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
-from codl.ir.types import BLOCKED, PLANAR, Processor, Storage
+from codl.ir.types import PLANAR
 from codl.kernels.tuning import Tuning
-from codl.lower.arena import GpuArena, HostArena
 from codl.lower.assembly import Assembly
-from codl.lower.cpu import lower_cpu
+from codl.lower.cpu import CpuLayer, Group, grouped
 from codl.lower.gpu import GpuLowering, kept_storages
 from codl.lower.kernels import KernelLowering
-from codl.lower.liveness import lifetimes
-from codl.lower.program import PartitionedPlan, Segment, TensorMove, build_program
+from codl.lower.memory import Arena, NetworkMemory
+from codl.lower.ncnn import lower_ncnn
+from codl.lower.onnx import lower_onnx
+from codl.lower.partition import Part, PartitionedPlan, Segment, TensorMove, partition_plan
 from codl.lower.selection import Selector
 from codl.lower.transfers import TransferLowering
 
@@ -56,52 +60,41 @@ def lower(
     `fuse` off, for comparisons, every layer has kernels of its own. Raises `MismatchError` where
     the plan is for another model or SoC, and `DeviceError` where no kernel is left for a layer.
     """
-    program = build_program(network, plan, soc)
-    return Lowering(network, program, Selector(soc, tuning, tuple(without)), fuse=fuse).run()
+    selector = Selector(soc, tuning, tuple(without), fuse)
+    return Lowering(network, partition_plan(network, plan, soc), selector).run()
 
 
 class Lowering:
-    """One executable in the making; memory is taken and given back as stages go by.
+    """One executable in the making; memory is taken and given back as stages go by."""
 
-    What enters and leaves the network, and what is constant, has memory of its own.
-    """
-
-    def __init__(
-        self, network: Network, program: PartitionedPlan, selector: Selector, *, fuse: bool
-    ) -> None:
-        self._network, self._program, self._soc = network, program, selector.soc
-        self._assembly = Assembly()
-        self._host_arena = HostArena(self._assembly)
-        self._gpu_arena = GpuArena(self._assembly, self._soc)
-        self._kernels = KernelLowering(self._assembly, self._gpu_arena, self._soc)
-        self._gpu = GpuLowering(self._assembly, self._gpu_arena, self._kernels, selector, fuse=fuse)
-        #: Where tensors lie on either side, by name.
-        self._host: dict[str, Tensor] = {}
-        self._device: dict[str, Tensor] = {}
-        self._transfers = TransferLowering(self._assembly, self._kernels, self._host, self._device)
-        self._lives = lifetimes(program, shared_in_place=self._soc.gpu.sees_host_memory)
-        results = {holder for holder, _ in network.outputs.values()}
-        self._lasting = {*network.inputs, *network.constants, *results}
+    def __init__(self, network: Network, partitioned: PartitionedPlan, selector: Selector) -> None:
+        self._network, self._partitioned, self._soc = network, partitioned, selector.soc
         planned = [
             (part, segment.chain.variants[part.layer.name]["gpu"])
-            for segment in program.segments
+            for segment in partitioned.segments
             for part in segment.gpu.parts
         ]
-        self._storages: Mapping[str, Storage] = kept_storages(planned, self._soc)
+        self._storages = kept_storages(planned, self._soc)
+        self._assembly = Assembly()
+        arena = Arena(self._assembly, self._soc)
+        self._memory = NetworkMemory(network, partitioned, arena, self._storages, self._soc)
+        self._kernels = KernelLowering(self._assembly, arena, self._soc)
+        self._gpu = GpuLowering(self._assembly, arena, self._kernels, selector)
+        self._transfers = TransferLowering(
+            self._assembly, self._kernels, self._memory.host, self._memory.device
+        )
 
     def run(self) -> Executable:
-        for name in sorted(self._lasting):
-            self._take_host(name)
         self._fill_constants()
         setup = self._assembly.take_commands()
         stages = []
-        for index, segment in enumerate(self._program.segments):
-            self._begin(index)
-            stages.append(self._stage(segment))
-            self._end(index)
-        self._begin(len(stages))
-        stages.append(self._shared("outputs", self._program.final))
-        if self._soc.gpu.sees_host_memory and self._program.is_read_at_the_end:
+        for index, segment in enumerate(self._partitioned.segments):
+            self._memory.begin(index)
+            stages.append(self._stage(segment.chain.label, segment.transfers, segment))
+            self._memory.end(index)
+        self._memory.begin(len(stages))
+        stages.append(self._stage("outputs", self._partitioned.final))
+        if self._soc.gpu.sees_host_memory and self._partitioned.is_read_at_the_end:
             stages = self._wait_at_the_end(stages)
         assembly, network = self._assembly, self._network
         return Executable(
@@ -141,7 +134,7 @@ class Lowering:
         return waited
 
     def _port(self, name: str, holder: str, shape: tuple[int, ...]) -> Port:
-        tensor = self._assembly.tensors.number(self._host[holder])
+        tensor = self._assembly.tensors.number(self._memory.host[holder])
         return Port(tensor, tuple(shape), self._network.types.get(name, "float32"))
 
     # Constants of the network.
@@ -155,14 +148,13 @@ class Lowering:
         for name, value in constants.items():
             number = self._assembly.add_constants(f"constant {name}", {VALUE: value})
             constant, whole = Constant(number, VALUE), Region.whole(self._network.shapes[name])
-            host = self._assembly.access(self._host[name], whole)
+            host = self._assembly.access(self._memory.host[name], whole)
             self._assembly.emit(Fill(None, constant, host))
             if name in self._storages:
-                self._take_device(name)
                 self._upload(name, constant, whole, buffer)
 
     def _upload(self, name: str, constant: Constant, whole: Region, buffer: int) -> None:
-        assembly, target = self._assembly, self._device[name]
+        assembly, target = self._assembly, self._memory.take_device(name)
         staging = Tensor(name, buffer, target.shape, whole, PLANAR, 1)
         accesses = [assembly.access(tensor, whole) for tensor in (staging, target)]
         step = assembly.step(Transfer(f"constant {name}", "to_gpu", *accesses))
@@ -175,54 +167,9 @@ class Lowering:
         )
         self._kernels.copy(staging, target, whole, step=step)
 
-    # Memory.
-
-    def _begin(self, stage: int) -> None:
-        """Take memory for what is first held at a stage."""
-        for name in self._program.held["cpu"]:
-            if self._starts("cpu", name, stage) and name not in self._host:
-                self._take_host(name)
-        for name in self._program.held["gpu"]:
-            if self._starts("gpu", name, stage) and name not in self._device:
-                self._take_device(name)
-
-    def _end(self, stage: int) -> None:
-        """Give back the memory of what nothing needs after a stage."""
-        for name, tensor in self._host.items():
-            if self._ends("cpu", name, stage) and name not in self._lasting:
-                self._host_arena.give(tensor)
-        for name, tensor in self._device.items():
-            if self._ends("gpu", name, stage) and name not in self._network.constants:
-                self._gpu_arena.give(tensor)
-
-    def _starts(self, processor: Processor, name: str, stage: int) -> bool:
-        life = self._lives[processor].get(name)
-        return life is not None and life.first == stage
-
-    def _ends(self, processor: Processor, name: str, stage: int) -> bool:
-        life = self._lives[processor].get(name)
-        return life is not None and life.last == stage
-
-    def _take_host(self, name: str) -> None:
-        held = self._program.held["cpu"][name]
-        is_shared = self._soc.gpu.sees_host_memory and name in self._program.moved
-        shape = self._network.shapes[name]
-        self._host[name] = self._host_arena.take(name, shape, held, is_shared=is_shared)
-
-    def _take_device(self, name: str) -> None:
-        """What is held may be more than any one part, and then too large for an image."""
-        shape, held = self._network.shapes[name], self._program.held["gpu"][name]
-        storage = self._storages.get(name, BLOCKED)
-        if not self._gpu_arena.fits(shape, held, storage):
-            storage = Storage(element=storage.element)
-        self._device[name] = self._gpu_arena.take(name, shape, held, storage)
-
     # Stages.
 
-    def _stage(self, segment: Segment) -> Stage:
-        return self._shared(segment.chain.label, segment.transfers, segment)
-
-    def _shared(
+    def _stage(
         self, label: str, transfers: tuple[TensorMove, ...], segment: Segment | None = None
     ) -> Stage:
         """The commands of a stage, in the order that keeps both processors busy.
@@ -240,12 +187,52 @@ class Lowering:
         for move in to_gpu:
             self._transfers.to_gpu(move)
         if segment is not None:
-            self._gpu.lower(segment.gpu, segment.chain, self._device)
+            self._gpu.lower(segment.gpu, segment.chain, self._memory.device)
         if to_gpu or (segment is not None and segment.gpu.parts):
             emit(Flush())
         for one in pending:
             emit(*one.commands)
         if segment is not None and segment.cpu.parts:
-            left = [name for name in segment.outputs if name in segment.cpu.outputs]
-            lower_cpu(segment.cpu, segment.chain, self._host, left, self._assembly, self._soc)
+            self._lower_cpu(segment)
         return Stage(label, self._assembly.take_commands())
+
+    def _lower_cpu(self, segment: Segment) -> None:
+        """Emit the CPU's nets, in as few as libraries and order allow.
+
+        What one net leaves to another has memory of its own.
+        """
+        assembly, tensors, shard = self._assembly, self._memory.host, segment.cpu
+        layers = [CpuLayer.of(p, segment.chain.variants[p.layer.name]["cpu"]) for p in shard.parts]
+        left = shard.left(segment.outputs)
+        places = {
+            name: assembly.access(tensors[name], region)
+            for name, region in (*shard.inputs.items(), *left.items())
+        }
+        groups = grouped(layers)
+        for part in shard.parts:
+            name = part.layer.output
+            if name not in places and _is_read_elsewhere(name, groups):
+                places[name] = self._own_memory(part)
+        for members in groups:
+            net = lower_net(Group.of(members, places), assembly, self._soc)
+            assembly.emit(RunNet(assembly.net(net)))
+
+    def _own_memory(self, part: Part) -> Access:
+        name, shape, region = part.layer.output, part.layer.op.output, part.region
+        buffer = self._assembly.buffer("cpu", region.shape(shape).bytes)
+        return self._assembly.access(Tensor(name, buffer, shape, region, PLANAR, 1), region)
+
+
+def lower_net(group: Group, assembly: Assembly, soc: Soc) -> Net:
+    """A group of layers as a net of the library that runs them."""
+    is_onnx = group.layers[0].is_onnx
+    return (lower_onnx if is_onnx else lower_ncnn)(group, assembly, soc)
+
+
+def _is_read_elsewhere(tensor: str, groups: Sequence[tuple[CpuLayer, ...]]) -> bool:
+    """Whether a group reads a tensor that another one computes."""
+    return any(
+        any(tensor == name for layer in group for name, _ in layer.inputs)
+        and all(layer.output != tensor for layer in group)
+        for group in groups
+    )

@@ -16,7 +16,7 @@ from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.kernels.ncnn import NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
-from codl.lower.cpu_layers import CpuLayer, Group
+from codl.lower.cpu import CpuLayer, Group
 
 MAGIC = "7767517"
 #: In front of an op's first array ncnn wants a tag; this one says that plain float32 follows.

@@ -18,7 +18,7 @@ from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.kernels.ort import OPSET, OrtPlan, activation_nodes
 from codl.lower.assembly import Assembly
-from codl.lower.cpu_layers import CpuLayer, Group
+from codl.lower.cpu import CpuLayer, Group
 from codl.lower.ncnn import TensorRegion
 
 #: By tensor, what it is called in a model, and its sizes there.

@@ -18,12 +18,12 @@ from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR, Direction, Storage
 from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.registry import storages
-from codl.lower.arena import GpuArena, HostArena
 from codl.lower.assembly import Assembly
-from codl.lower.cpu import net_of
-from codl.lower.cpu_layers import CpuLayer, Group
+from codl.lower.cpu import CpuLayer, Group
 from codl.lower.kernels import KernelLowering, packing, reads_constants
-from codl.lower.program import TensorMove
+from codl.lower.lowering import lower_net
+from codl.lower.memory import Arena
+from codl.lower.partition import TensorMove
 from codl.lower.transfers import TransferLowering
 
 #: Stages: what the CPU hands over, what is measured, and what it gets back.
@@ -38,9 +38,8 @@ class Piece:
     def __init__(self, name: str, soc: Soc) -> None:
         self._name, self._soc = name, soc
         self.assembly = Assembly()
-        self._host_arena = HostArena(self.assembly)
-        self._gpu_arena = GpuArena(self.assembly, soc)
-        self.kernels = KernelLowering(self.assembly, self._gpu_arena, soc)
+        self._arena = Arena(self.assembly, soc)
+        self.kernels = KernelLowering(self.assembly, self._arena, soc)
         self.host: dict[str, Tensor] = {}
         self.device: dict[str, Tensor] = {}
         self.transfers = TransferLowering(self.assembly, self.kernels, self.host, self.device)
@@ -49,12 +48,12 @@ class Piece:
     def on_host(self, name: str, shape: Shape, *, is_shared: bool) -> Tensor:
         """All of a tensor in host memory, or in memory that the GPU sees as it is."""
         whole = Region.whole(shape)
-        self.host[name] = self._host_arena.take(name, shape, whole, is_shared=is_shared)
+        self.host[name] = self._arena.host(name, shape, whole, is_shared=is_shared)
         return self.host[name]
 
     def on_device(self, name: str, shape: Shape, storage: Storage) -> Tensor:
         """All of a tensor in the GPU's memory."""
-        self.device[name] = self._gpu_arena.take(name, shape, Region.whole(shape), storage)
+        self.device[name] = self._arena.device(name, shape, Region.whole(shape), storage)
         return self.device[name]
 
     def move(self, name: str, direction: Direction) -> None:
@@ -195,7 +194,7 @@ def net_alone(
         {name: access(piece.host[name], region) for name, region in layers[0].inputs},
         {OUTPUT: access(piece.host[OUTPUT], layers[-1].region)},
     )
-    net = net_of(group, piece.assembly, soc)
+    net = lower_net(group, piece.assembly, soc)
     if is_shared:
         _written_by_gpu(piece, first.inputs[0], soc)
     piece.assembly.emit(RunNet(piece.assembly.net(net)))

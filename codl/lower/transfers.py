@@ -19,7 +19,7 @@ from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
 from codl.lower.kernels import KernelLowering
-from codl.lower.program import TensorMove
+from codl.lower.partition import TensorMove
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from codl.ir import Dim, Network
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels.ort import CpuOrt
-from codl.lower.fusion import residual_adds
+from codl.lower.selection import residual_adds
 from codl.plan.cost_model import LEAST_SHARE, CostModel, Milliseconds, Move, Pair, both_ends
 from codl.plan.cpu_shards import CpuShards, NetTraffic, onnx_layers
 from codl.plan.gpu_shards import GpuShards

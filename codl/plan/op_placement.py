@@ -12,8 +12,7 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.lower.partition import Part, Shard
-from codl.lower.program import Segment, build_program
+from codl.lower.partition import Part, Segment, Shard, partition_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.profile_feedback import KINDS, Totals
 
@@ -45,7 +44,7 @@ def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) ->
     """Every op of a plan, with latencies by a cost model where there is one."""
     return [
         _placed(part, side, segment, soc, cost)
-        for segment in build_program(network, plan, soc).segments
+        for segment in partition_plan(network, plan, soc).segments
         for side, shard in _shards(segment)
         for part in shard.parts
     ]

@@ -53,9 +53,9 @@ def sizes(boxes: Boxes) -> NDArray[np.int64]:
 def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
     """The sizes of what moves to a processor that holds one of `held` and needs one of `needs`.
 
-    For all pairs, as `codl.lower.program.lacking` has it where only what is missing moves: (sizes,
-    3), with duplicates. That is the smallest box around both without what is held, which lies
-    before and behind it in images, then channels, then rows.
+    For all pairs, as `codl.lower.partition.lacking` has it where only what is missing moves:
+    (sizes, 3), with duplicates. That is the smallest box around both without what is held, which
+    lies before and behind it in images, then channels, then rows.
     """
     is_held = is_something(held)
     pieces = [] if is_held.all() else [sizes(needs)]

@@ -19,7 +19,7 @@ import numpy as np
 from codl.ir import Network, Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS, Direction
-from codl.lower.program import WAYS, Residency, lacking
+from codl.lower.partition import WAYS, Residency, lacking
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair

@@ -21,7 +21,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.lower import pieces
-from codl.lower.program import build_program
+from codl.lower.partition import partition_plan
 from codl.measure import timing as rounds
 from codl.measure.dataset import SharingRow
 from codl.measure.inputs import random_inputs
@@ -69,7 +69,7 @@ def inside_ms(model: str, soc: str, strategy: str) -> Iterator[tuple[Exchange, f
     with codl.compile(model, soc=soc, strategy=strategy) as engine:
         shapes = engine.network.shapes
         engine.feed(random_inputs(engine.network))
-        program = build_program(engine.network, engine.plan, engine.soc)
+        program = partition_plan(engine.network, engine.plan, engine.soc)
         stages = [*(segment.transfers for segment in program.segments), program.final]
         moves = [
             move

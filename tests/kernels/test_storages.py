@@ -22,9 +22,8 @@ from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, BLOCKED_HALF, IMAGE, IMAGE_HALF, PLANAR, Storage
 from codl.kernels import registry
+from codl.kernels.image import image_refusal
 from codl.lower import pieces
-from codl.lower.arena import GpuArena
-from codl.lower.assembly import Assembly
 from codl.measure.dataset import Dataset, SharingRow
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
@@ -144,8 +143,8 @@ def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
     winograd = registry.find(convolution, "gpu_winograd_image")
     assert "for the sums" in (winograd.refusal(convolution, small) or "")
     shape, most = Shape(1, 8, 80, 80), first_soc.gpu.max_image_width
-    assert GpuArena(Assembly(), first_soc).fits(shape, Region.whole(shape), IMAGE)
-    assert not GpuArena(Assembly(), small).fits(shape, Region.whole(shape), IMAGE)
+    assert image_refusal(first_soc, [shape]) is None
+    assert "got 160x80" in (image_refusal(small, [shape]) or "")
     copy = pieces.relayout(Shape(1, 4, 1, most + 1), PLANAR, IMAGE, first_soc)
     with pytest.raises(DeviceError, match=f"{most + 1}x1 float32 texels is wanted, .* {most}x"):
         Session(copy, open_device(first_soc))

@@ -23,8 +23,7 @@ from codl.ir.network import Network
 from codl.ir.ops.base import Array
 from codl.ir.plan import Plan
 from codl.ir.types import Processor
-from codl.lower.partition import Shard
-from codl.lower.program import PartitionedPlan, TensorMove, build_program
+from codl.lower.partition import PartitionedPlan, Shard, TensorMove, partition_plan
 
 SETTINGS: dict[str, Any] = {
     "deadline": None,
@@ -95,7 +94,7 @@ def test_shards_and_transfers_compute_what_the_network_does(
 ) -> None:
     plan: Plan = data.draw(random_plans(network, SOC))
     inputs = random_inputs(network)
-    outputs = Simulation(network, build_program(network, plan, SOC), inputs).run()
+    outputs = Simulation(network, partition_plan(network, plan, SOC), inputs).run()
     for name, expected in reference_outputs(network, inputs).items():
         np.testing.assert_allclose(outputs[name], expected, rtol=1e-9, atol=1e-9)
 
@@ -109,7 +108,7 @@ def test_what_is_missing_is_never_more_than_the_whole(
     moved = [
         sum(t.region.shape(network.shapes[t.tensor]).bytes for t in transfers)
         for program in (
-            build_program(network, own, SOC) for own in (plan, replace(plan, sharing="gather"))
+            partition_plan(network, own, SOC) for own in (plan, replace(plan, sharing="gather"))
         )
         for transfers in [
             [*(t for segment in program.segments for t in segment.transfers), *program.final]

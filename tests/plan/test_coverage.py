@@ -17,7 +17,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Network, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry
-from codl.lower.program import build_program
+from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import (
@@ -67,7 +67,7 @@ def test_every_strategy_plans_and_names_what_is_estimated(
     assert plan.predicted_ms is not None
     assert isfinite(plan.predicted_ms)
     assert plan.estimated == ("softmax",)
-    build_program(network, plan, SOC)
+    partition_plan(network, plan, SOC)
     assert load_plan(plan.save(tmp_path / "plan.json")) == plan
 
 

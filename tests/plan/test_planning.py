@@ -21,7 +21,7 @@ from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
-from codl.lower.program import build_program
+from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import COLD_INSIDE, CostModel
@@ -96,7 +96,7 @@ def test_the_prediction_is_that_of_the_program(network: Network, ratio: float) -
         "test", [s.at([x], "H" if x.op.output.h > 1 else "OC", ratio) for x in network.layers]
     )
     law, slower, both = SyntheticPredictors(gpu=2.0), 0.0, 0.0
-    program = build_program(network, plan, SOC)
+    program = partition_plan(network, plan, SOC)
     for segment in program.segments:
         shards = [
             sum(1e-8 * p.op.flops / speed + 1e-3 for p in shard.parts)
@@ -193,7 +193,7 @@ def test_every_strategy_makes_a_plan_that_lowers(strategy: Any, network: Network
     assert plan.strategy == strategy.name
     assert plan.predicted_ms is not None
     assert plan.predicted_ms > 0
-    build_program(network, plan, SOC)
+    partition_plan(network, plan, SOC)
     ratios = {c.gpu_ratio for c in plan.chains}
     if strategy.name in SINGLES:
         assert ratios == {float(strategy.name != "cpu")}

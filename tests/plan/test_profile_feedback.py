@@ -16,7 +16,7 @@ from codl.ir.executable import GpuOp, NetLayer
 from codl.ir.results import TimeSpan
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.lower.program import build_program
+from codl.lower.partition import partition_plan
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections
@@ -77,7 +77,7 @@ def test_ratios_are_those_of_measured_to_predicted(slower: dict[str, float]) -> 
 
     stand_in: Any = SimpleNamespace(executable=executable, profile=lambda runs: [*spans()])
     samples = codl_refined.observe(stand_in, cost, runs=3)
-    segments = build_program(network, plan, SOC).segments
+    segments = partition_plan(network, plan, SOC).segments
     assert len(samples) == sum(len(s.cpu.parts) + len(s.gpu.parts) for s in segments)
     for sample in samples:
         side = "gpu" if "_gpu_" in sample.target else "cpu"

@@ -12,8 +12,7 @@ from support.synthetic_predictors import SyntheticPredictors
 
 from codl.ir import Network, Region, Shape
 from codl.ir.region import Span
-from codl.lower.partition import cut
-from codl.lower.program import chain_outputs, lacking
+from codl.lower.partition import chain_outputs, cut, lacking
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel

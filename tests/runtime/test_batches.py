@@ -36,8 +36,7 @@ from codl.ir.ops.reshape import Reshape
 from codl.ir.ops.softmax import Softmax
 from codl.ir.soc import Soc
 from codl.kernels import registry
-from codl.lower.partition import cut
-from codl.lower.program import build_program
+from codl.lower.partition import cut, partition_plan
 from codl.measure.dataset import Dataset, OpRow
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
@@ -169,7 +168,7 @@ def test_any_plan_of_a_batch_gives_the_same_outputs(
 def test_the_whole_network_is_one_chain_of_images(gpu_ratio: float, first_soc: Soc) -> None:
     network, x, expected = case(4)
     plan = make_plan(network, first_soc, [(len(network.layers), "N", gpu_ratio)], "missing")
-    program = build_program(network, plan, first_soc)
+    program = partition_plan(network, plan, first_soc)
     mine = round(4 * gpu_ratio)
     assert [move.region.images for move in program.segments[0].transfers] == [Span(0, mine)]
     assert {move.region.images for move in program.final} == {Span(0, mine)}

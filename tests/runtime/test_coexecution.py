@@ -23,7 +23,7 @@ from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.lower import pieces
-from codl.lower.program import build_program
+from codl.lower.partition import partition_plan
 from codl.measure.op_runner import operands
 from codl.runtime.engine import Engine
 from codl.runtime.host_handles import HostSession
@@ -117,7 +117,7 @@ def test_the_steady_state_allocates_no_tensor(engine: Engine, case: Case) -> Non
 def test_nothing_is_shared_inside_a_chain(case: Case, first_soc: Soc) -> None:
     network = case[0]
     plan = make_plan(network, first_soc, [(2, "H", 0.5)])
-    program = build_program(network, plan, first_soc)
+    program = partition_plan(network, plan, first_soc)
     first = program.segments[0]
     assert {move.tensor for move in first.transfers} == {"image"}
     moved = {move.tensor for segment in program.segments[1:] for move in segment.transfers}
@@ -130,7 +130,7 @@ def test_only_missing_rows_move_between_splits_alike(case: Case, first_soc: Soc)
     pooled = network.layers[1].output
     moved = {}
     for sharing in ("gather", "missing"):
-        program = build_program(network, make_plan(network, first_soc, cuts, sharing), first_soc)
+        program = partition_plan(network, make_plan(network, first_soc, cuts, sharing), first_soc)
         moves = [m for m in program.segments[1].transfers if m.tensor == pooled]
         moved[sharing] = sum(m.region.rows.size for m in moves)
     assert moved["missing"] == 2  # one halo row each way

@@ -26,8 +26,8 @@ from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, PLANAR, Processor
 from codl.lower import pieces
-from codl.lower.liveness import lifetimes
-from codl.lower.program import PartitionedPlan, build_program
+from codl.lower.memory import lifetimes
+from codl.lower.partition import PartitionedPlan, partition_plan
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.loaded import Footprint as Memory
@@ -126,7 +126,7 @@ def test_memory_is_free_only_when_nobody_touches_it(
     """Against every moment at which either processor may touch a tensor, however late it is."""
     network = convert(simplify(import_onnx(branching().build(), "branching")))
     plan = make_plan(network, first_soc, legal(network, cuts), sharing)
-    program = build_program(network, plan, first_soc)
+    program = partition_plan(network, plan, first_soc)
     lives = lifetimes(program, shared_in_place=in_place)
     touched = _touched(program, in_place)
     for side in ("cpu", "gpu"):

@@ -23,8 +23,8 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower, pieces
-from codl.lower.cpu import net_of
-from codl.lower.cpu_layers import CpuLayer, Group
+from codl.lower.cpu import CpuLayer, Group
+from codl.lower.lowering import lower_net
 from codl.measure.op_runner import cpu_work
 from codl.plan.single_processor import default_plan
 from codl.runtime.host_handles import HostSession
@@ -181,7 +181,7 @@ def test_layers_of_one_session_read_parts_of_each_other(first_soc: Soc) -> None:
     access = piece.assembly.access
     inputs = {name: access(tensors[name], region) for name, region in reads}
     group = Group(layers, inputs, {"b": access(tensors["b"], need)})
-    piece.assembly.emit(RunNet(piece.assembly.net(net_of(group, piece.assembly, first_soc))))
+    piece.assembly.emit(RunNet(piece.assembly.net(lower_net(group, piece.assembly, first_soc))))
     piece.end_stage(pieces.WORK)
     session = HostSession(piece.executable(["x", "s"], ["b"]), first_soc)
     random = np.random.default_rng(2)

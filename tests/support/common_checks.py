@@ -15,7 +15,7 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.source import source_text
-from codl.lower.program import build_program
+from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
 from codl.predict import features
 from codl.predict.estimators.base import LatencyEstimator
@@ -134,7 +134,7 @@ def check_strategy(strategy: Strategy, model: str = MODEL) -> None:
     assert plan.predicted_ms is not None
     assert plan.predicted_ms > 0
     assert [op for chain in plan.chains for op in chain.ops] == [x.name for x in network.layers]
-    build_program(network, plan, SOC)
+    partition_plan(network, plan, SOC)
 
 
 def check_estimator(name: str, cls: type[LatencyEstimator]) -> None:

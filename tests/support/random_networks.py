@@ -29,8 +29,7 @@ from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import registry
-from codl.lower.partition import Shard, cut
-from codl.lower.program import chain_outputs
+from codl.lower.partition import Shard, chain_outputs, cut
 
 Exact = NDArray[np.float64]
 
