@@ -34,6 +34,7 @@ from codl.plan.single_processor import default_plan
 CHILD = """
 import json, sys, time, warnings
 from dataclasses import replace
+sys.path = [path for path in sys.path if path]  # without the working folder, also a checkout
 import numpy as np
 try:
     from codl.runtime.engine import Engine
