@@ -17,12 +17,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir import Dim, Network
+from codl.ir import Dim, Network, Shape
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels.ort import CpuOrt
 from codl.lower.selection import residual_adds
 from codl.plan.cost_model import LEAST_SHARE, CostModel, Milliseconds, Move, Pair, both_ends
-from codl.plan.cpu_shards import CpuShards, NetTraffic, onnx_layers
+from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
@@ -47,25 +47,23 @@ COLUMNS = (
 )
 
 
-_NO_PARTS = np.empty((0, 2), np.int64)
-
-
 class CandidateChain(NamedTuple):
     """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
 
-    `reads` and `leaves` are rows of a processor's number, 0 for the CPU and 1 for the GPU, and a
-    region's: what the shards read from outside, and leave for others; the regions' notes are
-    storage orders. `work_ms` is how long each shard takes while the other one works, `alone_ms` how
-    long its ops take alone; `launches` how many kernels, or small groups of them, are launched;
-    `weights` the bytes of weights of both. `rows` are the chain's among its table's.
+    `reads` and `leaves` are pairs of a processor's number, 0 for the CPU and 1 for the GPU, and a
+    region's: what the shards read from outside, in the order in which lowering asks for it, and
+    leave for others; the regions' notes are storage orders. `work_ms` is how long each shard takes
+    while the other one works, `alone_ms` how long its ops take alone; `launches` how many kernels,
+    or small groups of them, are launched; `weights` the bytes of weights of both. `rows` are the
+    chain's among its table's.
     """
 
     start: int
     stop: int
     dim: Dim
     gpu_ratio: float
-    reads: Numbers
-    leaves: Numbers
+    reads: Sequence[Sequence[int]]
+    leaves: Sequence[Sequence[int]]
     work_ms: Pair
     alone_ms: Pair
     launches: int
@@ -143,102 +141,94 @@ class ChainCosts:
 
 
 class _Evaluation:
-    """One pass over the steps of some walks, last layer to first."""
+    """One pass over the steps of some walks, last layer to first.
+
+    A row is a layer in a walk: `parts` (rows, 2) are what both processors compute of it.
+    """
 
     def __init__(
         self, costs: ChainCosts, walks: Sequence[Walk], steps: list[LayerPass], begins: Flags
     ) -> None:
-        self._costs, self._walks, self._steps = costs, walks, steps
+        self._walks, self._steps, self._begins = walks, steps, begins
         self._cost, self._sub_ops, self._regions = costs.cost, costs.sub_ops, costs.regions
-        self._begins, self._layers = begins, costs.network.layers
-        common = costs.network, costs.cost, costs.sub_ops
+        self._network = costs.network
+        counts = [len(step.walks) for step in steps]
+        self._layer = np.repeat([step.layer for step in steps], counts).astype(np.int64)
+        self._walk, self._leaves, parts = (
+            np.concatenate([none, *columns])
+            for none, columns in (
+                (np.empty(0, np.int64), [step.walks for step in steps]),
+                (np.empty(0, np.bool_), [step.leaves for step in steps]),
+                (np.empty((0, 2), np.int64), [step.parts for step in steps]),
+            )
+        )
         # All at once, before any part is asked for by itself.
-        costs.sub_ops.predict(np.concatenate([_NO_PARTS, *(step.parts for step in steps)]))
-        self._cpu = CpuShards(*common, steps, len(walks), costs.in_onnx)
-        self._gpu = GpuShards(*common, costs.orders, steps, len(walks), costs.adds)
-        #: Rows of a row, a region, and how often the CPU loads and stores it in its nets.
-        self._packed = [np.empty((0, 4), np.int64)]
-        #: Rows of a layer, a walk, a processor, a region, and how many of the CPU's nets load it.
-        self._read = [np.empty((0, 5), np.int64)]
-        #: Rows of a layer, a walk, a processor and a region.
-        self._left = [np.empty((0, 4), np.int64)]
+        costs.sub_ops.predict(parts)
+        cpu, gpu = parts.T
+        light = np.isin(self._layer, list(costs.in_onnx))
+        common = costs.network, costs.cost, costs.sub_ops
+        self._cpu = CpuShards(*common, cpu, light, len(walks))
+        self._gpu = GpuShards(*common, gpu, costs.orders, len(walks), costs.adds)
+        #: By layer and walk, the number of the walk's last chain that begins there or behind it.
+        #: Chains of one walk stand together, the shortest first.
+        backwards = begins[::-1].T
+        self._chain = (np.cumsum(backwards).reshape(backwards.shape)[:, ::-1] - 1).T
 
     def table(self) -> CandidateTable:
         """All chains of the walks."""
-        first = 0
-        for step in self._steps:
-            rows = slice(first, first + len(step.walks))
-            first = rows.stop
-            self._gpu.step(step, rows)
-            packed = self._cpu.step(step, rows)
-            self._note_left(step, 1, self._gpu.left(rows))
-            left = self._note_left(step, 0, np.zeros(len(step.walks), np.int64))
-            self._note_packed(step, rows, packed, left)
-            self._note_reads(step)
-        by_walk = [np.empty(0, np.int64), *(step.walks for step in self._steps)]
-        walk_of = np.concatenate(by_walk)
-        order = np.argsort(walk_of, kind="stable")  # of each walk, last layer to first
-        first_row = np.searchsorted(walk_of[order], np.arange(len(self._walks)))
-        layers = [np.full(len(step.walks), step.layer) for step in self._steps]
         reads, leaves = self._read_rows(), self._left_rows()
+        order = np.argsort(self._walk, kind="stable")  # of each walk, last layer to first
+        first_row = np.searchsorted(self._walk[order], np.arange(len(self._walks)))
         return CandidateTable(
             self._candidates(self._sums()[order], first_row, reads, leaves),
             (_numbers_of(reads, 0), _numbers_of(reads, 1)),
             (_numbers_of(leaves, 0), _numbers_of(leaves, 1)),
             self._sub_ops,
-            np.concatenate([by_walk[0], *layers])[order],
+            self._layer[order],
             np.column_stack([self._cpu.parts, self._gpu.parts])[order],
             self._cpu.in_onnx[order],
             self._gpu.storages[order],
         )
 
-    # One layer.
+    def _read_rows(self) -> Numbers:
+        """Rows of a chain, a processor, a region and its loads: what is read from outside."""
+        first = 0
+        columns, read = [np.empty((5, 0), np.int64)], [np.empty((0, 6), np.int64)]
+        for step in self._steps:
+            rows = slice(first, first + len(step.walks))
+            first = rows.stop
+            self._gpu.step(step, rows)
+            self._cpu.step(step, rows)
+            if step.reads is None:
+                continue
+            tensors, walks, needed = step.reads
+            tensor, walk, side = at = np.nonzero(is_something(needed))
+            notes = np.where(side == 1, self._gpu.wanted(tensors, walks)[tensor, walk], 0)
+            loads = np.where(side == 0, self._cpu.loads(tensors, walks)[tensor, walk], 0)
+            numbers = np.array([self._regions.numbers[name] for name in tensors])[tensor]
+            chain = self._chain[step.layer, walks[walk]]
+            columns.append(np.stack([chain, side, numbers, notes, loads]))
+            read.append(needed[at])
+        chain, side, tensor, notes, loads = np.concatenate(columns, axis=1)
+        regions = self._regions.of(tensor, np.concatenate(read), notes)
+        order = np.lexsort([side, chain])
+        return np.column_stack([chain, side, regions, loads])[order]
 
-    def _note_left(self, step: LayerPass, side: int, notes: Numbers) -> Numbers:
-        """What chains leave of a layer on a processor: the regions' numbers by walk that passes."""
-        items = np.flatnonzero(step.leaves & (step.parts[:, side] != NONE))
-        numbers = np.zeros(len(step.walks), np.int64)
-        if len(items):
-            numbers[items] = self._numbers(step, side, items, notes[items])
-            rows = np.empty((len(items), 4), np.int64)
-            rows[:, 0], rows[:, 1], rows[:, 2] = step.layer, step.walks[items], side
-            rows[:, 3] = numbers[items]
-            self._left.append(rows)
-        return numbers
-
-    def _numbers(self, step: LayerPass, side: int, items: Numbers, notes: Numbers) -> list[int]:
-        """The regions that some walks' parts of a layer are, by number."""
-        made = self._sub_ops.boxes[step.parts[items, side]]
-        return self._regions.of(self._layers[step.layer].output, made, notes)
-
-    def _note_packed(self, step: LayerPass, rows: slice, packed: NetTraffic, left: Numbers) -> None:
-        """What the CPU's nets load and store of a layer; `left` are numbers that are known."""
-        items, loads, stores = packed
-        if not len(items):
-            return
-        numbers = left[items]
-        unknown = numbers == NONE
-        if unknown.any():
-            notes = np.zeros(int(unknown.sum()), np.int64)
-            numbers[unknown] = self._numbers(step, 0, items[unknown], notes)
-        self._packed.append(np.column_stack([rows.start + items, numbers, loads, stores]))
-
-    def _note_reads(self, step: LayerPass) -> None:
-        """What the chains read that begin here."""
-        for tensor, walks, needed in step.reads:
-            for side in (0, 1):
-                there = is_something(needed[:, side])
-                if not there.any():
-                    continue
-                own = walks[there]
-                rows = np.empty((len(own), 5), np.int64)
-                rows[:, 0], rows[:, 1], rows[:, 2] = step.layer, own, side
-                notes = self._gpu.wanted(tensor, own) if side else np.zeros(len(own), np.int64)
-                rows[:, 3] = self._regions.of(tensor, needed[there, side], notes)
-                rows[:, 4] = 0 if side else self._cpu.loads(tensor, own)
-                self._read.append(rows)
-
-    # All chains.
+    def _left_rows(self) -> Numbers:
+        """Rows of a chain, a processor and a region: what is left for others."""
+        parts = np.column_stack([self._cpu.parts, self._gpu.parts])
+        row, side = at = np.nonzero(self._leaves[:, None] & (parts != NONE))
+        layer, walk = self._layer[row], self._walk[row]
+        outputs = np.array([self._regions.numbers[one.output] for one in self._network.layers])
+        notes = np.where(side == 1, self._gpu.orders(row), 0)
+        regions = self._regions.of(outputs[layer], self._sub_ops.boxes[parts[at]], notes)
+        # A layer's output is left by all chains of the walk that begin at the layer or before it.
+        first = self._chain[layer, walk] + ~self._begins[layer, walk]
+        counts = np.cumsum(self._begins.sum(axis=0))[walk] - first
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        chain = np.repeat(first, counts) + within
+        order = np.argsort(chain, kind="stable")
+        return np.column_stack([chain, np.repeat(side, counts), np.repeat(regions, counts)])[order]
 
     def _sums(self) -> Milliseconds:
         """What is summed over the layers of a chain, by row: (rows, columns)."""
@@ -263,37 +253,27 @@ class _Evaluation:
 
     def _packing(self) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds and bytes that the CPU's nets pack and unpack of what they make; (rows)."""
-        rows, numbers, loads, stores = np.concatenate(self._packed).T
-        load_ms, store_ms, size = self._packing_of(numbers[loads > 0], numbers[stores > 0])
-        packing_ms, packed_bytes = np.zeros(len(self._cpu.parts)), np.zeros(len(self._cpu.parts))
-        packing_ms[rows] = loads * load_ms[numbers] + stores * store_ms[numbers]
-        packed_bytes[rows] = 2 * (loads + stores) * size[numbers]
-        return packing_ms, packed_bytes
-
-    def _packing_of(
-        self, loads: Numbers, stores: Numbers
-    ) -> tuple[Milliseconds, Milliseconds, Milliseconds]:
-        """Milliseconds of loading and storing regions, and their bytes; each shaped (regions)."""
-        count = len(self._regions.boxes)
-        size = np.zeros(count)
+        parts, loads, stores = self._cpu.parts, self._cpu.loaded, self._cpu.stored
+        packing_ms = np.zeros(len(parts))
         ways: dict[Direction, Numbers] = {"load": loads, "store": stores}
-        latencies = []
-        for way, asked in ways.items():
-            numbers = np.unique(asked)
-            moves: list[Move] = [(way, self._regions.shape(n)) for n in numbers.tolist()]
-            self._cost.prefetch_sharing(moves)
-            own_ms = np.zeros(count)
-            own_ms[numbers] = [self._cost.sharing_ms(*move) for move in moves]
-            size[numbers] = [shape.bytes for _, shape in moves]
-            latencies.append(own_ms)
-        return latencies[0], latencies[1], size
+        for way, times in ways.items():
+            rows = np.flatnonzero(times)
+            numbers, which = np.unique(parts[rows], return_inverse=True)
+            shapes = [self._sub_ops.op(number).output for number in numbers.tolist()]
+            packing_ms[rows] += times[rows] * self._moves_ms(way, shapes)[which]
+        return packing_ms, np.asarray(8 * (loads + stores) * self._sub_ops.elements[parts], float)
+
+    def _moves_ms(self, way: Direction, shapes: Sequence[Shape]) -> Milliseconds:
+        moves: list[Move] = [(way, shape) for shape in shapes]
+        self._cost.prefetch_sharing(moves)
+        return np.array([self._cost.sharing_ms(*move) for move in moves], np.float64)
 
     def _candidates(
         self, sums: Milliseconds, first_row: Numbers, reads: Numbers, leaves: Numbers
     ) -> list[CandidateChain]:
         """Every chain that both processors have variants for; chains of a walk, shortest first."""
         walk, start = np.nonzero(self._begins.T[:, ::-1])
-        start = len(self._layers) - 1 - start
+        start = len(self._begins) - 1 - start
         stop = np.array([walk.stop for walk in self._walks], np.int64)[walk]
         first = first_row[walk]
         last = first + stop - start
@@ -302,7 +282,7 @@ class _Evaluation:
         self._add_loads(totals, reads)
         alone, works = self._works(totals)
         able = np.flatnonzero(np.rint(totals["missing"]) == 0)
-        reads_of, leaves_of = _by_chain(reads[:, :3], len(walk)), _by_chain(leaves, len(walk))
+        reads_of, leaves_of = _by_chain(reads, len(walk)), _by_chain(leaves, len(walk))
         launches = np.rint(totals["launches"]).astype(np.int64)
         columns = (able, walk, start, launches, totals["weights"], first, last)
         rows = zip(*(column[able].tolist() for column in columns[1:]), strict=True)
@@ -332,41 +312,16 @@ class _Evaluation:
         loads[:, 0, 2] += totals["packing_ms"]
         return alone, both_ends(loads[:, :, 2], self._cost.slowdowns(loads))
 
-    def _read_rows(self) -> Numbers:
-        """Rows of a chain, a processor, a region and its loads: what is read from outside."""
-        read = np.concatenate(self._read)
-        rows = np.column_stack([self._chain_numbers()[read[:, 1], read[:, 0]], read[:, 2:]])
-        return rows[np.argsort(rows[:, 0], kind="stable")]
-
-    def _left_rows(self) -> Numbers:
-        """Rows of a chain, a processor and a region: what is left for others."""
-        left = np.concatenate(self._left)
-        begins = self._begins.T
-        behind = np.cumsum(begins.sum(axis=1))
-        # A layer's output is left by all chains of the walk that begin at the layer or before it.
-        numbers = self._chain_numbers()
-        first = numbers[left[:, 1], left[:, 0]] + ~begins[left[:, 1], left[:, 0]]
-        counts = behind[left[:, 1]] - first
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        held = np.repeat(left[:, 2:], counts, axis=0)
-        rows = np.column_stack([np.repeat(first, counts) + within, held])
-        return rows[np.argsort(rows[:, 0], kind="stable")]
-
-    def _chain_numbers(self) -> Numbers:
-        """The number of the last chain of a walk that begins at a layer or behind it.
-
-        Shaped (walks, layers). Chains of one walk stand together, the shortest first.
-        """
-        backwards = self._begins.T[:, ::-1]
-        return np.asarray(np.cumsum(backwards).reshape(backwards.shape)[:, ::-1] - 1)
-
     def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
         """What the CPU's nets pack of what chains read from outside."""
-        chain, _, numbers, loads = reads[reads[:, 1] == 0].T
-        load_ms, _, size = self._packing_of(numbers[loads > 0], numbers[:0])
+        chain, _, numbers, loads = reads[reads[:, 3] > 0].T
+        own, which = np.unique(numbers, return_inverse=True)
+        shapes = [self._regions.shape(number) for number in own.tolist()]
+        load_ms = self._moves_ms("load", shapes)[which]
+        size = np.array([shape.bytes for shape in shapes], np.float64)[which]
         count = len(totals["packing_ms"])
-        totals["packing_ms"] += np.bincount(chain, loads * load_ms[numbers], count)
-        totals["cpu_bytes"] += np.bincount(chain, 2 * loads * size[numbers], count)
+        totals["packing_ms"] += np.bincount(chain, loads * load_ms, count)
+        totals["cpu_bytes"] += np.bincount(chain, 2 * loads * size, count)
 
 
 def _numbers_of(held: Numbers, side: int) -> list[int]:
@@ -375,10 +330,10 @@ def _numbers_of(held: Numbers, side: int) -> list[int]:
     return numbers
 
 
-def _by_chain(held: Numbers, count: int) -> list[Numbers]:
+def _by_chain(held: Numbers, count: int) -> list[list[list[int]]]:
     """The processor and the region of rows that are ordered by chain, for each chain."""
     bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
-    rows = held[:, 1:]
+    rows = held[:, 1:3].tolist()
     return [rows[first:last] for first, last in pairwise(bounds)]
 
 

@@ -6,7 +6,7 @@ it in its chain, by the rule of `codl.lower.cpu.net_levels`; here for all chains
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -136,18 +136,12 @@ class NetLevels:
         self._levels *= 2
 
 
-class NetTraffic(NamedTuple):
-    """Of walks that pass a layer: which, and how often nets load and store its output."""
-
-    items: Numbers
-    loads: Numbers
-    stores: Numbers
-
-
 class CpuShards:
     """Columns over the rows of some steps; a row is a layer in a walk.
 
-    `saved_ms` is what calls of nets take less because ops share them.
+    `saved_ms` is what calls of nets take less because ops share them; `loaded` and `stored` how
+    often ncnn's nets load and store what the layer makes; `light` rows are of layers that ONNX
+    Runtime computes wherever it can.
     """
 
     def __init__(
@@ -155,30 +149,20 @@ class CpuShards:
         network: Network,
         cost: CostModel,
         sub_ops: SubOps,
-        steps: Sequence[LayerPass],
+        parts: Numbers,
+        light: NDArray[np.bool_],
         walks: int,
-        light: Collection[int],
     ) -> None:
         self._network, self._cost, self._sub_ops = network, cost, sub_ops
-        self.parts = np.concatenate([np.empty(0, np.int64), *(step.parts[:, 0] for step in steps)])
+        self.parts = parts
         self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 0))
-        self.saved_ms = np.zeros(len(self.parts))
-        self.in_onnx = self._in_onnx(steps, light)
+        self.saved_ms = np.zeros(len(parts))
+        self.loaded, self.stored = np.zeros((2, len(parts)), np.int64)
+        able = [number for number in np.unique(parts[light]).tolist() if self._is_able(number)]
+        self.in_onnx = sub_ops.in_onnx(parts) | (light & np.isin(parts, able))
         self._nets = NetLevels(walks) if self.in_onnx.any() else None
         self._counts = np.zeros(walks, np.int64)
         self._saved_ms = cost.saved_ms(len(network.layers) + 1)
-
-    def _in_onnx(self, steps: Sequence[LayerPass], light: Collection[int]) -> NDArray[np.bool_]:
-        """Whether ONNX Runtime computes the part in each row; of `light` layers wherever it can."""
-        in_onnx, first = self._sub_ops.in_onnx(self.parts), 0
-        for step in steps:
-            rows = slice(first, first + len(step.walks))
-            first = rows.stop
-            if step.layer in light:
-                numbers = self.parts[rows]
-                able = [number for number in set(numbers.tolist()) if self._is_able(number)]
-                in_onnx[rows] |= np.isin(numbers, able)
-        return in_onnx
 
     def _is_able(self, number: int) -> bool:
         """Whether ONNX Runtime takes a part."""
@@ -187,8 +171,8 @@ class CpuShards:
         op = self._sub_ops.op(number)
         return registry.runs_in_onnx_runtime(op, self._cost.soc)
 
-    def step(self, step: LayerPass, rows: slice) -> NetTraffic:
-        """Put a layer's parts into nets: what goes through memory of those."""
+    def step(self, step: LayerPass, rows: slice) -> None:
+        """Put a layer's parts into nets."""
         items = np.flatnonzero(self.parts[rows])
         walks, stores = step.walks[items], step.leaves[items]
         if self._nets is None:
@@ -204,11 +188,10 @@ class CpuShards:
             for at, name in enumerate(layer.inputs):
                 self._nets.read(name, needs[:, at])
         self.saved_ms[rows][items] = self._saved_ms[before + 1] - self._saved_ms[before]
-        packed = np.flatnonzero(stores | (loads > 0))
-        return NetTraffic(items[packed], loads[packed], stores[packed].astype(np.int64))
+        self.loaded[rows][items], self.stored[rows][items] = loads, stores
 
-    def loads(self, tensor: str, walks: Numbers) -> Numbers:
-        """How many nets of walks load a tensor from outside their chains."""
+    def loads(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
+        """How many nets of walks load tensors from outside their chains, (tensors, walks)."""
         if self._nets is None:
-            return np.ones(len(walks), np.int64)
-        return self._nets.loads(tensor, walks)
+            return np.ones((len(tensors), len(walks)), np.int64)
+        return np.stack([self._nets.loads(tensor, walks) for tensor in tensors])

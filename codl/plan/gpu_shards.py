@@ -29,14 +29,14 @@ class GpuShards:
         network: Network,
         cost: CostModel,
         sub_ops: SubOps,
+        parts: Numbers,
         orders: StorageOrders,
-        steps: Sequence[LayerPass],
         walks: int,
         adds: Mapping[int, int],
     ) -> None:
         self._layers, self._cost, self._sub_ops = network.layers, cost, sub_ops
         self._orders, self._walks, self._adds = orders, walks, adds
-        self.parts = np.concatenate([np.empty(0, np.int64), *(step.parts[:, 1] for step in steps)])
+        self.parts = parts
         self.ms, self.missing = finite(sub_ops.fastest_ms(self.parts, 1))
         self._part_launches = sub_ops.amounts()["launches"]
         self.launches = self._part_launches[self.parts]
@@ -112,12 +112,12 @@ class GpuShards:
         ]
         self.launches[rows][at] -= self._part_launches[adds]
 
-    def left(self, rows: slice) -> Numbers:
+    def orders(self, rows: Numbers) -> Numbers:
         """The orders of what the parts in some rows leave: each that of its own storage."""
         return np.asarray(self._orders.single[self.storages[rows]])
 
-    def wanted(self, tensor: str, walks: Numbers) -> Numbers:
-        """The orders in which the chains of walks that begin here want a tensor."""
+    def wanted(self, tensors: Sequence[str], walks: Numbers) -> Numbers:
+        """The orders in which chains of walks that begin here want tensors, (tensors, walks)."""
         if self._only is not None:
-            return np.full(len(walks), self._only)
-        return self._wanted[tensor][walks]
+            return np.full((len(tensors), len(walks)), self._only)
+        return np.stack([self._wanted[tensor][walks] for tensor in tensors])

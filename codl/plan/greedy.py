@@ -100,13 +100,13 @@ class ChainSearch:
         supply, regions = self._transitions.supply, self.costs.regions
         layers = self.network.layers[candidate.start : candidate.stop]
         before = []
-        for side, need in self._transitions.reads(candidate):
+        for side, need in candidate.reads:
             tensor = regions.tensors[need]
             is_held = side == 0 or tensor in self._constants
             before.append(supply(side, self._whole(tensor) if is_held else NONE, need))
         clocks = self._transitions.stage_ms(START, before, candidate)
         left: dict[str, int] = {}
-        for side, number in candidate.leaves.tolist():
+        for side, number in candidate.leaves:
             left.setdefault(regions.tensors[number], NONE)
             if side == 0:
                 left[regions.tensors[number]] = number

@@ -35,9 +35,12 @@ class Walk(NamedTuple):
 
 
 class ChainReads(NamedTuple):
-    """What chains that begin at a layer read of a tensor: the walks, and boxes (walks, 2, 6)."""
+    """What chains of some walks that begin at a layer read, boxes (tensors, walks, 2, 6).
 
-    tensor: str
+    Tensors are in the order in which layers read them.
+    """
+
+    tensors: list[str]
     walks: Numbers
     needed: Boxes
 
@@ -51,7 +54,7 @@ class LayerPass(NamedTuple):
     walks: Numbers
     parts: Numbers
     leaves: NDArray[np.bool_]
-    reads: list[ChainReads]
+    reads: ChainReads | None
 
 
 class HaloPropagation:
@@ -81,7 +84,8 @@ class HaloPropagation:
         self.begins = np.zeros((len(layers), self._count), bool)
         for at, walk in enumerate(walks):
             self.begins[list(walk.starts), at] = True
-        #: What every walk needs of tensors from before the layers that it has passed.
+        #: What every walk needs of tensors from before the layers that it has passed, in the order
+        #: in which those read them.
         self._needed: dict[str, Boxes] = {}
 
     def steps(self) -> list[LayerPass]:
@@ -109,14 +113,21 @@ class HaloPropagation:
             self.begins[: k + 1, lost] = False
             passing, parts, leaves = passing[stays], parts[stays], leaves[stays]
         needs = self._sub_ops.needs[parts]
-        for at, name in enumerate(self._layers[k].inputs):
+        inputs = self._layers[k].inputs
+        for at, name in enumerate(inputs):
             if name not in self._needed:
                 self._needed[name] = np.full((self._count, 2, 6), boxes.NOTHING, np.int64)
             own = self._needed[name]
             own[passing] = np.maximum(own[passing], needs[:, :, at])
-        begin = passing[self.begins[k, passing]]
-        reads = [ChainReads(name, begin, own[begin]) for name, own in self._needed.items()]
-        return LayerPass(k, passing, parts, leaves, reads if len(begin) else [])
+        self._needed = {name: self._needed[name] for name in inputs} | self._needed
+        return LayerPass(k, passing, parts, leaves, self._reads(passing[self.begins[k, passing]]))
+
+    def _reads(self, begin: Numbers) -> ChainReads | None:
+        """What the chains of some walks read that begin here."""
+        if not len(begin) or not self._needed:
+            return None
+        needed = np.stack([own[begin] for own in self._needed.values()])
+        return ChainReads(list(self._needed), begin, needed)
 
     def _parts_of(
         self, k: int, passing: Numbers, needed: Boxes | None, leaves: NDArray[np.bool_]

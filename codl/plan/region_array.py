@@ -89,34 +89,38 @@ class RegionTable:
     """Numbers for regions of some tensors, from 1 on, each with a note of how it is stored.
 
     `tensors`, `boxes` and `notes` are those of every number; a note is a number of the caller's.
+    `numbers` are those of the tensors.
     """
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self._shapes = shapes
-        self._weights = {tensor: weights_of(shape) for tensor, shape in shapes.items()}
-        self._known: dict[str, dict[tuple[int, int], int]] = {tensor: {} for tensor in shapes}
+        self._names = list(shapes)
+        self.numbers = {name: at for at, name in enumerate(self._names)}
+        #: What a tensor's box is multiplied by, and what is added, for a key that no other has.
+        self._weights = np.array([weights_of(shape) for shape in shapes.values()])
+        self._first_key = np.cumsum([0, *map(count_of, shapes.values())])
+        self._known: dict[tuple[int, int], int] = {}
         self.tensors: list[str] = [""]
         self.boxes: list[tuple[int, ...]] = [(NOTHING,) * 6]
         self.notes: list[int] = [0]
 
-    def of(self, tensor: str, boxes: Boxes, notes: Numbers) -> list[int]:
-        """The numbers of a tensor's boxes (boxes, 6), none of nothing, with their notes."""
-        known = self._known[tensor]
-        keys = list(zip((boxes @ self._weights[tensor]).tolist(), notes.tolist(), strict=True))
-        numbers = [known.get(key, NONE) for key in keys]
-        if NONE in numbers:
-            for at, key in enumerate(keys):
-                if key not in known:
-                    self._add(tensor, key, tuple(boxes[at].tolist()))
-                numbers[at] = known[key]
-        return numbers
+    def of(self, tensors: Numbers, boxes: Boxes, notes: Numbers) -> Numbers:
+        """The numbers of tensors' boxes (items, 6), none of nothing, with their notes; (items)."""
+        own = (boxes * self._weights[tensors]).sum(axis=1) + self._first_key[tensors]
+        keys = list(zip(own.tolist(), notes.tolist(), strict=True))
+        known, places = self._known, dict(zip(keys, range(len(keys)), strict=True))
+        for key, at in places.items():
+            if key not in known:
+                self._add(self._names[tensors[at]], key, tuple(boxes[at].tolist()))
+        return np.array([known[key] for key in keys], np.int64)
 
     def one(self, tensor: str, row: tuple[int, ...], note: int = 0) -> int:
         """The number of a tensor's box; of nothing `NONE`."""
         if row[1] == NOTHING:
             return NONE
-        key = sum(map(mul, self._weights[tensor].tolist(), row)), note
-        return self._known[tensor].get(key) or self._add(tensor, key, row)
+        at = self.numbers[tensor]
+        key = sum(map(mul, self._weights[at].tolist(), row), int(self._first_key[at])), note
+        return self._known.get(key) or self._add(tensor, key, row)
 
     def noted(self, number: int, note: int) -> int:
         """The number of the same region with another note."""
@@ -125,7 +129,7 @@ class RegionTable:
         return self.one(self.tensors[number], self.boxes[number], note)
 
     def _add(self, tensor: str, key: tuple[int, int], row: tuple[int, ...]) -> int:
-        self._known[tensor][key] = number = len(self.boxes)
+        self._known[key] = number = len(self.boxes)
         self.tensors.append(tensor)
         self.boxes.append(row)
         self.notes.append(key[1])

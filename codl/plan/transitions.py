@@ -9,7 +9,6 @@ for the one before, but for what it needs of it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from operator import ge, itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -127,11 +126,6 @@ class Transitions:
             holder: self._regions.one(holder, boxes.box(Region.whole(self.network.shapes[holder])))
             for holder, _ in self.network.outputs.values()
         }
-        #: By tensor, the numbers of its readers, and as which of their inputs they read it.
-        self._readers: dict[str, list[tuple[int, int]]] = {}
-        for number, layer in enumerate(self.network.layers):
-            for at, name in enumerate(layer.inputs):
-                self._readers.setdefault(name, []).append((number, at))
         self._changes: dict[int, tuple[CandidateChain, _Change]] = {}
         self._stretches: dict[tuple[int, int], tuple[dict[str, int], itemgetter[Any] | None]] = {}
         self._supplies: dict[tuple[int, int, int], Supply] = {}
@@ -229,27 +223,14 @@ class Transitions:
         if known is not None:
             return known[1]
         tensor_of, before = self._regions.tensors, self._places[candidate.start]
-        needs = tuple(
-            (before[tensor_of[need]][side], side, need) for side, need in self.reads(candidate)
-        )
+        needs = tuple((before[tensor_of[need]][side], side, need) for side, need in candidate.reads)
         new, next_ = self._stretch(candidate.start, candidate.stop)
         made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
-        for side, number in candidate.leaves.tolist():
+        for side, number in candidate.leaves:
             made[2 * new[tensor_of[number]] + side] = number
         change = _Change(needs, tuple(made), next_)
         self._changes[id(candidate)] = candidate, change  # which keeps the id
         return change
-
-    def reads(self, candidate: CandidateChain) -> list[tuple[int, int]]:
-        """The processors and regions that a chain reads, in the order in which lowering asks."""
-
-        def first_reader(tensor: str) -> tuple[int, int]:
-            readers = self._readers[tensor]
-            return readers[bisect_left(readers, (candidate.start, 0))]
-
-        rows: list[tuple[int, int]] = candidate.reads.tolist()
-        tensors = self._regions.tensors
-        return sorted(rows, key=lambda row: (row[0], first_reader(tensors[row[1]])))
 
     def _stretch(self, start: int, stop: int) -> tuple[dict[str, int], itemgetter[Any] | None]:
         """What chains from one point to another make, numbered, and what takes next holdings."""
