@@ -12,8 +12,8 @@ from codl.ir import Array, Op, Weights
 from codl.kernels.base import KernelPlan
 from codl.lower import pieces
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
+from codl.runtime.ncnn_net import NcnnSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.profiler import Timeline

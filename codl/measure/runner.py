@@ -34,8 +34,8 @@ from codl.measure.tasks import (
 from codl.measure.timing import WHOLE, Rounds, Seconds, Timed, level_s
 from codl.runtime import threads
 from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
-from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
+from codl.runtime.ncnn_net import NcnnSession
 from codl.runtime.opencl import open_device
 from codl.runtime.placement import at_hand
 from codl.runtime.profiler import Timeline

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,37 +22,17 @@ from codl.ir.executable import (
 )
 from codl.ir.executable_ops import UnfitError, check_weight
 from codl.ir.ops.base import Array
-from codl.ir.types import ImageSize
-from codl.kernels.image import fits
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.host_handles import HostHandles
-from codl.runtime.memory import (
-    Staging,
-    aligned_zeros,
-    checked_size,
-    make_image,
-    seen_zeros,
-)
+from codl.runtime.memory import DeviceMemory, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """One buffer: what kernels take as an argument, and what the CPU sees of it as flat floats.
-
-    A staging buffer is seen only while it is mapped.
-    """
-
-    argument: Any = None
-    array: Array | None = None
-    staging: Staging | None = None
 
 
 class Handles:
@@ -74,9 +52,11 @@ class Handles:
         self._launches = [command for command in commands if isinstance(command, Launch)]
         self._memory = [self._allocate(*item) for item in enumerate(executable.buffers)]
         # Without a reference back, so that all of it goes as soon as it is let go.
-        flat = partial(_flat, self._memory)
+        memory = self._memory
         #: The CPU's side of it.
-        self.host = HostHandles(executable, device.soc, flat, own_memory=own_memory)
+        self.host = HostHandles(
+            executable, device.soc, lambda n: memory[n].flat, own_memory=own_memory
+        )
         self._constants = self._upload()
         self._programs: dict[int, cl.Program] = {}
         self._kernels: dict[Launch, BoundKernel] = {}
@@ -88,7 +68,7 @@ class Handles:
 
     def _allocate(self, number: int, buffer: Buffer) -> DeviceMemory:
         try:
-            return _allocated(buffer, self._device)
+            return allocate(buffer, self._device)
         except DeviceError as error:
             self._refuse(self._users(number), str(error))
             return DeviceMemory()
@@ -127,7 +107,7 @@ class Handles:
             values = self.host.packed(constant.constants)[constant.name]
             self._check_size(constant, values, steps)
             try:
-                uploaded[constant] = _uploaded(values, constant, self._device)
+                uploaded[constant] = upload(values, constant, self._device)
             except DeviceError as error:
                 self._refuse(steps, str(error))
                 continue
@@ -222,48 +202,3 @@ class Handles:
             assert isinstance(op, GpuOp)
             refused.append(Refusal(op.label, op.variant, op.choice, reason))
         return refused
-
-
-def _flat(memory: Sequence[DeviceMemory], buffer: int) -> Array:
-    """A buffer as the CPU sees it; of staging memory only while it is mapped."""
-    own = memory[buffer]
-    array = own.staging.array if own.staging is not None else own.array
-    assert array is not None, "the CPU sees no memory of the GPU"
-    return array
-
-
-def _allocated(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
-    """Memory that begins as zeros."""
-    what = f"{buffer.bytes} bytes of {buffer.place} memory"
-    cl = cl_module()
-    if buffer.place == "cpu":
-        return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
-    with explained(f"Allocating {what} on {device.device.name}"):
-        if buffer.place == "shared":
-            array, seen = seen_zeros(device, buffer.bytes // 4)
-            return DeviceMemory(seen, array)
-        if buffer.place == "staging":
-            staging = Staging(device, buffer.bytes)
-            return DeviceMemory(staging.buffer, staging=staging)
-        if buffer.image is not None:
-            sizes = buffer.image.width, buffer.image.height
-            if not fits(device.soc, *sizes):
-                limits = device.soc.gpu
-                most = f"{limits.max_image_width}x{limits.max_image_height}"
-                raise DeviceError(f"{buffer.image} is wanted, {limits.name} has at most {most}.")
-            image, zero = make_image(device, buffer.image), np.zeros(4, np.float32)
-            cl.enqueue_fill_image(device.queue, image, zero, (0, 0, 0), (*sizes, 1))
-            return DeviceMemory(image)
-        size = checked_size(device, buffer.bytes)
-        memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size)
-        cl.enqueue_fill_buffer(device.queue, memory, np.uint8(0), 0, size)
-        return DeviceMemory(memory)
-
-
-def _uploaded(values: Array, constant: Constant, device: OpenClDevice) -> cl.MemoryObject:
-    flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
-    with explained(f"Allocating {values.nbytes} bytes of weights on {device.device.name}"):
-        if constant.is_image:
-            return make_image(device, ImageSize.of(values), values)
-        checked_size(device, values.nbytes)
-        return cl_module().Buffer(device.context, flags, hostbuf=np.ascontiguousarray(values))

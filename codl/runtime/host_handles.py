@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.errors import CodlError, DeviceError
+from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
 from codl.lower.ncnn import TAG
@@ -16,12 +16,18 @@ from codl.runtime import threads
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
 
-if TYPE_CHECKING:
-    from codl.runtime.cpu_nets import CpuNet
-
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: A buffer as the CPU sees it, as flat floats, by its number.
 Flat: TypeAlias = Callable[[int], Array]
+
+
+class CpuNet(Protocol):
+    """A net that is ready to run."""
+
+    label: str
+
+    def run(self) -> None:
+        """Compute the outputs from what the input arrays hold now."""
+        ...
 
 
 class HostHandles:
@@ -84,16 +90,20 @@ class HostHandles:
         self.forget_packed()
 
     def _net(self, net: Net) -> CpuNet:
-        # Here, since what describes a machine needs no ncnn, whose OpenMP counts the cores that it
-        # may use when it is loaded.
-        with threads.pinned(threads.INITIAL_CORES):
-            from codl.runtime.cpu_nets import NcnnSession, OnnxSession
+        """Libraries are imported here: what describes a machine, and most executables, need one or
+        none.
+        """
         if isinstance(net, NcnnNet):
+            # Its OpenMP counts the cores that it may use when it is loaded.
+            with threads.pinned(threads.INITIAL_CORES):
+                from codl.runtime.ncnn_net import NcnnSession
             views = [self.view(access) for _, access in net.inputs]
             results = [self.view(access) for _, access in net.outputs]
             return NcnnSession(
                 net, views, results, self._counted, self._soc, own_memory=self._own_memory
             )
+        from codl.runtime.ort_net import OnnxSession
+
         views = [self.view(binding.access) for binding in net.inputs]
         results = [self.view(binding.access) for binding in net.outputs]
         return OnnxSession(net, views, results, self._counted, self._soc)

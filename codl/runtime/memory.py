@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codl.errors import DeviceError
 from codl.ir import Array
+from codl.ir.executable import Buffer, Constant
 from codl.ir.types import ConstantArray, ImageSize
+from codl.kernels.image import fits
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
 
@@ -81,6 +84,63 @@ class Staging:
         event = self.array.base.release(self._gpu.queue)  # type: ignore[union-attr]
         self._array = None
         return event
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """One buffer: what kernels take as an argument, and what the CPU sees of it as flat floats.
+
+    A staging buffer is seen only while it is mapped.
+    """
+
+    argument: Any = None
+    array: Array | None = None
+    staging: Staging | None = None
+
+    @property
+    def flat(self) -> Array:
+        """What the CPU sees; of staging memory only while it is mapped."""
+        array = self.staging.array if self.staging is not None else self.array
+        assert array is not None, "the CPU sees no memory of the GPU"
+        return array
+
+
+def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
+    """Memory that begins as zeros."""
+    what = f"{buffer.bytes} bytes of {buffer.place} memory"
+    cl = cl_module()
+    if buffer.place == "cpu":
+        return DeviceMemory(array=aligned_zeros((buffer.bytes // 4,)))
+    with explained(f"Allocating {what} on {device.device.name}"):
+        if buffer.place == "shared":
+            array, seen = seen_zeros(device, buffer.bytes // 4)
+            return DeviceMemory(seen, array)
+        if buffer.place == "staging":
+            staging = Staging(device, buffer.bytes)
+            return DeviceMemory(staging.buffer, staging=staging)
+        if buffer.image is not None:
+            sizes = buffer.image.width, buffer.image.height
+            if not fits(device.soc, *sizes):
+                limits = device.soc.gpu
+                most = f"{limits.max_image_width}x{limits.max_image_height}"
+                raise DeviceError(f"{buffer.image} is wanted, {limits.name} has at most {most}.")
+            image, zero = make_image(device, buffer.image), np.zeros(4, np.float32)
+            cl.enqueue_fill_image(device.queue, image, zero, (0, 0, 0), (*sizes, 1))
+            return DeviceMemory(image)
+        size = checked_size(device, buffer.bytes)
+        memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size)
+        cl.enqueue_fill_buffer(device.queue, memory, np.uint8(0), 0, size)
+        return DeviceMemory(memory)
+
+
+def upload(values: Array, constant: Constant, device: OpenClDevice) -> cl.MemoryObject:
+    """Memory that kernels read these values from."""
+    flags = cl_module().mem_flags.READ_ONLY | cl_module().mem_flags.COPY_HOST_PTR
+    with explained(f"Allocating {values.nbytes} bytes of weights on {device.device.name}"):
+        if constant.is_image:
+            return make_image(device, ImageSize.of(values), values)
+        checked_size(device, values.nbytes)
+        return cl_module().Buffer(device.context, flags, hostbuf=np.ascontiguousarray(values))
 
 
 def checked_size(gpu: OpenClDevice, size: int) -> int:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from codl.errors import CodlWarning, DeviceError
 from codl.ir.soc import Soc
-from codl.runtime import cl_enqueue as launch
 from codl.runtime import drivers, hints, threads
-from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.bound_kernel import BoundKernel, enqueue_function, pointer
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.placement import LocalSoc, at_hand, check_cores
@@ -92,7 +91,7 @@ class OpenClDevice:
 
     def submit(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels without events, which is cheaper; does not flush."""
-        function, queue = launch.enqueue_function(), launch.pointer(self.queue)
+        function, queue = enqueue_function(), pointer(self.queue)
         for kernel in kernels:
             if function is None:
                 kernel.enqueue(self.queue)

@@ -29,8 +29,8 @@ from codl.lower import pieces
 from codl.measure.op_runner import repeated
 from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.cpu_nets import NcnnSession
 from codl.runtime.host_handles import HostSession
+from codl.runtime.ncnn_net import NcnnSession
 from codl.runtime.opencl import OpenClDevice, open_device
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session

@@ -23,7 +23,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
 from codl.runtime import threads
-from codl.runtime.cpu_nets import NcnnSession
+from codl.runtime.ncnn_net import NcnnSession
 from codl.runtime.opencl import open_device
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session

@@ -28,7 +28,7 @@ from codl.lower.lowering import lower_net
 from codl.measure.op_runner import cpu_work
 from codl.plan.single_processor import default_plan
 from codl.runtime.host_handles import HostSession
-from codl.runtime.ort_session import make_session
+from codl.runtime.ort_net import make_session
 
 SOME = settings(max_examples=60, deadline=None, derandomize=True)
 WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes())

@@ -1,44 +1,25 @@
-"""Nets of the CPU side: ncnn and ONNX Runtime over arrays that stay in place."""
+"""Nets of ncnn over arrays that stay in place, the memory they take, and the weights they read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 import ncnn
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.errors import DeviceError
-from codl.ir.executable import NcnnNet, NcnnPart, NetValue, OnnxNet
+from codl.ir.constants import Arrays
+from codl.ir.executable import NcnnNet, NcnnPart, NetValue
 from codl.ir.ops.base import Array
 from codl.runtime.image_parallel import Lanes
-from codl.runtime.memory import aligned_zeros
-from codl.runtime.ncnn_pools import Pools
-from codl.runtime.ncnn_weights import WeightReader
 from codl.runtime.placement import LocalSoc
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
-    from codl.ir.executable import OnnxBinding
 
 #: The images of every value, each in a matrix of its own.
 Mats: TypeAlias = Mapping[int, list[ncnn.Mat]]
-#: The packed arrays of constants, by their number.
-Packed: TypeAlias = Callable[[int], Mapping[str, NDArray[Any]]]
-
-
-class CpuNet(Protocol):
-    """A net that is ready to run."""
-
-    label: str
-
-    def run(self) -> None:
-        """Compute the outputs from what the input arrays hold now."""
-        ...
 
 
 def matrices(view: Array) -> list[ncnn.Mat]:
@@ -83,7 +64,7 @@ class NcnnSession:
         net: NcnnNet,
         views: Sequence[Array],
         results: Sequence[Array],
-        packed: Packed,
+        packed: Callable[[int], Arrays],
         soc: LocalSoc,
         *,
         own_memory: bool = False,
@@ -166,7 +147,7 @@ class _LoadedPart:
         self,
         part: NcnnPart,
         values: Sequence[NetValue],
-        packed: Packed,
+        packed: Callable[[int], Arrays],
         lanes: Lanes,
         pools: Pools,
     ) -> None:
@@ -215,56 +196,64 @@ class _LoadedPart:
         return results
 
 
-class OnnxSession:
-    """An ONNX model in ONNX Runtime over arrays that live as long as it does.
+@dataclass(frozen=True)
+class Pools:
+    """Where nets take the memory of tensors and of scratch from, and put it back.
 
-    Inputs and outputs are bound to the arrays where their views lie densely, and to arrays beside
-    them otherwise, which every run copies from or to.
+    Pools must outlive every matrix that came from them, so they are never freed, not even when the
+    interpreter ends, in whatever order that happens.
     """
 
-    def __init__(
-        self,
-        net: OnnxNet,
-        views: Sequence[Array],
-        results: Sequence[Array],
-        packed: Packed,
-        soc: LocalSoc,
-    ) -> None:
-        from codl.runtime.ort_session import make_session  # most executables have none
+    blobs: ncnn.PoolAllocator
+    workspaces: ncnn.PoolAllocator
 
-        self.label = net.label
-        model = packed(net.model.constants)[net.model.name]
-        kinds = [layer.name for layer in net.layers]
-        self._session: ort.InferenceSession = make_session(model.tobytes(), soc, kinds)
-        self._binding = self._session.io_binding()
-        # The session counts no references to NumPy's memory.
-        self._views = (*views, *results)
-        self._copies_in: list[tuple[Array, Array]] = []
-        self._copies_out: list[tuple[Array, Array]] = []
-        for binding, view in zip(net.inputs, views, strict=True):
-            _bind(self._binding.bind_input, binding, _dense(view, self._copies_in))
-        for binding, view in zip(net.outputs, results, strict=True):
-            _bind(self._binding.bind_output, binding, _dense(view, self._copies_out))
+    @classmethod
+    def new(cls) -> Pools:
+        pools = cls(ncnn.PoolAllocator(), ncnn.PoolAllocator())
+        for pool in (pools.blobs, pools.workspaces):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        return pools
 
-    def run(self) -> None:
-        for view, dense in self._copies_in:
-            np.copyto(dense, view)
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # ONNX Runtime's exceptions share no base class
-            raise DeviceError(f"ONNX Runtime failed: {error}") from error
-        for view, dense in self._copies_out:
-            np.copyto(view, dense)
+    @staticmethod
+    @cache
+    def shared() -> Pools:
+        """Those of all nets that get none of their own."""
+        return Pools.new()
+
+    def clear(self) -> None:
+        """Give back what no matrix holds."""
+        self.blobs.clear()
+        self.workspaces.clear()
 
 
-def _dense(view: Array, copies: list[tuple[Array, Array]]) -> Array:
-    """The view itself, or an array beside it that is to be copied."""
-    if view.flags.c_contiguous:
-        return view
-    dense = aligned_zeros(view.shape)
-    copies.append((view, dense))
-    return dense
+class WeightReader(ncnn.DataReader):  # type: ignore[misc]  # ncnn comes without types
+    """Arrays, one after the other, as ncnn would read them from a file; it copies what it reads."""
+
+    def __init__(self, arrays: Iterable[Array]) -> None:
+        super().__init__()
+        # Arrays are float32, contiguous, and may lie in a file that is mapped.
+        self._left = [array.reshape(-1).view(np.uint8) for array in arrays]
+        self._left.reverse()
+        self.bytes = self.left
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not read yet."""
+        return sum(piece.size for piece in self._left)
+
+    def read(self, target: Any, size: int) -> int:
+        """Copy the next bytes to where a capsule points."""
+        start, at = _pointer(target, None), 0
+        while at < size and self._left:
+            piece = self._left.pop()
+            taken = min(piece.size, size - at)
+            ctypes.memmove(start + at, piece.ctypes.data, taken)
+            at += taken
+            if taken < piece.size:
+                self._left.append(piece[taken:])
+        return at
 
 
-def _bind(bind: Any, binding: OnnxBinding, array: Array) -> None:
-    bind(binding.name, "cpu", 0, np.float32, list(binding.sizes), array.ctypes.data)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
