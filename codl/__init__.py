@@ -43,13 +43,15 @@ def compile(
     from codl.ir.plan import load_plan
     from codl.runtime.engine import Engine
     from codl.strategies import Context, find
+    from codl.targets.connect import connect
     from codl.targets.detect import load_local
 
     load_installed()
     described, network = load_local(soc), load_network(str(model), batch, shapes)
-    context = Context.of(described)
+    target = connect("local", described)
+    context = Context.of(described, target=target)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
-    return Engine(network, chosen, described, context.tuning)
+    return Engine(network, chosen, target, context.tuning)
 
 
 @explained()

@@ -32,7 +32,7 @@ ROOT = Path(codl.__file__).parent
 ROOMS = {"frontend": "frontend/.*", "kernels": "kernels/.*", "ops": "ir/ops/.*"}
 #: Where a model enters the stages, the inference that ends the way, and what is not followed.
 ENTRIES = {"load_network", "plan_of", "Engine.__init__", "Engine.feed", "Engine.run"}
-END, ASIDE = "Engine.run", {"open_device"}
+END, ASIDE = "Engine.run", {"open_device", "OpenClDevice.__init__"}
 
 
 class Place(NamedTuple):

@@ -130,9 +130,9 @@ def first_soc(devices: tuple[ProbedDevice, ...]) -> LocalSoc:
 
 @pytest.fixture(scope="session")
 def gpu(soc: LocalSoc) -> OpenClDevice:
-    from codl.runtime.opencl import open_device
+    from support import devices
 
-    return open_device(soc)
+    return devices.here(soc).device
 
 
 @pytest.fixture(scope="session", params=["local", "process"])

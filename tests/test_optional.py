@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.devices import here
 from support.plans import make_plan
 
 from codl import optional
@@ -21,7 +22,6 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.optional import PACKAGES, MissingPackageError, explained
-from codl.targets.local import LocalTarget
 
 ROOT = Path(__file__).parents[1]
 #: A process in which no package of any extra is installed.
@@ -50,14 +50,15 @@ from codl.ir import Layer, Network, Shape, parse
 from codl.plan.single_processor import default_plan
 from codl.runtime import placement
 from codl.runtime.engine import Engine
+from codl.targets.local import LocalTarget
 op = parse("conv2d in=1x8x16x16 oc=8 kernel=1x1")
 weights = {"weight": np.eye(8, dtype=np.float32)[:, :, None, None], "bias": np.ones(8, np.float32)}
 layer = Layer("same", op, ("x",), "y", weights)
 network = Network("same", (layer,), {"x": op.input}, {"y": ("y", op.output)})
-soc = placement.load(sys.argv[1])
+target = LocalTarget(placement.load(sys.argv[1]))
 x = np.random.default_rng(0).random(op.input, np.float32)
 for processor in ("cpu", "gpu"):
-    with Engine(network, default_plan(network, soc, processor), soc) as engine:
+    with Engine(network, default_plan(network, target.soc, processor), target) as engine:
         assert np.allclose(engine({"x": x})["y"], x + 1, atol=1e-6)
 """
 
@@ -73,7 +74,7 @@ def test_a_bundle_runs_with_the_base_alone(first_soc: Soc, tmp_path: Path) -> No
     network = convert(simplify(import_onnx(b.build(), "small")))
     inputs = random_inputs(network)
     plan = make_plan(network, first_soc, [(1, "OC", 0.5)])
-    with write(network, plan, LocalTarget(first_soc), tmp_path / "small.codl") as engine:
+    with write(network, plan, here(first_soc), tmp_path / "small.codl") as engine:
         wanted = engine(inputs)
     np.savez(tmp_path / "inputs.npz", **inputs)
     run = base_only(LOADED, tmp_path)

@@ -38,12 +38,10 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
     def __init__(
         self,
         model: onnx.ModelProto,
-        soc: Soc,
+        target: Target,
         side: Processor,
-        target: Target | None = None,
     ) -> None:
-        self._model, self._soc, self._side = model, soc, side
-        self._target = target
+        self._model, self._target, self._side = model, target, side
         infos = data_inputs(model.graph)
         self._inputs = {info.name: checked_type(info) for info in infos}
         self._outputs = {info.name: checked_type(info) for info in model.graph.output}
@@ -79,8 +77,8 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
         if key not in self._engines:
             model = specialise(self._model, values)
             network = convert(simplify(import_onnx(model, model.graph.name or "model")))
-            plan = default_plan(network, self._soc, self._side)
-            self._engines[key] = Engine(network, plan, self._soc, target=self._target)
+            plan = default_plan(network, self._target.soc, self._side)
+            self._engines[key] = Engine(network, plan, self._target)
         return self._engines[key]
 
     def _named(self, inputs: Any) -> dict[str, Value]:
@@ -98,7 +96,7 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
 
 
 class CodlBackend(Backend):  # type: ignore[misc]
-    """`soc` is the pair of processors, this machine's by default; `side` the one that computes."""
+    """`target` is what runs it, this machine by default; `side` the processor that computes."""
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -121,7 +119,7 @@ class CodlBackend(Backend):  # type: ignore[misc]
         model: onnx.ModelProto,
         device: str = "CPU",
         *,
-        soc: Soc | None = None,
+        target: Target | None = None,
         side: Processor = "gpu",
         **kwargs: Any,
     ) -> CodlRep:
@@ -129,7 +127,7 @@ class CodlBackend(Backend):  # type: ignore[misc]
         if not cls.supports_device(device):
             raise UnsupportedError(f"The device must be 'CPU', got {device!r}.")
         super().prepare(model, device)  # checks the model
-        return CodlRep(model, soc or _here(), side)
+        return CodlRep(model, target or connect("local", _here()), side)
 
     @classmethod
     def run_model(

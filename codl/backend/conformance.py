@@ -20,7 +20,6 @@ from codl.backend.backend import CodlRep
 from codl.errors import UnsupportedError
 from codl.frontend.converters.base import CONVERTERS
 from codl.frontend.graph.passes import ALIASES, RESHAPES
-from codl.ir.soc import Soc
 from codl.targets.base import Target
 
 Status = Literal["passed", "failed", "refused"]
@@ -101,18 +100,18 @@ def select(*, everything: bool = False, only: str = "") -> list[Case]:
     return [case for case in suite() if re.search(only, case.name) and wanted(case)]
 
 
-def run(cases: Iterable[Case], soc: Soc, target: Target | None = None) -> Iterator[Outcome]:
-    """Run cases on the GPU side of a target, by default this process, one after the other."""
+def run(cases: Iterable[Case], target: Target) -> Iterator[Outcome]:
+    """Run cases on the GPU side of a target, one after the other."""
     for case in cases:
         start = perf_counter()
-        outcome = run_case(case, soc, target)
+        outcome = run_case(case, target)
         yield replace(outcome, seconds=round(perf_counter() - start, 3))
 
 
-def run_case(case: Case, soc: Soc, target: Target | None = None) -> Outcome:
+def run_case(case: Case, target: Target) -> Outcome:
     """Run a case on the GPU side; whatever it raises is its outcome."""
     try:
-        rep = CodlRep(case.test.model, soc, "gpu", target)
+        rep = CodlRep(case.test.model, target, "gpu")
         ops = max(_check(rep, case.test, *data) for data in case.test.data_sets or ())
     except UnsupportedError as error:
         return Outcome(case.name, case.op, "refused", _first_line(error))

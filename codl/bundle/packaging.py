@@ -83,7 +83,7 @@ def write(
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
     soc, identity = target.soc, target.open()
-    engine = Engine(network, plan, soc, tuning, target=target)
+    engine = Engine(network, plan, target, tuning)
     arrays = tensors.Arrays()
     executable = encode(engine.executable, arrays.put)
     listed, programs = _programs(target.binaries(engine.loaded))

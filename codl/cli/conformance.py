@@ -53,7 +53,7 @@ def run_conformance(
         closing(connect(serial, described)) as target,
         progress(f"Conformance on {described.gpu.name}") as update,
     ):
-        for outcome in conformance.run(cases, described, target):
+        for outcome in conformance.run(cases, target):
             outcomes.append(outcome)
             spent, done = perf_counter() - start, len(outcomes)
             update(done, len(cases), seconds_left(done, len(cases), spent))

@@ -129,7 +129,7 @@ def run_model(
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-            engine = Engine(network, chosen, context.soc, context.tuning, target=target)
+            engine = Engine(network, chosen, target, context.tuning)
             cost = context.default_cost(network)
         with engine:
             given = read_inputs(engine.network, inputs, deployed, random_inputs)

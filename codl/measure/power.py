@@ -6,18 +6,18 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 
 from codl.errors import DeviceError
-from codl.ir.soc import PowerW, Soc
+from codl.ir.soc import PowerW
 from codl.runtime import threads
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import busy_net
 from codl.runtime.energy import Sensor, SensorScan, metered
-from codl.runtime.opencl import open_device
+from codl.runtime.opencl import OpenClDevice
 
 #: The kernel that keeps the device busy is enqueued so often before somebody waits for it.
 AHEAD = 16
 
 
-def measure_power(soc: Soc, found: SensorScan, seconds: float) -> PowerW:
+def measure_power(gpu: OpenClDevice, found: SensorScan, seconds: float) -> PowerW:
     """Watts over `seconds` each, of all that the sensors cover.
 
     The CPU side convolves on all of its threads; the GPU side computes in registers. Raises
@@ -29,7 +29,6 @@ def measure_power(soc: Soc, found: SensorScan, seconds: float) -> PowerW:
         raise DeviceError(
             "This machine has no energy sensor that can be read (RAPL, a battery, NVML)." + refused
         )
-    gpu = open_device(soc)
     threads.pin([0], gpu.soc.placement.cpu_cores)
     net, busy = busy_net(gpu.soc), gpu.busy_kernel()
 

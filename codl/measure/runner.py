@@ -14,7 +14,6 @@ from codl.errors import DeviceError
 from codl.ir import Op, Shape, to_text
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
@@ -36,8 +35,7 @@ from codl.runtime import threads
 from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
 from codl.runtime.host_handles import HostSession
 from codl.runtime.ncnn_net import NcnnSession
-from codl.runtime.opencl import open_device
-from codl.runtime.placement import at_hand
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
 
@@ -68,17 +66,21 @@ class Prepared:
 
 
 class Bench:
-    """Builds tasks on the two processors of a SoC, in this process."""
+    """Builds tasks on an OpenCL device and its CPU."""
 
     def __init__(
-        self, soc: Soc, run: str, rounds: Rounds | None = None, tuning: Tuning = Tuning()
+        self,
+        gpu: OpenClDevice,
+        run: str,
+        rounds: Rounds | None = None,
+        tuning: Tuning = Tuning(),
     ) -> None:
-        self.soc, self.tuning = at_hand(soc), tuning
+        self.soc, self.tuning = gpu.soc, tuning
         self.rounds = rounds or Rounds()
         self._run = run
-        self._gpu = open_device(soc)
+        self._gpu = gpu
         threads.pin([0], self.soc.placement.cpu_cores)
-        self._surroundings = Surroundings(self._gpu, tuning)
+        self._surroundings = Surroundings(gpu, tuning)
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""

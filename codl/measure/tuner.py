@@ -30,7 +30,7 @@ from codl.measure.protocol import Protocol, measure_together
 from codl.measure.tasks import OpTask, make_tasks
 from codl.provenance import VERSION, now
 from codl.runtime import threads
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 
 #: A choice other than the default must be this much faster.
 GAIN = 0.02
@@ -153,7 +153,7 @@ def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[Tun
 
 
 def tune(
-    soc: Soc,
+    gpu: OpenClDevice,
     tasks: Sequence[TuneTask],
     tuning: Tuning = Tuning(),
     *,
@@ -169,10 +169,10 @@ def tune(
     `budget_s` is shared out: each task may take what is left over the tasks that are left. Raises
     `MismatchError` where the device's driver is not the SoC file's.
     """
-    gpu, begin = open_device(soc), time.monotonic()
+    soc, begin = gpu.soc, time.monotonic()
     if gpu.mismatch:
         raise MismatchError(gpu.mismatch)
-    threads.pin([0], gpu.soc.placement.cpu_cores)
+    threads.pin([0], soc.placement.cpu_cores)
     found = [tuning.find(task.variant, task.op, soc) for task in tasks]
     missing = [(t, f) for t, f in zip(tasks, found, strict=True) if f is None or not f.complete]
     results: list[Tuned] = []

@@ -17,7 +17,7 @@ from codl.lower import pieces
 from codl.runtime import drivers, threads
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.host_handles import HostSession
-from codl.runtime.opencl import open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.probe import ProbedDevice, ProbeResult
 
@@ -92,14 +92,14 @@ def choose(probed: Sequence[ProbeResult], device: str | None) -> ProbedDevice:
     return min(found, key=lambda d: (d.type != "gpu", rank.get(d.icd, len(rank))))
 
 
-def observe_cores(soc: LocalSoc) -> dict[str, list[int]]:
+def observe_cores(gpu: OpenClDevice) -> dict[str, list[int]]:
     """Work on either side alone and report the cores on which its threads were seen.
 
     Empty for a side that uses no core of this machine.
     """
-    gpu = open_device(soc)
+    soc = gpu.soc
     threads.pin([0], soc.placement.cpu_cores)
-    seen = {"gpu": [] if not soc.gpu.is_cpu else _observe_gpu(soc)}
+    seen = {"gpu": [] if not soc.gpu.is_cpu else _observe_gpu(gpu)}
     stop, observer = Event(), threads.CoreObserver(ignore=gpu.worker_threads)
 
     def watch() -> None:
@@ -117,9 +117,8 @@ def observe_cores(soc: LocalSoc) -> dict[str, list[int]]:
     return {"cpu": sorted(observer.cores), **seen}
 
 
-def _observe_gpu(soc: LocalSoc) -> list[int]:
+def _observe_gpu(gpu: OpenClDevice) -> list[int]:
     """Sample while the device works and this thread sleeps."""
-    gpu = open_device(soc)
     busy, event = gpu.busy_kernel(), None
     observer = threads.CoreObserver(ignore=threads.thread_ids() - gpu.worker_threads)
     deadline = time.perf_counter() + OBSERVE_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -16,35 +15,31 @@ from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.results import Fallback, TimeSpan
-from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.runtime.loaded import Footprint, Loaded, Loads, RefusedError
-from codl.runtime.opencl import open_device
-from codl.runtime.placement import at_hand
-from codl.runtime.session import Session
+from codl.runtime.placement import LocalSoc
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24
 
 
 class Engine:
-    """A network on a CPU and an OpenCL device, as its plan says.
+    """A network on the CPU and the OpenCL device of a target, as its plan says.
 
     Everything is compiled, allocated and arranged here, and every kernel has run once; a run only
     copies, enqueues and waits. The thread that runs it becomes a thread of the CPU side: it is
     pinned to the SoC's CPU cores.
 
-    Any thread may call an engine, and any number of engines: one runs at a time, since each uses
-    both processors.
+    Any thread may call an engine, and any number of engines of a target: one runs at a time, since
+    each uses both processors.
 
     `tuning` has the tuned choices of kernels. With `fuse` off, for comparisons, every layer has
-    kernels of its own. It is loaded on `target`, by default in this process. What the device does
-    not run is lowered again without: `fallbacks` lists it, with what runs instead; each is also a
-    `CodlWarning`.
+    kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
+    with what runs instead; each is also a `CodlWarning`.
 
-    >>> engine = Engine(network, plan, soc)
+    >>> engine = Engine(network, plan, connect("local", soc))
     >>> y = engine(x)
     """
 
@@ -52,19 +47,17 @@ class Engine:
         self,
         network: Network,
         plan: Plan,
-        soc: Soc,
+        target: Loads,
         tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
-        target: Loads | None = None,
     ) -> None:
-        here = at_hand(soc)
+        soc = target.soc
         refusals: list[Refusal] = []
-        load = target.load if target else partial(Session, device=open_device(here))
         while True:
             executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)
             try:
-                session = load(executable)
+                session = target.load(executable)
                 break
             except RefusedError as error:
                 refusals += error.refusals
@@ -73,7 +66,7 @@ class Engine:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
     @classmethod
-    def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: Soc) -> Engine:
+    def of(cls, loaded: Loaded, network: Network, plan: Plan, soc: LocalSoc) -> Engine:
         """An engine of an executable that is loaded already, of `network` as `plan` says."""
         engine = object.__new__(cls)
         engine._begin(loaded, network, plan, soc, ())
@@ -89,10 +82,10 @@ class Engine:
         session: Loaded,
         network: Network,
         plan: Plan,
-        soc: Soc,
+        soc: LocalSoc,
         fallbacks: tuple[Fallback, ...],
     ) -> None:
-        self.network, self.plan, self.soc = network, plan, at_hand(soc)
+        self.network, self.plan, self.soc = network, plan, soc
         self.fallbacks, self._session = fallbacks, session
 
     @property

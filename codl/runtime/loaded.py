@@ -11,6 +11,7 @@ from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
 from codl.ir.results import TimeSpan
+from codl.runtime.placement import LocalSoc
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Loaded(Protocol):
 
 
 class Loads(Protocol):
-    """Loads executables; raises `RefusedError` for kernels that others may stand in for."""
+    """A device with `soc` that loads executables.
 
+    Raises `RefusedError` for kernels that others may stand in for.
+    """
+
+    @property
+    def soc(self) -> LocalSoc: ...
     def load(self, executable: Executable) -> Loaded: ...

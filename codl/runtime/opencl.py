@@ -5,17 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from threading import RLock, get_native_id
 from typing import TYPE_CHECKING
 
 from codl.errors import CodlWarning, DeviceError
-from codl.ir.soc import Soc
 from codl.runtime import drivers, hints, threads
 from codl.runtime.bound_kernel import BoundKernel, enqueue_function, pointer
 from codl.runtime.cl_errors import describe, explained
 from codl.runtime.cl_import import cl_module
-from codl.runtime.placement import LocalSoc, at_hand, check_cores
+from codl.runtime.placement import LocalSoc, check_cores
 from codl.runtime.program_cache import Binary, Offer, Programs
 
 if TYPE_CHECKING:
@@ -33,11 +31,9 @@ kernel void busy(global float *out) {
 class OpenClDevice:
     """An open OpenCL device: context, in-order queue and compiled programs.
 
-    Opening one fixes the driver for the whole process, because the loader looks only once.
+    What runs on one device takes turns. Opening one fixes the driver for the whole process, because
+    the loader looks only once.
     """
-
-    #: Whether a thread that waits for a device that is a CPU works through its queue with it.
-    waiting_helps: bool = False
 
     def __init__(self, soc: LocalSoc, offer: Offer | None = None) -> None:
         """Open it; `offer` are binaries that spare compilations, from the first one on.
@@ -48,6 +44,9 @@ class OpenClDevice:
         self.soc = soc
         #: Held by whoever runs something on this device and its CPU.
         self.lock = RLock()
+        own, other = soc.placement.gpu_cores, soc.placement.cpu_cores
+        #: A thread that waits has a core that the device does not use, and keeps off its work.
+        self._waits_apart = soc.gpu.is_cpu and not {*own} & {*other}
         with threads.pinned(soc.placement.gpu_cores) as existing:
             driver = drivers.find_driver(soc.placement.icd)
             with drivers.loaded([driver], cores=soc.placement.gpu_cores):
@@ -111,9 +110,10 @@ class OpenClDevice:
         """Wait for one event.
 
         A runtime that works on a CPU lets the thread that waits work through the queue, and Intel's
-        then returns only when the whole queue is empty: such a thread looks at the event instead.
+        then returns only when the whole queue is empty: where it has a core of its own, such a
+        thread looks at the event instead.
         """
-        if self.soc.gpu.is_cpu and not self.waiting_helps:
+        if self._waits_apart:
             self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
             complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:
@@ -144,26 +144,6 @@ class OpenClDevice:
         self.run([busy])
         observer.sample()
         return observer.threads
-
-
-def open_device(soc: Soc, offer: Offer | None = None) -> OpenClDevice:
-    """The SoC's OpenCL device; opened at the first call, the same object ever after.
-
-    It takes what binaries are offered. Raises `UnsupportedError` for a SoC that is not at hand.
-    """
-    here = at_hand(soc)
-    opened = _opened(here)
-    if not opened:
-        opened.append(OpenClDevice(here, offer))
-    elif offer is not None:
-        opened[0].programs.offer(offer)
-    return opened[0]
-
-
-@cache
-def _opened(soc: LocalSoc) -> list[OpenClDevice]:
-    """Where a SoC's device is kept once it is open."""
-    return []
 
 
 def _find_device(soc: LocalSoc) -> cl.Device:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from codl.errors import InvalidFileError
+from codl.errors import CodlError, InvalidFileError
 from codl.ir import Network
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
@@ -20,14 +20,13 @@ from codl.plan.objective import LATENCY, Objective
 from codl.predict.names import DEFAULT, FOLDER
 from codl.registry import Registry
 from codl.targets.base import Target
-from codl.targets.local import LocalTarget
 
 
 @dataclass(frozen=True)
 class Context:
     """What a strategy may use: the SoC, its tuned kernels, its predictors, and what was measured.
 
-    Plans run on `target`, by default this process.
+    Plans run on `target`; without one nothing runs.
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
     searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
@@ -58,8 +57,13 @@ class Context:
 
     @property
     def device(self) -> Target:
-        """Where plans run and are timed."""
-        return self.target or LocalTarget(self.soc)
+        """Where plans run and are timed; raises `CodlError` where there is no target."""
+        if self.target is None:
+            raise CodlError(
+                f"A plan of {self.soc.name!r} is to run, and the context names no target: give it "
+                'one, as in Context.of(soc, target=connect("local", soc)).'
+            )
+        return self.target
 
     def cost(self, default: str, *, by_op: bool = False) -> CostModel:
         """The cost model; raises where the predictors are not trained."""

@@ -113,7 +113,7 @@ class Trials:
 
     def _engine(self, plan: Plan) -> Engine:
         cost = self._cost
-        engine = Engine(self._network, plan, cost.soc, cost.tuning, target=self._target)
+        engine = Engine(self._network, plan, self._target, cost.tuning)
         engine.feed(random_inputs(self._network))
         for _ in range(DUEL.warm_up):
             engine.run()

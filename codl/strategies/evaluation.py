@@ -118,7 +118,7 @@ def _engines(
         context.note(f"{model}: building {strategy.name}")
         try:
             plan = strategy.plan(network, context)
-            engine = Engine(network, plan, context.soc, context.tuning, target=target)
+            engine = Engine(network, plan, target, context.tuning)
             rows[strategy.name] = _of_engine(model, engine, reference, cost)
             engines[strategy.name] = engine
         except CodlError as error:

@@ -1,4 +1,4 @@
-"""This process as a target: it owns the one open OpenCL device and the threads that are pinned.
+"""This process as a target: it owns an open OpenCL device and the threads that are pinned.
 
 A bundle runs here: what only measures is loaded when something is measured.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from codl.errors import CodlError, CodlWarning
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.session import Session
@@ -45,6 +46,8 @@ class LocalTarget:
 
     def __init__(self, soc: Soc | None = None, *, workers: CompileWorkers | None = None) -> None:
         self._soc, self._workers = soc, workers
+        self._device: OpenClDevice | None = None
+        self._opening = Lock()
 
     @property
     def soc(self) -> LocalSoc:
@@ -73,7 +76,7 @@ class LocalTarget:
     def observe_cores(self) -> dict[str, list[int]]:
         from codl.runtime.detect import observe_cores
 
-        return observe_cores(self.soc)
+        return observe_cores(self.device)
 
     def clocks_mhz(self) -> dict[str, float]:
         from codl.runtime.cpu_facts import clocks_mhz
@@ -84,12 +87,20 @@ class LocalTarget:
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:
         """Open the device, with binaries that spare compilations; its identity."""
-        return open_device(self.soc, offer).programs.identity
+        return self._open(offer).programs.identity
 
     @property
     def device(self) -> OpenClDevice:
         """The SoC's OpenCL device, opened at the first call."""
-        return open_device(self.soc)
+        return self._open()
+
+    def _open(self, offer: Offer | None = None) -> OpenClDevice:
+        with self._opening:
+            if self._device is None:
+                self._device = OpenClDevice(self.soc, offer)
+            elif offer is not None:
+                self._device.programs.offer(offer)
+            return self._device
 
     def load(self, executable: Executable, *, tries: bool = True) -> Session:
         """Load an executable; without `tries` a kernel that must be compiled is a warning."""
@@ -116,7 +127,7 @@ class LocalTarget:
     def _measuring(self) -> LocalMeasuring:
         from codl.targets.local_measuring import LocalMeasuring
 
-        return LocalMeasuring(self.soc, self._workers)
+        return LocalMeasuring(self.device, self._workers)
 
     def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
         from codl.measure.batch import Unwatched
@@ -184,3 +195,5 @@ class LocalTarget:
     def close(self) -> None:
         if "_measuring" in vars(self):
             self._measuring.close()
+            del self._measuring
+        self._device = None

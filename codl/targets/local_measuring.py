@@ -22,32 +22,32 @@ from codl.measure.together import time_together
 from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.runtime import threads
 from codl.runtime.energy import find_sensors
-from codl.runtime.placement import LocalSoc
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
 from codl.targets.compile_workers import CompileWorkers, worker_count
 from codl.targets.peer_process import PeerProcess
 
 
 class LocalMeasuring:
-    """Measures on the two processors of a SoC, in this process."""
+    """Measures on an OpenCL device and its CPU."""
 
-    def __init__(self, soc: LocalSoc, workers: CompileWorkers | None = None) -> None:
-        self._soc = soc
-        self._workers = workers or CompileWorkers(soc, worker_count(soc))
+    def __init__(self, gpu: OpenClDevice, workers: CompileWorkers | None = None) -> None:
+        self._gpu = gpu
+        self._workers = workers or CompileWorkers(gpu.soc, worker_count(gpu.soc))
         self._runner: BatchRunner | None = None
         self._runs: tuple[str, Rounds, Tuning] | None = None
 
     def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
         how = (batch.run, batch.rounds, batch.tuning)
         if self._runner is None or self._runs != how:
-            self._runner = BatchRunner(Bench(self._soc, *how), self._workers)
+            self._runner = BatchRunner(Bench(self._gpu, *how), self._workers)
             self._runs = how
         return self._runner.measure(batch, watcher)
 
     def compile(self, task: Task, tuning: Tuning) -> None:
-        bench = Bench(self._soc, "", tuning=tuning)
+        bench = Bench(self._gpu, "", tuning=tuning)
         # No side keeps to its cores: nothing is measured, and drivers compile on any thread.
-        threads.pin(threads.thread_ids(), self._soc.placement.cores)
+        threads.pin(threads.thread_ids(), self._gpu.soc.placement.cores)
         bench.compile(task)
 
     def tune(
@@ -61,7 +61,7 @@ class LocalMeasuring:
         progress: Progress,
     ) -> TuneRun:
         return tune(
-            self._soc,
+            self._gpu,
             tasks,
             tuning,
             keep=keep,
@@ -71,10 +71,10 @@ class LocalMeasuring:
         )
 
     def bench(self, op: Op, tuning: Tuning, *, every: bool) -> tuple[list[BenchRow], list[Refused]]:
-        return bench(op, self._soc, tuning, every=every)
+        return bench(self._gpu, op, tuning, every=every)
 
     def power(self, seconds: float) -> PowerW:
-        return measure_power(self._soc, find_sensors(), seconds)
+        return measure_power(self._gpu, find_sensors(), seconds)
 
     def time(
         self,
@@ -91,7 +91,7 @@ class LocalMeasuring:
             else timed(model.run, effort.lead_in)
             for name, model in models.items()
         }
-        beside = [] if anchors is None else drift.prepare(Bench(self._soc, "", tuning=anchors))
+        beside = [] if anchors is None else drift.prepare(Bench(self._gpu, "", tuning=anchors))
         return time_together(
             runs,
             effort,

@@ -34,9 +34,10 @@ from codl.measure.op_runner import GpuWork
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_import import cl_module
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.targets.connect import connect
 from codl.targets.detect import detect
+from codl.targets.local import LocalTarget
 
 TORCHVISION = {"vgg16": "vgg16", "resnet50": "resnet50", "mobilenet_v2": "mobilenet_v2"}
 TURNS, RUNS, WARM_UP, LARGEST, REPEATS = 4, 30, 10, 10, 50
@@ -135,11 +136,11 @@ def timed(run: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
-def measure_network(model: str, soc: Soc, *, against: bool) -> NetworkRow:
+def measure_network(model: str, target: LocalTarget, *, against: bool) -> NetworkRow:
     network = load_network(model)
     shape = next(iter(network.inputs.values()))
     x = np.random.default_rng(0).random(shape, np.float32)
-    engine = Engine(network, all_on_gpu(network, soc), soc)
+    engine = Engine(network, all_on_gpu(network, target.soc), target)
     runners: dict[str, Callable[[], Any]] = {"codl": lambda: engine(x)}
     if against:
         runners |= dict(torch_runners(model, x))
@@ -210,11 +211,11 @@ def main() -> None:
         options.models.split(","),
         detect(connect("local"), "bench", device=options.device),
     )
-    networks = []
+    target, networks = LocalTarget(soc), []
     for model in models:
         print(f"{model} ...", file=sys.stderr)
-        networks.append(measure_network(model, soc, against=not options.no_pytorch))
-    gpu = open_device(soc)
+        networks.append(measure_network(model, target, against=not options.no_pytorch))
+    gpu = target.device
     peak = peak_flops(gpu)
     convs = [measure_conv(op, gpu, peak) for op in largest_convs(models)]
     if options.json:

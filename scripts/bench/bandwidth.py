@@ -25,7 +25,7 @@ from codl.lower import pieces
 from codl.measure.op_runner import filler
 from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
 
 #: Every variant of these ops is a case.
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
     args = parser.parse_args()
 
-    gpu, rows = open_device(one_core_soc(args.device)), []
+    gpu, rows = OpenClDevice(one_core_soc(args.device)), []
     for case in cases(gpu, args.only):
         rows.append(measure(case, gpu, args.seconds))
         if not args.json:

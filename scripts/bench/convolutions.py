@@ -31,7 +31,7 @@ from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.host_handles import HostSession
 from codl.runtime.ncnn_net import NcnnSession
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
     args = parser.parse_args()
 
-    gpu, rows = open_device(one_core_soc(args.device)), []
+    gpu, rows = OpenClDevice(one_core_soc(args.device)), []
     for text in args.ops.read_text().splitlines():
         if text and args.only in text:
             rows.append(measure(parse(text), gpu, args.variant, args.choices, args.seconds))

@@ -21,13 +21,13 @@ from networks import device_clock, in_turns, one_core_each
 
 from codl.frontend.convert import load_network
 from codl.ir.results import TimeSpan
-from codl.ir.soc import Soc
 from codl.measure.inputs import random_inputs
 from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.targets.connect import connect
 from codl.targets.detect import detect
+from codl.targets.local import LocalTarget
 
 MODELS = ("resnet50", "mobilenet_v2")
 #: Profiles of either engine, in turns; each is the middle one of its runs.
@@ -57,9 +57,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each model")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    soc, rows = one_core_each(detect(connect("local"), "bench", device=args.device)), []
+    soc = one_core_each(detect(connect("local"), "bench", device=args.device))
+    target, rows = LocalTarget(soc), []
     for model in args.models.split(","):
-        rows.append(measure(model, soc, args.seconds, args.batch))
+        rows.append(measure(model, target, args.seconds, args.batch))
         if not args.json:
             print(line(rows[-1]), flush=True)
     if args.json:
@@ -67,15 +68,15 @@ def main() -> None:
         print(json.dumps(content, indent=1))
 
 
-def measure(model: str, soc: Soc, seconds: float, batch: int | None) -> Row:
+def measure(model: str, target: LocalTarget, seconds: float, batch: int | None) -> Row:
     network = load_network(model, batch)
-    plan, inputs = default_plan(network, soc, "gpu"), random_inputs(network)
+    plan, inputs = default_plan(network, target.soc, "gpu"), random_inputs(network)
     engines = {
-        name: Engine(network, plan, soc, fuse=name == "fused") for name in ("fused", "apart")
+        name: Engine(network, plan, target, fuse=name == "fused") for name in ("fused", "apart")
     }
     for engine in engines.values():
         engine.feed(inputs)
-    clock = device_clock(soc) if soc.gpu.is_cpu else perf_counter
+    clock = device_clock(target.device) if target.soc.gpu.is_cpu else perf_counter
     samples = in_turns(engines, dict.fromkeys(engines, clock), seconds)
     share = share_of_adds(engines)
     fused = engines["fused"].fused

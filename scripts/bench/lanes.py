@@ -24,7 +24,7 @@ from codl.lower import lower
 from codl.plan.single_processor import default_plan
 from codl.runtime import threads
 from codl.runtime.ncnn_net import NcnnSession
-from codl.runtime.opencl import open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.session import Session
 from codl.targets.detect import load_local
@@ -38,7 +38,7 @@ def one_image(network: Network, soc: LocalSoc) -> Callable[[], None]:
     Its results stay with ncnn, so that any number may run at once.
     """
     plan = default_plan(network, soc, "cpu")
-    session = Session(lower(network, plan, soc, Tuning()), open_device(soc))
+    session = Session(lower(network, plan, soc, Tuning()), OpenClDevice(soc))
     random = np.random.default_rng(0)
     for array in session.inputs.values():
         array[...] = random.random(array.shape, np.float32)

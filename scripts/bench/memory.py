@@ -24,9 +24,9 @@ from codl.measure.inputs import random_inputs
 from codl.predict.names import FOLDER
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import open_device
 from codl.strategies import Context, find
 from codl.targets.detect import load_local
+from codl.targets.local import LocalTarget
 
 RUNS = 3
 SINGLES = ("cpu", "gpu")
@@ -74,11 +74,12 @@ def engine_bytes(model: str, strategy: str, context: Context) -> int:
     network = load_network(model)
     plan = find(strategy).plan(network, context)
     inputs = random_inputs(network)
-    open_device(context.soc)
+    target = LocalTarget(context.soc)
+    target.open()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # so that nothing hides in what was freed
     before = resident_bytes()
-    engine = Engine(network, plan, context.soc, context.tuning)
+    engine = Engine(network, plan, target, context.tuning)
     engine.feed(inputs)
     for _ in range(RUNS):
         engine.run()

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from codl.frontend.convert import load_network
 from codl.ir import Network, Op
-from codl.ir.soc import Soc
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.measure import timing as rounds
@@ -37,10 +36,11 @@ from codl.measure.timing import Rounds
 from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import detect
+from codl.targets.local import LocalTarget
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
     args = parser.parse_args()
     soc = one_core_each(detect(connect("local"), "bench", device=args.device))
-    bench, rows = Bench(soc, "bench", QUICK), []
+    target, rows = LocalTarget(soc), []
     for model in args.models.split(","):
-        rows.append(measure(load_network(model), bench, args.seconds))
+        rows.append(measure(load_network(model), target, args.seconds))
         if not args.json:
             print(line(rows[-1]), flush=True)
     content = {**provenance(), "device": soc.gpu.name, "rows": [asdict(row) for row in rows]}
@@ -89,16 +89,17 @@ def main() -> None:
         print(text)
 
 
-def measure(network: Network, bench: Bench, seconds: float) -> Row:
+def measure(network: Network, target: LocalTarget, seconds: float) -> Row:
+    bench = Bench(target.device, "bench", QUICK)
     plans = {
         "opencl": default_plan(network, bench.soc, "gpu", variants=fastest(network, "gpu", bench)),
         "ncnn": default_plan(network, bench.soc, "cpu", variants=fastest(network, "cpu", bench)),
         "ncnn auto": default_plan(network, bench.soc, "cpu"),
     }
-    engines = {name: Engine(network, plan, bench.soc) for name, plan in plans.items()}
+    engines = {name: Engine(network, plan, target) for name, plan in plans.items()}
     for engine in engines.values():
         engine.feed(random_inputs(network))
-    clocks = dict.fromkeys(plans, thread_time) | {"opencl": device_clock(bench.soc)}
+    clocks = dict.fromkeys(plans, thread_time) | {"opencl": device_clock(target.device)}
     if not bench.soc.gpu.is_cpu:
         clocks = dict.fromkeys(plans, perf_counter)
     samples = in_turns(engines, clocks, seconds)
@@ -164,9 +165,9 @@ def one_core_each(soc: LocalSoc) -> LocalSoc:
     return replace(soc, cpu=replace(soc.cpu, threads=1), gpu=gpu, placement=place)
 
 
-def device_clock(soc: Soc) -> Clock:
+def device_clock(gpu: OpenClDevice) -> Clock:
     """Seconds that the threads of an OpenCL device that is a CPU have worked so far."""
-    stats = [Path(f"/proc/self/task/{t}/schedstat") for t in open_device(soc).worker_threads]
+    stats = [Path(f"/proc/self/task/{t}/schedstat") for t in gpu.worker_threads]
     return lambda: sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
 
 

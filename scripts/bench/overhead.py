@@ -20,6 +20,7 @@ from codl.measure.surroundings import TINY
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
 from codl.targets.detect import load_local
+from codl.targets.local import LocalTarget
 
 ROUNDS, WARM_UP = 400, 50
 
@@ -39,7 +40,8 @@ def main() -> None:
             chains=tuple((cpu, gpu)[at % 2][at] for at in range(options.ops)),
         ),
     }
-    engines = {way: Engine(network, plan, soc) for way, plan in plans.items()}
+    target = LocalTarget(soc)
+    engines = {way: Engine(network, plan, target) for way, plan in plans.items()}
     samples: dict[str, list[float]] = {way: [] for way in engines}
     for turn in range(WARM_UP + ROUNDS):
         for way, engine in engines.items():

@@ -21,7 +21,6 @@ import numpy as np
 
 from codl.ir import Dim, Layer, Network, Op, to_text
 from codl.ir.plan import Plan
-from codl.ir.soc import Soc
 from codl.measure.tasks import load_ops
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch
@@ -30,6 +29,7 @@ from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
 from codl.targets.detect import load_local
+from codl.targets.local import LocalTarget
 
 MODELS = "mobilenet_v2,resnet50,vgg16,yolov2"
 SEED = 11
@@ -66,7 +66,8 @@ def main() -> None:
     cost = CostModel(soc, load(soc, arguments.predictor, arguments.predictors))
     splittable = [op for op in load_ops(arguments.models.split(",")) if op.dims]
     ops = random.Random(arguments.seed).sample(splittable, min(arguments.ops, len(splittable)))
-    rows = [measured(op, soc, cost, arguments) for op in ops]
+    target = LocalTarget(soc)
+    rows = [measured(op, target, cost, arguments) for op in ops]
     regrets = np.array([row.regret for row in rows])
     summary = {
         "ops": len(rows),
@@ -100,7 +101,7 @@ def network_of(op: Op) -> Network:
     return Network("one op", (layer,), inputs, {"output": ("output", tuple(op.output))})
 
 
-def measured(op: Op, soc: Soc, cost: CostModel, arguments: argparse.Namespace) -> Row:
+def measured(op: Op, target: LocalTarget, cost: CostModel, arguments: argparse.Namespace) -> Row:
     network = network_of(op)
     search = ChainSearch(network, cost)
     layers = network.layers
@@ -110,7 +111,7 @@ def measured(op: Op, soc: Soc, cost: CostModel, arguments: argparse.Namespace) -
     plans = {}
     for dim, ratio in dict.fromkeys(cuts):
         plans[label(dim, ratio)] = search.plan("regret", [search.at(layers, dim, ratio)])
-    samples = run(network, plans, soc, rounds=arguments.rounds, warm_up=arguments.warm_up)
+    samples = run(network, plans, target, rounds=arguments.rounds, warm_up=arguments.warm_up)
     levels = [
         {name: float(np.quantile(own[half::2], QUANTILE)) for name, own in samples.items()}
         for half in (0, 1)
@@ -133,10 +134,11 @@ def label(dim: str, ratio: float) -> str:
 
 
 def run(
-    network: Network, plans: dict[str, Plan], soc: Soc, *, rounds: int, warm_up: int
+    network: Network, plans: dict[str, Plan], target: LocalTarget, *, rounds: int, warm_up: int
 ) -> dict[str, Sequence[float]]:
     """Milliseconds of every plan in every round; each round in another order."""
-    engines = {name: Engine(network, replace(p, strategy=name), soc) for name, p in plans.items()}
+    named = {name: replace(plan, strategy=name) for name, plan in plans.items()}
+    engines = {name: Engine(network, plan, target) for name, plan in named.items()}
     samples: dict[str, list[float]] = {name: [] for name in engines}
     order = list(engines)
     for turn in range(rounds + 2):

@@ -17,7 +17,6 @@ import numpy as np
 
 import codl
 from codl.ir import Shape
-from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.lower import pieces
@@ -27,7 +26,7 @@ from codl.measure.dataset import SharingRow
 from codl.measure.inputs import random_inputs
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
 from codl.runtime.session import Session
 from codl.targets.detect import load_local
@@ -49,7 +48,8 @@ def main() -> None:
     names = options.models.split(",")
     found = [e for name in names for e in inside_ms(name, options.soc, options.strategy)]
     exchanges = list(dict.fromkeys(exchange for exchange, _ in found))
-    measured, gpu = collected_ms(exchanges, soc), open_device(soc)
+    gpu = OpenClDevice(soc)
+    measured = collected_ms(exchanges, gpu)
     again = {e: repeated_ms(*e, gpu) for e in exchanges} if soc.gpu.sees_host_memory else {}
     for way in ("to_gpu", "to_cpu"):
         own = [(exchange, ms) for exchange, ms in found if exchange[0] == way]
@@ -86,8 +86,8 @@ def inside_ms(model: str, soc: str, strategy: str) -> Iterator[tuple[Exchange, f
             yield (move.direction, move.region.shape(shapes[move.tensor])), float(ms)
 
 
-def collected_ms(exchanges: list[Exchange], soc: Soc) -> dict[Exchange, float]:
-    bench, storage = Bench(soc, "bench"), registry.storages(soc)[0]
+def collected_ms(exchanges: list[Exchange], gpu: OpenClDevice) -> dict[Exchange, float]:
+    bench, storage = Bench(gpu, "bench"), registry.storages(gpu.soc)[0]
     prepared = [bench.prepare(SharingTask(*exchange, storage)) for exchange in exchanges]
     able = [one for one in prepared if isinstance(one, Prepared)]
     rounds.measure([one.timed for one in able], bench.rounds)

@@ -41,14 +41,17 @@ try:
     from codl.targets.detect import load_local as load_soc
     from codl.ir.plan import load_plan
     from codl.frontend.convert import load_network
+    from codl.targets.local import LocalTarget
 except ImportError:
     from codl.execute.engine import Engine
     from codl.soc import load as load_soc
     from codl.ops.plan import load_plan
     from codl.ops import load_network
+    LocalTarget = None
 from pathlib import Path
 warnings.simplefilter("ignore")
 soc = load_soc(sys.argv[1])
+where = soc if LocalTarget is None else LocalTarget(soc)
 engines = {}
 for line in sys.stdin:
     ask = json.loads(line)
@@ -56,7 +59,7 @@ for line in sys.stdin:
     if key not in engines:
         network = load_network(ask["model"])
         plan = replace(load_plan(Path(key)), digest=network.digest)
-        engines[key] = engine = Engine(network, plan, soc)
+        engines[key] = engine = Engine(network, plan, where)
         random = np.random.default_rng(0)
         engine.feed({n: random.random(s, np.float32) for n, s in network.inputs.items()})
     samples = []

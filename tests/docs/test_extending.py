@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 from support import common_checks as common
+from support.devices import here
 from support.plans import make_plan
 
 import codl
@@ -178,6 +179,6 @@ def test_its_kernels_compute_its_reference(folder: Path, soc: Soc, ratio: float)
     for layer in network.layers:
         expected = layer.op.reference([expected], layer.weights)
     plan = make_plan(network, soc, [(len(network.layers), "H", ratio)])
-    with Engine(network, plan, soc) as engine:
+    with Engine(network, plan, here(soc)) as engine:
         check(engine.executable)
         np.testing.assert_allclose(engine({"x": x})["y"], expected, rtol=1e-4, atol=1e-4)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+from support.devices import here
 
 import codl.kernels
 from codl.frontend.convert import convert
@@ -45,7 +46,7 @@ def check(proto: onnx.ModelProto, soc: Soc, inputs: dict[str, Array]) -> dict[st
     outputs: dict[str, Array] = {}
     for chained in (False, True):
         plan = default_plan(network, soc, "gpu", chained=chained)
-        with Engine(network, plan, soc) as engine:
+        with Engine(network, plan, here(soc)) as engine:
             outputs = engine(inputs)
         for name, reference in expected.items():
             assert outputs[name].shape == reference.shape

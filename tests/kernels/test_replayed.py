@@ -18,7 +18,6 @@ from codl.kernels.replayed import replayed_variants
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.predict import features
-from codl.runtime.opencl import open_device
 from codl.targets.local import LocalTarget
 
 CONV = parse("conv2d in=1x6x8x8 oc=10 kernel=3 pad=1")
@@ -64,7 +63,7 @@ def test_features_of_a_convolution() -> None:
 
 def test_nothing_runs_on_a_replayed_soc(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'phone': its file says source: replayed"):
-        open_device(REPLAYED)
+        LocalTarget(REPLAYED).open()
     with pytest.raises(UnsupportedError, match="somebody else's"):
         collect(LocalTarget(REPLAYED), Dataset(tmp_path / "phone"), [])
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from support.devices import here
 from support.kernel_runs import Case, operands, reference, run_gpu
 from support.plans import branching, defaults, gpu_variant
 
@@ -29,7 +30,7 @@ from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import SharingTask, make_tasks
 from codl.runtime import detect
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.probe import ProbedDevice
 from codl.runtime.session import Session
 from codl.strategies.evaluation import max_rel_err
@@ -73,7 +74,7 @@ def test_a_network_in_any_storage(storages: Sequence[Storage], soc: Soc) -> None
     session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
     names = list(network.outputs)
     halves = any(storage.element == "float16" for storage in storages)
-    with Engine(network, make_plan(network, storages, soc), soc) as engine:
+    with Engine(network, make_plan(network, storages, soc), here(soc)) as engine:
         outputs = engine({"image": x})
         assert set(engine.storages) - {PLANAR} == set(storages)
         assert engine.precision["stored"] == ("float16" if halves else "float32")
@@ -147,7 +148,7 @@ def test_an_image_too_large_is_refused_with_its_size(first_soc: Soc) -> None:
     assert "got 160x80" in (image_refusal(small, [shape]) or "")
     copy = pieces.relayout(Shape(1, 4, 1, most + 1), PLANAR, IMAGE, first_soc)
     with pytest.raises(DeviceError, match=f"{most + 1}x1 float32 texels is wanted, .* {most}x"):
-        Session(copy, open_device(first_soc))
+        Session(copy, here(first_soc).device)
 
 
 def test_detection_takes_memory_and_element_by_name(devices: tuple[ProbedDevice, ...]) -> None:
@@ -179,7 +180,7 @@ def test_sharing_is_measured_for_every_storage(soc: Soc) -> None:
         ("store", "blocked float32"),
         ("relayout", "image float16"),
     }
-    bench = Bench(both, "run1")
+    bench = Bench(here(both).device, "run1")
     for task in tasks:
         prepared = bench.prepare(task)
         assert isinstance(prepared, Prepared)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.devices import here
 from support.variants import with_variants
 
 from codl.errors import CodlWarning, MismatchError
@@ -114,7 +115,7 @@ def result(variant: Any, soc: Soc, choice: Choice, op: Any = OP, **changes: Any)
 def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -> None:
     soc, task = gpu.soc, TuneTask(OP, variant)
     kept: list[Tuned] = []
-    done = tune(soc, [task], keep=kept.append)
+    done = tune(gpu, [task], keep=kept.append)
     (found,) = done.results
     assert found.choice == FAST
     assert found.complete
@@ -130,7 +131,7 @@ def test_the_fastest_choice_is_found_and_kept(gpu: OpenClDevice, variant: Any) -
     assert len(tuning.plan(variant, OP, soc).launches) == 1
     assert tuning.features(variant, OP, soc) == {"repeats": 1.0}
     before = gpu.programs.compiled
-    again = tune(soc, [task], tuning)
+    again = tune(gpu, [task], tuning)
     assert (again.results, again.known, again.left) == ((), (found,), 0)
     assert gpu.programs.compiled == before
 
@@ -145,7 +146,9 @@ def test_training_planning_and_running_see_the_same_choice(soc: Soc, variant: An
     assert (repeats(OP, Tuning()), repeats(OP, tuning)) == (30.0, 1.0)
     assert repeats(parse("conv2d in=1x16x12x12 oc=48 kernel=3 pad=1"), tuning) == 30.0
     task = OpTask((), variant.name, "gpu", OP, "H", 1.0, OP)
-    works: list[Any] = [Bench(soc, "", tuning=own).work(task) for own in (Tuning(), tuning)]
+    works: list[Any] = [
+        Bench(here(soc).device, "", tuning=own).work(task) for own in (Tuning(), tuning)
+    ]
     assert [len(work._kernels) for work in works] == [30, 1]
 
 
@@ -166,7 +169,7 @@ def test_training_on_what_was_measured_before_the_tuning_says_so(
 @pytest.mark.usefixtures("_quiet")
 def test_where_the_default_is_best_it_stays(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (FAST, {"repeats": 20}, {"repeats": 30})
-    (found,) = tune(gpu.soc, [TuneTask(OP, variant)]).results
+    (found,) = tune(gpu, [TuneTask(OP, variant)]).results
     assert found.choice == FAST
     assert found.best_ms == found.default_ms
 
@@ -174,13 +177,13 @@ def test_where_the_default_is_best_it_stays(gpu: OpenClDevice, variant: Any) -> 
 @pytest.mark.usefixtures("_quiet")
 def test_a_default_that_fails_gives_way(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, FAST)
-    (found,) = tune(gpu.soc, [TuneTask(OP, variant)]).results
+    (found,) = tune(gpu, [TuneTask(OP, variant)]).results
     assert (found.choice, found.default_ms) == (FAST, None)
 
 
 def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: Any) -> None:
     variant.all = (BROKEN, {"repeats": -2})
-    done = tune(gpu.soc, [TuneTask(OP, variant)])
+    done = tune(gpu, [TuneTask(OP, variant)])
     (failure,) = done.failures
     assert done.results == ()
     assert "does not build" in failure.reason
@@ -188,11 +191,12 @@ def test_where_every_choice_fails_there_is_a_reason(gpu: OpenClDevice, variant: 
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_a_search_that_was_cut_short_goes_on(soc: Soc, variant: Any) -> None:
+def test_a_search_that_was_cut_short_goes_on(gpu: OpenClDevice, variant: Any) -> None:
+    soc = gpu.soc
     cut = result(variant, soc, SLOW, complete=False, trials=(Trial(SLOW, 1.0), Trial(FAST, 0.9)))
     tuning = Tuning.of([cut])
-    assert tune(soc, [TuneTask(OP, variant)], tuning, budget_s=0).left == 1
-    (found,) = tune(soc, [TuneTask(OP, variant)], tuning).results
+    assert tune(gpu, [TuneTask(OP, variant)], tuning, budget_s=0).left == 1
+    (found,) = tune(gpu, [TuneTask(OP, variant)], tuning).results
     assert found.complete
     assert Trial(FAST, 0.9) in found.trials, "measured before, and not again"
     assert found.choice == FAST
@@ -204,7 +208,7 @@ def test_nothing_is_tuned_under_another_drivers_name(soc: Soc, variant: Any) -> 
         pytest.warns(CodlWarning, match="the SoC file says 'older': `codl soc detect"),
         pytest.raises(MismatchError, match="writes it anew"),
     ):
-        tune(stale, [TuneTask(OP, variant)])
+        tune(here(stale).device, [TuneTask(OP, variant)])
 
 
 def test_every_gpu_variant_of_every_op_and_part_is_a_task(first_soc: Soc) -> None:
@@ -252,7 +256,7 @@ def test_a_gain_within_the_noise_is_none() -> None:
 def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None:
     variant.all = (BROKEN, FAST)
     quick = Protocol(warm_up=1, min_samples=1, min_time_s=0.0, max_time_s=0.0)
-    rows, refused = bench(OP, soc, protocol=quick)
+    rows, refused = bench(here(soc).device, OP, protocol=quick)
     names = {row.variant for row in rows} | {each.variant for each in refused}
     assert names == {v.name for v in registry.of_kind("conv2d")}
     assert {row.processor for row in rows} == {"cpu", "gpu"}
@@ -261,7 +265,7 @@ def test_a_bench_has_every_variant_or_its_reason(soc: Soc, variant: Any) -> None
     assert "does not build" in reasons["gpu_repeating"]
     assert reasons["gpu_grouped"] == "groups must be more than 1, got 1"
     tuning = Tuning.of([result(variant, soc, FAST)])
-    rows, _ = bench(OP, soc, tuning, protocol=quick)
+    rows, _ = bench(here(soc).device, OP, tuning, protocol=quick)
     assert {row.variant: row.choice for row in rows}["gpu_repeating"] == FAST
 
 

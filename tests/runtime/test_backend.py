@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support.devices import here
 from typer.testing import CliRunner
 
 from codl.backend import CodlBackend, conformance
@@ -59,7 +60,7 @@ PROMISED = (
 def check(cases: Sequence[conformance.Case], soc: Soc) -> None:
     """All pass but the exceptions, and those do not pass."""
     wrong = []
-    for outcome in conformance.run(cases, soc):
+    for outcome in conformance.run(cases, here(soc)):
         why = next(
             (why for name, why in EXCEPTIONS.items() if re.fullmatch(name, outcome.case)), ""
         )
@@ -101,7 +102,7 @@ def model_of(
 
 
 def run_node(node: onnx.NodeProto, inputs: Sequence[Any], soc: Soc, **options: Any) -> Any:
-    return CodlBackend.run_node(node, inputs, soc=soc, opset_version=18, **options)
+    return CodlBackend.run_node(node, inputs, target=here(soc), opset_version=18, **options)
 
 
 def test_a_node_runs_alone_on_either_side(first_soc: Soc) -> None:
@@ -143,7 +144,7 @@ def test_types_that_codl_cannot_convert_are_refused(first_soc: Soc) -> None:
         model = model_of([node], [tensor("x", kind, [2])], [tensor("y", kind, [2])])
         assert not CodlBackend.is_compatible(model)
         with pytest.raises(UnsupportedError, match=f"'x' is of type {word}"):
-            CodlBackend.prepare(model, soc=first_soc)
+            CodlBackend.prepare(model, target=here(first_soc))
     assert not CodlBackend.supports_device("CUDA")
 
 
@@ -160,7 +161,7 @@ def test_parameters_are_inputs_of_every_run(first_soc: Soc) -> None:
     ]
     model = model_of(nodes, inputs, [tensor("y", TensorProto.FLOAT, ["m", 4])])
     assert parameter_inputs(model.graph) == {"starts", "shift"}
-    rep = CodlBackend.prepare(model, soc=first_soc)
+    rep = CodlBackend.prepare(model, target=here(first_soc))
     for rows, start, shift in ((6, 1, 2), (6, 1, 2), (6, 0, 1), (9, 2, 3)):
         x = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
         (y,) = rep.run([x, np.array([start]), np.array([shift])])
@@ -185,7 +186,7 @@ def test_an_output_may_be_an_input_or_a_constant(first_soc: Soc) -> None:
     ]
     x = np.float32([[1, 2, 3], [4, 5, 6]])
     given = {"x": x, "shape": np.array([-1])}
-    results = CodlBackend.run_model(model_of(nodes, inputs, outputs), given, soc=first_soc)
+    results = CodlBackend.run_model(model_of(nodes, inputs, outputs), given, target=here(first_soc))
     for result, wanted in zip(results, (x, x.reshape(-1), np.float32([1, 2])), strict=True):
         np.testing.assert_array_equal(result, wanted)
 

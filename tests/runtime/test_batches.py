@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.devices import here
 from support.kernel_runs import assert_close, operands, reference, run_gpu, variants_for_gpus
 from support.kernel_runs import cut as cut_region
 from support.plans import make_plan
@@ -156,7 +157,7 @@ def test_any_plan_of_a_batch_gives_the_same_outputs(
 ) -> None:
     network, x, expected = case(images)
     plan = make_plan(network, first_soc, able(network, cuts), sharing)
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         for _ in range(2):  # the second run reuses everything
             outputs = engine({"image": x})
             for name, reference in expected.items():
@@ -172,7 +173,7 @@ def test_the_whole_network_is_one_chain_of_images(gpu_ratio: float, first_soc: S
     mine = round(4 * gpu_ratio)
     assert [move.region.images for move in program.segments[0].transfers] == [Span(0, mine)]
     assert {move.region.images for move in program.final} == {Span(0, mine)}
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         outputs = engine({"image": x})
     for name, wanted in expected.items():
         assert max_rel_err(outputs[name], wanted) <= 1e-4

@@ -19,6 +19,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.devices import here
 from support.failing_kernels import Failing, source
 from support.onnx_models import floats, model, node
 from support.plans import CUTS, branching, legal, make_plan, one_by_one
@@ -49,7 +50,6 @@ from codl.measure.op_runner import operands
 from codl.runtime import cache
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
-from codl.targets.local import LocalTarget
 
 #: Ops whose variants have weights to arrange; other tests compile the same kernels.
 OPS = (
@@ -95,7 +95,7 @@ def made(small: Network, first_soc: Soc, tmp_path_factory: pytest.TempPathFactor
     """A bundle of `small`, both layers split."""
     path = tmp_path_factory.mktemp("bundle") / "small.codl"
     plan = make_plan(small, first_soc, [(1, "OC", 0.5), (1, "H", 0.5)])
-    write(small, plan, LocalTarget(first_soc), path).close()
+    write(small, plan, here(first_soc), path).close()
     return path
 
 
@@ -108,10 +108,10 @@ def outputs(engine: Engine, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDA
 def assert_same_outputs(net: Network, plan: Plan, soc: Soc, path: Path) -> Archive:
     """What is computed by the engine, by the one that writes the bundle, and from the bundle."""
     inputs = random_inputs(net)
-    expected = outputs(Engine(net, plan, soc), inputs)
+    expected = outputs(Engine(net, plan, here(soc)), inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CodlWarning)
-        for engine in (write(net, plan, LocalTarget(soc), path), load(path)):
+        for engine in (write(net, plan, here(soc), path), load(path)):
             found = outputs(engine, inputs)
             assert found.keys() == expected.keys()
             for name, value in expected.items():
@@ -239,9 +239,7 @@ def test_a_variant_that_failed_is_not_tried_again(
     )
     plan = make_plan(small, first_soc, [])
     with pytest.warns(CodlWarning, match="not in gpu_failing"):
-        engine = write(
-            small, replace(plan, chains=chains), LocalTarget(first_soc), tmp_path / "a.codl"
-        )
+        engine = write(small, replace(plan, chains=chains), here(first_soc), tmp_path / "a.codl")
     inputs = random_inputs(small)
     expected = outputs(engine, inputs)
     with warnings.catch_warnings():

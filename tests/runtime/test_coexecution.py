@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.devices import here
 from support.plans import CUTS, branching, legal, make_plan
 
 from codl.errors import CodlError, MismatchError
@@ -58,7 +59,7 @@ def test_any_plan_gives_the_same_outputs(
 ) -> None:
     network, x, expected = case
     plan = make_plan(network, soc, legal(network, cuts), sharing)
-    with Engine(network, plan, soc) as engine:
+    with Engine(network, plan, here(soc)) as engine:
         for _ in range(2):  # the second run reuses everything
             outputs = engine({"image": x})
             for name, reference in expected.items():
@@ -81,7 +82,7 @@ def test_layers_of_a_chain_may_want_different_options_of_ncnn(
         replace(chain, variants={op: {**chain.variants[op], "cpu": names[op]} for op in chain.ops})
         for chain in plan.chains
     ]
-    with Engine(network, replace(plan, chains=tuple(chains)), first_soc) as engine:
+    with Engine(network, replace(plan, chains=tuple(chains)), here(first_soc)) as engine:
         for _ in range(2):
             outputs = engine({"image": x})
             for name, reference in expected.items():
@@ -91,7 +92,7 @@ def test_layers_of_a_chain_may_want_different_options_of_ncnn(
 @pytest.fixture
 def engine(case: Case, first_soc: Soc) -> Iterator[Engine]:
     cuts = [(2, "H", 0.5), (1, "OC", 0.5), (3, "H", 0.4)]
-    with Engine(case[0], make_plan(case[0], first_soc, cuts), first_soc) as made:
+    with Engine(case[0], make_plan(case[0], first_soc, cuts), here(first_soc)) as made:
         yield made
 
 
@@ -164,13 +165,13 @@ def test_a_plan_for_another_model_or_soc_is_refused(case: Case, first_soc: Soc) 
     b.output(b.conv(b.input("image", (1, 3, 9, 9)), 8, 3, pad=1))
     other = convert(simplify(import_onnx(b.build(), "other")))
     with pytest.raises(MismatchError, match="not for 'other'"):
-        Engine(other, plan, first_soc)
+        Engine(other, plan, here(first_soc))
     elsewhere = Plan(**{**plan.__dict__, "soc": "elsewhere"})
     with pytest.raises(MismatchError, match="SoC 'elsewhere'"):
-        Engine(network, elsewhere, first_soc)
+        Engine(network, elsewhere, here(first_soc))
     short = Plan(**{**plan.__dict__, "chains": plan.chains[:-1]})
     with pytest.raises(MismatchError, match="each once"):
-        Engine(network, short, first_soc)
+        Engine(network, short, here(first_soc))
 
 
 def test_arrays_of_the_cpu_begin_where_copies_are_fast() -> None:

@@ -122,7 +122,8 @@ def test_both_sides_work_on_disjoint_cores(soc: LocalSoc, tmp_path: Path) -> Non
     program = (
         "import json, sys; "
         "from codl.runtime import placement; from codl.runtime.detect import observe_cores; "
-        "print(json.dumps(observe_cores(placement.load(sys.argv[1]))))"
+        "from codl.runtime.opencl import OpenClDevice; "
+        "print(json.dumps(observe_cores(OpenClDevice(placement.load(sys.argv[1])))))"
     )
     command = [sys.executable, "-c", program, str(path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -9,6 +9,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+from support.devices import here
 
 from codl.errors import DeviceError, InvalidFileError
 from codl.ir import soc as socs
@@ -132,7 +133,7 @@ def test_nvml_is_absent_or_tells_energy() -> None:
 
 def test_power_needs_a_sensor(first_soc: Soc) -> None:
     with pytest.raises(DeviceError, match=r"has no energy sensor.*rapl package-0: refused"):
-        measure_power(first_soc, SensorScan((), {"rapl package-0": "refused"}), 0.1)
+        measure_power(here(first_soc).device, SensorScan((), {"rapl package-0": "refused"}), 0.1)
 
 
 def test_power_is_measured_for_both_sides(first_soc: Soc) -> None:
@@ -140,7 +141,7 @@ def test_power_is_measured_for_both_sides(first_soc: Soc) -> None:
     from time import perf_counter
 
     sensor = Sensor("clock", "device", perf_counter)
-    power = measure_power(first_soc, SensorScan((sensor,)), 0.1)
+    power = measure_power(here(first_soc).device, SensorScan((sensor,)), 0.1)
     assert power.sensors == ("clock",)
     for watts in (power.idle, power.cpu, power.gpu, power.both):
         assert watts == pytest.approx(1.0, rel=0.1)

@@ -15,6 +15,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.devices import here
 from support.plans import CUTS, branching, image, legal, make_plan, row
 
 from codl.errors import CodlError, DeviceError
@@ -31,7 +32,6 @@ from codl.lower.partition import PartitionedPlan, partition_plan
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
 from codl.runtime.loaded import Footprint as Memory
-from codl.runtime.opencl import open_device
 from codl.runtime.session import Session
 from codl.strategies.evaluation import max_rel_err
 
@@ -45,7 +45,10 @@ def test_many_threads_get_their_own_outputs(first_soc: Soc) -> None:
         default_plan(network, first_soc, "cpu"),
     ]
     inputs = [image(network, seed) for seed in range(12)]
-    with Engine(network, plans[0], first_soc) as one, Engine(network, plans[1], first_soc) as two:
+    with (
+        Engine(network, plans[0], here(first_soc)) as one,
+        Engine(network, plans[1], here(first_soc)) as two,
+    ):
         expected = [two(x) for x in inputs]
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(one, inputs)), list(pool.map(two, inputs))
@@ -58,7 +61,7 @@ def test_many_threads_get_their_own_outputs(first_soc: Soc) -> None:
 def test_ten_thousand_runs_leak_nothing(first_soc: Soc) -> None:
     network = row(2)
     plan = make_plan(network, first_soc, [(1, "H", 0.5), (1, "OC", 0.5)], "missing")
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         engine.feed(image(network))
         for _ in range(500):
             engine.run()
@@ -76,7 +79,7 @@ def _resident_bytes() -> int:
 
 def test_a_closed_engine_says_so(first_soc: Soc) -> None:
     network = row(1)
-    with Engine(network, default_plan(network, first_soc, "cpu"), first_soc) as engine:
+    with Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as engine:
         engine(image(network))
     with pytest.raises(CodlError, match="engine of 'row' is closed"):
         engine(image(network))
@@ -89,7 +92,7 @@ def test_a_deeper_network_needs_no_more_memory(side: Processor, first_soc: Soc) 
     for length in (4, 16):
         network = row(length)
         plan = default_plan(network, first_soc, side, chained=False)
-        with Engine(network, plan, first_soc) as engine:
+        with Engine(network, plan, here(first_soc)) as engine:
             held.append((engine.memory.cpu_bytes, engine.memory.gpu_bytes))
     assert held[0] == held[1]
 
@@ -100,7 +103,7 @@ def test_weights_are_counted_where_they_are(first_soc: Soc) -> None:
     given = sum(w.nbytes for layer in network.layers for w in layer.weights.values())
 
     def memory(plan: Plan) -> Memory:
-        with Engine(network, plan, first_soc) as engine:
+        with Engine(network, plan, here(first_soc)) as engine:
             return engine.memory
 
     cpu = memory(default_plan(network, first_soc, "cpu"))
@@ -197,7 +200,7 @@ def test_where_memory_must_be_mapped_outputs_are_the_same(
     expected = dict(zip(network.outputs, session.run(list(network.outputs), x), strict=True))
     plan = make_plan(network, soc, legal(network, cuts), sharing)
     mapped = replace(soc, gpu=replace(soc.gpu, fine_grained_svm=False))
-    with Engine(network, plan, mapped) as engine:
+    with Engine(network, plan, here(mapped)) as engine:
         for _ in range(2):
             outputs = engine(x)
             for name, reference in expected.items():
@@ -206,7 +209,7 @@ def test_where_memory_must_be_mapped_outputs_are_the_same(
 
 def test_a_closed_session_holds_no_memory_of_the_device(first_soc: Soc) -> None:
     shape = Shape(1, 16, 8, 8)
-    session = Session(pieces.relayout(shape, PLANAR, BLOCKED, first_soc), open_device(first_soc))
+    session = Session(pieces.relayout(shape, PLANAR, BLOCKED, first_soc), here(first_soc).device)
     memory = weakref.ref(session._handles)
     session.close()
     session.close()  # which changes nothing

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from support.devices import here
 from support.executables import small_network, small_plan
 from support.failing_kernels import Failing, source
 from support.plans import row
@@ -152,7 +153,7 @@ def test_what_fails_is_got_around(
     with_variants(monkeypatch, spoilt)
     x = np.random.default_rng(0).standard_normal((1, 16, 12, 12), np.float32)
     with pytest.warns(CodlWarning, match="'conv1' runs in .* and not in gpu_failing"):
-        engine = Engine(network, plan_of(network, soc, "gpu_failing"), soc)
+        engine = Engine(network, plan_of(network, soc, "gpu_failing"), here(soc))
     with engine:
         (fallback,) = engine.fallbacks
         y = engine(x)
@@ -170,14 +171,14 @@ def test_where_nothing_works_every_reason_is_given(
     with_variants(monkeypatch, spoilt, gpu=False)
     plan = plan_of(network, soc, "gpu_failing", "gpu_failing")
     with pytest.raises(DeviceError, match=r"No kernel variant of 'conv1' .* gpu_failing: A buffer"):
-        Engine(network, plan, soc)
+        Engine(network, plan, here(soc))
 
 
 def test_a_variant_that_refuses_is_named_before_anything_is_compiled(
     soc: Soc, network: Network
 ) -> None:
     with pytest.raises(CodlError, match="gpu_depthwise cannot run 'conv1': groups, input and"):
-        Engine(network, plan_of(network, soc, "gpu_depthwise"), soc)
+        Engine(network, plan_of(network, soc, "gpu_depthwise"), here(soc))
 
 
 def test_a_failed_build_is_remembered_until_the_source_changes(
@@ -208,8 +209,8 @@ import os, signal, sys
 from codl.kernels.base import KernelPlan
 from codl.runtime import placement
 from codl.runtime.cl_import import cl_module
-from codl.runtime.opencl import open_device
-gpu = open_device(placement.load(sys.argv[1]))
+from codl.runtime.opencl import OpenClDevice
+gpu = OpenClDevice(placement.load(sys.argv[1]))
 cl_module().Program.build = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 gpu.programs.build(KernelPlan("layout/transform.cl", (), {"V": 4}))
 """

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from support.devices import here
 from support.failing_kernels import Failing, source
 from support.kernel_runs import assert_close, cut, operands, run_gpu
 from support.plans import defaults, gpu_variant, make_plan
@@ -113,7 +114,10 @@ def test_a_network_with_residuals_is_what_onnx_runtime_computes(
     )
     names = list(network.outputs)
     plan = make_plan(network, soc, [(len(network.layers), dim, ratio)], "missing")
-    with Engine(network, plan, soc) as engine, Engine(network, plan, soc, fuse=False) as plain:
+    with (
+        Engine(network, plan, here(soc)) as engine,
+        Engine(network, plan, here(soc), fuse=False) as plain,
+    ):
         assert set(engine.fused) == FUSED
         assert not plain.fused
         assert not engine.fallbacks
@@ -137,10 +141,10 @@ def test_residuals_lie_in_images_too(storage: Storage, first_soc: Soc, network: 
         for layer in network.layers
     }
     x = np.random.default_rng(3).random((1, 3, 21, 13), np.float32)
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         expected = engine({"image": x})
     plan = replace(plan, chains=(replace(chain, variants=variants),))
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         assert set(engine.fused) == FUSED
         assert set(engine.storages) == {storage}
         outputs = engine({"image": x})
@@ -211,10 +215,10 @@ def test_what_lies_between_may_read_the_residual(first_soc: Soc) -> None:
     assert kinds.index("pooling") < kinds.index("eltwise")
     plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)])
     image = np.random.default_rng(3).random((1, 3, 9, 9), np.float32)
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         assert set(engine.fused) == {"conv2 + add1"}
         outputs = engine({"image": image})
-    with Engine(network, plan, first_soc, fuse=False) as engine:
+    with Engine(network, plan, here(first_soc), fuse=False) as engine:
         for name, value in engine({"image": image}).items():
             assert max_rel_err(outputs[name], value) <= 1e-6
 
@@ -227,13 +231,13 @@ def test_a_fused_kernel_that_fails_is_replaced_by_two(
     with_variants(monkeypatch, spoilt)
     plan = make_plan(network, first_soc, [(len(network.layers), "H", 1.0)], "missing")
     x = np.random.default_rng(3).random((1, 3, 21, 13), np.float32)
-    with Engine(network, plan, first_soc) as engine:
+    with Engine(network, plan, here(first_soc)) as engine:
         expected = engine({"image": x})
     (chain,) = plan.chains
     variants = {**chain.variants, "conv2": {"gpu": spoilt.name}}
     plan = replace(plan, chains=(replace(chain, variants=variants),))
     with pytest.warns(CodlWarning, match=r"'conv2 \+ add1' runs in two kernels and not in one of"):
-        engine = Engine(network, plan, first_soc)
+        engine = Engine(network, plan, here(first_soc))
     with engine:
         assert set(engine.fused) == FUSED - {"conv2 + add1"}
         outputs = engine({"image": x})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.devices import here
 from support.executables import small_network, small_plan
 from support.random_networks import random_inputs, random_networks, random_plans
 
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 def check_alike(network: Network, plan: Plan, soc: Soc) -> None:
     inputs = random_inputs(network)
-    with Engine(network, plan, soc) as engine:
+    with Engine(network, plan, here(soc)) as engine:
         outputs = engine(inputs)
         interpreted = run(engine.executable, inputs)
     tolerance = 3e-2 if soc.gpu.element == "float16" else 1e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 import pytest
+from support.devices import here
 
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
@@ -40,7 +41,7 @@ def test_both_sides_agree_with_onnxruntime(name: str, first_soc: Soc) -> None:
     for output in reference.outputs.values():
         assert 0.01 < output.std() < 10
     for ratio in (0.0, 1.0):
-        with Engine(network, one_side(network, first_soc, ratio), first_soc) as engine:
+        with Engine(network, one_side(network, first_soc, ratio), here(first_soc)) as engine:
             cosine, max_rel_err = compare(engine(reference.inputs), reference)
         assert cosine >= 0.99999
         assert max_rel_err <= 1e-4
@@ -61,5 +62,5 @@ def test_a_batch_norm_that_no_convolution_takes_in_is_one_op(first_soc: Soc) -> 
     session = ort.InferenceSession(proto.SerializeToString(), session_options(1))
     (expected,) = session.run(None, {"x": x_value})
     for ratio in (0.0, 1.0):
-        with Engine(network, one_side(network, first_soc, ratio), first_soc) as engine:
+        with Engine(network, one_side(network, first_soc, ratio), here(first_soc)) as engine:
             np.testing.assert_allclose(engine(x_value), expected, atol=1e-5)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from support.devices import here
 from support.onnx_models import floats, model, node
 from support.plans import one_by_one
 
@@ -40,7 +41,7 @@ def check(
     expected = dict(zip(names, session.run(names, dict(values)), strict=True))
     network = network_of(import_onnx(proto, "test"))
     for side in sides:
-        with Engine(network, one_by_one(network, soc, side), soc) as engine:
+        with Engine(network, one_by_one(network, soc, side), here(soc)) as engine:
             for _ in range(2):
                 results = engine(values)
                 for name, reference in expected.items():
@@ -168,7 +169,7 @@ def test_branches_on_data_and_integers_that_come_in(first_soc: Soc) -> None:
         network = check(proto, given, first_soc, ["gpu"])
     assert onnx_layers(network) == ["ReduceSum+Greater+If"]
     assert "gather" in kinds(network)
-    with Engine(network, one_by_one(network, first_soc, "cpu"), first_soc) as engine:
+    with Engine(network, one_by_one(network, first_soc, "cpu"), here(first_soc)) as engine:
         with pytest.raises(CodlError, match="exact up to 16777216"):
             engine({"x": floats(4, 5), "ids": np.int64([0, 0, 0, 1 << 25])})
         assert engine({"x": floats(4, 5), "ids": np.int64([1, 0, 0, 2])})["y"].shape == (4, 5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.devices import here
 from support.plans import image, row
 from support.simulated import SOC
 from support.synthetic_predictors import SyntheticPredictors
@@ -38,13 +39,13 @@ class Mistaken(Context):
 @pytest.mark.parametrize("gpu", [1e3, 1e-3])
 def test_a_mistaken_predictor_still_gives_a_plan_that_runs(gpu: float, first_soc: Soc) -> None:
     network = row(3)
-    plan = find("codl-refined").plan(network, Mistaken(first_soc, gpu=gpu))
+    plan = find("codl-refined").plan(network, Mistaken(first_soc, target=here(first_soc), gpu=gpu))
     assert plan.strategy == "codl-refined"
     assert "plans that ran" in plan.method
     inputs = image(network)
     with (
-        Engine(network, plan, first_soc) as engine,
-        Engine(network, default_plan(network, first_soc, "cpu"), first_soc) as reference,
+        Engine(network, plan, here(first_soc)) as engine,
+        Engine(network, default_plan(network, first_soc, "cpu"), here(first_soc)) as reference,
     ):
         for name, expected in reference(inputs).items():
             np.testing.assert_allclose(engine(inputs)[name], expected, rtol=1e-4, atol=1e-5)
@@ -63,7 +64,7 @@ def test_two_processors_must_be_worth_it(
     class StandIn:
         """An engine, and what its target loaded."""
 
-        def __init__(self, network: Network, plan: Plan, soc: Soc, *how: Any, target: Any) -> None:
+        def __init__(self, network: Network, plan: Plan, *how: Any) -> None:
             self.plan, self.loaded = plan, self
 
         def run(self) -> None: ...
@@ -92,8 +93,10 @@ def test_two_processors_must_be_worth_it(
 
 def test_what_it_cannot_compare_is_refused(first_soc: Soc) -> None:
     network: Network = row(1)
-    objective = Objective("energy", None)
+    target, objective = here(first_soc), Objective("energy", None)
     with pytest.raises(UnsupportedError, match="the objective 'energy'"):
-        find("codl-refined").plan(network, Context(first_soc, objective=objective))
+        find("codl-refined").plan(network, Context(first_soc, objective=objective, target=target))
     with pytest.raises(UnsupportedError, match="replayed from measurements of others"):
-        find("codl-refined").plan(network, Mistaken(replace(first_soc, source="replayed")))
+        find("codl-refined").plan(
+            network, Mistaken(replace(first_soc, source="replayed"), target=target)
+        )

@@ -11,7 +11,7 @@ from functools import cache
 from codl.runtime import drivers, threads
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
-from codl.runtime.opencl import OpenClDevice, open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice
 from codl.targets.local import LocalTarget
@@ -36,7 +36,13 @@ def opened() -> tuple[ProbedDevice, ...]:
     return devices
 
 
+@cache
+def here(soc: LocalSoc) -> LocalTarget:
+    """This process as the target of a SoC: all tests of it share one device."""
+    return LocalTarget(soc)
+
+
 def taken_for_gpu(soc: LocalSoc) -> OpenClDevice:
     """A device as if it were a real GPU: vectors of four, and work-groups that share memory."""
     like = replace(soc.gpu, type="gpu", vector_width=4, compute_units=16, local_mem_bytes=48 << 10)
-    return open_device(replace(soc, gpu=like))
+    return here(replace(soc, gpu=like)).device

@@ -13,6 +13,7 @@ from codl.ir.network import Network
 from codl.ir.soc import Soc
 from codl.plan.single_processor import default_plan
 from codl.runtime.engine import Engine
+from support.devices import here
 
 
 def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -> Network:
@@ -30,7 +31,7 @@ def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -
     )
     names = [output.name for output in proto.graph.output]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
-    with Engine(network, default_plan(network, soc, "gpu", chained=False), soc) as engine:
+    with Engine(network, default_plan(network, soc, "gpu", chained=False), here(soc)) as engine:
         got = engine(feeds)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, atol=atol, rtol=1e-4)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.devices import here
 
 from codl.ir import parse
 from codl.ir.soc import Soc
@@ -22,7 +23,6 @@ from codl.measure.drift import Anchors
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
 from codl.runtime import cache
-from codl.runtime.opencl import open_device
 from codl.runtime.placement import LocalSoc
 from codl.targets import compile_workers as ahead
 from codl.targets.compile_workers import (
@@ -57,7 +57,7 @@ def kernel_tasks(soc: Soc) -> list[Task]:
 
 def compiled(soc: Soc, tasks: Sequence[Task]) -> list[bool]:
     """Of every task, whether the cache has its program."""
-    programs, found = open_device(soc).programs, []
+    programs, found = here(soc).device.programs, []
     for task in tasks:
         assert isinstance(task, OpTask)
         plan = registry.find(task.part, task.variant).plan(task.part, soc)  # type: ignore[arg-type]

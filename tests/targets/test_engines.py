@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.devices import here
 from support.plans import image, row
 
 from codl.errors import CodlError, CodlWarning
@@ -68,15 +69,15 @@ def test_an_engine_runs_on_every_target(target: Target, network: Network) -> Non
     soc, inputs = target.soc, image(network)
     plan = plan_of(network, soc)
     with (
-        Engine(network, plan, soc, target=target) as engine,
-        Engine(network, plan, soc) as here,
+        Engine(network, plan, target) as engine,
+        Engine(network, plan, here(soc)) as local,
     ):
-        for name, expected in here(inputs).items():
+        for name, expected in local(inputs).items():
             np.testing.assert_array_equal(engine(inputs)[name], expected)
-        assert engine.executable.digest() == here.executable.digest()
-        assert engine.memory == here.memory
+        assert engine.executable.digest() == local.executable.digest()
+        assert engine.memory == local.memory
         labels = {span.label for span in engine.profile(1)}
-        assert labels == {span.label for span in here.profile(1)}
+        assert labels == {span.label for span in local.profile(1)}
         times = target.time({"one": engine.loaded}, Effort(1, 3, 0.0))
         assert times.latency_ms["one"].runs == 3
         assert times.latency_ms["one"].median > 0
@@ -91,8 +92,8 @@ def test_what_is_timed_and_profiled_is_what_is_fed(target: Target, network: Netw
     soc, given = target.soc, [image(network, seed) for seed in range(2)]
     plan = plan_of(network, soc)
     with (
-        Engine(network, plan, soc, target=target) as one,
-        Engine(network, plan, soc, target=target) as other,
+        Engine(network, plan, target) as one,
+        Engine(network, plan, target) as other,
     ):
         expected = [one(inputs) for inputs in given]
         one.feed(given[0])
@@ -106,11 +107,11 @@ def test_what_is_timed_and_profiled_is_what_is_fed(target: Target, network: Netw
 
 def test_a_cold_start_is_that_of_a_new_process(target: Target, network: Network) -> None:
     inputs, plan = image(network), plan_of(network, target.soc)
-    with Engine(network, plan, target.soc, target=target) as engine:
+    with Engine(network, plan, target) as engine:
         expected = engine(inputs)
     begin = perf_counter()
     with closing(target.fresh()) as fresh:
-        with Engine(network, plan, target.soc, target=fresh) as engine:
+        with Engine(network, plan, fresh) as engine:
             for name, values in engine(inputs).items():
                 np.testing.assert_array_equal(values, expected[name])
         times = fresh.cold_start()
@@ -124,7 +125,7 @@ def test_a_kill_in_a_run_is_an_error_and_the_next_run_works(
     process: RemoteTarget, network: Network
 ) -> None:
     soc, inputs = process.soc, image(network)
-    with Engine(network, plan_of(network, soc), soc, target=process) as engine:
+    with Engine(network, plan_of(network, soc), process) as engine:
         expected = engine(inputs)
         assert process.agent.pid is not None
         os.kill(process.agent.pid, signal.SIGKILL)
@@ -142,8 +143,8 @@ def test_threads_share_an_agent(process: RemoteTarget, network: Network) -> None
     soc, given = process.soc, [image(network, seed) for seed in range(2)]
     plan = plan_of(network, soc)
     with (
-        Engine(network, plan, soc, target=process) as one,
-        Engine(network, plan, soc, target=process) as other,
+        Engine(network, plan, process) as one,
+        Engine(network, plan, process) as other,
         ThreadPoolExecutor(2) as pool,
     ):
         expected = [one(inputs) for inputs in given]
@@ -164,17 +165,17 @@ def test_a_kill_in_a_load_is_an_error_and_the_next_load_works(
             running.child.kill()
 
     monkeypatch.setattr(AgentClient, "_post", kill)
-    soc, plan = process.soc, plan_of(network, process.soc)
+    plan = plan_of(network, process.soc)
     with pytest.raises(AgentLostError, match="crashed"):
-        Engine(network, plan, soc, target=process)
-    with Engine(network, plan, soc, target=process) as engine:
+        Engine(network, plan, process)
+    with Engine(network, plan, process) as engine:
         engine(image(network))
 
 
 def test_what_a_device_refuses_is_lowered_again_without(first_soc: Soc, network: Network) -> None:
     with closing(RemoteTarget("odd", [sys.executable, "-c", REFUSING], first_soc)) as target:
         with pytest.warns(CodlWarning, match="it does not build"):
-            engine = Engine(network, plan_of(network, first_soc), first_soc, target=target)
+            engine = Engine(network, plan_of(network, first_soc), target)
         with engine:
             (fallback,) = engine.fallbacks
             assert fallback.reason == "it does not build"
@@ -184,7 +185,7 @@ def test_what_a_device_refuses_is_lowered_again_without(first_soc: Soc, network:
 def test_only_arrays_that_lack_are_sent(process: RemoteTarget, network: Network) -> None:
     soc = process.soc
     digests: dict[str, Any] = {}
-    with Engine(network, plan_of(network, soc), soc, target=process) as engine:
+    with Engine(network, plan_of(network, soc), process) as engine:
         content = encode(
             engine.executable,
             lambda array: digests.setdefault(array_digest(array), 0) or array_digest(array),
@@ -202,8 +203,8 @@ def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, networ
         arrays[array_digest(array)] = array
         return array_digest(array)
 
-    with Engine(network, plan_of(network, soc), soc) as here:
-        content = encode(here.executable, put)
+    with Engine(network, plan_of(network, soc), here(soc)) as local:
+        content = encode(local.executable, put)
     with pytest.raises(CodlError, match="no executable"):
         process.agent.ask(Load((), True), LoadAnswer, [content[:-40]])
     with pytest.raises(CodlError, match="was not sent"):

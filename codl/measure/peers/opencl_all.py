@@ -10,10 +10,13 @@ from typing import ClassVar
 
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
 from codl.measure.peers.base import Job, Tensors
 from codl.runtime.engine import Engine
-from codl.runtime.opencl import open_device
+from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import at_hand
+from codl.runtime.session import Session
 
 
 class OpenClAll:
@@ -27,9 +30,8 @@ class OpenClAll:
         place = replace(own.placement, cpu_cores=job.cores, gpu_cores=job.cores)
         soc = replace(own, gpu=replace(own.gpu, compute_units=job.threads), placement=place)
         network = load_network(str(job.model))
-        # No core is left for a thread that only waits.
-        open_device(soc).waiting_helps = True
-        self._engine = Engine(network, job.plan, soc)
+        session = Session(lower(network, job.plan, soc, Tuning()), OpenClDevice(soc))
+        self._engine = Engine.of(session, network, job.plan, soc)
         self.version = soc.gpu.driver
 
     def feed(self, inputs: Tensors) -> None:
