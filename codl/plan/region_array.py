@@ -50,12 +50,27 @@ def sizes(boxes: Boxes) -> NDArray[np.int64]:
     return boxes[..., 0::2] + boxes[..., 1::2]
 
 
+def pieces_around(held: Sequence[int], joined: Sequence[int]) -> list[tuple[int, ...]]:
+    """Images, channels and rows of what lies in a box and not in the one held inside of it.
+
+    As `Region.minus` has it: before and behind what is held in images, then channels, then rows.
+    """
+    whole = [first + last for first, last in zip(joined[0::2], joined[1::2], strict=True)]
+    if held[1] == NOTHING:
+        return [tuple(whole)]
+    own = [first + last for first, last in zip(held[0::2], held[1::2], strict=True)]
+    return [
+        (*own[: end // 2], more - mine, *whole[end // 2 + 1 :])
+        for end, (more, mine) in enumerate(zip(joined, held, strict=True))
+        if more > mine
+    ]
+
+
 def missing_sizes(held: Boxes, needs: Boxes) -> NDArray[np.int64]:
     """The sizes of what moves to a processor that holds one of `held` and needs one of `needs`.
 
     For all pairs, as `codl.lower.partition.lacking` has it where only what is missing moves:
-    (sizes, 3), with duplicates. That is the smallest box around both without what is held, which
-    lies before and behind it in images, then channels, then rows.
+    (sizes, 3), with duplicates. These are the pieces of the smallest box around both.
     """
     is_held = is_something(held)
     pieces = [] if is_held.all() else [sizes(needs)]
@@ -134,10 +149,6 @@ class RegionTable:
         self.boxes.append(row)
         self.notes.append(key[1])
         return number
-
-    def region(self, number: int) -> Region | None:
-        """A numbered region; None of nothing."""
-        return None if number == NONE else region(self.boxes[number])
 
     def shape(self, number: int) -> Shape:
         """The shape of a numbered region, which must not be of nothing."""

@@ -18,7 +18,7 @@ import numpy as np
 from codl.ir import Network, Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS, Direction
-from codl.lower.partition import WAYS, Residency, lacking
+from codl.lower.partition import WAYS, Residency
 from codl.plan import region_array as boxes
 from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
 from codl.plan.cost_model import Move, Pair
@@ -203,14 +203,18 @@ class Transitions:
     def _fetched(
         self, side: int, tensor: str, held: int, need: int
     ) -> tuple[int, tuple[TransferCost, ...]]:
-        """What a processor holds that has fetched what it lacked of a region, and the transfers."""
+        """What a processor holds that has fetched what it lacked of a region, and the transfers.
+
+        As `codl.lower.partition.lacking` has it.
+        """
         regions, shape = self._regions, self.network.shapes[tensor]
-        wanted = regions.region(need)
-        assert wanted is not None
-        now, missing = lacking(shape, regions.region(held), wanted, self._sharing)
+        is_whole = self._sharing == "gather"
+        wanted = boxes.box(Region.whole(shape)) if is_whole else regions.boxes[need]
+        joined = tuple(map(max, regions.boxes[held], wanted))
+        missing = boxes.pieces_around(regions.boxes[held], joined)
         way = WAYS[PROCESSORS[side]]
-        transfers = tuple(self._transfer((way, one.shape(shape))) for one in missing)
-        return regions.one(tensor, boxes.box(now)), transfers
+        transfers = tuple(self._transfer((way, Shape._make((*size, shape.w)))) for size in missing)
+        return regions.one(tensor, joined), transfers
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:
