@@ -15,7 +15,7 @@ from codl.ir.types import Storage
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan, TensorArg
 from codl.lower.assembly import Assembly
-from codl.lower.kernels import KernelLowering, packing, reads_constants
+from codl.lower.kernels import KernelLowering
 from codl.lower.memory import Arena
 from codl.lower.partition import Part, Shard
 from codl.lower.selection import Selection, Selector
@@ -66,8 +66,10 @@ class GpuLowering:
             arguments[argument] = (self._read(name, plan.storage(argument)), need)
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
-        constants = self._constants(selection)
-        step = self._assembly.step(self._gpu_op(selection, arguments, constants))
+        weights = work.part.layer.op.restrict_weights(work.part.layer.weights, work.part.region)
+        ops = tuple(to_text(part.op) for part in work.parts)
+        constants = self._kernels.constants(plan, ops, selection.variant.name, weights)
+        step = self._assembly.step(self._gpu_op(selection, ops, arguments, constants))
         self._kernels.launch(plan, arguments, step=step, constants=constants)
         output = result.layer.output
         if stored is not target:
@@ -78,6 +80,7 @@ class GpuLowering:
     def _gpu_op(
         self,
         selection: Selection,
+        ops: tuple[str, ...],
         arguments: Mapping[TensorArg, tuple[Tensor, Region]],
         constants: int | None,
     ) -> GpuOp:
@@ -86,22 +89,13 @@ class GpuLowering:
         return GpuOp(
             label=work.label,
             layers=work.names,
-            ops=tuple(to_text(part.op) for part in work.parts),
+            ops=ops,
             variant=selection.variant.name,
             choice=None if selection.choice is None else dict(selection.choice),
             reads=tuple(reads),
             writes=writes,
             constants=constants,
         )
-
-    def _constants(self, selection: Selection) -> int | None:
-        work, plan, layer = selection.work, selection.plan, selection.work.part.layer
-        weights = layer.op.restrict_weights(layer.weights, work.part.region)
-        if not reads_constants(plan):
-            return None
-        how = packing(plan, [to_text(part.op) for part in work.parts], selection.variant.name,
-                      weights)  # fmt: skip
-        return self._assembly.add_constants(how, weights, lambda: plan.pack(weights))
 
     def _copy(self, source: Tensor, target: Tensor, region: Region, around: Region) -> None:
         """Copy `region`, and `around` it as far as blocks of channels go."""

@@ -90,6 +90,25 @@ class KernelLowering:
         for buffer in scratch.values():
             self._arena.give(buffer)
 
+    def constants(
+        self, plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights
+    ) -> int | None:
+        """What a plan's kernels read of weights, packed; None where they read none.
+
+        `ops`, as text, and `variant` say with the plan all that the packing depends on but weights.
+        """
+        if not any(isinstance(arg, ConstantArg) for one in plan.launches for arg in one.args):
+            return None
+        how = {
+            "ops": list(ops),
+            "variant": variant,
+            "source": plan.source,
+            "digest": source_digest(plan),
+            "options": compile_options(plan.defines),
+            "weights": sorted(weights),
+        }
+        return self._assembly.add_constants(json.dumps(how), weights, lambda: plan.pack(weights))
+
     def _emit(
         self, planned: KernelLaunch, program: int, arguments: Arguments, image: int, step: int
     ) -> None:
@@ -156,22 +175,3 @@ class KernelLowering:
         self.copy(source, between, region, step=step)
         self.copy(between, target, around, step=step)
         self._arena.give(between.buffer)
-
-
-def packing(plan: KernelPlan, ops: Sequence[str], variant: str, weights: Weights) -> str:
-    """All that a plan's packed constants depend on but the weights, as text."""
-    return json.dumps(
-        {
-            "ops": list(ops),
-            "variant": variant,
-            "source": plan.source,
-            "digest": source_digest(plan),
-            "options": compile_options(plan.defines),
-            "weights": sorted(weights),
-        }
-    )
-
-
-def reads_constants(plan: KernelPlan) -> bool:
-    """Whether a plan's kernels read packed weights."""
-    return any(isinstance(arg, ConstantArg) for launch in plan.launches for arg in launch.args)

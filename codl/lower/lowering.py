@@ -191,7 +191,7 @@ class Lowering:
         if to_gpu or (segment is not None and segment.gpu.parts):
             emit(Flush())
         for one in pending:
-            emit(*one.commands)
+            emit(*one)
         if segment is not None and segment.cpu.parts:
             self._lower_cpu(segment)
         return Stage(label, self._assembly.take_commands())

@@ -42,6 +42,10 @@ class Lifetime:
         return Lifetime(min(self.first, stage), max(self.last, stage))
 
 
+#: What a processor is given and does not use.
+UNUSED = Lifetime(NEVER, NEVER)
+
+
 def lifetimes(
     partitioned: PartitionedPlan, *, shared_in_place: bool
 ) -> Mapping[Processor, Mapping[str, Lifetime]]:
@@ -147,19 +151,19 @@ class NetworkMemory:
     def begin(self, stage: int) -> None:
         """Take memory for what is first held at a stage."""
         for name in self._partitioned.held["cpu"]:
-            if self._starts("cpu", name, stage) and name not in self.host:
+            if self._life("cpu", name).first == stage and name not in self.host:
                 self._take_host(name)
         for name in self._partitioned.held["gpu"]:
-            if self._starts("gpu", name, stage) and name not in self.device:
+            if self._life("gpu", name).first == stage and name not in self.device:
                 self.take_device(name)
 
     def end(self, stage: int) -> None:
         """Give back the memory of what nothing needs after a stage."""
         for name, tensor in self.host.items():
-            if self._ends("cpu", name, stage) and name not in self._lasting:
+            if self._life("cpu", name).last == stage and name not in self._lasting:
                 self._arena.give(tensor.buffer)
         for name, tensor in self.device.items():
-            if self._ends("gpu", name, stage) and name not in self._network.constants:
+            if self._life("gpu", name).last == stage and name not in self._network.constants:
                 self._arena.give(tensor.buffer)
 
     def take_device(self, name: str) -> Tensor:
@@ -177,10 +181,5 @@ class NetworkMemory:
         shape = self._network.shapes[name]
         self.host[name] = self._arena.host(name, shape, held, is_shared=is_shared)
 
-    def _starts(self, processor: Processor, name: str, stage: int) -> bool:
-        life = self._lives[processor].get(name)
-        return life is not None and life.first == stage
-
-    def _ends(self, processor: Processor, name: str, stage: int) -> bool:
-        life = self._lives[processor].get(name)
-        return life is not None and life.last == stage
+    def _life(self, processor: Processor, name: str) -> Lifetime:
+        return self._lives[processor].get(name, UNUSED)

@@ -20,7 +20,7 @@ from codl.kernels.base import Choice, KernelPlan, TensorArg
 from codl.kernels.registry import storages
 from codl.lower.assembly import Assembly
 from codl.lower.cpu import CpuLayer, Group
-from codl.lower.kernels import KernelLowering, packing, reads_constants
+from codl.lower.kernels import KernelLowering
 from codl.lower.lowering import lower_net
 from codl.lower.memory import Arena
 from codl.lower.partition import TensorMove
@@ -62,7 +62,7 @@ class Piece:
         if direction == "to_gpu":
             self.transfers.to_gpu(move)
         else:
-            self.assembly.emit(*self.transfers.begin_to_cpu(move).commands)
+            self.assembly.emit(*self.transfers.begin_to_cpu(move))
 
     def copy(self, source: str, target: str, region: Region) -> None:
         """Emit a copy of a region between two tensors of the GPU's."""
@@ -136,10 +136,7 @@ def kernels_alone(
     }
     arguments[TensorArg("output")] = (piece.device[OUTPUT], part)
     ops = (to_text(op.restrict(part)),)
-    constants = None
-    if reads_constants(plan):
-        how = packing(plan, ops, variant, weights)
-        constants = piece.assembly.add_constants(how, weights, lambda: plan.pack(weights))
+    constants = piece.kernels.constants(plan, ops, variant, weights)
     *reads, writes = (piece.assembly.access(*argument) for argument in arguments.values())
     step = GpuOp(
         label=op.kind,

@@ -9,24 +9,15 @@ the CPU hands over is mapped again at once, for the next inference, off this one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from codl.ir.executable import Access, Copy, Launch, Map, Transfer, Unmap, Wait
-from codl.ir.region import Region
+from codl.ir.executable import Access, Command, Copy, Launch, Map, Transfer, Unmap, Wait
 from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
 from codl.lower.kernels import KernelLowering
 from codl.lower.partition import TensorMove
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A region that the GPU hands over: what the CPU does once it is there."""
-
-    commands: tuple[Wait | Copy | Unmap, ...]
 
 
 class TransferLowering:
@@ -44,8 +35,8 @@ class TransferLowering:
         #: Staging memory that is to be mapped before the first inference.
         self.mapped: list[Map] = []
 
-    def begin_to_cpu(self, move: TensorMove) -> Pending:
-        """Emit what the GPU does; the CPU does not wait yet."""
+    def begin_to_cpu(self, move: TensorMove) -> tuple[Command, ...]:
+        """Emit what the GPU does, and return what the CPU is to do once the region is there."""
         host, device, step = self._sides(move)
         event = self._assembly.event()
         if self._is_shared(host):
@@ -53,12 +44,12 @@ class TransferLowering:
             last = self._assembly.commands.pop()
             assert isinstance(last, Launch)
             self._assembly.emit(replace(last, signals=event))
-            return Pending((Wait(step, event),))
+            return (Wait(step, event),)
         staging = self._staging(move, host)
         self._kernels.copy(device, staging, move.region, step=step)
         self._assembly.emit(Map(step, staging.buffer, "read", event))
         copy = Copy(step, self._access(staging, move), self._access(host, move))
-        return Pending((Wait(step, event), copy, Unmap(step, staging.buffer)))
+        return Wait(step, event), copy, Unmap(step, staging.buffer)
 
     def to_gpu(self, move: TensorMove) -> None:
         """Emit the whole transfer; what is enqueued after it sees the region."""
@@ -92,10 +83,6 @@ class TransferLowering:
         return self._assembly.access(tensor, move.region)
 
     def _staging(self, move: TensorMove, host: Tensor) -> Tensor:
-        return staging(self._assembly, host, move.region)
-
-
-def staging(assembly: Assembly, tensor: Tensor, region: Region) -> Tensor:
-    """New staging memory for a region of a tensor."""
-    buffer = assembly.buffer("staging", region.shape(tensor.shape).bytes)
-    return Tensor(tensor.name, buffer, tensor.shape, region, PLANAR, 1)
+        """New staging memory for what moves."""
+        buffer = self._assembly.buffer("staging", move.region.shape(host.shape).bytes)
+        return Tensor(host.name, buffer, host.shape, move.region, PLANAR, 1)
