@@ -143,7 +143,7 @@ class ChainCosts:
 class _Evaluation:
     """One pass over the steps of some walks, last layer to first.
 
-    A row is a layer in a walk: `parts` (rows, 2) are what both processors compute of it.
+    A row is a layer in a walk, and the part of it that either processor computes.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class _Evaluation:
         self._network = costs.network
         counts = [len(step.walks) for step in steps]
         self._layer = np.repeat([step.layer for step in steps], counts).astype(np.int64)
-        self._walk, self._leaves, parts = (
+        self._walk, self._leaves, self._parts = (
             np.concatenate([none, *columns])
             for none, columns in (
                 (np.empty(0, np.int64), [step.walks for step in steps]),
@@ -163,8 +163,9 @@ class _Evaluation:
             )
         )
         # All at once, before any part is asked for by itself.
-        costs.sub_ops.predict(parts)
-        cpu, gpu = parts.T
+        cpu, gpu = self._parts.T
+        for side, parts in enumerate((cpu, gpu)):
+            costs.sub_ops.fastest_ms(parts, side)
         light = np.isin(self._layer, list(costs.in_onnx))
         common = costs.network, costs.cost, costs.sub_ops
         self._cpu = CpuShards(*common, cpu, light, len(walks))
@@ -185,7 +186,7 @@ class _Evaluation:
             (_numbers_of(leaves, 0), _numbers_of(leaves, 1)),
             self._sub_ops,
             self._layer[order],
-            np.column_stack([self._cpu.parts, self._gpu.parts])[order],
+            self._parts[order],
             self._cpu.in_onnx[order],
             self._gpu.storages[order],
         )
@@ -216,12 +217,11 @@ class _Evaluation:
 
     def _left_rows(self) -> Numbers:
         """Rows of a chain, a processor and a region: what is left for others."""
-        parts = np.column_stack([self._cpu.parts, self._gpu.parts])
-        row, side = at = np.nonzero(self._leaves[:, None] & (parts != NONE))
+        row, side = at = np.nonzero(self._leaves[:, None] & (self._parts != NONE))
         layer, walk = self._layer[row], self._walk[row]
         outputs = np.array([self._regions.numbers[one.output] for one in self._network.layers])
         notes = np.where(side == 1, self._gpu.orders(row), 0)
-        regions = self._regions.of(outputs[layer], self._sub_ops.boxes[parts[at]], notes)
+        regions = self._regions.of(outputs[layer], self._sub_ops.boxes[self._parts[at]], notes)
         # A layer's output is left by all chains of the walk that begin at the layer or before it.
         first = self._chain[layer, walk] + ~self._begins[layer, walk]
         counts = np.cumsum(self._begins.sum(axis=0))[walk] - first

@@ -173,11 +173,6 @@ class SubOps:
         latencies: NDArray[np.float64] = self._fastest_ms[side][numbers]
         return latencies
 
-    def predict(self, parts: Numbers) -> None:
-        """Predict parts on the CPU and the GPU, (items, 2), in one batch each."""
-        for side in (0, 1):
-            self.fastest_ms(parts[:, side], side)
-
     def _predict(self, new: Sequence[int], side: int) -> None:
         ops = [self.op(number) for number in new]
         fastest = self._fastest_ms[side]
