@@ -28,6 +28,7 @@ from codl.measure.protocol import Protocol, measure
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.measure.timing import Rounds
+from codl.runtime.opencl import open_device
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
@@ -194,6 +195,7 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("out of resources")
 
+    open_device(first_soc)  # which builds a kernel too
     monkeypatch.setattr("codl.runtime.program_cache.Programs.build_text", fail)
     dataset = Dataset.of("test", tmp_path)
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
