@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# Before NumPy is imported: tests share the cores, and a thread of OpenBLAS waits by spinning.
+# Before NumPy and ncnn are imported: tests share the cores, and threads of OpenBLAS and of OpenMP
+# wait by spinning, where the one that they wait for may need that very core.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 from support.simulated import SOC, write_dataset
 
