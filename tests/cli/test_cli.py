@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +24,22 @@ from codl.ir.soc import Soc
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory, first_soc: Soc) -> Path:
-    """A folder with a SoC, a small ONNX model, a dataset and predictors of it."""
-    folder = tmp_path_factory.mktemp("workplace")
+    """A folder with a SoC, a small ONNX model, a dataset and predictors of it.
+
+    Made by one of the processes that tests run in; each has a copy.
+    """
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (common / "workplace.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (common / "workplace").exists():
+            made = make_workplace(tmp_path_factory.mktemp("made"), first_soc)
+            made.rename(common / "workplace")
+    folder = tmp_path_factory.mktemp("workplace") / "copy"
+    return Path(shutil.copytree(common / "workplace", folder))
+
+
+def make_workplace(folder: Path, first_soc: Soc) -> Path:
     first_soc.save(folder / "socs" / "test.yaml")
     b = ModelBuilder("small")
     x = b.input("image", (1, 3, 32, 32))
