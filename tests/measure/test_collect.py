@@ -28,7 +28,6 @@ from codl.measure.protocol import Protocol, measure
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.tasks import OpTask, load_ops, make_tasks, read_csv
 from codl.measure.timing import Rounds
-from codl.runtime.opencl import open_device
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
@@ -195,11 +194,12 @@ def test_a_failed_measurement_is_a_row_with_a_reason(
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("out of resources")
 
-    open_device(first_soc)  # which builds a kernel too
+    target = LocalTarget(first_soc)
+    assert target.device  # opening it builds a kernel too
     monkeypatch.setattr("codl.runtime.program_cache.Programs.build_text", fail)
     dataset = Dataset.of("test", tmp_path)
     tasks = [t for t in make_tasks(OPS[2:], first_soc, [1.0]) if isinstance(t, OpTask)]
-    done = collect(LocalTarget(first_soc), dataset, tasks, rounds=QUICK)
+    done = collect(target, dataset, tasks, rounds=QUICK)
     assert done.failed == sum(task.processor == "gpu" for task in tasks)
     (row,) = dataset.ops("fc_gpu_direct").read()
     assert (row.status, row.reason) == ("failed", "out of resources")
