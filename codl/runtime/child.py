@@ -130,7 +130,7 @@ class Child:
     def ending(self) -> str:
         """How it ended, and the last line that it wrote; it must be ending, or is killed."""
         code = self.close()
-        last = f": {self._lines[-1]}" if self._lines else ""
+        last = f": {self._lines[-1].rstrip('.')}" if self._lines else ""
         return f"crashed (signal {-code}){last}" if code < 0 else f"ended with code {code}{last}"
 
     def _pass_on(self, errors: IO[bytes]) -> None:

@@ -185,7 +185,9 @@ def test_a_kill_in_the_middle_of_a_row_loses_none(
     failed = [row for row in rows if row.status == "failed"]
     if when == "Building":
         assert done.failed == 1
-        assert {row.reason for row in failed} == {"The agent of 'process' crashed (signal 9)."}
+        reasons = {row.reason for row in failed}
+        # A driver may have written a line before.
+        assert all(r.startswith("The agent of 'process' crashed (signal 9)") for r in reasons)
     else:
         assert not failed
 
