@@ -106,7 +106,8 @@ class EvalRow:
     what its tensors are stored, computed and accumulated in. `slowdown` is how many times slower
     each processor was than when the dataset was measured, which predictions do not know.
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
-    and weights on either side.
+    and weights on either side. `same_as` names the strategy before whose plan became the very same
+    executable: it was timed for both.
     """
 
     model: str
@@ -127,6 +128,7 @@ class EvalRow:
     energy_mj: Amount | None = None
     memory_bytes: Mapping[str, int] | None = None
     peer: PeerRun | None = None
+    same_as: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,10 +76,19 @@ def eval_content(result: EvalResult) -> TextTable:
         notes.append(
             "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
         )
+    notes += same_notes(result)
     notes += peer_notes(result)
     notes += machine_notes(result)
     caption = (*soc_lines(result.soc), *notes, *warnings([row.source for row in result.rows]))
     return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
+
+
+def same_notes(result: EvalResult) -> list[str]:
+    """Which strategies led to the same executable as one before them."""
+    same = [f"{row.model}: {row.strategy} is {row.same_as}" for row in result.rows if row.same_as]
+    if not same:
+        return []
+    return [f"Plans that became the same executable were timed once, as one. {'; '.join(same)}."]
 
 
 def peer_notes(result: EvalResult) -> list[str]:

@@ -72,6 +72,7 @@ def evaluate(
 
     `batch` is the number of images at a time, by default the model's own. Returns a row for every
     strategy, the ideal and every peer, and the spans of a profile for each strategy that ran.
+    Strategies that lead to the same executable are timed as one: they can differ by noise alone.
     """
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
@@ -89,14 +90,16 @@ def evaluate(
         times = target.time(models, effort, with_energy=True, anchors=anchors)
     if times.sensors:
         context.note(f"energy by {', '.join(times.sensors)}")
-    rows |= {name: _failed(model, name, reason) for name, reason in times.failed.items()}
+    for name, row in rows.items():
+        if reason := times.failed.get(_timed_as(row)):
+            rows[name] = _failed(model, name, reason)
     slower = slowdown(times.anchors, usual_ms)
     limit = _ideal(network, context) if with_ideal else None
     rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
     results = [rows.pop(strategy.name) for strategy in strategies]
     results += [*([limit] if limit else []), *rows.values()]
-    running = {name: engine for name, engine in engines.items() if name in times.latency_ms}
-    timelines = {name: engine.profile() for name, engine in running.items()}
+    profiles = {name: engines[name].profile() for name in times.latency_ms if name in engines}
+    timelines = {r.strategy: profiles[_timed_as(r)] for r in results if _timed_as(r) in profiles}
     for engine in engines.values():
         engine.close()
     return results, timelines
@@ -110,8 +113,12 @@ def _engines(
     context: Context,
     target: Target,
 ) -> tuple[dict[str, Engine], dict[str, EvalRow]]:
-    """The engine of every strategy that has a plan that runs, and what is known of each so far."""
+    """The engine of every strategy that has a plan that runs, and what is known of each so far.
+
+    One that would be the same as another's is not kept; its row says so.
+    """
     engines: dict[str, Engine] = {}
+    by_digest: dict[str, str] = {}
     rows: dict[str, EvalRow] = {}
     cost = context.default_cost(network)
     for strategy in strategies:
@@ -119,8 +126,14 @@ def _engines(
         try:
             plan = strategy.plan(network, context)
             engine = Engine(network, plan, target, context.tuning)
-            rows[strategy.name] = _of_engine(model, engine, reference, cost)
-            engines[strategy.name] = engine
+            row = _of_engine(model, engine, reference, cost)
+            first = by_digest.setdefault(engine.executable.digest(), strategy.name)
+            if first == strategy.name:
+                engines[first] = engine
+            else:
+                engine.close()
+                row = replace(row, same_as=first)
+            rows[strategy.name] = row
         except CodlError as error:
             rows[strategy.name] = _failed(model, strategy.name, str(error))
     return engines, rows
@@ -216,6 +229,11 @@ def _failed(model: str, name: str, reason: str) -> EvalRow:
     return EvalRow(model, name, None, None, "measured", status="failed", reason=reason)
 
 
+def _timed_as(row: EvalRow) -> str:
+    """The name of what is timed for a row."""
+    return row.same_as or row.strategy
+
+
 def _completed(
     row: EvalRow,
     times: TimedTogether,
@@ -224,7 +242,7 @@ def _completed(
 ) -> EvalRow:
     """The row with its latency and energy, and how that compares to others of the same run."""
     latencies = times.latency_ms
-    latency = latencies.get(row.strategy)
+    latency = latencies.get(_timed_as(row))
     if latency is None:
         return row
     singles = [latencies[name].median for name in SINGLES if name in latencies]
@@ -235,7 +253,7 @@ def _completed(
         speedup=min(singles) / latency.median if singles else None,
         of_ideal=bound.median / latency.median if bound else None,
         slowdown=None if row.peer else slower,
-        energy_mj=times.energy_mj.get(row.strategy),
+        energy_mj=times.energy_mj.get(_timed_as(row)),
     )
 
 
