@@ -57,11 +57,11 @@ class Engine:
         while True:
             executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)
             try:
-                session = target.load(executable)
+                loaded = target.load(executable)
                 break
             except RefusedError as error:
                 refusals += error.refusals
-        self._begin(session, network, plan, soc, fallbacks_of(executable, refusals, plan))
+        self._begin(loaded, network, plan, soc, fallbacks_of(executable, refusals, plan))
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
@@ -75,23 +75,23 @@ class Engine:
     @property
     def loaded(self) -> Loaded:
         """The executable where it runs; targets time and profile several of these together."""
-        return self._session
+        return self._loaded
 
     def _begin(
         self,
-        session: Loaded,
+        loaded: Loaded,
         network: Network,
         plan: Plan,
         soc: LocalSoc,
         fallbacks: tuple[Fallback, ...],
     ) -> None:
         self.network, self.plan, self.soc = network, plan, soc
-        self.fallbacks, self._session = fallbacks, session
+        self.fallbacks, self._loaded = fallbacks, loaded
 
     @property
     def executable(self) -> Executable:
         """What runs, as data."""
-        return self._session.executable
+        return self._loaded.executable
 
     @overload
     def __call__(self, inputs: NDArray[Any]) -> NDArray[Any]: ...
@@ -110,20 +110,20 @@ class Engine:
         """
         ports = self.executable.outputs
         if isinstance(inputs, Mapping):
-            with self._session.lock:
+            with self._loaded.lock:
                 self.feed(inputs)
                 self.run()
                 return {n: a.astype(ports[n].type) for n, a in self.outputs.items()}
-        if len(self._session.inputs) != 1 or len(ports) != 1:
+        if len(self._loaded.inputs) != 1 or len(ports) != 1:
             raise CodlError(
-                f"{self.network.name!r} has the inputs {', '.join(self._session.inputs)} and the "
+                f"{self.network.name!r} has the inputs {', '.join(self._loaded.inputs)} and the "
                 f"outputs {', '.join(ports)}: give a dict of arrays by name."
             )
-        return self(dict.fromkeys(self._session.inputs, inputs))[next(iter(ports))]
+        return self(dict.fromkeys(self._loaded.inputs, inputs))[next(iter(ports))]
 
     def feed(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         """Copy inputs to where `run` reads them."""
-        arrays = self._session.inputs
+        arrays = self._loaded.inputs
         if set(inputs) != set(arrays):
             raise CodlError(
                 f"The inputs must be {', '.join(arrays)}, got {', '.join(inputs) or 'none'}."
@@ -136,7 +136,7 @@ class Engine:
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        self._session.run()
+        self._loaded.run()
 
     @property
     def nets(self) -> dict[str, tuple[str, ...]]:
@@ -166,22 +166,22 @@ class Engine:
     @property
     def memory(self) -> Footprint:
         """What tensors and weights take on either side; what libraries keep is not in it."""
-        return self._session.footprint
+        return self._loaded.footprint
 
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The output arrays, overwritten by the next run."""
-        return self._session.outputs
+        return self._loaded.outputs
 
     def profile(self, runs: int = 5) -> list[TimeSpan]:
         """What each processor did when, in the middle one of some runs on what was fed."""
-        profiles = [self._session.profile() for _ in range(runs)]
+        profiles = [self._loaded.profile() for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
-        self._session.close()
+        self._loaded.close()
 
     def __enter__(self) -> Engine:
         return self
