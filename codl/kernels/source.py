@@ -1,14 +1,16 @@
 """The text of a plan's kernels, as it is compiled.
 
 A source is named by its path relative to this package, such as "conv2d/gpu_direct.cl"; one of
-another package as "package:file.cl", relative to that. It may `#include` others by such names, and
-those beside it by their own. That is expanded here: drivers see no files, and a program's key in
-the cache is its whole text.
+another package as "package:file.cl", relative to that. The package must be imported by then, as a
+plugin is: a name that came with an executable imports nothing. A source may `#include` others by
+such names, and those beside it by their own. That is expanded here: drivers see no files, and a
+program's key in the cache is its whole text.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -46,6 +48,12 @@ def _text(names: tuple[str, ...]) -> str:
 def _expanded(name: str, includer: str = PACKAGE) -> str:
     """The text of a source, with those that it includes in their places."""
     package, path = _located(name, includer)
+    if package not in sys.modules:
+        raise InvalidFileError(
+            name,
+            f"the package {package!r} of this kernel source is not imported here; it must be that "
+            "of a plugin (CODL_PLUGINS, or installed).",
+        )
     try:
         text = resources.files(package).joinpath(path).read_text()
     except (OSError, ImportError) as error:

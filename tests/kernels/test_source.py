@@ -1,0 +1,27 @@
+"""The text of kernels: where it is looked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from codl.errors import InvalidFileError
+from codl.kernels.base import KernelPlan
+from codl.kernels.source import source_text
+
+
+def test_a_source_of_a_package_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "codl_unwanted.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidFileError, match="'codl_unwanted' of this kernel source is not imp"):
+        source_text(KernelPlan("codl_unwanted:kernel.cl", (), {}))
+    assert "codl_unwanted" not in sys.modules
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidFileError, match=r"nothing\.cl.*cannot be read"):
+        source_text(KernelPlan("nothing.cl", (), {}))
