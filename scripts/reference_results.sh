@@ -4,8 +4,9 @@
 #   scripts/reference_results.sh host                     # this machine
 #   scripts/reference_results.sh h200 --device nvidia     # one with a GPU
 #
-# Nothing else should run meanwhile. Datasets, predictors and bundles lie in demo/reference; `make
-# docs` renders the tables afterwards.
+# Nothing else should run meanwhile, and it takes about an hour. It needs the libraries of
+# `codl[peers]` too. Datasets, predictors and bundles lie in demo/reference; `make docs` renders the
+# tables afterwards.
 set -euo pipefail
 name=${1:?name a SoC, such as host}
 shift
