@@ -52,10 +52,12 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 soc = load_soc(sys.argv[1])
 where = soc if LocalTarget is None else LocalTarget(soc)
-engines = {}
+engines, model = {}, ""
 for line in sys.stdin:
     ask = json.loads(line)
     key = ask["plan"]
+    if ask["model"] != model:
+        model, engines = ask["model"], {}  # two models' engines may be more than fits
     if key not in engines:
         network = load_network(ask["model"])
         plan = replace(load_plan(Path(key)), digest=network.digest)
