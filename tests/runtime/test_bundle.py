@@ -179,7 +179,7 @@ def test_another_process_runs_it_and_compiles_nothing(made: Path, tmp_path: Path
         "import sys, codl, numpy as np; engine = codl.load(sys.argv[1]);"
         "y = engine(np.load(sys.argv[2])); np.save(sys.argv[3], y);"
         "late = {'sklearn', 'pandas', 'lightgbm', 'safetensors'} & sys.modules.keys();"
-        "print(engine._session._device.programs.compiled, sorted(late))"
+        "print(engine.loaded._device.programs.compiled, sorted(late))"
     )
     x = np.random.default_rng(1).random((1, 3, 20, 16), np.float32)
     np.save(tmp_path / "x.npy", x)
