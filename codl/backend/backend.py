@@ -35,12 +35,7 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
     Raises `UnsupportedError` where an input or output is of a type that codl cannot convert.
     """
 
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        target: Target,
-        side: Processor,
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, target: Target, side: Processor) -> None:
         self._model, self._target, self._side = model, target, side
         infos = data_inputs(model.graph)
         self._inputs = {info.name: checked_type(info) for info in infos}
@@ -96,7 +91,10 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
 
 
 class CodlBackend(Backend):  # type: ignore[misc]
-    """`target` is what runs it, this machine by default; `side` the processor that computes."""
+    """`target` is what runs it; `side` the processor that computes.
+
+    Without a target every model opens this machine's device anew: give many models one.
+    """
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

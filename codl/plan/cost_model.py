@@ -176,10 +176,6 @@ class CostModel:
             for own in self.prefetch(ops, processor)
         ]
 
-    def fastest(self, op: Op, processor: Processor) -> VariantCost | None:
-        """The fastest variant of an op; None where a processor has none."""
-        return next(iter(self.fastest_by_storage(op, processor).values()), None)
-
     def fastest_by_storage(self, op: Op, processor: Processor) -> dict[Storage | None, VariantCost]:
         """The fastest variant for every storage, the fastest of all first."""
         (known,) = self.prefetch([op], processor)

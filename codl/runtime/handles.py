@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.errors import CodlError, DeviceError
 from codl.ir.executable import (
@@ -31,8 +30,6 @@ from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 class Handles:

@@ -17,7 +17,7 @@ from support.kernel_runs import assert_close, operands, reference, run_gpu, vari
 from support.kernel_runs import cut as cut_region
 from support.plans import make_plan
 from support.simulated import SOC
-from support.synthetic_predictors import Line, SyntheticPredictors
+from support.synthetic_predictors import Line, SyntheticPredictors, fastest
 
 from codl.errors import CodlError
 from codl.frontend.convert import convert
@@ -36,6 +36,7 @@ from codl.ir.ops.reduce import Reduce
 from codl.ir.ops.reshape import Reshape
 from codl.ir.ops.softmax import Softmax
 from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.lower.partition import cut, partition_plan
 from codl.measure.dataset import Dataset, OpRow
@@ -207,10 +208,8 @@ def test_a_batch_costs_each_processor_so_many_times_one_image() -> None:
     ):
         one, five = parse(text.format(1)), parse(text.format(5))
         assert five.one_image == one
-        for processor in ("cpu", "gpu"):
-            single, batch = cost.fastest(one, processor), cost.fastest(five, processor)
-            assert single is not None
-            assert batch is not None
+        for processor in PROCESSORS:
+            single, batch = fastest(cost, one, processor), fastest(cost, five, processor)
             assert batch.variant == single.variant
             assert batch.latency_ms == pytest.approx(5 * single.latency_ms)
 
@@ -221,10 +220,8 @@ def test_batches_that_were_measured_cost_what_is_predicted_of_them() -> None:
     halved = replace(SOC, gpu=replace(SOC.gpu, type="cpu"))
     cost = CostModel(SOC, SyntheticPredictors(batch={"cpu": 0.6, "gpu": 0.01}))
     one, ten = (parse(f"conv2d in={n}x16x9x9 oc=8 kernel=3 pad=1") for n in (1, 10))
-    for processor, times in (("cpu", 6.0), ("gpu", 1.0)):
-        single, batch = cost.fastest(one, processor), cost.fastest(ten, processor)  # type: ignore[arg-type]
-        assert single is not None
-        assert batch is not None
+    for processor, times in zip(PROCESSORS, (6.0, 1.0), strict=True):
+        single, batch = fastest(cost, one, processor), fastest(cost, ten, processor)
         assert batch.latency_ms == pytest.approx(times * single.latency_ms)
     layer = Layer("conv", ten, ("x",), "y", {})
     network = Network("ten", (layer,), {"x": ten.inputs[0]}, {"y": ("y", tuple(ten.output))})

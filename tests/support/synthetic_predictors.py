@@ -13,9 +13,10 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from codl.ir import OP_TYPES, Shape
+from codl.ir import OP_TYPES, Op, Shape
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor
 from codl.kernels import registry
+from codl.plan.cost_model import CostModel, VariantCost
 from codl.predict.context_terms import Beside
 from codl.predict.features import STORAGES, Item, mulayer_target, sharing_target
 
@@ -204,3 +205,8 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
         each_ms=st.sampled_from([1e-4, 3e-3, 0.05]),
         batch=st.sampled_from([0.3, 0.8, 1.0]),
     )
+
+
+def fastest(cost: CostModel, op: Op, processor: Processor) -> VariantCost:
+    """The fastest variant of an op that a processor has."""
+    return next(iter(cost.fastest_by_storage(op, processor).values()))

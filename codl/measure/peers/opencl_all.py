@@ -10,13 +10,22 @@ from typing import ClassVar
 
 from codl.errors import CodlError
 from codl.frontend.convert import load_network
-from codl.kernels.tuning import Tuning
-from codl.lower import lower
+from codl.ir.executable import Executable
 from codl.measure.peers.base import Job, Tensors
 from codl.runtime.engine import Engine
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import at_hand
+from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.session import Session
+
+
+class _EveryCore:
+    """Loads executables on a device of its own."""
+
+    def __init__(self, soc: LocalSoc) -> None:
+        self.soc, self._device = soc, OpenClDevice(soc)
+
+    def load(self, executable: Executable) -> Session:
+        return Session(executable, self._device)
 
 
 class OpenClAll:
@@ -30,8 +39,7 @@ class OpenClAll:
         place = replace(own.placement, cpu_cores=job.cores, gpu_cores=job.cores)
         soc = replace(own, gpu=replace(own.gpu, compute_units=job.threads), placement=place)
         network = load_network(str(job.model))
-        session = Session(lower(network, job.plan, soc, Tuning()), OpenClDevice(soc))
-        self._engine = Engine.of(session, network, job.plan, soc)
+        self._engine = Engine(network, job.plan, _EveryCore(soc))
         self.version = soc.gpu.driver
 
     def feed(self, inputs: Tensors) -> None:
