@@ -1,13 +1,34 @@
-"""`codl agent`: the side of a target that measures and runs, on the device."""
+"""`codl agent`: the side of a target that measures and runs, and how it gets on a device."""
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from time import perf_counter
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+
+from codl.cli.options import JsonOption, OutputOption
+from codl.cli.output import emit
+from codl.errors import CodlError
+from codl.targets.connect import transport_of
+from codl.targets.install import PURPOSES, Installed, install
+
+agent_app = typer.Typer(
+    help="The side of a target that measures and runs, on the device.", rich_markup_mode="rich"
+)
+PythonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--python", help="How Python 3.10 or later is started there; looked for by default."
+    ),
+]
 
 
-def serve() -> None:
+@agent_app.callback(invoke_without_command=True)
+def serve(context: typer.Context) -> None:
     """Measure and run for another codl, which speaks frames over standard input and output.
 
     Targets start it: `--serial process` on this machine, other serials on a device. It executes
@@ -16,4 +37,46 @@ def serve() -> None:
     """
     from codl.targets.agent import main
 
-    raise typer.Exit(main(perf_counter()))
+    if context.invoked_subcommand is None:
+        raise typer.Exit(main(perf_counter()))
+
+
+@agent_app.command("install")
+def install_agent(
+    serial: Annotated[str, typer.Option("--serial", help="A device over adb or ssh.")],
+    python: PythonOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Put the agent of this codl on a device, as one file, and say which packages are missing.
+
+    The device needs Python 3.10 or later with NumPy and msgspec, ncnn for its CPU and pyopencl for
+    its GPU. What is there already is not sent again.
+
+    [dim]Examples:[/dim]
+    codl agent install --serial ssh://pi@board.local
+    codl agent install --serial R58M123ABC
+    codl agent install --serial R58M123ABC --python "run-as com.termux files/usr/bin/python3"
+    """
+    shell = transport_of(serial).shell
+    if shell is None:
+        raise CodlError(f"{serial!r} is this machine, which needs no agent installed.")
+    done = install(shell(serial), shlex.split(python) if python else None)
+    emit("agent install", _content(done), lambda: _table(serial, done), as_json=json, output=output)
+
+
+def _content(done: Installed) -> dict[str, Any]:
+    checked = done.checked
+    own = {f: getattr(checked, f) for f in checked.__struct_fields__}
+    missing = [{"package": p, "needed_for": why} for p, why in checked.missing.items()]
+    return {**asdict(done), "checked": own, "missing": missing}
+
+
+def _table(serial: str, done: Installed) -> Table:
+    table = Table("package", "version", "needed for", title="Packages there", title_justify="left")
+    for name, version in done.checked.packages.items():
+        table.add_row(name, version or "missing", PURPOSES.get(name, ""))
+    state = "put there now" if done.is_new else "there before"
+    python = f"Python {done.checked.python}, {done.checked.machine}"
+    table.caption = f"{serial}: {done.path}, {done.bytes} bytes, {state}; {python}"
+    return table

@@ -61,7 +61,7 @@ app.command("run")(run.run_model)
 app.command("eval")(evaluate.evaluate_strategies)
 app.command("conformance")(conformance.run_conformance)
 app.command("report")(report.write_report)
-app.command("agent")(agent.serve)
+app.add_typer(agent.agent_app, name="agent")
 
 
 @app.callback(invoke_without_command=True)

@@ -61,6 +61,8 @@ class Measures(Protocol):
     """What of a target collecting needs."""
 
     @property
+    def serial(self) -> str: ...
+    @property
     def soc(self) -> LocalSoc: ...
 
     def clocks_mhz(self) -> dict[str, float]:
@@ -263,6 +265,7 @@ def _begin(
     manifest |= {"source": "measured", "soc": soc.to_dict()}
     manifest["runs"][run] = {
         **provenance(),
+        "serial": target.serial,
         "placement": soc.placement.to_dict(),
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": target.clocks_mhz(),

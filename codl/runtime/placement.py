@@ -133,11 +133,12 @@ def beside(soc_file: Path) -> Path:
     return soc_file.with_name(soc_file.stem + SUFFIX)
 
 
-def read(soc: Soc, soc_file: Path) -> LocalSoc | None:
+def read(soc: Soc, soc_file: Path, *, is_here: bool = True) -> LocalSoc | None:
     """The SoC at the place that the file beside its own names; None where there is no such file.
 
-    Raises `InvalidFileError` for a file with a missing, unknown or mistyped key, or a core that
-    this machine does not have, and `MismatchError` where it does not fit the SoC.
+    Raises `InvalidFileError` for a file with a missing, unknown or mistyped key, `MismatchError`
+    where it does not fit the SoC, and, of a device that is this machine, `DeviceError` for a core
+    that it does not have.
     """
     path = beside(soc_file)
     if not path.is_file():
@@ -148,7 +149,8 @@ def read(soc: Soc, soc_file: Path) -> LocalSoc | None:
             reason = f"must be of {', '.join(HINTS)}, got {getattr(placement, key)!r}."
             raise InvalidFileError(path, reason, where=key)
     try:
-        check_cores(placement)
+        if is_here:
+            check_cores(placement)
         return LocalSoc.of(soc, placement)
     except CodlError as error:
         fix = f"`codl soc detect --serial local --name {soc.name}` writes it anew."

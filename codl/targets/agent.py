@@ -92,11 +92,14 @@ if TYPE_CHECKING:
 Answer = tuple[Reply, Sequence[bytes | memoryview]]
 
 
-def main(begin: float) -> int:
-    """Serve until the input ends; `begin` is when this process did. Returns the exit code."""
+def main(begin: float, build: str = "") -> int:
+    """Serve until the input ends; returns the exit code.
+
+    `begin` is when this process began, and `build` that of the file which it was started from.
+    """
     reader, writer = own_streams()
     with reader, writer:
-        return Agent(reader, writer, begin).serve()
+        return Agent(reader, writer, begin, build).serve()
 
 
 class Agent:
@@ -105,9 +108,9 @@ class Agent:
     What is wrong with a request becomes `Failed`; what is wrong with a frame ends the connection.
     """
 
-    def __init__(self, reader: Reader, writer: Writer, begin: float) -> None:
+    def __init__(self, reader: Reader, writer: Writer, begin: float, build: str = "") -> None:
         self._connection: Connection[AnyRequest, AnyReply] = Connection(reader, writer, AnyRequest)
-        self._begin = begin
+        self._begin, self._build = begin, build
         self._spent: dict[str, float] = defaultdict(float)
         self._target: LocalTarget | None = None
         self._models: ServedModels | None = None
@@ -115,7 +118,7 @@ class Agent:
 
     def serve(self) -> int:
         """Until the other side closes the connection; 1 where that was because of an error."""
-        self._send(Hello(VERSION, CODL, self._begin, perf_counter()))
+        self._send(Hello(VERSION, CODL, self._begin, perf_counter(), self._build))
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = self._warn  # type: ignore[assignment]

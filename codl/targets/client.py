@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from time import perf_counter
+from types import MappingProxyType
 from typing import TypeVar
 
 from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.provenance import VERSION as CODL
 from codl.runtime.child import Child, TimedOutError
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError
+from codl.targets.device_shell import explained
 from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned
 from codl.targets.messages import AnyReply, AnyRequest
 
@@ -49,7 +52,8 @@ class AgentClient:
     """An agent behind a command that speaks frames; started at the first request.
 
     `prelude` requests are made of every agent that is started, before anything else: the state that
-    one that was lost took with it. `name` is what errors call it.
+    one that was lost took with it. `name` is what errors call it. `build` is that of the file which
+    it must come from, if it comes from one; `fixes` say what to do where its last words have a key.
     """
 
     def __init__(
@@ -60,9 +64,12 @@ class AgentClient:
         cores: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
         prelude: Sequence[Request] = (),
+        build: str = "",
+        fixes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
         self._prelude, self._environment = tuple(prelude), environment
+        self._build, self._fixes = build, fixes
         #: So many agents were started; what one knew, the next one does not.
         self.generation = 0
         self._running: _Running | None = None
@@ -108,6 +115,11 @@ class AgentClient:
             first, _ = self._receive(running)
             if not isinstance(first, Hello) or first.version != VERSION:
                 raise self._lost(f"expected an agent of version {VERSION}, which says so first")
+            if first.build != self._build:
+                raise self._lost(
+                    f"it is of another codl ({first.codl}, build {first.build or 'none'}; this is "
+                    f"{CODL}, build {self._build or 'none'})"
+                )
             running.hello, running.start_s = first, perf_counter() - running.begin
             for request in self._prelude:
                 self._exchange(running, request, request.reply, (), None, None)
@@ -219,8 +231,11 @@ class AgentClient:
         if reason:
             running.child.kill()
             running.child.close()
-            return AgentLostError(f"{_capital(self._name)} was ended: {reason}.".replace("..", "."))
-        return AgentLostError(f"{_capital(self._name)} {running.child.ending()}.")
+            return self._error(f"was ended: {reason}")
+        return self._error(running.child.ending())
+
+    def _error(self, problem: str) -> AgentLostError:
+        return AgentLostError(explained(f"{_capital(self._name)} {problem}", self._fixes))
 
     def _failure(self, answer: Failed) -> CodlError:
         """The error as the agent raised it; another exception becomes a `DeviceError`."""

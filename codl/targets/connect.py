@@ -8,9 +8,23 @@ from typing import NamedTuple
 from codl.errors import UnknownNameError
 from codl.ir.soc import Soc
 from codl.registry import Registry
+from codl.targets import adb, ssh
+from codl.targets.agent_file import build
 from codl.targets.base import Target
+from codl.targets.device_shell import DeviceShell
+from codl.targets.install import launcher
 from codl.targets.local import LocalTarget
 from codl.targets.process import process_target
+from codl.targets.remote import RemoteTarget
+
+#: What is said where an agent is not on a device, or not this codl's.
+NOT_INSTALLED = (
+    "No such file",
+    "can't open",
+    "cannot open",
+    "of another codl",
+    "packages are missing",
+)
 
 
 class Transport(NamedTuple):
@@ -21,6 +35,8 @@ class Transport(NamedTuple):
     help: str
     matches: Callable[[str], bool]
     connect: Callable[[str, Soc | None], Target]
+    #: The shell of the device, where that is not this machine.
+    shell: Callable[[str], DeviceShell] | None = None
 
 
 #: By their patterns.
@@ -48,6 +64,32 @@ register(
         process_target,
     )
 )
+register(
+    Transport(
+        ssh.PATTERN,
+        "a board or another machine, over ssh",
+        ssh.matches,
+        lambda serial, soc: _behind(ssh.shell_of(serial), soc),
+        ssh.shell_of,
+    )
+)
+register(
+    Transport(
+        adb.PATTERN,
+        "a phone, as `adb devices` prints it",
+        adb.matches,
+        lambda serial, soc: _behind(adb.shell_of(serial), soc),
+        adb.shell_of,
+    )
+)
+
+
+def _behind(shell: DeviceShell, soc: Soc | None) -> Target:
+    """The device of a shell, by the agent that was put there."""
+    install = f"`codl agent install --serial {shell.serial}` puts this codl's agent there."
+    fixes = {**shell.fixes, **dict.fromkeys(NOT_INSTALLED, install)}
+    command = shell.command(launcher(shell))
+    return RemoteTarget(shell.serial, command, soc, build=build(), fixes=fixes)
 
 
 def connect(serial: str, soc: Soc | None = None) -> Target:

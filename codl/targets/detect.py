@@ -13,7 +13,7 @@ from codl.ir.soc import ELEMENT_NAMES, Soc
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
 from codl.targets.base import Target
-from codl.targets.connect import connect
+from codl.targets.connect import connect, transport_of
 
 
 def detect(
@@ -45,7 +45,7 @@ def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
     """
     soc, path = socs.load(name), socs.path_of(name)
     check_measured(soc)
-    known = read(soc, path)
+    known = read(soc, path, is_here=transport_of(serial).shell is None)
     if known is not None:
         return known
     with closing(connect(serial)) as target:

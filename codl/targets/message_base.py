@@ -21,12 +21,16 @@ class Reply(Message, frozen=True):
 
 
 class Hello(Reply, frozen=True):
-    """The first frame of an agent; `begin` and `ready` are its clock's when it began and now."""
+    """The first frame of an agent; `begin` and `ready` are its clock's when it began and now.
+
+    `build` is that of the file that it was started from, empty where there is none.
+    """
 
     version: int
     codl: str
     begin: float
     ready: float
+    build: str = ""
 
 
 class Failed(Reply, frozen=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 
 import msgspec
 
@@ -76,13 +78,24 @@ from codl.targets.remote_models import RemoteModel, RemotePeer
 class RemoteTarget:
     """What an agent behind `command` measures and runs; `command` speaks frames over its pipes.
 
-    It is the same for a child of this process and for a device over ssh or adb.
+    It is the same for a child of this process and for a device over ssh or adb. `build` and `fixes`
+    are as an `AgentClient` takes them.
     """
 
-    def __init__(self, serial: str, command: Sequence[str], soc: Soc | None = None) -> None:
-        self.serial, self._soc, self._command = serial, soc, command
+    def __init__(
+        self,
+        serial: str,
+        command: Sequence[str],
+        soc: Soc | None = None,
+        *,
+        build: str = "",
+        fixes: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.serial, self._soc = serial, soc
+        self._start = partial(RemoteTarget, serial, command, soc, build=build, fixes=fixes)
         prelude = () if soc is None else (Open(at_hand(soc)),)
-        self.agent = AgentClient(command, name=f"the agent of {serial!r}", prelude=prelude)
+        name = f"the agent of {serial!r}"
+        self.agent = AgentClient(command, name=name, prelude=prelude, build=build, fixes=fixes)
 
     @property
     def soc(self) -> LocalSoc:
@@ -221,7 +234,7 @@ class RemoteTarget:
         return answer.times
 
     def fresh(self) -> RemoteTarget:
-        return RemoteTarget(self.serial, self._command, self._soc)
+        return self._start()
 
     def cold_start(self) -> ColdStart:
         answer, _ = self.agent.ask(ReadSpent(), Spent)

@@ -93,7 +93,9 @@ def gpu_tasks(soc: Soc) -> list[Task]:
 
 
 def test_unknown_serials_are_named_with_what_is_known() -> None:
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'local'\? Known: local, process"):
+    with pytest.raises(
+        UnknownNameError, match=r"Did you mean 'local'\? Known: ADB_SERIAL, local, process, ssh:"
+    ):
         connect("loca")
 
 

@@ -1,0 +1,123 @@
+"""Puts the agent on a device, and says what is missing there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from codl.errors import DeviceError
+from codl.targets.agent_file import agent_file
+from codl.targets.device_shell import DeviceShell, ShellError
+
+#: Where a Python may be: in the shell's path, or Termux's.
+PYTHONS = (("python3",), ("/data/data/com.termux/files/usr/bin/python3",))
+ARCHIVE, LAUNCHER = "agent.pyz", "agent"
+#: An agent that is put there now finds its Python again by this, whatever the shell's path.
+LAUNCH = '#!/bin/sh\nexec {python} "${{0%/*}}/{archive}" "$@"\n'
+#: Unpacking codl and asking for packages, on a slow card.
+CHECK_S = 120.0
+#: What each package that may be missing is for.
+PURPOSES: Mapping[str, str] = {
+    "numpy": "everything",
+    "msgspec": "everything",
+    "ncnn": "the CPU side",
+    "pyopencl": "the GPU side",
+    "onnxruntime": "operators that codl has none for, and weights by ONNX Runtime",
+}
+REQUIRED = ("numpy", "msgspec")
+Python: TypeAlias = Sequence[str]
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What an agent's file says of where it is: `packages` are versions, None for a missing one."""
+
+    sha256: str
+    python: str
+    executable: str
+    machine: str
+    system: str
+    libc: str
+    packages: dict[str, str | None]
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What each missing package is for."""
+        return {p: PURPOSES.get(p, "") for p, v in self.packages.items() if v is None}
+
+    @property
+    def can_serve(self) -> bool:
+        return all(self.packages.get(name) for name in REQUIRED)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An agent on a device; `is_new` where it was not there before."""
+
+    path: str
+    bytes: int
+    build: str
+    is_new: bool
+    checked: Checked
+
+
+def launcher(shell: DeviceShell) -> tuple[str, ...]:
+    """The command that starts the agent which was put on a device."""
+    return ("sh", f"{shell.folder}/{LAUNCHER}")
+
+
+def install(shell: DeviceShell, python: Python | None = None) -> Installed:
+    """Put this codl's agent on a device, unless it is there.
+
+    `python` starts Python 3.10 or later there; by default it is looked for. Raises `DeviceError`
+    where there is none, where the device has no room, or where the file is not what was sent.
+    """
+    file, path = agent_file(), f"{shell.folder}/{ARCHIVE}"
+    chosen = _python(shell, python)
+    shell.run(["mkdir", "-p", shell.folder])
+    checked = _checked(shell, chosen, path)
+    is_new = checked is None or checked.sha256 != file.sha256
+    if is_new:
+        shell.write(path, file.content)
+        checked = _checked(shell, chosen, path)
+        if checked is None or checked.sha256 != file.sha256:
+            raise DeviceError(
+                f"{path} on {shell.serial!r} is not what was sent: is there room on the device?"
+            )
+    assert checked is not None
+    text = LAUNCH.format(python=shlex.join(chosen), archive=ARCHIVE)
+    shell.write(f"{shell.folder}/{LAUNCHER}", text.encode())
+    return Installed(path, len(file.content), file.build, is_new, checked)
+
+
+def _python(shell: DeviceShell, given: Python | None) -> Python:
+    """The command of a Python that is there and young enough."""
+    tried = []
+    for command in (given,) if given else PYTHONS:
+        try:
+            said = shell.run([*command, "-c", "import sys; print(*sys.version_info[:2])"])
+        except ShellError as error:
+            if error.code not in (126, 127):
+                raise
+            tried.append(shlex.join(command))
+            continue
+        version = tuple(map(int, said.split()))
+        if version >= (3, 10):
+            return command
+        tried.append(f"{shlex.join(command)} ({'.'.join(map(str, version))})")
+    raise DeviceError(
+        f"There is no Python 3.10 or later on {shell.serial!r}; tried {', '.join(tried)}. Install "
+        "one (in Termux: `pkg install python`), or say how it is started by --python."
+    )
+
+
+def _checked(shell: DeviceShell, python: Python, path: str) -> Checked | None:
+    """What the file there says; None where there is none that can say something."""
+    try:
+        said = shell.run([*python, path, "--check"], limit_s=CHECK_S)
+        return msgspec.json.decode(said, type=Checked)
+    except (ShellError, msgspec.MsgspecError):
+        return None

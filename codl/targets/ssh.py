@@ -1,0 +1,56 @@
+"""Devices over ssh: boards and laptops, as `ssh://user@host:port`.
+
+The client is the system's `ssh` with the user's own configuration, keys and agent; the variable
+CODL_SSH_COMMAND names another, as in `ssh -F file`. It never asks for a password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+from codl.errors import CodlError
+from codl.targets.device_shell import DeviceShell
+
+SCHEME, VARIABLE = "ssh://", "CODL_SSH_COMMAND"
+PATTERN = "ssh://USER@HOST:PORT"
+#: Where codl keeps its files there, from where the shell begins.
+FOLDER = ".codl"
+ADDRESS = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
+    r"(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[1-9]\d{0,4}))?/?",
+    re.ASCII,
+)
+#: A connection that died is noticed within half a minute; nothing is asked on a terminal.
+OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=15",
+    "ServerAliveInterval=10",
+    "ServerAliveCountMax=3",
+    "LogLevel=ERROR",
+)
+FIXES = {
+    "Permission denied": "Let a key in: `ssh-copy-id` to this host.",
+    "Host key verification failed": "Connect once by hand to accept the host's key.",
+    "Could not resolve hostname": "Is the name right, and is this machine in its network?",
+    "Connection refused": "Is an ssh server running there, at this port?",
+    "timed out": "Is the device on, and in this network?",
+}
+
+
+def matches(serial: str) -> bool:
+    return serial.startswith(SCHEME)
+
+
+def shell_of(serial: str) -> DeviceShell:
+    """The shell at an address; raises `CodlError` for what is none."""
+    found = ADDRESS.fullmatch(serial)
+    if found is None or int(found["port"] or 22) > 65535:
+        raise CodlError(f"The serial must be like ssh://pi@board.local:22, got {serial!r}.")
+    host = found["host"].strip("[]")
+    where = f"{found['user']}@{host}" if found["user"] else host
+    port = ("-p", found["port"]) if found["port"] else ()
+    settings = [part for option in OPTIONS for part in ("-o", option)]
+    command = shlex.split(os.environ.get(VARIABLE, "")) or ["ssh"]
+    return DeviceShell(serial, (*command, "-T", *settings, *port, "--", where), FOLDER, FIXES)

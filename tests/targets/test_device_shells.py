@@ -1,0 +1,183 @@
+"""Shells of devices: what may be a serial, what reaches the shell, and how the agent gets there."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codl.errors import CodlError, DeviceError
+from codl.targets import adb, agent_file, ssh
+from codl.targets.client import AgentLostError
+from codl.targets.connect import connect, transport_of
+from codl.targets.device_shell import DeviceShell, ShellError
+from codl.targets.install import ARCHIVE, LAUNCHER, install, launcher
+from codl.targets.remote import RemoteTarget
+
+#: The shell of this machine: what its client is given runs here, so all but the way is real.
+HERE = DeviceShell("here", ("sh", "-c"), ".codl")
+#: What the file of an agent may take of a device.
+MOST_BYTES = 1 << 20
+#: Texts that an operating system takes as an argument.
+ARGUMENT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+
+
+def shell_in(folder: Path, fixes: dict[str, str] | None = None) -> DeviceShell:
+    return DeviceShell("here", ("sh", "-c"), str(folder), fixes or {})
+
+
+@pytest.mark.parametrize(
+    ("serial", "ending"),
+    [
+        ("ssh://board", ["--", "board"]),
+        ("ssh://pi@board.local", ["--", "pi@board.local"]),
+        ("ssh://pi@10.0.0.7:2222", ["-p", "2222", "--", "pi@10.0.0.7"]),
+        ("ssh://[fe80::1]:22", ["-p", "22", "--", "fe80::1"]),
+    ],
+)
+def test_addresses_become_command_lines(serial: str, ending: list[str]) -> None:
+    client = ssh.shell_of(serial).client
+    assert client[0] == "ssh"
+    assert list(client[-len(ending) :]) == ending
+    assert transport_of(serial).pattern == ssh.PATTERN
+
+
+@pytest.mark.parametrize(
+    "serial",
+    [
+        "ssh://",
+        "ssh://-oProxyCommand=touch x",
+        "ssh://-F@board",
+        "ssh://board;reboot",
+        "ssh://board:0",
+        "ssh://board:99999",
+        "ssh://a b",
+        "ssh://pi@",
+        "ssh://board/../x",
+    ],
+)
+def test_addresses_cannot_become_options(serial: str) -> None:
+    with pytest.raises(CodlError, match="must be like ssh://pi@board"):
+        ssh.shell_of(serial)
+
+
+@pytest.mark.parametrize("serial", ["R58M123ABC", "emulator-5554", "192.168.1.5:5555", "adb:0a1"])
+def test_serials_of_phones(serial: str) -> None:
+    client = adb.shell_of(serial).client
+    assert client == ("adb", "-s", serial.removeprefix("adb:"), "shell", "-T")
+    assert transport_of(serial).pattern == adb.PATTERN
+
+
+@pytest.mark.parametrize("serial", ["-s1", "adb:-s1", "a 1", "1;reboot", "adb:", "$(id)1", "adb:x"])
+def test_serials_cannot_become_options(serial: str) -> None:
+    with pytest.raises(CodlError, match="must be as `adb devices`"):
+        adb.shell_of(serial)
+
+
+def test_another_command_may_be_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ssh.VARIABLE, "my-ssh -F 'a file'")
+    assert ssh.shell_of("ssh://board").client[:4] == ("my-ssh", "-F", "a file", "-T")
+
+
+@given(arguments=st.lists(ARGUMENT, min_size=1, max_size=4))
+def test_arguments_arrive_as_they_are(arguments: list[str]) -> None:
+    script = "import sys; sys.stdout.buffer.write('\\0'.join(sys.argv[1:]).encode('utf-8'))"
+    said = HERE.run([sys.executable, "-X", "utf8", "-S", "-c", script, *arguments])
+    assert said.decode().split("\0") == arguments
+
+
+def test_files_arrive_whole(tmp_path: Path) -> None:
+    path, content = tmp_path / "it's a $(file)", bytes(range(256)) * 1000
+    HERE.write(str(path), content)
+    assert path.read_bytes() == content
+    assert [own.name for own in tmp_path.iterdir()] == [path.name]
+
+
+def test_failures_say_what_was_said_and_what_to_do() -> None:
+    shell = DeviceShell("X", ("sh", "-c"), ".codl", {"no room": "Make room."})
+    with pytest.raises(ShellError, match=r"'sh' on 'X' ended with code 3: no room\. Make room\.$"):
+        shell.run(["sh", "-c", "echo no room >&2; exit 3"])
+    with pytest.raises(ShellError, match=r"took longer than 0\.1 s"):
+        shell.run(["sleep", "5"], limit_s=0.1)
+    with pytest.raises(ShellError, match="'no-such-client' is not installed"):
+        DeviceShell("X", ("no-such-client",), ".codl").run(["true"])
+
+
+def test_the_agents_file_is_small_and_the_same_each_time() -> None:
+    file = agent_file.agent_file()
+    agent_file.agent_file.cache_clear()
+    agent_file.build.cache_clear()
+    assert agent_file.agent_file() == file
+    assert len(file.content) <= MOST_BYTES
+    names = zipfile.ZipFile(io.BytesIO(file.content)).namelist()
+    assert {"__main__.py", "BUILD", "codl/targets/agent.py", "codl/kernels/common.cl"} <= {*names}
+    assert not [name for name in names if name.startswith(("codl/cli/", "codl/report/", "/", ".."))]
+
+
+def test_an_agent_is_installed_once(tmp_path: Path) -> None:
+    shell = shell_in(tmp_path / "codl")
+    first, again = (install(shell, [sys.executable]) for _ in range(2))
+    assert (first.is_new, again.is_new) == (True, False)
+    assert first.checked.can_serve
+    assert first.checked.missing == {}
+    assert sorted(own.name for own in (tmp_path / "codl").iterdir()) == [LAUNCHER, ARCHIVE]
+
+
+def test_a_damaged_agent_is_replaced(tmp_path: Path) -> None:
+    shell = shell_in(tmp_path)
+    install(shell, [sys.executable])
+    archive = tmp_path / ARCHIVE
+    archive.write_bytes(archive.read_bytes()[:-100])
+    assert install(shell, [sys.executable]).is_new
+    assert archive.read_bytes() == agent_file.agent_file().content
+
+
+def test_an_old_python_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\necho 3 8\n")
+    old.chmod(0o755)
+    with pytest.raises(DeviceError, match=r"no Python 3\.10 or later on 'here'; tried .*\(3\.8\)"):
+        install(shell_in(tmp_path), [str(old)])
+    with pytest.raises(DeviceError, match=r"tried /no/python.*pkg install python"):
+        install(shell_in(tmp_path), ["/no/python"])
+
+
+def test_an_installed_agent_answers_as_this_machine(tmp_path: Path) -> None:
+    shell = shell_in(tmp_path)
+    install(shell, [sys.executable])
+    command, build = shell.command(launcher(shell)), agent_file.build()
+    with (
+        closing(connect("local")) as here,
+        closing(RemoteTarget("there", command, build=build)) as there,
+    ):
+        assert there.describe() == here.describe()
+    assert (tmp_path / f"codl-{build}" / "codl" / "targets" / "agent.py").is_file()
+
+
+def test_an_agent_of_another_codl_is_refused(tmp_path: Path) -> None:
+    shell = shell_in(tmp_path)
+    install(shell, [sys.executable])
+    command, fixes = shell.command(launcher(shell)), {"of another codl": "Install it anew."}
+    refused = pytest.raises(AgentLostError, match=r"of another codl .*build 0123\)\. Install it")
+    with closing(RemoteTarget("there", command, build="0123", fixes=fixes)) as there, refused:
+        there.describe()
+
+
+def test_a_device_without_an_agent_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "client"
+    client.write_text('#!/bin/sh\nfor last; do :; done\ncd /\nexec sh -c "$last"\n')
+    client.chmod(0o755)
+    monkeypatch.setenv(ssh.VARIABLE, str(client))
+    with (
+        closing(connect("ssh://nobody@board")) as target,
+        pytest.raises(AgentLostError, match="`codl agent install --serial ssh://nobody@board`"),
+    ):
+        target.describe()
