@@ -22,7 +22,7 @@ from codl.report.results import EvalResult, TrainResult
 #: Of a result: where it comes from and what it ran on, and when its parts ran.
 LEFT_OUT = frozenset({"origin", "soc", "timeline"})
 #: Mappings of a row that may be absent.
-NESTED = frozenset({"latency_ms", "peer"})
+NESTED = frozenset({"latency_ms", "peer", "conditions"})
 
 
 def dataset_frame(data: Dataset) -> pd.DataFrame:

@@ -6,14 +6,15 @@ A value that breaks the rule of a class is a `ValueError`, wherever it comes fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Meta
 
-from codl.ir.types import Processor
+from codl.ir.types import PROCESSORS, Processor
 
 #: A finite number of at least 0, and a whole one.
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
@@ -96,6 +97,48 @@ class PeerRun:
     busy_cores: Amount
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How a machine was while it measured; None or nothing where it does not tell.
+
+    `temperature_c` is that of the hottest sensor of a processor, in degrees Celsius; `cpu_mhz` the
+    fastest clock of the CPU side's cores, `gpu_mhz` that of the OpenCL device. `throttled` are the
+    processors whose clocks were held down, by heat as a rule. `governors` are what chooses clocks,
+    by cluster of cores (the kernel's name of it) and for the GPU.
+    """
+
+    temperature_c: float | None = None
+    cpu_mhz: Amount | None = None
+    gpu_mhz: Amount | None = None
+    battery_percent: Amount | None = None
+    is_charging: bool | None = None
+    throttled: tuple[Processor, ...] = ()
+    governors: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def over(cls, readings: Sequence[Conditions]) -> Conditions:
+        """Those of a while, of readings in order: the hottest, clocks in the median, the last rest.
+
+        A processor that was throttled once was throttled.
+        """
+        if not readings:
+            return cls()
+        last, held = readings[-1], {side for own in readings for side in own.throttled}
+        temperatures = [r.temperature_c for r in readings if r.temperature_c is not None]
+        return replace(
+            last,
+            temperature_c=max(temperatures, default=None),
+            cpu_mhz=_median([r.cpu_mhz for r in readings]),
+            gpu_mhz=_median([r.gpu_mhz for r in readings]),
+            throttled=tuple(side for side in PROCESSORS if side in held),
+        )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
 @dataclass(frozen=True)
 class EvalRow:
     """One strategy, or another library (`peer`), on one model.
@@ -107,7 +150,7 @@ class EvalRow:
     each processor was than when the dataset was measured, which predictions do not know.
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
     and weights on either side. `same_as` names the strategy before whose plan became the very same
-    executable: it was timed for both.
+    executable: it was timed for both. `conditions` are of the run in which all took turns.
     """
 
     model: str
@@ -129,6 +172,7 @@ class EvalRow:
     memory_bytes: Mapping[str, int] | None = None
     peer: PeerRun | None = None
     same_as: str = ""
+    conditions: Conditions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

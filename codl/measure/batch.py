@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from codl.ir.types import Processor
+from codl.ir.results import Conditions
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
@@ -56,7 +57,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Rows and the levels of the anchors.
+    """Rows and the levels of the anchors; `conditions` are the last, those of the whole in rows.
 
     `lost` says how the process that measured ended before it was done, else "". Then `suspects` are
     the tasks that it may have ended of: the one that was being built, or all that took turns.
@@ -66,6 +67,7 @@ class BatchResult:
     anchors: tuple[AnchorRow, ...]
     lost: str = ""
     suspects: tuple[Task, ...] = ()
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 class CompilesAhead(Protocol):
@@ -78,6 +80,12 @@ class CompilesAhead(Protocol):
     def is_used(self) -> bool: ...
 
     def compile(self, tasks: Sequence[Task], tuning: Tuning, seconds: float) -> None: ...
+
+
+class ReadsConditions(Protocol):
+    """Tells how the machine is now."""
+
+    def read(self) -> Conditions: ...
 
 
 class Watcher(Protocol):
@@ -97,8 +105,8 @@ class Unwatched:
 class BatchRunner:
     """Measures the batches of one run; the anchors are built once."""
 
-    def __init__(self, bench: Bench, ahead: CompilesAhead) -> None:
-        self._bench, self._ahead = bench, ahead
+    def __init__(self, bench: Bench, ahead: CompilesAhead, machine: ReadsConditions) -> None:
+        self._bench, self._ahead, self._machine = bench, ahead, machine
         self._anchors = drift.prepare(bench)
 
     def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
@@ -106,24 +114,32 @@ class BatchRunner:
         # As much time each to compile, to build and to measure them.
         seconds = min(batch.left_s / (3 if self._ahead.is_used else 2), batch.rounds.span_s)
         self._ahead.compile(batch.tasks, batch.tuning, seconds)
+        readings = [self._machine.read()]
+
+        def look() -> None:
+            readings.append(self._machine.read())
+
         prepared, done = self._prepare(batch, seconds, watcher)
+        look()
         for anchor in self._anchors:
             anchor.timed.found.clear()
         watcher.timing()
         timed: list[Timed] = [one.timed for one in (*self._anchors, *prepared)]
         rounds = replace(batch.rounds, span_s=seconds)
-        timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared))
+        timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
         done += [
             Measurement(one.task, one.row(), self._is_disturbed(batch, [one])) for one in prepared
         ]
-        return BatchResult(tuple(done), tuple(map(drift.level, self._anchors)))
+        meanwhile = Conditions.over(readings)
+        return BatchResult(
+            tuple(replace(one, row=one.row.under(meanwhile)) for one in done),
+            tuple(drift.level(anchor).under(meanwhile) for anchor in self._anchors),
+            conditions=readings[-1],
+        )
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
         """Whether a processor that some of these ran on is slower than usual."""
-        tasks = [one.task for one in prepared]
-        used: set[Processor] = {task.processor for task in tasks if isinstance(task, OpTask)}
-        if any(not isinstance(task, OpTask) for task in tasks):
-            used = {"cpu", "gpu"}
+        used = {processor for one in prepared for processor in processors_of(one.task)}
         slowdown = {p: drift.slowdown(self._anchors, p, batch.usual_ms) for p in used}
         return any(slowdown[p] > batch.tolerance.get(p, float("inf")) for p in used)
 
@@ -160,6 +176,11 @@ class BatchRunner:
         if task in self._ahead.deadly:
             return failed_row(task, run, self._ahead.deadly[task])
         return self._bench.prepare(task)
+
+
+def processors_of(task: Task) -> tuple[Processor, ...]:
+    """Those whose speed a task's latency depends on."""
+    return (task.processor,) if isinstance(task, OpTask) else PROCESSORS
 
 
 def _bytes(task: Task) -> int:

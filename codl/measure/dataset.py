@@ -12,14 +12,16 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
 from codl.errors import InvalidFileError
+from codl.ir.results import Conditions
 
 FOLDER = Path("lat_datasets")
 Status = Literal["ok", "failed"]
+RowT = TypeVar("RowT", bound="Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Row:
     samples, which `p20_ms` and `p80_ms` are percentiles of.
     `source` is measured, replayed or simulated; `run` names the measurement run in the manifest.
     A failed measurement has a `status` and a `reason`, and no number is to be read from it.
+    The rest is of the batch that it was measured in, as in `Conditions`; None where the machine
+    does not tell. `throttled` names the processors whose clocks were held down, by spaces.
     """
 
     latency_ms: float = 0.0
@@ -40,15 +44,37 @@ class Row:
     reason: str = ""
     source: str = "measured"
     run: str = ""
+    temperature_c: float | None = None
+    cpu_mhz: float | None = None
+    gpu_mhz: float | None = None
+    battery_percent: float | None = None
+    throttled: str = ""
 
     key_fields: ClassVar[tuple[str, ...]] = ()
     #: Columns that older files lack: their defaults hold there.
-    later_fields: ClassVar[tuple[str, ...]] = ()
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "temperature_c",
+        "cpu_mhz",
+        "gpu_mhz",
+        "battery_percent",
+        "throttled",
+    )
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What identifies the measurement, to resume without repeating it."""
         return tuple(getattr(self, name) for name in self.key_fields)
+
+    def under(self: RowT, conditions: Conditions) -> RowT:
+        """The row as it was measured under these conditions."""
+        return replace(
+            self,
+            temperature_c=conditions.temperature_c,
+            cpu_mhz=conditions.cpu_mhz,
+            gpu_mhz=conditions.gpu_mhz,
+            battery_percent=conditions.battery_percent,
+            throttled=" ".join(conditions.throttled),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +116,7 @@ class SharingRow(Row):
     copy_ms: float = 0.0
 
     key_fields: ClassVar[tuple[str, ...]] = ("direction", "shape", "layout")
-    later_fields: ClassVar[tuple[str, ...]] = ("layout",)
+    later_fields: ClassVar[tuple[str, ...]] = ("layout", *Row.later_fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +193,6 @@ class ContentionRow(Row):
     key_fields: ClassVar[tuple[str, ...]] = ("cpu_op", "cpu_variant", "gpu_op", "gpu_variant")
 
 
-RowT = TypeVar("RowT", bound=Row)
-
-
 class Table(Generic[RowT]):
     """One CSV file of rows, appended to row by row; a row is on disk when `append` returns."""
 
@@ -229,8 +252,7 @@ class Table(Generic[RowT]):
         if older:
             rows = Table(partial, self.row_type).read()
             partial.unlink()
-            for row in rows:
-                Table(partial, self.row_type).append(row)
+            Table(partial, self.row_type).append(*rows)
         partial.replace(self.path)
         return True
 
@@ -238,8 +260,8 @@ class Table(Generic[RowT]):
         types = get_type_hints(self.row_type)
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            found, later = reader.fieldnames or [], self.row_type.later_fields
-            if found not in (self.columns, [c for c in self.columns if c not in later]):
+            found, later = list(reader.fieldnames or ()), self.row_type.later_fields
+            if found != [c for c in self.columns if c in found or c not in later]:
                 raise InvalidFileError(
                     self.path,
                     f"the columns are {reader.fieldnames}, expected {self.columns}.",
@@ -254,9 +276,10 @@ class Table(Generic[RowT]):
     def _parse(self, record: dict[str, str], types: dict[str, Any], where: str) -> RowT:
         values: dict[str, Any] = {}
         for name, text in record.items():
-            kind = types[name] if types[name] in (int, float) else str
+            may_lack = types[name] == float | None
+            kind = float if may_lack else types[name] if types[name] in (int, float) else str
             try:
-                values[name] = kind(text)
+                values[name] = None if may_lack and not text else kind(text)
             except ValueError as error:
                 problem = f"{name} must be of type {kind.__name__}, got {text!r}."
                 raise InvalidFileError(self.path, problem, where=where) from error

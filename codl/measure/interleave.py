@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from codl.errors import CodlError
-from codl.ir.results import Latency
+from codl.ir.results import Conditions, Latency
 from codl.ir.types import Processor
 
 #: Does something once and returns the seconds that it took.
@@ -44,6 +44,7 @@ class AnchorTime:
 class TimedTogether:
     """Latencies by name, or why one `failed`; `anchors` say how fast the machine was meanwhile.
 
+    `conditions` are those of the whole time.
     `energy_mj` is that of one inference, by `sensors`; there is none where there are no sensors.
     """
 
@@ -52,6 +53,7 @@ class TimedTogether:
     energy_mj: Mapping[str, float] = field(default_factory=dict)
     sensors: tuple[str, ...] = ()
     anchors: tuple[AnchorTime, ...] = ()
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 def with_peers(min_seconds: float) -> Effort:

@@ -101,7 +101,11 @@ class Timed:
 
 
 def measure(
-    things: Sequence[Timed], rounds: Rounds, is_disturbed: Callable[[], bool] = lambda: False
+    things: Sequence[Timed],
+    rounds: Rounds,
+    is_disturbed: Callable[[], bool] = lambda: False,
+    *,
+    after_round: Callable[[], object] = lambda: None,
 ) -> None:
     """Fill the samples of all things, in rounds; on and on while `is_disturbed` says so."""
     order, begin, turn = list(things), perf_counter(), 0
@@ -110,6 +114,7 @@ def measure(
         for thing in order:
             if thing.is_due(turn):
                 thing.visit()
+        after_round()
         shuffle(order)  # so that nobody always follows the same neighbour
         turn += 1
         if turn >= rounds.visits * rounds.more:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from codl.errors import CodlError
+from codl.ir.results import Conditions
 from codl.measure import drift
+from codl.measure.batch import ReadsConditions
 from codl.measure.interleave import AnchorTime, Effort, Timed, TimedTogether, interleave
 from codl.measure.runner import Prepared
 from codl.measure.timing import WHOLE
@@ -19,15 +21,20 @@ def time_together(
     *,
     sensors: Sequence[Sensor] = (),
     anchors: Sequence[Prepared] = (),
+    machine: ReadsConditions | None = None,
     after_round: Callable[[], None] = lambda: None,
 ) -> TimedTogether:
     """Time all in turns; what fails leaves, with its reason.
 
-    `runs` make one inference and `effort.lead_in` more. Anchors are visited once a round.
+    `runs` make one inference and `effort.lead_in` more. Anchors are visited once a round, and the
+    `machine` is looked at.
     """
     failed: dict[str, CodlError] = {}
+    readings: list[Conditions] = []
 
     def beside() -> None:
+        if machine is not None:
+            readings.append(machine.read())
         for anchor in anchors:
             anchor.timed.visit()
         after_round()
@@ -45,6 +52,7 @@ def time_together(
             for one in anchors
             if one.timed.found.get(WHOLE)
         ),
+        conditions=Conditions.over(readings),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codl.runtime import threads
+from codl.runtime.system_files import SYSTEM
 
 SYSTEM_CPU = Path("/sys/devices/system/cpu")
 
@@ -71,5 +72,6 @@ def _cpuinfo() -> list[str]:
 
 def clocks_mhz(cores: Iterable[int]) -> dict[str, float]:
     """The current clock of each of these cores, where the system tells."""
-    paths = {core: SYSTEM_CPU / f"cpu{core}/cpufreq/scaling_cur_freq" for core in cores}
-    return {str(core): int(p.read_text()) / 1e3 for core, p in paths.items() if p.exists()}
+    folder = "sys/devices/system/cpu"
+    clocks = {core: SYSTEM.mhz(f"{folder}/cpu{core}/cpufreq/scaling_cur_freq") for core in cores}
+    return {str(core): mhz for core, mhz in clocks.items() if mhz is not None}

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from threading import Event, Thread
 from typing import Literal, TypeAlias
 
 from codl.runtime import nvml
+from codl.runtime.system_files import SYSTEM, Battery, SystemFiles
 
-SYS = Path("/sys")
 #: How often a sensor that tells power, not energy, is read.
 PERIOD_S = 0.05
 #: What a sensor counts: a processor with its memory, or everything.
@@ -60,9 +60,11 @@ class SensorScan:
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def find_sensors(root: Path = SYS, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus) -> SensorScan:
-    """Every sensor below `root`, the folder that `/sys` is, and those of NVIDIA's GPUs."""
-    candidates = [*_rapl(root), *_batteries(root)]
+def find_sensors(
+    files: SystemFiles = SYSTEM, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus
+) -> SensorScan:
+    """Every sensor that the system has files of, and those of NVIDIA's GPUs."""
+    candidates = [*_rapl(files), *map(_of_battery, files.batteries())]
     candidates += [
         Sensor(f"nvml {gpu.name}", "gpu", gpu.read, is_power=gpu.is_power) for gpu in gpus()
     ]
@@ -76,60 +78,36 @@ def find_sensors(root: Path = SYS, *, gpus: Callable[[], list[nvml.Gpu]] = nvml.
     return SensorScan(tuple(sensors), unreadable)
 
 
-def _rapl(root: Path) -> Iterator[Sensor]:
+def _rapl(files: SystemFiles) -> Iterator[Sensor]:
     """CPU packages; the domains inside one are part of it, and `psys` is more than the CPU."""
-    for zone in sorted((root / "class/powercap").glob("intel-rapl:*")):
-        name = _text(zone / "name")
-        if not name.startswith("package") or zone.name.count(":") > 1:
+    for zone in files.find("sys/class/powercap/intel-rapl:*"):
+        name = files.text(f"{zone}/name")
+        if not name.startswith("package") or zone.count(":") > 1:
             continue
-        most = _text(zone / "max_energy_range_uj")
+        most = files.number(f"{zone}/max_energy_range_uj")
         yield Sensor(
             name=f"rapl {name}",
             part="cpu",
-            read=_number(zone / "energy_uj", 1e-6),
-            wraps_j=int(most) * 1e-6 if most else None,
+            read=partial(_joules, files, f"{zone}/energy_uj"),
+            wraps_j=most * 1e-6 if most else None,
         )
 
 
-def _batteries(root: Path) -> Iterator[Sensor]:
+def _joules(files: SystemFiles, path: str) -> float:
+    return 1e-6 * int(files.read(path))
+
+
+def _of_battery(battery: Battery) -> Sensor:
     """Batteries tell the power of the whole device, while nothing charges them."""
-    for supply in sorted((root / "class/power_supply").glob("*")):
-        if _text(supply / "type") != "Battery":
-            continue
-        name = f"power_supply {supply.name}"
-        if (supply / "power_now").exists():
-            power = _number(supply / "power_now", 1e-6)
-        else:
-            power = _product(
-                _number(supply / "current_now", 1e-6), _number(supply / "voltage_now", 1e-6)
-            )
-        yield Sensor(name, "device", _while_discharging(supply, power), is_power=True)
 
-
-def _number(path: Path, scale: float) -> Callable[[], float]:
-    return lambda: scale * int(path.read_text())
-
-
-def _product(a: Callable[[], float], b: Callable[[], float]) -> Callable[[], float]:
-    """The sign of a battery's current is the driver's choice."""
-    return lambda: abs(a() * b())
-
-
-def _while_discharging(supply: Path, power: Callable[[], float]) -> Callable[[], float]:
     def read() -> float:
-        status = _text(supply / "status")
-        if status != "Discharging":
-            raise OSError(f"the battery tells the device's power only while discharging: {status}")
-        return power()
+        if battery.status != "Discharging":
+            raise OSError(
+                f"the battery tells the device's power only while discharging: {battery.status}"
+            )
+        return battery.watts()
 
-    return read
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return Sensor(f"power_supply {battery.name}", "device", read, is_power=True)
 
 
 class Meter:

@@ -254,6 +254,7 @@ def _completed(
         of_ideal=bound.median / latency.median if bound else None,
         slowdown=None if row.peer else slower,
         energy_mj=times.energy_mj.get(_timed_as(row)),
+        conditions=times.conditions,
     )
 
 

@@ -28,6 +28,7 @@ from codl.targets.measure_messages import (
     BenchOp,
     Clocks,
     Compile,
+    ConditionsRead,
     CoresSeen,
     Describe,
     Described,
@@ -46,6 +47,7 @@ from codl.targets.measure_messages import (
     Probe,
     Probed,
     ReadClocks,
+    ReadConditions,
     ReadSpent,
     Searching,
     Spent,
@@ -198,6 +200,9 @@ class Agent:
     def read_clocks(self, request: ReadClocks, blobs: list[bytes]) -> Answer:
         return Clocks(self.target.clocks_mhz()), ()
 
+    def read_conditions(self, request: ReadConditions, blobs: list[bytes]) -> Answer:
+        return ConditionsRead(self.target.conditions()), ()
+
     def spent(self, request: ReadSpent, blobs: list[bytes]) -> Answer:
         return Spent(dict(self._spent)), ()
 
@@ -231,7 +236,7 @@ class Agent:
             MeasuredRow(index[one.task], msgspec.to_builtins(one.row), one.is_disturbed)
             for one in result.measurements
         )
-        return Measured(rows, result.anchors), ()
+        return Measured(rows, result.anchors, result.conditions), ()
 
     def tune(self, request: Tune, blobs: list[bytes]) -> Answer:
         from codl.kernels.tuning import Tuning
@@ -311,6 +316,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     OpenDevice: lambda agent, request, blobs: agent.models.open(request, blobs),
     ObserveCores: Agent.observe_cores,
     ReadClocks: Agent.read_clocks,
+    ReadConditions: Agent.read_conditions,
     ReadSpent: Agent.spent,
     Compile: Agent.compile,
     Measure: Agent.measure,

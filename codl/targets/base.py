@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from codl.ir import Op
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
+from codl.ir.results import Conditions
 from codl.ir.soc import PowerW
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
@@ -67,6 +68,10 @@ class Target(Protocol):
 
     def clocks_mhz(self) -> dict[str, float]:
         """The current clock of each of the SoC's cores, where the system tells."""
+        ...
+
+    def conditions(self) -> Conditions:
+        """Temperature, clocks and battery, as they are now."""
         ...
 
     def measure(self, batch: MeasureBatch) -> BatchResult:

@@ -18,10 +18,12 @@ from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
 from codl.runtime.session import Session
+from codl.runtime.system_files import SYSTEM, SystemFiles
 
 if TYPE_CHECKING:
     from codl.ir import Op
     from codl.ir.plan import Plan
+    from codl.ir.results import Conditions
     from codl.ir.soc import PowerW
     from codl.kernels.tuning import Tuned, Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from codl.measure.progress import Progress
     from codl.measure.tasks import Task
     from codl.measure.tuner import TuneRun, TuneTask
+    from codl.runtime.conditions import ConditionReader
     from codl.runtime.probe import ProbeResult
     from codl.targets.arrays import Arrays
     from codl.targets.compile_workers import CompileWorkers
@@ -44,8 +47,14 @@ class LocalTarget:
 
     serial = "local"
 
-    def __init__(self, soc: Soc | None = None, *, workers: CompileWorkers | None = None) -> None:
-        self._soc, self._workers = soc, workers
+    def __init__(
+        self,
+        soc: Soc | None = None,
+        *,
+        workers: CompileWorkers | None = None,
+        files: SystemFiles = SYSTEM,
+    ) -> None:
+        self._soc, self._workers, self._files = soc, workers, files
         self._device: OpenClDevice | None = None
         self._opening = Lock()
 
@@ -62,7 +71,7 @@ class LocalTarget:
         from codl.runtime.energy import SensorInfo, find_sensors
         from codl.targets.info import TargetInfo
 
-        sensors = find_sensors()
+        sensors = find_sensors(self._files)
         kinds = tuple(SensorInfo(sensor.name, sensor.part) for sensor in sensors.sensors)
         return TargetInfo(cpu_facts(), kinds, sensors.unreadable)
 
@@ -82,6 +91,15 @@ class LocalTarget:
         from codl.runtime.cpu_facts import clocks_mhz
 
         return clocks_mhz(self.soc.placement.cores)
+
+    def conditions(self) -> Conditions:
+        return self._machine.read()
+
+    @cached_property
+    def _machine(self) -> ConditionReader:
+        from codl.runtime.conditions import ConditionReader
+
+        return ConditionReader(self.soc, self._files)
 
     # Running.
 
@@ -127,7 +145,7 @@ class LocalTarget:
     def _measuring(self) -> LocalMeasuring:
         from codl.targets.local_measuring import LocalMeasuring
 
-        return LocalMeasuring(self.device, self._workers)
+        return LocalMeasuring(self.device, self._machine, self._workers)
 
     def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
         from codl.measure.batch import Unwatched

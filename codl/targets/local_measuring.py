@@ -21,6 +21,7 @@ from codl.measure.timing import Rounds
 from codl.measure.together import time_together
 from codl.measure.tuner import TuneRun, TuneTask, tune
 from codl.runtime import threads
+from codl.runtime.conditions import ConditionReader
 from codl.runtime.energy import find_sensors
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
@@ -31,8 +32,13 @@ from codl.targets.peer_process import PeerProcess
 class LocalMeasuring:
     """Measures on an OpenCL device and its CPU."""
 
-    def __init__(self, gpu: OpenClDevice, workers: CompileWorkers | None = None) -> None:
-        self._gpu = gpu
+    def __init__(
+        self,
+        gpu: OpenClDevice,
+        machine: ConditionReader,
+        workers: CompileWorkers | None = None,
+    ) -> None:
+        self._gpu, self._machine = gpu, machine
         self._workers = workers or CompileWorkers(gpu.soc, worker_count(gpu.soc))
         self._runner: BatchRunner | None = None
         self._runs: tuple[str, Rounds, Tuning] | None = None
@@ -40,7 +46,7 @@ class LocalMeasuring:
     def measure(self, batch: MeasureBatch, watcher: Watcher) -> BatchResult:
         how = (batch.run, batch.rounds, batch.tuning)
         if self._runner is None or self._runs != how:
-            self._runner = BatchRunner(Bench(self._gpu, *how), self._workers)
+            self._runner = BatchRunner(Bench(self._gpu, *how), self._workers, self._machine)
             self._runs = how
         return self._runner.measure(batch, watcher)
 
@@ -97,6 +103,7 @@ class LocalMeasuring:
             effort,
             sensors=find_sensors().sensors if with_energy else (),
             anchors=beside,
+            machine=self._machine,
             after_round=after_round,
         )
 

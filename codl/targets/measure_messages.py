@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from codl.ir.results import Conditions
 from codl.ir.soc import PowerW
 from codl.kernels.tuning import Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
@@ -113,6 +114,16 @@ class ReadClocks(Request, frozen=True):
     reply: ClassVar[type[Reply]] = Clocks
 
 
+class ConditionsRead(Reply, frozen=True):
+    conditions: Conditions
+
+
+class ReadConditions(Request, frozen=True):
+    """Temperature, clocks and battery, as they are now."""
+
+    reply: ClassVar[type[Reply]] = ConditionsRead
+
+
 class Compile(Request, frozen=True):
     """Build and run once what a task has on the GPU; `models` are the blobs' digests."""
 
@@ -139,8 +150,11 @@ class MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measured(Reply, frozen=True):
+    """`conditions` are those at the end."""
+
     rows: tuple[MeasuredRow, ...]
     anchors: tuple[AnchorRow, ...]
+    conditions: Conditions
 
 
 class Measure(Request, frozen=True):

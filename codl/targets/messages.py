@@ -13,6 +13,7 @@ from codl.targets.measure_messages import (
     BenchOp,
     Clocks,
     Compile,
+    ConditionsRead,
     CoresSeen,
     Describe,
     Described,
@@ -30,6 +31,7 @@ from codl.targets.measure_messages import (
     Probe,
     Probed,
     ReadClocks,
+    ReadConditions,
     ReadSpent,
     Searching,
     Spent,
@@ -83,6 +85,7 @@ AnyRequest: TypeAlias = (
     | OpenDevice
     | ObserveCores
     | ReadClocks
+    | ReadConditions
     | ReadSpent
     | Compile
     | Measure
@@ -117,6 +120,7 @@ AnyReply: TypeAlias = (
     | Probed
     | CoresSeen
     | Clocks
+    | ConditionsRead
     | Spent
     | Measured
     | Searching

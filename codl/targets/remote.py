@@ -14,6 +14,7 @@ from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
+from codl.ir.results import Conditions
 from codl.ir.soc import PowerW, Soc
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
@@ -35,6 +36,7 @@ from codl.targets.measure_messages import (
     Benched,
     BenchOp,
     Clocks,
+    ConditionsRead,
     CoresSeen,
     Describe,
     Described,
@@ -52,6 +54,7 @@ from codl.targets.measure_messages import (
     Probe,
     Probed,
     ReadClocks,
+    ReadConditions,
     ReadSpent,
     Searching,
     Spent,
@@ -121,6 +124,10 @@ class RemoteTarget:
         answer, _ = self.agent.ask(ReadClocks(), Clocks)
         return answer.mhz
 
+    def conditions(self) -> Conditions:
+        answer, _ = self.agent.ask(ReadConditions(), ConditionsRead)
+        return answer.conditions
+
     def measure(self, batch: MeasureBatch) -> BatchResult:
         """Measure over there; an agent that is lost meanwhile is told with what it was doing."""
         models, progress = models_of(batch.tasks), _Progress()
@@ -136,7 +143,7 @@ class RemoteTarget:
             suspects = tuple(batch.tasks[index] for index in progress.suspects)
             return BatchResult((), (), lost=str(error), suspects=suspects)
         rows = tuple(_measurement(batch.tasks, one) for one in answer.rows)
-        return BatchResult(rows, answer.anchors)
+        return BatchResult(rows, answer.anchors, conditions=answer.conditions)
 
     def tune(
         self,

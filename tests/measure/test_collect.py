@@ -172,10 +172,11 @@ def test_a_line_cut_short_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a,H,half,b,1,1,1,5,ok,,measured,run1", "share must be of type float, got 'half'"),
-        ("a,H,0.5,b,1,1,1,5,fine,,measured,run1", "status must be ok or failed, got 'fine'"),
-        ("a,H,0.5,b,-1,1,1,5,ok,,measured,run1", "latency_ms must be positive, got '-1'"),
-        ("a,H,0.5,b,1", "expected 12 values"),
+        ("a,H,half,b,1,1,1,5,ok,,measured,run1,,,,,", "share must be of type float, got 'half'"),
+        ("a,H,0.5,b,1,1,1,5,fine,,measured,run1,,,,,", "status must be ok or failed, got 'fine'"),
+        ("a,H,0.5,b,-1,1,1,5,ok,,measured,run1,,,,,", "latency_ms must be positive, got '-1'"),
+        ("a,H,0.5,b,1,1,1,5,ok,,measured,run1,warm,,,,", "temperature_c must be of type float"),
+        ("a,H,0.5,b,1", "expected 17 values"),
     ],
 )
 def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:

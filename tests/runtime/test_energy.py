@@ -17,6 +17,7 @@ from codl.ir.soc import PowerW, Soc
 from codl.measure.power import measure_power
 from codl.runtime import energy, nvml
 from codl.runtime.energy import Sensor, SensorScan, energy_mj, find_sensors, metered
+from codl.runtime.system_files import SystemFiles
 
 
 def write(folder: Path, **files: object) -> None:
@@ -28,13 +29,13 @@ def write(folder: Path, **files: object) -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two CPU packages, of which one has a part of its own, the whole platform, and supplies."""
-    zones = tmp_path / "class/powercap"
+    zones = tmp_path / "sys/class/powercap"
     counter = {"energy_uj": 5_000_000, "max_energy_range_uj": 10_000_000}
     write(zones / "intel-rapl:0", name="package-0", **counter)
     write(zones / "intel-rapl:0:0", name="core", **counter)
     write(zones / "intel-rapl:1", name="package-1", **counter)
     write(zones / "intel-rapl:2", name="psys", **counter)
-    supplies = tmp_path / "class/power_supply"
+    supplies = tmp_path / "sys/class/power_supply"
     write(supplies / "AC", type="Mains", online=1)
     amperes, volts = -500_000, 4_000_000
     battery = {"type": "Battery", "status": "Discharging"}
@@ -47,7 +48,7 @@ def no_gpus() -> list[nvml.Gpu]:
 
 
 def test_packages_and_batteries_are_found(root: Path) -> None:
-    found = find_sensors(root, gpus=no_gpus)
+    found = find_sensors(SystemFiles(root), gpus=no_gpus)
     names = {sensor.name: sensor for sensor in found.sensors}
     assert set(names) == {"rapl package-0", "rapl package-1", "power_supply battery"}
     assert names["rapl package-0"].read() == pytest.approx(5.0)
@@ -60,24 +61,24 @@ def test_packages_and_batteries_are_found(root: Path) -> None:
 
 
 def test_what_cannot_be_read_says_why(root: Path) -> None:
-    write(root / "class/power_supply/battery", status="Charging")
-    (root / "class/powercap/intel-rapl:1/energy_uj").unlink()
-    found = find_sensors(root, gpus=no_gpus)
+    write(root / "sys/class/power_supply/battery", status="Charging")
+    (root / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
+    found = find_sensors(SystemFiles(root), gpus=no_gpus)
     assert [sensor.name for sensor in found.sensors] == ["rapl package-0"]
     assert "only while discharging: Charging" in found.unreadable["power_supply battery"]
     assert "energy_uj" in found.unreadable["rapl package-1"]
 
 
 def test_a_machine_without_sensors_has_none(tmp_path: Path) -> None:
-    assert find_sensors(tmp_path, gpus=no_gpus) == SensorScan((), {})
+    assert find_sensors(SystemFiles(tmp_path), gpus=no_gpus) == SensorScan((), {})
     assert energy_mj(lambda: None, ()) is None
 
 
 def test_a_counter_that_begins_anew_is_counted_on(root: Path) -> None:
-    sensors = find_sensors(root, gpus=no_gpus).sensors[:2]
+    sensors = find_sensors(SystemFiles(root), gpus=no_gpus).sensors[:2]
     with metered(sensors) as meter:
-        write(root / "class/powercap/intel-rapl:0", energy_uj=7_500_000)
-        write(root / "class/powercap/intel-rapl:1", energy_uj=1_000_000)  # from 10 J on again
+        write(root / "sys/class/powercap/intel-rapl:0", energy_uj=7_500_000)
+        write(root / "sys/class/powercap/intel-rapl:1", energy_uj=1_000_000)  # from 10 J on again
     assert meter.joules["rapl package-0"] == pytest.approx(2.5)
     assert meter.joules["rapl package-1"] == pytest.approx(6.0)
     assert meter.total_joules == pytest.approx(8.5)
@@ -98,7 +99,7 @@ def test_power_is_summed_up_over_time(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: float(len(watts))))
     sensors = [
         replace(sensor, read=read) if sensor.is_power else sensor
-        for sensor in find_sensors(root, gpus=no_gpus).sensors
+        for sensor in find_sensors(SystemFiles(root), gpus=no_gpus).sensors
     ]
     with metered(sensors) as meter:
         assert enough.wait(60)
@@ -111,9 +112,9 @@ def test_power_is_summed_up_over_time(root: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_sensor_that_fails_on_the_way_has_no_joules(root: Path) -> None:
     """It is read for the last time when the meter stops."""
-    sensors = find_sensors(root, gpus=no_gpus).sensors
+    sensors = find_sensors(SystemFiles(root), gpus=no_gpus).sensors
     with metered(sensors) as meter:
-        write(root / "class/power_supply/battery", status="Charging")
+        write(root / "sys/class/power_supply/battery", status="Charging")
     assert "power_supply battery" not in meter.joules
     assert meter.total_joules == 0
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from codl.ir.results import Conditions
 from codl.kernels.tuning import Trial, Tuned
 from codl.measure.interleave import Effort
 from codl.measure.task_records import DispatchRecord, OpRecord
@@ -48,6 +49,6 @@ REQUESTS: Seeds = [
 REPLIES: Seeds = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
-    (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), ()), []),
+    (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), (), Conditions()), []),
     (Ran(RECORDS), list(map(bytes, BLOBS))),
 ]

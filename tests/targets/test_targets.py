@@ -75,11 +75,11 @@ ready = []
 def noted(self, task):
     ready.append(task)
     return prepare(self, task)
-def deadly(timed, rounds, is_disturbed):
+def deadly(timed, rounds, is_disturbed, **options):
     if any("relu" in str(t) and getattr(t, "variant", "") == "gpu_direct" for t in ready):
         os.abort()
     ready.clear()
-    measure(timed, rounds, is_disturbed)
+    measure(timed, rounds, is_disturbed, **options)
 batch.Bench.prepare = noted
 batch.timing.measure = deadly
 from codl.targets.agent import main

@@ -1,0 +1,185 @@
+"""How this machine is: temperature, clocks, battery, and whether heat holds its clocks down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from codl.ir.results import Conditions
+from codl.ir.types import PROCESSORS, Processor
+from codl.runtime.placement import LocalSoc
+from codl.runtime.system_files import SYSTEM, SystemFiles
+
+CPU = "sys/devices/system/cpu"
+THERMAL = "sys/class/thermal"
+KGSL = "sys/class/kgsl/kgsl-3d0"
+#: Types of thermal zones on a processor, as SoCs call them. Qualcomm's `soc` is of the battery.
+ZONES = re.compile(
+    r"cpu|gpu|g3d|tsens|cluster|core|pkg|soc.?therm|^tj|^(big|mid|little)$", re.IGNORECASE
+)
+#: The zone of machines that have none of those.
+BOARD = re.compile(r"acpitz", re.IGNORECASE)
+#: Types of cooling devices that hold a processor's clocks down, or stop some of its cores.
+COOLING: dict[Processor, re.Pattern[str]] = {
+    "cpu": re.compile(r"cpu|cluster|^processor$|powerclamp", re.IGNORECASE),
+    "gpu": re.compile(r"gpu|kgsl|mali|g3d|devfreq", re.IGNORECASE),
+}
+#: What the folder of a GPU below `sys/class/devfreq` is called.
+DEVFREQ = re.compile(r"gpu|mali|kgsl|g3d|gv11b|ga10b|gp10b", re.IGNORECASE)
+#: What governors are called.
+GOVERNOR = re.compile(r"[\w-]{1,32}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Cores that share a clock; `folder` holds the files of its `cpufreq` policy."""
+
+    folder: str
+    cores: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """As the kernel calls it, such as policy4, or cpu4 where it has no policies."""
+        return next(part for part in reversed(self.folder.split("/")) if part[-1].isdigit())
+
+
+@dataclass(frozen=True)
+class GpuFiles:
+    """Where a GPU's clock stands; `devfreq` is the folder of what chooses it.
+
+    `level` is a file whose number is above 0 while heat holds the clock down, "" without one.
+    """
+
+    devfreq: str
+    clocks: tuple[str, ...]
+    temperature: str = ""
+    level: str = ""
+
+
+def clusters(files: SystemFiles = SYSTEM) -> list[Cluster]:
+    """All that the machine tells of; none where it keeps its clocks to itself."""
+    folders = files.find(f"{CPU}/cpufreq/policy[0-9]*") or files.find(f"{CPU}/cpu[0-9]*/cpufreq")
+    found = [Cluster(folder, _cores(files.text(f"{folder}/related_cpus"))) for folder in folders]
+    return [own if own.cores else Cluster(own.folder, _cores(own.name)) for own in found]
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d{1,4}", text))
+
+
+def gpu_files(files: SystemFiles = SYSTEM) -> GpuFiles | None:
+    """Those of an Adreno, or of another GPU whose clock the kernel's `devfreq` chooses."""
+    if files.find(KGSL):
+        clocks = ("gpuclk", "clock_mhz", "devfreq/cur_freq")
+        return GpuFiles(
+            devfreq=f"{KGSL}/devfreq",
+            clocks=tuple(f"{KGSL}/{name}" for name in clocks),
+            temperature=f"{KGSL}/temp",
+            level=f"{KGSL}/thermal_pwrlevel",
+        )
+    for folder in files.find("sys/class/devfreq/*"):
+        if DEVFREQ.search(folder.rsplit("/", 1)[-1]):
+            return GpuFiles(devfreq=folder, clocks=(f"{folder}/cur_freq",))
+    return None
+
+
+class ConditionReader:
+    """Reads the conditions of this machine, as they matter to a SoC.
+
+    Which files there are is seen once, their content every time. Of the clocks' limits the highest
+    that was seen is what there would be without heat: a limit that somebody set stays as it is.
+    """
+
+    def __init__(self, soc: LocalSoc | None = None, files: SystemFiles = SYSTEM) -> None:
+        self._files, self._clusters = files, clusters(files)
+        self._cpu_cores: Collection[int] = soc.placement.cpu_cores if soc else ()
+        self._gpu_cores: Collection[int] = soc.placement.gpu_cores if soc else ()
+        self._is_one_cpu = soc is not None and soc.gpu.is_cpu
+        self._gpu = None if self._is_one_cpu else gpu_files(files)
+        self._zones = _zones(files)
+        if self._gpu and self._gpu.temperature:
+            self._zones.append(self._gpu.temperature)
+        kinds = {own: files.text(f"{own}/type") for own in files.find(f"{THERMAL}/cooling_device*")}
+        self._cooling = {
+            side: [own for own, kind in kinds.items() if pattern.search(kind)]
+            for side, pattern in COOLING.items()
+        }
+        self._limits: dict[str, float] = {}
+
+    def read(self) -> Conditions:
+        """As they are now."""
+        batteries = list(self._files.batteries())
+        fullest = max(batteries, key=lambda own: own.percent or 0, default=None)
+        degrees = [self._files.celsius(path) for path in self._zones]
+        throttled = self._throttled()
+        return Conditions(
+            temperature_c=max((own for own in degrees if own is not None), default=None),
+            cpu_mhz=self._cores_mhz(self._cpu_cores),
+            gpu_mhz=self._gpu_mhz(),
+            battery_percent=fullest.percent if fullest else None,
+            is_charging=fullest.is_charging if fullest else None,
+            throttled=tuple(side for side in PROCESSORS if side in throttled),
+            governors=self._governors(),
+        )
+
+    def _own(self, cores: Collection[int]) -> list[Cluster]:
+        """The clusters of some cores; all of them where none is named."""
+        return [own for own in self._clusters if not cores or {*own.cores} & {*cores}]
+
+    def _cores_mhz(self, cores: Collection[int]) -> float | None:
+        """The fastest of their clocks: idle clusters are slow."""
+        clocks = [self._files.mhz(f"{own.folder}/scaling_cur_freq") for own in self._own(cores)]
+        return max((own for own in clocks if own is not None), default=None)
+
+    def _gpu_mhz(self) -> float | None:
+        if self._is_one_cpu:
+            return self._cores_mhz(self._gpu_cores)
+        clocks = map(self._files.mhz, self._gpu.clocks if self._gpu else ())
+        return next((own for own in clocks if own is not None), None)
+
+    def _throttled(self) -> set[Processor]:
+        held: set[Processor] = set()
+        for side in PROCESSORS:
+            states = [self._files.number(f"{own}/cur_state") or 0 for own in self._cooling[side]]
+            if max(states, default=0) > 0:
+                held.add(side)
+        lowered = [self._is_lowered(path) for path in self._cpu_limits()]
+        if any(lowered):
+            held.add("cpu")
+        if self._gpu:
+            level = self._files.number(self._gpu.level) if self._gpu.level else None
+            if self._is_lowered(f"{self._gpu.devfreq}/max_freq") or (level or 0) > 0:
+                held.add("gpu")
+        if self._is_one_cpu:
+            return {*PROCESSORS} if "cpu" in held else set()
+        return held
+
+    def _cpu_limits(self) -> Sequence[str]:
+        cores = {*self._cpu_cores, *self._gpu_cores}
+        return [f"{own.folder}/scaling_max_freq" for own in self._own(cores)]
+
+    def _is_lowered(self, path: str) -> bool:
+        """Whether a limit is lower than it was."""
+        limit = self._files.mhz(path)
+        if limit is None:
+            return False
+        most = self._limits[path] = max(limit, self._limits.get(path, 0.0))
+        return limit < most
+
+    def _governors(self) -> dict[str, str]:
+        paths = {own.name: f"{own.folder}/scaling_governor" for own in self._clusters}
+        if self._gpu:
+            paths["gpu"] = f"{self._gpu.devfreq}/governor"
+        found = {name: self._files.text(path) for name, path in paths.items()}
+        return {name: own for name, own in found.items() if GOVERNOR.fullmatch(own)}
+
+
+def _zones(files: SystemFiles) -> list[str]:
+    """The temperatures of processors, or of the board where there are none."""
+    kinds = {zone: files.text(f"{zone}/type") for zone in files.find(f"{THERMAL}/thermal_zone*")}
+    for pattern in (ZONES, BOARD):
+        found = [f"{zone}/temp" for zone, kind in kinds.items() if pattern.search(kind)]
+        if found:
+            return found
+    return []

@@ -1,0 +1,175 @@
+"""What the system tells in files (Linux's /sys and /proc), read and written in one place.
+
+Such files vanish while they are read, are there for root alone, hold nothing, or hold text where a
+number is expected: then there is no value, and no error. Drivers do not agree on units either: what
+a number means is told by how large it is, where only one unit makes sense.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+#: No file of the system that is read here is larger.
+MOST_BYTES = 1 << 16
+#: What a processor that works can have, in degrees Celsius; 0 is what a sensor that is off says.
+COLDEST_C, HOTTEST_C = 0.0, 150.0
+#: Up to so much a temperature is in degrees, and up to so much in tenths of one; then thousandths.
+MOST_DEGREES, MOST_TENTHS = 200.0, 2000.0
+#: A clock has so many Hz or so many kHz at least; less is in MHz. All are of 10 MHz to 10 GHz.
+LEAST_HZ, LEAST_KHZ = 1e7, 1e4
+#: A battery has so many microvolts or so many millivolts at least; less is in volts.
+LEAST_UV, LEAST_MV = 1e6, 1e3
+#: A device that works takes so many microamperes at least; less is in milliamperes.
+LEAST_UA = 1e4
+SUPPLIES = "sys/class/power_supply"
+
+
+class SystemFiles:
+    """The files below a root folder: `/`, or a tree of the same form.
+
+    Paths and patterns are relative to it.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    def find(self, pattern: str) -> list[str]:
+        """Paths that match, by name; none where a folder cannot be listed."""
+        try:
+            found = sorted(self.root.glob(pattern))
+        except OSError:
+            return []
+        return [str(path.relative_to(self.root)) for path in found]
+
+    def read(self, path: str) -> str:
+        """The text of a file without space around it; raises `OSError`.
+
+        It does not wait, whatever lies there.
+        """
+        descriptor = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            content = os.read(descriptor, MOST_BYTES)
+        finally:
+            os.close(descriptor)
+        return content.decode(errors="replace").strip("\0 \t\r\n")
+
+    def text(self, path: str) -> str:
+        """The text of a file; empty where it cannot be read."""
+        try:
+            return self.read(path)
+        except OSError:
+            return ""
+
+    def number(self, path: str) -> float | None:
+        """The number that a file begins with; None where there is none."""
+        return _number(self.text(path))
+
+    def write(self, path: str, text: str) -> None:
+        """Put a text into a file that is there; raises `OSError`."""
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(self.root / path, flags)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def celsius(self, path: str) -> float | None:
+        """A processor's temperature, told in degrees, tenths or thousandths; None if it is none."""
+        value = self.number(path)
+        if value is None:
+            return None
+        scale = 1.0 if value <= MOST_DEGREES else 0.1 if value <= MOST_TENTHS else 1e-3
+        return scale * value if COLDEST_C < scale * value < HOTTEST_C else None
+
+    def mhz(self, path: str) -> float | None:
+        """A clock, told in Hz, kHz or MHz; None where there is none, or it is 0."""
+        value = self.number(path)
+        if value is None or value <= 0:
+            return None
+        return value * (1e-6 if value >= LEAST_HZ else 1e-3 if value >= LEAST_KHZ else 1.0)
+
+    def batteries(self) -> Iterator[Battery]:
+        """Those of the device itself; a mouse or a pen has its own."""
+        for folder in self.find(f"{SUPPLIES}/*"):
+            kind, scope = self.text(f"{folder}/type"), self.text(f"{folder}/scope")
+            if kind == "Battery" and scope != "Device":
+                yield Battery(self, folder)
+
+    @property
+    def is_plugged_in(self) -> bool:
+        """Whether a supply that is no battery gives current."""
+        supplies = self.find(f"{SUPPLIES}/*")
+        others = [own for own in supplies if self.text(f"{own}/type") != "Battery"]
+        return any(self.number(f"{own}/online") == 1 for own in others)
+
+
+#: This machine's.
+SYSTEM = SystemFiles()
+
+
+@dataclass(frozen=True)
+class Battery:
+    """A battery, in its folder."""
+
+    files: SystemFiles
+    folder: str
+
+    @property
+    def name(self) -> str:
+        return self.folder.rsplit("/", 1)[-1]
+
+    @property
+    def status(self) -> str:
+        """As the driver calls it: Charging, Discharging, Full, Not charging, Unknown, or empty."""
+        return self.files.text(f"{self.folder}/status")
+
+    @property
+    def percent(self) -> float | None:
+        value = self.files.number(f"{self.folder}/capacity")
+        return value if value is not None and 0 <= value <= 100 else None
+
+    @property
+    def is_charging(self) -> bool:
+        """Whether it does not get emptier; where it does not say so, whether there is current."""
+        if self.status in ("Charging", "Full"):
+            return True
+        return self.status not in ("Discharging", "Not charging") and self.files.is_plugged_in
+
+    def watts(self) -> float:
+        """The power that it gives or takes; raises `OSError` where it does not tell.
+
+        The sign of a current is the driver's choice.
+        """
+        power = self.files.number(f"{self.folder}/power_now")
+        if power is not None:
+            return abs(1e-6 * power)
+        current, voltage = (self._number(name) for name in ("current_now", "voltage_now"))
+        return _amperes(current) * _volts(voltage)
+
+    def _number(self, name: str) -> float:
+        value = _number(self.files.read(f"{self.folder}/{name}"))
+        if value is None:
+            raise OSError(f"{self.folder}/{name} holds no number")
+        return abs(value)
+
+
+def _volts(value: float) -> float:
+    return value * (1e-6 if value >= LEAST_UV else 1e-3 if value >= LEAST_MV else 1.0)
+
+
+def _amperes(value: float) -> float:
+    return value * (1e-6 if value >= LEAST_UA else 1e-3)
+
+
+def _number(text: str) -> float | None:
+    """The number that a text begins with, such as 45 of "45 C"; None where that is none."""
+    words = text.split()
+    try:
+        value = float(words[0]) if words else float("inf")
+    except ValueError:
+        return None
+    return value if isfinite(value) else None

@@ -1,0 +1,109 @@
+"""Rows say under which conditions they were measured; files without the columns stay readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.phone import make_phone
+
+from codl.ir import parse
+from codl.ir.results import Conditions
+from codl.kernels.tuning import Tuning
+from codl.measure.batch import MeasureBatch
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset, OpRow, SharingRow, Table
+from codl.measure.interleave import Effort
+from codl.measure.tasks import make_tasks
+from codl.measure.timing import Rounds
+from codl.measure.together import time_together
+from codl.runtime.placement import LocalSoc
+from codl.targets.local import LocalTarget
+
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
+HOT = Conditions(
+    temperature_c=81.5, cpu_mhz=2419.2, gpu_mhz=587.0, battery_percent=83.0, throttled=("cpu",)
+)
+ROW = OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0, run="run1")
+OLD_OPS = "op,dim,share,part,latency_ms,p20_ms,p80_ms,runs,status,reason,source,run\n"
+OLD_SHARING = (
+    "direction,shape,transform_ms,map_ms,sync_ms,unmap_ms,copy_ms,"
+    "latency_ms,p20_ms,p80_ms,runs,status,reason,source,run\n"
+)
+
+
+def test_rows_keep_their_conditions(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    table.append(ROW.under(HOT), ROW.under(Conditions()))
+    hot, silent = table.read()
+    assert (hot.temperature_c, hot.cpu_mhz, hot.gpu_mhz) == (81.5, 2419.2, 587.0)
+    assert (hot.battery_percent, hot.throttled) == (83.0, "cpu")
+    assert silent == ROW
+
+
+def test_older_files_are_read_and_extended(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    table.path.write_text(OLD_OPS + "a,H,1.0,b,1.0,0.0,0.0,0,ok,,measured,run1\n")
+    assert table.read() == [ROW]
+    assert table.repair()
+    table.append(ROW.under(HOT))
+    assert table.read() == [ROW, ROW.under(HOT)]
+    assert not table.repair()
+
+
+def test_files_of_each_age_are_read(tmp_path: Path) -> None:
+    """Without the layout, without conditions, and with only some of them, but in their order."""
+    table = Table(tmp_path / "t_data_sharing.csv", SharingRow)
+    values = "load,1x1x1x1,0,0,0,0,0,1.0,0,0,0,ok,,measured,run1"
+    table.path.write_text(OLD_SHARING + values + "\n")
+    (row,) = table.read()
+    assert (row.layout, row.temperature_c) == ("blocked float32", None)
+    table.path.write_text(f"{OLD_SHARING.strip()},cpu_mhz,throttled\n{values},2000,cpu gpu\n")
+    (row,) = table.read()
+    assert (row.cpu_mhz, row.throttled) == (2000, "cpu gpu")
+
+
+def test_an_older_file_without_rows_is_extended(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    table.path.write_text(OLD_OPS)
+    assert table.repair()
+    table.append(ROW)
+    assert table.read() == [ROW]
+
+
+def test_a_collection_reads_conditions_with_every_batch(
+    first_soc: LocalSoc, tmp_path: Path
+) -> None:
+    target = LocalTarget(first_soc, files=make_phone(tmp_path))
+    dataset = Dataset.of("test", tmp_path / "lat_datasets")
+    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
+    collect(target, dataset, tasks, rounds=QUICK)
+    rows = [row for table in dataset.tables().values() for row in table.read()]
+    anchors = dataset.anchors().read()
+    assert rows
+    assert anchors
+    for row in (*rows, *anchors):
+        assert row.temperature_c == pytest.approx(43.6)
+        assert (row.battery_percent, row.throttled) == (83, "")
+
+
+def test_a_targets_answer_has_them_too(first_soc: LocalSoc, tmp_path: Path) -> None:
+    target = LocalTarget(first_soc, files=make_phone(tmp_path))
+    tasks = make_tasks([parse("fc in=1x32x5x5 oc=40")], first_soc, [1.0])
+    batch = MeasureBatch(tuple(tasks[:1]), "run1", QUICK, Tuning(), 1.0, {}, {})
+    assert target.measure(batch).conditions == target.conditions()
+
+
+def test_an_evaluation_reads_them_in_every_round() -> None:
+    class Warming:
+        """Hotter at every look."""
+
+        celsius = 40.0
+
+        def read(self) -> Conditions:
+            self.celsius += 1
+            return Conditions(temperature_c=self.celsius)
+
+    effort = Effort(warm_up=1, min_rounds=3, min_seconds=0.0)
+    times = time_together({"one": lambda: 0.001}, effort, machine=Warming())
+    assert times.conditions.temperature_c == 43
