@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from codl.runtime import drivers
+import numpy as np
+
+from codl.runtime.bare_device import platforms_of
 from codl.runtime.cl_import import cl_module
 
 SOURCE = "kernel void probe(global int *out) { out[get_global_id(0)] = get_global_id(0); }"
@@ -50,14 +52,10 @@ def look(name: str) -> list[ProbedDevice]:
     A driver may take the process down, and no other can be loaded afterwards: this is for a process
     that does nothing else. Raises `DeviceError` where there is no such driver.
     """
-    with drivers.loaded([drivers.find_driver(name)], cores=()):
-        import numpy as np
-
-        cl = cl_module()
-        platforms = [p for p in cl.get_platforms() if _is_meant(p.name.strip(), name)]
     found = []
-    for platform in platforms:
+    for platform in platforms_of(name):
         for device in platform.get_devices():
+            cl = cl_module()
             context = cl.Context([device])
             queue = cl.CommandQueue(context)
             program = cl.Program(context, SOURCE).build()
@@ -71,14 +69,6 @@ def look(name: str) -> list[ProbedDevice]:
                 raise RuntimeError(f"{device.name}: a trivial kernel gave a wrong result")
             found.append(_describe(name, platform, device, kernel))
     return found
-
-
-def _is_meant(platform: str, driver: str) -> bool:
-    """Whether a platform belongs to the driver that was asked for.
-
-    pyopencl adds an installed Oclgrind to whatever else is loaded; a simulator is no device.
-    """
-    return platform != "Oclgrind" or "oclgrind" in driver
 
 
 def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice:

@@ -23,6 +23,7 @@ from codl.provenance import VERSION as CODL
 from codl.runtime.child import own_streams
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.arrays import from_wire, to_wire
+from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
 from codl.targets.measure_messages import (
     Benched,
     BenchOp,
@@ -193,6 +194,17 @@ class Agent:
     def probe(self, request: Probe, blobs: list[bytes]) -> Answer:
         return Probed(tuple(self.target.probe())), ()
 
+    def measure_fact(self, request: MeasureFact, blobs: list[bytes]) -> Answer:
+        from codl.measure.facts.fact import FACTS
+        from codl.runtime.bare_device import BareDevice
+
+        measuring = FACTS.find(request.key)
+        return FactMeasured(measuring(BareDevice.open(request.driver, request.device))), ()
+
+    def measure_facts(self, request: MeasureFacts, blobs: list[bytes]) -> Answer:
+        facts = self.target.measure_facts(request.driver, request.device, request.keys)
+        return FactsMeasured(tuple(facts)), ()
+
     def observe_cores(self, request: ObserveCores, blobs: list[bytes]) -> Answer:
         seen = self.target.observe_cores()
         return CoresSeen(tuple(seen["cpu"]), tuple(seen["gpu"])), ()
@@ -314,6 +326,8 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     Probe: Agent.probe,
     Open: Agent.open,
     OpenDevice: lambda agent, request, blobs: agent.models.open(request, blobs),
+    MeasureFact: Agent.measure_fact,
+    MeasureFacts: Agent.measure_facts,
     ObserveCores: Agent.observe_cores,
     ReadClocks: Agent.read_clocks,
     ReadConditions: Agent.read_conditions,

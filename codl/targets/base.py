@@ -13,6 +13,7 @@ from codl.ir.soc import PowerW
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.tuner import TuneRun, TuneTask
@@ -60,6 +61,10 @@ class Target(Protocol):
 
     def probe(self) -> Sequence[ProbeResult]:
         """Every OpenCL driver; one that crashes is a result with an error."""
+        ...
+
+    def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> Sequence[Fact]:
+        """What no driver tells of a device, of these keys or all; what fails has no value."""
         ...
 
     def observe_cores(self) -> dict[str, list[int]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from codl.kernels.tuning import Tuned, Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
     from codl.measure.bench_rows import BenchRow, Refused
+    from codl.measure.facts.fact import Fact
     from codl.measure.interleave import Effort, TimedTogether
     from codl.measure.progress import Progress
     from codl.measure.tasks import Task
@@ -81,6 +82,12 @@ class LocalTarget:
         from codl.targets.probing import look_at
 
         return [look_at(driver.name) for driver in drivers.find_drivers()]
+
+    def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> list[Fact]:
+        """Measure each of them in an agent of its own."""
+        from codl.targets.facts_apart import measure_apart
+
+        return measure_apart(driver, device, keys)
 
     def observe_cores(self) -> dict[str, list[int]]:
         from codl.runtime.detect import observe_cores

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
 from codl.targets.measure_messages import (
     Benched,
     BenchOp,
@@ -83,6 +84,8 @@ AnyRequest: TypeAlias = (
     | Probe
     | Open
     | OpenDevice
+    | MeasureFact
+    | MeasureFacts
     | ObserveCores
     | ReadClocks
     | ReadConditions
@@ -118,6 +121,8 @@ AnyReply: TypeAlias = (
     | Described
     | Looked
     | Probed
+    | FactMeasured
+    | FactsMeasured
     | CoresSeen
     | Clocks
     | ConditionsRead

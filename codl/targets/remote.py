@@ -20,6 +20,7 @@ from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import Row
+from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.runner import blank_row
@@ -31,6 +32,7 @@ from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, to_wire
 from codl.targets.client import AgentClient, AgentLostError
+from codl.targets.fact_messages import FactsMeasured, MeasureFacts
 from codl.targets.info import ColdStart, TargetInfo
 from codl.targets.measure_messages import (
     Benched,
@@ -115,6 +117,10 @@ class RemoteTarget:
     def probe(self) -> list[ProbeResult]:
         answer, _ = self.agent.ask(Probe(), Probed)
         return list(answer.drivers)
+
+    def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> list[Fact]:
+        answer, _ = self.agent.ask(MeasureFacts(driver, device, tuple(keys)), FactsMeasured)
+        return list(answer.facts)
 
     def observe_cores(self) -> dict[str, list[int]]:
         answer, _ = self.agent.ask(ObserveCores(), CoresSeen)
