@@ -24,7 +24,9 @@ from codl.cli.options import (
 from codl.cli.output import emit, note
 from codl.errors import DeviceError
 from codl.ir import soc as socs
+from codl.ir.published_soc import PublishedSoc
 from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
+from codl.measure.importers.soc_files import import_soc
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
 from codl.runtime.placement import LocalSoc, beside
@@ -129,13 +131,17 @@ def _gpus(
 
 @soc_app.command("list")
 def list_socs(json: JsonOption = False, output: OutputOption = None) -> None:
-    """List the SoC files in ./socs."""
-    described = [socs.load(name) for name in socs.names()]
+    """List the SoC files in ./socs, and those that come with codl.
+
+    The source is measured where codl measures a SoC, replayed where somebody else did, and
+    published where only facts are known.
+    """
+    described = [socs.read(name) for name in socs.names()]
 
     def render() -> Table:
-        table = Table("name", "description", title="SoCs", title_justify="left")
+        table = Table("name", "source", "description", title="SoCs", title_justify="left")
         for soc in described:
-            table.add_row(soc.name, soc.description)
+            table.add_row(soc.name, soc.source, soc.description)
         return table
 
     content = {"socs": [soc.to_dict() for soc in described]}
@@ -148,10 +154,14 @@ def show_soc(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Show one SoC."""
-    soc = socs.load(name)
-    local = read_placement(soc, socs.path_of(name)) or soc
-    emit("soc show", _content(local), lambda: _yaml(local), as_json=json, output=output)
+    """Show one SoC; of published facts, also where they are from.
+
+    [dim]Example:[/dim] codl soc show sdm855
+    """
+    soc = socs.read(name)
+    if isinstance(soc, Soc):
+        soc = read_placement(soc, socs.path_of(name)) or soc
+    emit("soc show", _content(soc), lambda: _yaml(soc), as_json=json, output=output)
 
 
 @soc_app.command("detect")
@@ -188,9 +198,29 @@ def detect_soc(
     chosen = [part for text in memory or () for part in text.split(",")]
     with closing(connect(serial)) as target:
         soc = detect(target, name, device=device, memory_types=chosen, element=element)
-    path = soc.save(output or socs.path_of(name))
+    path = soc.save(output or socs.own_path_of(name))
     note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
     emit("soc detect", {**_content(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
+
+
+@soc_app.command("import")
+def import_soc_file(
+    file: Annotated[Path, typer.Argument(help="A SoC file of the original CoDL.")],
+    name: Annotated[str, typer.Option(help="The name of the SoC.")],
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Read a SoC file of the original CoDL, and write socs/NAME.yaml with its facts.
+
+    Its four keys are global_mem_cache_size, compute_units, max_work_group_size and
+    kernel_wave_size. What else was published of a SoC that comes with codl stays as it is.
+
+    [dim]Example:[/dim] codl soc import utils/soc/mychip.yaml --name mychip
+    """
+    soc, path = import_soc(file, name)
+    note(f"Wrote {path}")
+    content = {**soc.to_dict(), "file": str(path)}
+    emit("soc import", content, lambda: _yaml(soc), as_json=json, output=output)
 
 
 @soc_app.command("power")
@@ -210,15 +240,15 @@ def measure_soc_power(
     soc = load_local(name, serial)
     with closing(connect(serial, soc)) as target:
         measured = replace(soc, power_w=target.power(seconds))
-    note(f"Wrote {measured.save(socs.path_of(name))}")
+    note(f"Wrote {measured.save(socs.own_path_of(name))}")
     emit("soc power", _content(measured), lambda: _yaml(measured), as_json=json, output=output)
 
 
-def _content(soc: Soc) -> dict[str, Any]:
+def _content(soc: Soc | PublishedSoc) -> dict[str, Any]:
     return soc.to_json() if isinstance(soc, LocalSoc) else soc.to_dict()
 
 
-def _yaml(soc: Soc) -> Syntax:
+def _yaml(soc: Soc | PublishedSoc) -> Syntax:
     text = soc.to_yaml()
     if isinstance(soc, LocalSoc):
         text += yaml.safe_dump({"placement": soc.placement.to_dict()}, sort_keys=False)

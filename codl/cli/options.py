@@ -39,8 +39,9 @@ OutputOption = Annotated[
     ),
 ]
 
-SocOption = Annotated[str, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")]
-SocArgument = Annotated[str, typer.Argument(help="A SoC: a name in ./socs, or a .yaml file.")]
+SOCS = "A SoC: a name of `codl soc list`, or a .yaml file"
+SocOption = Annotated[str, typer.Option("--soc", help=f"{SOCS}.")]
+SocArgument = Annotated[str, typer.Argument(help=f"{SOCS}.")]
 SerialOption = Annotated[
     str,
     typer.Option(

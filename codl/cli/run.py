@@ -18,6 +18,7 @@ from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     MODELS,
+    SOCS,
     AffinityOption,
     BatchOption,
     DatasetsOption,
@@ -56,7 +57,7 @@ SocOrBundlesOption = Annotated[
     str | None,
     typer.Option(
         "--soc",
-        help="A SoC: a name in ./socs, or a .yaml file; a bundle has its own.",
+        help=f"{SOCS}; a bundle has its own.",
         show_default=False,
     ),
 ]

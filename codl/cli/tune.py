@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from codl.cli.options import (
+    SOCS,
     BudgetOption,
     DatasetsOption,
     JsonOption,
@@ -33,9 +34,7 @@ from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
-TunedSocOption = Annotated[
-    str | None, typer.Option("--soc", help="A SoC: a name in ./socs, or a .yaml file.")
-]
+TunedSocOption = Annotated[str | None, typer.Option("--soc", help=f"{SOCS}.")]
 ModelsOption = Annotated[
     str | None,
     typer.Option(

@@ -1,24 +1,31 @@
 """The SoC: facts about the pair of processors under study, described by `socs/<name>.yaml`.
 
 Datasets, predictors and plans depend on these facts. Where the two are on a machine (driver, cores,
-hints) is apart from them, see `codl.runtime.placement`. SoC files lie in `./socs`. Their keys are
-the fields of the classes below; an unknown or missing key is an error that names it.
+hints) is apart from them, see `codl.runtime.placement`. SoC files lie in `./socs`, and some come
+with codl; a name in `./socs` goes first. Their keys are the fields of the classes below; an unknown
+or missing key is an error that names it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import msgspec
 import yaml
 
-from codl.errors import InvalidFileError, UnknownNameError
-from codl.ir import yaml_file
+from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.ir import published_soc, yaml_file
+from codl.ir.published_soc import PublishedSoc
 from codl.ir.types import ELEMENTS, LAYOUTS
+from codl.ir.yaml_file import NotNegative, Positive
 
 FOLDER = Path("socs")
+#: Where the files lie that come with codl: in its package, or in a checkout beside that.
+SHIPPED = tuple(folder / "socs" for folder in Path(__file__).resolve().parents[1:3])
+#: The end of the file beside a SoC's that says where its parts are on a machine.
+LOCAL = ".local.yaml"
 #: What a GPU side's tensors may lie in, and the types that their elements may be stored as.
 MEMORY_TYPES = tuple(layout.memory for layout in LAYOUTS.values() if layout.memory)
 ELEMENT_NAMES: tuple[str, ...] = tuple(ELEMENTS)
@@ -26,8 +33,6 @@ ELEMENT_NAMES: tuple[str, ...] = tuple(ELEMENTS)
 SOURCES = ("measured", "replayed")
 #: What an OpenCL device may be.
 TYPES = ("cpu", "gpu")
-Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
-NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -149,17 +154,31 @@ class Soc:
 
 
 def names() -> list[str]:
-    """The SoCs that can be loaded by name."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml") if "." not in path.stem)
+    """The SoCs that have a file: those in `./socs`, and those that come with codl."""
+    own = (path.stem for path in FOLDER.glob("*.yaml") if "." not in path.stem)
+    return sorted({*own, *_shipped()})
 
 
 def path_of(name: str | Path) -> Path:
-    """The file of a SoC that is named, or the file itself."""
+    """The file of a SoC that is named, in `./socs` or of codl's own, or the file itself."""
+    own = own_path_of(name)
+    return own if own.exists() else _shipped().get(str(name), own)
+
+
+def own_path_of(name: str | Path) -> Path:
+    """The file to write what is found out of a SoC to: in `./socs`, or the file itself."""
     return Path(name) if str(name).endswith(".yaml") else FOLDER / f"{name}.yaml"
 
 
-def load(name: str | Path) -> Soc:
-    """Load a SoC by name or from a `.yaml` file.
+def _shipped() -> dict[str, Path]:
+    """The files that come with codl, by name; in a checkout not those of a machine at hand."""
+    folder = next((folder for folder in SHIPPED if folder.is_dir()), SHIPPED[0])
+    files = {path.stem: path for path in folder.glob("*.yaml") if "." not in path.stem}
+    return {n: path for n, path in files.items() if not path.with_name(n + LOCAL).exists()}
+
+
+def read(name: str | Path) -> Soc | PublishedSoc:
+    """Read a SoC by name or from a `.yaml` file, one with published facts alone too.
 
     Raises `UnknownNameError` for an unknown name and `InvalidFileError` for a file with a missing,
     unknown or mistyped key, or a value that cannot be.
@@ -168,7 +187,28 @@ def load(name: str | Path) -> Soc:
     if not path.is_file():
         fix = f"`codl soc detect --serial local --name {name}` describes this machine."
         raise UnknownNameError("SoC", str(name), names(), fix=fix)
-    return _checked(yaml_file.read(path, Soc), path)
+    content = yaml_file.read_content(path)
+    if isinstance(content, dict) and content.get("source") == published_soc.SOURCE:
+        return published_soc.from_content(content, path)
+    return from_dict(content, path)
+
+
+def load(name: str | Path) -> Soc:
+    """Load a SoC to work with; raises as `read`, and `UnsupportedError` for published facts alone.
+
+    The message names the keys that are missing.
+    """
+    soc = read(name)
+    if isinstance(soc, PublishedSoc):
+        missing = ", ".join(soc.missing_of(CpuSide, GpuSide))
+        raise UnsupportedError(
+            f"Of the SoC {soc.name!r} only published facts are known ({path_of(name)} says source: "
+            f"published), and nothing was measured on one: {missing} are missing. With such a "
+            f"device at hand, `codl soc detect --serial SERIAL --name {soc.name}` writes "
+            f"{own_path_of(soc.name)} in full; with measurements of one, `codl dataset import "
+            f"FILES --soc {soc.name} --write-soc` does."
+        )
+    return soc
 
 
 def from_dict(content: Any, path: Path) -> Soc:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 import yaml
@@ -14,17 +14,23 @@ import yaml
 from codl.errors import InvalidFileError, UnknownNameError
 
 T = TypeVar("T")
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _WHERE = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<keys>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<key>.*)`")
 
 
 def read(path: Path, kind: type[T]) -> T:
     """The dataclass that a file holds; raises `InvalidFileError`."""
+    return convert(read_content(path), kind, path)
+
+
+def read_content(path: Path) -> Any:
+    """What a YAML file holds; raises `InvalidFileError` for what is none."""
     try:
-        content = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidFileError(path, f"not YAML: {error}") from error
-    return convert(content, kind, path)
 
 
 def convert(content: Any, kind: type[T], path: Path) -> T:

@@ -287,7 +287,7 @@ def test_a_measured_soc_takes_no_rows_of_others() -> None:
     written("socs/host.yaml", text.replace("redmi", "host"))
     with pytest.raises(MismatchError, match="whose latencies are measured by codl itself"):
         import_convs(soc="host", device="redmi")
-    with pytest.raises(CodlError, match=r"There is no socs/new.yaml: --write-soc makes it"):
+    with pytest.raises(CodlError, match=r"There is no socs/new.yaml: --write-soc makes"):
         import_tables([Path("conv_cpu_gpu.csv")], "new", root=Path("data"))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from codl.errors import CodlError, MismatchError
 from codl.ir import soc as socs
-from codl.ir.soc import Soc
+from codl.ir.published_soc import PublishedSoc
+from codl.ir.soc import CpuSide, GpuSide, Soc
 from codl.kernels import registry
 from codl.measure.dataset import Dataset, Table
 from codl.measure.importers.codl_tables import read_original
@@ -87,7 +88,7 @@ def import_tables(
         skipped = "; ".join(f"{why}: {count} lines" for why, count in found.skipped.items())
         raise CodlError(f"The tables hold no row for {name!r}. {skipped or 'They are empty.'}")
     if is_new:
-        described.save(socs.FOLDER / f"{name}.yaml")
+        described.save(socs.own_path_of(name))
     manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
     _write(dataset, found, manifest)
     rows = [row for own in found.rows.values() for row in own]
@@ -99,7 +100,7 @@ def import_tables(
         run=run,
         skipped=found.skipped,
         files=tuple(str(_table(dataset, table).path) for table in found.rows),
-        soc_file=str(socs.FOLDER / f"{name}.yaml") if is_new else None,
+        soc_file=str(socs.own_path_of(name)) if is_new else None,
     )
 
 
@@ -117,10 +118,10 @@ def _read(
 
 def _soc(name: str, mapping: TableMapping | None, device: str, write_soc: bool) -> tuple[Soc, bool]:
     """The SoC, and whether its file is still to be written."""
-    path = socs.FOLDER / f"{name}.yaml"
+    path = socs.path_of(name)
     given = mapping.socs.get(device) if mapping else None
-    if path.exists():
-        there = socs.load(path)
+    there = socs.read(path) if path.exists() else None
+    if isinstance(there, Soc):
         if not there.is_replayed:
             raise MismatchError(
                 f"{path} describes a SoC whose latencies are {there.source} by codl itself; "
@@ -133,29 +134,48 @@ def _soc(name: str, mapping: TableMapping | None, device: str, write_soc: bool) 
             )
         return there, False
     if not write_soc:
+        problem = f"There is no {path}" if there is None else f"{path} has published facts alone"
         raise CodlError(
-            f"There is no {path}: --write-soc makes it, from what the mapping says under "
-            f"socs.{device} where it does."
+            f"{problem}: --write-soc makes {socs.own_path_of(name)}, from what the mapping says "
+            f"under socs.{device} where it does."
         )
-    return describe(name, given or {}, mapping), True
+    return describe(name, given or {}, mapping, published=there), True
 
 
-def describe(name: str, given: Mapping[str, Any], mapping: TableMapping | None) -> Soc:
-    """A replayed SoC from what is known of it."""
+def describe(
+    name: str,
+    given: Mapping[str, Any],
+    mapping: TableMapping | None,
+    *,
+    published: PublishedSoc | None = None,
+) -> Soc:
+    """A replayed SoC from what is known of it; what is given goes before what was published."""
     path = mapping.path if mapping else Path(f"{name}.yaml")
     for side in ("cpu", "gpu"):
         if not isinstance(given.get(side, {}), dict):
             raise CodlError(f"{path}, socs: {side} must be a mapping, got {given[side]!r}.")
-    cpu, gpu = ({**UNKNOWN[side], **given.get(side, {})} for side in ("cpu", "gpu"))
+    cpu, gpu = (
+        {**UNKNOWN[side], **_published(published, side), **given.get(side, {})}
+        for side in ("cpu", "gpu")
+    )
+    chip = f"{published.description}, " if published else ""
     content = {
         "name": name,
-        "description": "replayed from somebody's measurements",
+        "description": f"{chip}replayed from somebody's measurements",
         **given,
         "cpu": cpu,
         "gpu": gpu,
         "source": "replayed",
     }
     return socs.from_dict(content, path)
+
+
+def _published(soc: PublishedSoc | None, side: str) -> dict[str, Any]:
+    """The facts of one side that a replayed SoC has keys for."""
+    if soc is None:
+        return {}
+    keys = {own.name for own in fields(CpuSide if side == "cpu" else GpuSide)}
+    return {key: value for key, value in soc.known(side).items() if key in keys}
 
 
 def _manifest(dataset: Dataset, soc: Soc, resume: bool) -> dict[str, Any]:
