@@ -344,6 +344,56 @@ def test_data_sharing_of_the_original() -> None:
     assert (rows[0].transform_ms, rows[0].sync_ms, rows[1].map_ms) == (1, 4, 3)
 
 
+def test_lines_with_more_values_than_names() -> None:
+    """Deviations and the partition stand between latencies and sizes; the first line names none."""
+    head = "T_DT_IN,T_MAP_IN,T_MAP_OUT,T_SYNC,T_UNMAP_IN,T_UNMAP_OUT,T_DT_OUT,T_SYNC_2,"
+    line = "1,2,3,4,5,6,7,0,90,91,92,93,94,95,96,97,1,0.5,8,9,10,4,5,6,720,120"
+    text = f"{head}IH,IW,IC,OH,OW,OC,DATA_IN,DATA_OUT\n{line}\n"
+    rows = original("t_data_sharing.csv", text).sharing().read()
+    assert [(r.direction, r.shape, r.latency_ms) for r in rows] == [
+        ("to_cpu", "1x10x8x9", 12.0),
+        ("to_gpu", "1x6x4x5", 16.0),
+    ]
+    head = "CNN,T_OP,IH,IW,IC,OC,KH,KW,SH,SW,DH,DW,FLOPS,PARAMS"
+    text = f"{head}\nNET,2.5,3.1,4,0.5,10,10,16,16,3,3,1,1,1,1,9,9\n"
+    path = written("t_op_cpu_winograd_20220301.csv", text)
+    import_tables([path], "sdm855", root=Path("data"), resume=True)
+    (row,) = Dataset(Path("data/sdm855")).ops("conv2d_cpu_replayed").read()
+    assert (row.part, row.dim, row.share) == (
+        "conv2d in=1x16x10x10 oc=16 kernel=3x3",
+        "OC",
+        0.5,
+    )
+    bad = written("t_op_cpu_gemm.csv", f"{head}\nNET,2.5,3.1,1,0,10,10,16,16\n")
+    with pytest.raises(InvalidFileError, match="line 2: expected 14 values"):
+        import_tables([bad], "sdm855", root=Path("data"), resume=True)
+
+
+def test_the_terms_of_winograd_are_one_op() -> None:
+    """Tiles of 6x6 outputs have 8x8 points, each a product as long as COMP; simulated."""
+    head = (
+        "CNN,PAD,TR_IN,TR_OUT,COMP,UNPAD,T_PAD,T_TR_IN,T_COMP,T_TR_OUT,T_UNPAD,SD_PAD,SD_TR_IN,"
+        "SD_COMP,SD_TR_OUT,SD_UNPAD,PDIM,PRATIO,IH,IW,IC,OH,OW,OC,PIH,PIW,POH,POW,OT,MAX_IC_THR,"
+        "MAX_OC_THR,TOTAL_OT_COUNT,M,K,N,MB,KB,NB,MAX_MB_THR,MAX_NB_THR"
+    )
+    line = (
+        "NET,0.25,1,2,0.125,0,0,0,0,0,0,1,1,1,1,1,1,0.0,"
+        "26,26,16,24,24,32,26,26,24,24,6,4,8,16,32,16,16,8,4,8,1,1"
+    )
+    data = original("t_conv2d_cpu_winograd_combined.csv", f"{head}\n{line}\n")
+    (row,) = data.ops("conv2d_cpu_replayed").read()
+    assert row.op == "conv2d in=1x16x26x26 oc=32 kernel=3x3"
+    assert str(parse(row.op).output) == "1x32x24x24"
+    assert row.latency_ms == 0.25 + 1 + 64 * 0.125 + 2
+    with pytest.raises(InvalidFileError, match="not a table that ops can be made of"):
+        import_tables(
+            [written("t_conv2d_cpu_winograd.csv", "CNN,PAD\nNET,1\n")],
+            "sdm855",
+            root=Path("data"),
+            resume=True,
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from codl.errors import CodlError, InvalidFileError
 
@@ -49,8 +50,11 @@ class CellRecord:
         return value * UNITS[unit] if 0 < value < float("inf") else None
 
 
-def read_table(path: Path) -> tuple[tuple[str, ...], list[CellRecord]]:
-    """The columns and the records of a CSV; raises `InvalidFileError` with the line at fault."""
+def read_table(path: Path, written: Sequence[str] = ()) -> tuple[tuple[str, ...], list[CellRecord]]:
+    """The columns and the records of a CSV; raises `InvalidFileError` with the line at fault.
+
+    `written` are the columns of lines that have more values than the first line has names.
+    """
     if not path.is_file():
         raise InvalidFileError(path, "there is no such file.")
     try:
@@ -61,18 +65,23 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[CellRecord]]:
                 raise InvalidFileError(
                     path, f"columns repeat: {', '.join(columns)}.", where="line 1"
                 )
-            return columns, list(_records(path, reader, len(columns)))
+            return columns, list(_records(path, reader, columns, written))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidFileError(path, f"not a CSV file: {error}.") from error
 
 
-def _records(path: Path, reader: csv.DictReader[str], width: int) -> Iterator[CellRecord]:
+def _records(
+    path: Path, reader: csv.DictReader[str], columns: Sequence[str], written: Sequence[str]
+) -> Iterator[CellRecord]:
     for cells in reader:
-        if None in cells or None in cells.values():
+        more: Any = cells.pop(None, [])  # what csv keeps of a line that is too long
+        values = [*cells.values(), *more]
+        if None in values or (more and len(values) != len(written)):
             raise InvalidFileError(
-                path, f"expected {width} values.", where=f"line {reader.line_num}"
+                path, f"expected {len(columns)} values.", where=f"line {reader.line_num}"
             )
-        yield CellRecord(path, reader.line_num, cells)
+        names = written if more else columns
+        yield CellRecord(path, reader.line_num, dict(zip(names, values, strict=True)))
 
 
 def check_columns(path: Path, columns: Sequence[str], wanted: Sequence[str], fix: str) -> None:

@@ -3,14 +3,15 @@
 Known from its public collecting scripts: which columns each table has, that latencies are in
 milliseconds, that IH and IW are those of the padded input of the part that ran (so its ops have no
 padding of their own), and that GPU tables of convolutions count whole blocks. PDIM is 1 for the
-height and 4 for output channels, PRATIO the GPU's share. Tables that hold only terms of a sum, or
-muLayer's features, are refused: no op can be made of them.
+height and 4 for output channels, PRATIO the GPU's share. Lines of some tables have more values than
+their first line has names: deviations and the partition, which those scripts always write. Tables
+that hold only terms of a sum, or muLayer's features, are refused: no op can be made of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,16 +40,30 @@ CHANNELS_BLOCK = 4
 #: PDIM by value; the parts of other dimensions are no parts of ours.
 DIMS = {1: "H", 4: "OC"}
 SHARING = ("T_DT_IN", "T_MAP_IN", "T_SYNC", "T_UNMAP_IN", "T_MAP_OUT", "T_UNMAP_OUT", "T_DT_OUT")
+#: The columns of the lines of `t_data_sharing.csv`; its first line names neither deviations nor the
+#: partition.
+_TERMS = ("DT_IN", "MAP_IN", "MAP_OUT", "SYNC", "UNMAP_IN", "UNMAP_OUT", "DT_OUT", "SYNC_2")
+SHARING_WRITTEN = (
+    *(f"T_{term}" for term in _TERMS),
+    *(f"SD_{term}" for term in _TERMS),
+    *("PDIM", "PRATIO", "IH", "IW", "IC", "OH", "OW", "OC", "DATA_IN", "DATA_OUT"),
+)
 
 
 @dataclass(frozen=True)
 class Original:
-    """How to read one of the tables: whose latencies, the sum of which columns, of which op."""
+    """How to read one of the tables: whose latencies, the sum of which columns, of which op.
+
+    `written` are the columns of lines that have more values than the first line has names. `times`
+    says how often a column counts, where not once.
+    """
 
     processor: Processor
     latency: tuple[str, ...]
     columns: tuple[str, ...]
     make: Callable[[CellRecord], Op]
+    written: tuple[str, ...] = ()
+    times: Callable[[CellRecord, str], int] = lambda record, column: 1
 
 
 def _conv(record: CellRecord) -> Op:
@@ -61,6 +76,18 @@ def _conv(record: CellRecord) -> Op:
             stride=Size2(size("SH"), size("SW")),
         )
     )
+
+
+def _conv_of_winograd(record: CellRecord) -> Op:
+    """Winograd is for 3x3 windows of stride 1 alone there."""
+    size = record.size
+    shape = Shape(1, size("IC"), size("IH"), size("IW"))
+    return checked(Conv2d(inputs=(shape,), out_channels=size("OC"), kernel=Size2(3, 3)))
+
+
+def _winograd_times(record: CellRecord, column: str) -> int:
+    """COMP is the product of one point of a tile, which has (OT + 2)^2 of them."""
+    return (record.size("OT") + 2) ** 2 if column == "COMP" else 1
 
 
 def _conv_of_blocks(record: CellRecord) -> Op:
@@ -110,16 +137,24 @@ def _fc_of_gemv(record: CellRecord) -> Op:
 
 _CONV = ("IH", "IW", "IC", "OC", "KH", "KW", "SH", "SW")
 _FC = ("IH", "IW", "IC", "OC")
+_OP_WRITTEN = ("CNN", "T_OP", "SD_T_OP", "PDIM", "PRATIO", *_CONV, "DH", "DW", "FLOPS", "PARAMS")
 TABLES: dict[str, Original] = {
     "conv2d_op_cpu": Original("cpu", ("T_OP",), _CONV, _conv),
     "conv2d_op_gpu": Original("gpu", ("T_OP",), _CONV, _conv),
-    "op_cpu_direct": Original("cpu", ("T_OP",), _CONV, _conv),
-    "op_cpu_gemm": Original("cpu", ("T_OP",), _CONV, _conv),
-    "op_cpu_winograd": Original("cpu", ("T_OP",), _CONV, _conv),
-    "op_gpu_direct": Original("gpu", ("T_OP",), _CONV, _conv),
+    "op_cpu_direct": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
+    "op_cpu_gemm": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
+    "op_cpu_winograd": Original("cpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
+    "op_gpu_direct": Original("gpu", ("T_OP",), _CONV, _conv, _OP_WRITTEN),
     "conv2d_cpu_direct": Original("cpu", ("COMP",), _CONV, _conv),
     "conv2d_cpu_gemm": Original(
         "cpu", ("PACK_LB", "PACK_RB", "COMP"), ("M", "K", "N"), _conv_of_gemm
+    ),
+    "conv2d_cpu_winograd_combined": Original(
+        "cpu",
+        ("PAD", "TR_IN", "COMP", "TR_OUT", "UNPAD"),
+        ("IH", "IW", "IC", "OC", "OT"),
+        _conv_of_winograd,
+        times=_winograd_times,
     ),
     "conv2d_gpu_direct": Original(
         "gpu", ("COMP",), ("OH", "OWB", "ICB", "OCB", "KS", "S"), _conv_of_blocks
@@ -149,12 +184,11 @@ def read_original(path: Path, found: Found, *, run: str, layout: str) -> None:
             fix="Any other table needs a mapping: --mapping M.yaml.",
         )
     table, parts = TABLES[name], []
-    columns, records = read_table(path)
+    columns, records = read_table(path, table.written)
     check_columns(path, columns, [*table.latency, *table.columns], "")
     for record in records:
         try:
-            latency = _sum(record, table.latency)
-            parts.append(_part(record, table, columns, latency, run))
+            parts.append(_part(record, table, _sum(record, table), run))
         except CodlError as error:
             raise InvalidFileError(path, str(error), where=f"line {record.line}") from error
     for part in parts:
@@ -200,12 +234,10 @@ class _TablePart:
         return kept and abs(cut - self.share * full) <= CHANNELS_BLOCK
 
 
-def _part(
-    record: CellRecord, table: Original, columns: Sequence[str], latency: float | None, run: str
-) -> _TablePart:
-    network = record.text("CNN") if "CNN" in columns else ""
+def _part(record: CellRecord, table: Original, latency: float | None, run: str) -> _TablePart:
+    network = record.text("CNN") if "CNN" in record.cells else ""
     dim, share = "H", 1.0
-    if "PDIM" in columns and "PRATIO" in columns:
+    if {"PDIM", "PRATIO"} <= record.cells.keys():
         value, text = record.size("PDIM"), record.text("PRATIO")
         if value not in DIMS:
             raise CodlError(f"PDIM must be 1 (height) or 4 (output channels), got {value}.")
@@ -226,16 +258,16 @@ def _part(
     return _TablePart(op, dim, share, network, latency, label)
 
 
-def _sum(record: CellRecord, columns: Sequence[str]) -> float | None:
+def _sum(record: CellRecord, table: Original) -> float | None:
     """The sum of some latencies; a term may be 0, and None where one of them failed."""
     total = 0.0
-    for column in columns:
+    for column in table.latency:
         value = record.latency_ms(column, UNIT)
-        if value is None and len(columns) > 1 and _is_zero(record.text(column)):
+        if value is None and len(table.latency) > 1 and _is_zero(record.text(column)):
             value = 0.0
         if value is None:
             return None
-        total += value
+        total += value * table.times(record, column)
     return total or None
 
 
@@ -247,7 +279,7 @@ def _is_zero(text: str) -> bool:
 
 
 def _read_sharing(path: Path, found: Found, run: str, layout: str) -> None:
-    columns, records = read_table(path)
+    columns, records = read_table(path, SHARING_WRITTEN)
     check_columns(path, columns, [*SHARING, "IH", "IW", "IC", "OH", "OW", "OC"], "")
     for record in records:
         try:
