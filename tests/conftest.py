@@ -24,7 +24,7 @@ from support.simulated import SOC, write_dataset
 
 from codl.errors import DeviceError
 from codl.measure.dataset import Dataset
-from codl.runtime import cache
+from codl.runtime import cache, settings_note
 
 if TYPE_CHECKING:
     from codl.predict.training import TrainReport
@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests keep compiled kernels for their next run, away from the user's."""
     assert config.cache is not None
     os.environ[cache.VARIABLE] = str(config.cache.mkdir("codl"))
+    os.environ[settings_note.VARIABLE] = str(config.cache.mkdir("codl-state"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

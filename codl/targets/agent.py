@@ -20,6 +20,7 @@ import msgspec
 from codl.errors import CodlError, CodlWarning
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
+from codl.runtime import settings_note
 from codl.runtime.child import own_streams
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.arrays import from_wire, to_wire
@@ -35,6 +36,7 @@ from codl.targets.measure_messages import (
     Described,
     FailedSearch,
     Found,
+    GovernorSet,
     Look,
     Looked,
     Measure,
@@ -51,6 +53,7 @@ from codl.targets.measure_messages import (
     ReadConditions,
     ReadSpent,
     Searching,
+    SetGovernor,
     Spent,
     Tune,
     TuneEnded,
@@ -100,6 +103,10 @@ def main(begin: float, build: str = "") -> int:
 
     `begin` is when this process began, and `build` that of the file which it was started from.
     """
+    if settings_note.is_left():
+        from codl.runtime.clock_settings import put_back_left
+
+        put_back_left()
     reader, writer = own_streams()
     with reader, writer:
         return Agent(reader, writer, begin, build).serve()
@@ -214,6 +221,9 @@ class Agent:
 
     def read_conditions(self, request: ReadConditions, blobs: list[bytes]) -> Answer:
         return ConditionsRead(self.target.conditions()), ()
+
+    def set_governor(self, request: SetGovernor, blobs: list[bytes]) -> Answer:
+        return GovernorSet(self.target.set_governor(request.governor)), ()
 
     def spent(self, request: ReadSpent, blobs: list[bytes]) -> Answer:
         return Spent(dict(self._spent)), ()
@@ -331,6 +341,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     ObserveCores: Agent.observe_cores,
     ReadClocks: Agent.read_clocks,
     ReadConditions: Agent.read_conditions,
+    SetGovernor: Agent.set_governor,
     ReadSpent: Agent.spent,
     Compile: Agent.compile,
     Measure: Agent.measure,

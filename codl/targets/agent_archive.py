@@ -87,6 +87,8 @@ def main() -> int:
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = folder + (os.pathsep + rest if rest else "")
     sys.path[0] = folder
+    # The shell of a phone has no home.
+    os.environ.setdefault("CODL_STATE", os.path.dirname(archive))
     from codl.targets.agent import main as serve
 
     return serve(BEGIN, build)

@@ -17,6 +17,7 @@ from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.tuner import TuneRun, TuneTask
+from codl.runtime.clock_settings import Governed
 from codl.runtime.loaded import Loaded
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbeResult
@@ -77,6 +78,14 @@ class Target(Protocol):
 
     def conditions(self) -> Conditions:
         """Temperature, clocks and battery, as they are now."""
+        ...
+
+    def set_governor(self, governor: str) -> Governed:
+        """Let this governor choose the clocks until the target is closed.
+
+        Former settings are put back then, or after a crash by the next one that measures there.
+        Raises `CodlError` for a governor that the machine does not have.
+        """
         ...
 
     def measure(self, batch: MeasureBatch) -> BatchResult:

@@ -68,7 +68,7 @@ class AgentClient:
         fixes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
-        self._prelude, self._environment = tuple(prelude), environment
+        self.prelude, self._environment = list(prelude), environment
         self._build, self._fixes = build, fixes
         #: So many agents were started; what one knew, the next one does not.
         self.generation = 0
@@ -121,7 +121,7 @@ class AgentClient:
                     f"{CODL}, build {self._build or 'none'})"
                 )
             running.hello, running.start_s = first, perf_counter() - running.begin
-            for request in self._prelude:
+            for request in self.prelude:
                 self._exchange(running, request, request.reply, (), None, None)
         return running
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from codl.measure.progress import Progress
     from codl.measure.tasks import Task
     from codl.measure.tuner import TuneRun, TuneTask
+    from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.probe import ProbeResult
     from codl.targets.arrays import Arrays
@@ -106,7 +107,17 @@ class LocalTarget:
     def _machine(self) -> ConditionReader:
         from codl.runtime.conditions import ConditionReader
 
+        self._clocks.put_back_left()
         return ConditionReader(self.soc, self._files)
+
+    def set_governor(self, governor: str) -> Governed:
+        return self._clocks.hold(governor)
+
+    @cached_property
+    def _clocks(self) -> ClockSettings:
+        from codl.runtime.clock_settings import ClockSettings
+
+        return ClockSettings(self._files)
 
     # Running.
 
@@ -222,3 +233,5 @@ class LocalTarget:
             self._measuring.close()
             del self._measuring
         self._device = None
+        if "_clocks" in vars(self):
+            self._clocks.put_back()

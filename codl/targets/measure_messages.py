@@ -13,6 +13,7 @@ from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.task_records import TaskRecord
 from codl.measure.timing import Rounds
+from codl.runtime.clock_settings import Governed
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
 from codl.targets.info import TargetInfo
@@ -122,6 +123,17 @@ class ReadConditions(Request, frozen=True):
     """Temperature, clocks and battery, as they are now."""
 
     reply: ClassVar[type[Reply]] = ConditionsRead
+
+
+class GovernorSet(Reply, frozen=True):
+    governed: Governed
+
+
+class SetGovernor(Request, frozen=True):
+    """Let a governor choose the clocks until the agent ends, which puts the former one back."""
+
+    governor: str
+    reply: ClassVar[type[Reply]] = GovernorSet
 
 
 class Compile(Request, frozen=True):

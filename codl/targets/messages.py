@@ -19,6 +19,7 @@ from codl.targets.measure_messages import (
     Describe,
     Described,
     Found,
+    GovernorSet,
     Identified,
     Look,
     Looked,
@@ -35,6 +36,7 @@ from codl.targets.measure_messages import (
     ReadConditions,
     ReadSpent,
     Searching,
+    SetGovernor,
     Spent,
     Tune,
     TuneEnded,
@@ -89,6 +91,7 @@ AnyRequest: TypeAlias = (
     | ObserveCores
     | ReadClocks
     | ReadConditions
+    | SetGovernor
     | ReadSpent
     | Compile
     | Measure
@@ -126,6 +129,7 @@ AnyReply: TypeAlias = (
     | CoresSeen
     | Clocks
     | ConditionsRead
+    | GovernorSet
     | Spent
     | Measured
     | Searching

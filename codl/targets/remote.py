@@ -27,6 +27,7 @@ from codl.measure.runner import blank_row
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
 from codl.measure.tasks import Task
 from codl.measure.tuner import Failure, TuneRun, TuneTask
+from codl.runtime.clock_settings import Governed
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
@@ -43,6 +44,7 @@ from codl.targets.measure_messages import (
     Describe,
     Described,
     Found,
+    GovernorSet,
     Identified,
     Measure,
     Measured,
@@ -59,6 +61,7 @@ from codl.targets.measure_messages import (
     ReadConditions,
     ReadSpent,
     Searching,
+    SetGovernor,
     Spent,
     Tune,
     TuneEnded,
@@ -133,6 +136,13 @@ class RemoteTarget:
     def conditions(self) -> Conditions:
         answer, _ = self.agent.ask(ReadConditions(), ConditionsRead)
         return answer.conditions
+
+    def set_governor(self, governor: str) -> Governed:
+        """Have it set over there, and by every agent that takes the place of one that was lost."""
+        request = SetGovernor(governor)
+        answer, _ = self.agent.ask(request, GovernorSet)
+        self.agent.prelude.append(request)
+        return answer.governed
 
     def measure(self, batch: MeasureBatch) -> BatchResult:
         """Measure over there; an agent that is lost meanwhile is told with what it was doing."""

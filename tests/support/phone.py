@@ -72,6 +72,6 @@ def make_phone(root: Path, tree: Mapping[str, Mapping[str, object]] = PHONE) -> 
 
 
 def contents(root: Path) -> dict[str, str]:
-    """All files below a root, by path."""
+    """All files below a root, by path, without the space around what they hold."""
     files = (path for path in sorted(root.rglob("*")) if path.is_file())
-    return {str(path.relative_to(root)): path.read_text() for path in files}
+    return {str(path.relative_to(root)): path.read_text().strip() for path in files}

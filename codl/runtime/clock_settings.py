@@ -1,0 +1,233 @@
+"""Sets what chooses this machine's clocks, where that is allowed, and puts it back in any case.
+
+Former values are on disk before anything is set. They are put back by the process that set it, at
+its end, by an error or a signal; after a kill or a reboot by the next codl that measures here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codl.errors import CodlError, CodlWarning
+from codl.runtime.conditions import CPU, GOVERNOR, clusters, gpu_files
+from codl.runtime.settings_note import Note, Notes, Setting, this_boot
+from codl.runtime.system_files import SYSTEM, SystemFiles
+
+#: The governor of the highest clock; a GPU that has none of that name gets it as its lowest clock.
+FASTEST = "performance"
+#: End the process, unless somebody takes care of them.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Governed:
+    """What was set, by file; `refused` says why the rest was not."""
+
+    changed: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class ClockSettings:
+    """The settings of a machine: `hold` changes them until `put_back`, which may come twice."""
+
+    def __init__(self, files: SystemFiles = SYSTEM, folder: Path | None = None) -> None:
+        self._files, self._notes = files, Notes(folder)
+        self._held: tuple[Setting, ...] = ()
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def hold(self, governor: str) -> Governed:
+        """Let this governor choose the clocks of all cores, and of the GPU where that has it.
+
+        Raises `CodlError` for a governor that no cluster of cores has.
+        """
+        if not GOVERNOR.fullmatch(governor):
+            raise CodlError(f"A governor is a name such as {FASTEST}, got {governor!r}.")
+        self.put_back()
+        try:
+            if not self._notes.lock():
+                return _refused("another codl has set the clocks of this machine")
+            self._put_back_noted()
+            wanted = settings(governor, self._files)
+            if wanted:
+                self._notes.write(wanted)
+        except OSError as error:
+            self._notes.unlock()
+            return _refused(f"former values cannot be kept on disk: {error}")
+        except BaseException:
+            self._notes.unlock()
+            raise
+        if not wanted:
+            self._notes.unlock()
+            return Governed() if clusters(self._files) else _refused("its clocks cannot be set")
+        return self._set(wanted)
+
+    def _set(self, wanted: tuple[Setting, ...]) -> Governed:
+        """Put what is wanted in place, for as long as this process is there."""
+        done = Governed()
+        try:
+            self._held = wanted
+            atexit.register(self.put_back)
+            self._watch_signals()
+            for own in wanted:
+                reason = self._try(own)
+                if reason:
+                    done.refused[own.path] = reason
+                else:
+                    done.changed[own.path] = own.wanted
+        except BaseException:
+            self.put_back()
+            raise
+        return done
+
+    def _try(self, own: Setting) -> str:
+        """Set it; empty, or why it was not set."""
+        try:
+            self._files.write(own.path, own.wanted)
+        except OSError as error:
+            return error.strerror or str(error)
+        now = self._files.text(own.path)
+        return "" if now == own.wanted else f"it stays {now!r}"
+
+    def put_back(self) -> None:
+        """Have everything as it was before `hold`; warns of what cannot be put back."""
+        if not self._held:
+            return
+        with self._undisturbed():
+            note = Note(self._held, this_boot())
+            failed = self._restore(note)
+            self._held = ()
+            if not failed:
+                with suppress(OSError):
+                    self._notes.drop()
+            self._notes.unlock()
+        atexit.unregister(self.put_back)
+        if failed:
+            listed = ", ".join(f"{path} (was {former})" for path, former in failed.items())
+            warnings.warn(
+                f"These could not be put back as they were: {listed}. The next codl that measures "
+                "here tries again.",
+                CodlWarning,
+                stacklevel=2,
+            )
+
+    def put_back_left(self) -> bool:
+        """Put back what a process that died has left; False where there is nothing, or it lives."""
+        try:
+            if self._held or not self._notes.path.exists() or not self._notes.lock():
+                return False
+        except OSError:
+            return False
+        try:
+            return self._put_back_noted()
+        finally:
+            self._notes.unlock()
+
+    def _put_back_noted(self) -> bool:
+        """With the lock: what the note says, which then goes, unless something cannot be put back.
+
+        A reboot has put back what codl had set, and may have set something else.
+        """
+        note = self._notes.read()
+        failed = self._restore(note) if note else {}
+        if not failed:
+            self._notes.drop()
+        return note is not None
+
+    def _restore(self, note: Note) -> dict[str, str]:
+        """Put former values back, the last first; those that it failed for, by file."""
+        failed = {}
+        is_same_boot = note.boot == this_boot()
+        for own in reversed(note.settings):
+            try:
+                now = self._files.read(own.path)
+                if now == own.former or not (is_same_boot or now == own.wanted):
+                    continue
+                self._files.write(own.path, own.former)
+            except FileNotFoundError:
+                continue  # its cores were taken away, and all their settings with them
+            except OSError:
+                failed[own.path] = own.former
+        return failed
+
+    def _watch_signals(self) -> None:
+        """Signals that would end this process become an exit, on which settings are put back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._handlers[number] = signal.signal(number, _exit)
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """No signal interrupts what is done inside: it comes afterwards, to who was there before.
+
+        Masks would not do: a signal to the process comes by any of its threads.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        came: list[int] = []
+        found = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGINT)}
+        for number in found:
+            signal.signal(number, lambda number, frame: came.append(number))
+        try:
+            yield
+        finally:
+            for number, handler in {**found, **self._handlers}.items():
+                signal.signal(number, handler)
+            self._handlers.clear()
+            for first in came[:1]:
+                signal.raise_signal(first)
+
+
+def settings(governor: str, files: SystemFiles = SYSTEM) -> tuple[Setting, ...]:
+    """What has to change for a governor; what is so already is left out.
+
+    Raises `CodlError` where no cluster of cores has such a governor.
+    """
+    found, offered = [], set()
+    folders = [own.folder for own in clusters(files)]
+    for folder in folders:
+        names = files.text(f"{folder}/scaling_available_governors").split()
+        offered |= {*names}
+        if governor in names:
+            found.append((f"{folder}/scaling_governor", governor))
+    if folders and not found:
+        known = ", ".join(sorted(filter(GOVERNOR.fullmatch, offered))) or "none that it names"
+        raise CodlError(f"This machine has no governor {governor!r}; it has {known}.")
+    gpu = gpu_files(files)
+    if gpu is not None:
+        found += _of_gpu(gpu.devfreq, governor, files)
+    changes = [Setting(path, files.text(path), wanted) for path, wanted in found]
+    return tuple(own for own in changes if own.is_valid and own.former != own.wanted)
+
+
+def _of_gpu(folder: str, governor: str, files: SystemFiles) -> list[tuple[str, str]]:
+    if governor in files.text(f"{folder}/available_governors").split():
+        return [(f"{folder}/governor", governor)]
+    if governor == FASTEST:
+        return [(f"{folder}/min_freq", files.text(f"{folder}/max_freq"))]
+    return []
+
+
+def put_back_left() -> None:
+    """What a codl that died on this machine has left; says so on standard error."""
+    if ClockSettings().put_back_left():
+        print("codl: clocks are set again as a codl that died had found them", file=sys.stderr)
+
+
+def _refused(reason: str) -> Governed:
+    return Governed(refused={CPU: reason})
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
