@@ -6,8 +6,10 @@ from collections.abc import Callable, Hashable
 from hashlib import sha256
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from codl.ir.constants import Arrays, Constants
-from codl.ir.executable import Access, Buffer, Command, Net, Place, Program, Step
+from codl.ir.executable import Access, Buffer, Command, Launch, Net, Place, Program, Step
 from codl.ir.region import Region
 from codl.ir.tensor import Tensor
 from codl.ir.types import ImageSize
@@ -82,6 +84,12 @@ class Assembly:
 
     def emit(self, *commands: Command) -> None:
         self.commands += commands
+
+    def signal(self, event: int) -> None:
+        """Let the launch that was emitted last signal an event."""
+        last = self.commands.pop()
+        assert isinstance(last, Launch)
+        self.emit(replace(last, signals=event))
 
     def take_commands(self) -> tuple[Command, ...]:
         """What was emitted since the last call."""

@@ -158,14 +158,17 @@ class Lowering:
         staging = Tensor(name, buffer, target.shape, whole, PLANAR, 1)
         accesses = [assembly.access(tensor, whole) for tensor in (staging, target)]
         step = assembly.step(Transfer(f"constant {name}", "to_gpu", *accesses))
-        event = assembly.event()
+        mapped, copied = assembly.event(), assembly.event()
         assembly.emit(
-            Map(step, buffer, "write", event),
-            Wait(step, event),
+            Map(step, buffer, "write", mapped),
+            Wait(step, mapped),
             Fill(step, constant, accesses[0]),
             Unmap(step, buffer),
         )
         self._kernels.copy(staging, target, whole, step=step)
+        # The next constant overwrites the buffer.
+        assembly.signal(copied)
+        assembly.emit(Wait(step, copied))
 
     # Stages.
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msgspec.structs import replace
-
-from codl.ir.executable import Access, Command, Copy, Launch, Map, Transfer, Unmap, Wait
+from codl.ir.executable import Access, Command, Copy, Map, Transfer, Unmap, Wait
 from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
@@ -41,9 +39,7 @@ class TransferLowering:
         event = self._assembly.event()
         if self._is_shared(host):
             self._kernels.copy(device, host, move.region, step=step)
-            last = self._assembly.commands.pop()
-            assert isinstance(last, Launch)
-            self._assembly.emit(replace(last, signals=event))
+            self._assembly.signal(event)
             return (Wait(step, event),)
         staging = self._staging(move, host)
         self._kernels.copy(device, staging, move.region, step=step)

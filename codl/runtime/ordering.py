@@ -2,11 +2,14 @@
 
 A command that is enqueued may run at any time from then until the CPU has waited for an event at or
 behind it. Memory that both processors use must be used in an order that holds whenever that is.
+
+The event of a map that overwrites says that the memory is there, and nothing of what was enqueued
+before: an NVIDIA driver (580.159) gives it while kernels before it still read that memory.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,13 @@ class OrderError(CodlError):
     """Two commands use the same memory in no order, or an event is waited for that never comes."""
 
 
+class Event(NamedTuple):
+    """What is known once an event was waited for: so many commands are done, a buffer is mapped."""
+
+    done: int
+    buffer: int | None = None
+
+
 class Ordering:
     """Follows an executable's commands and refuses those that would race.
 
@@ -34,10 +44,13 @@ class Ordering:
         #: The places of what was enqueued, and how much of it the CPU knows to be done.
         self._enqueued: list[str] = []
         self._done = 0
-        #: Events that were signalled and not yet waited for: the last command that they cover.
-        self._events: dict[int, int] = {}
-        #: Staging buffers that are mapped: since which command, and how.
+        #: Events that were signalled and not yet waited for.
+        self._events: dict[int, Event] = {}
+        #: Staging buffers that are mapped, how, and by which command; those whose event was waited
+        #: for; and the last command of the GPU that used each.
         self._mapped: dict[int, tuple[int, Map]] = {}
+        self._arrived: set[int] = set()
+        self._used: dict[int, int] = {}
         shared = {n: b.bytes // 4 for n, b in enumerate(executable.buffers) if b.place == "shared"}
         self._read = {number: np.zeros(size, np.int64) for number, size in shared.items()}
         self._written = {number: np.zeros(size, np.int64) for number, size in shared.items()}
@@ -48,23 +61,28 @@ class Ordering:
         """The command at `at` is the queue's next."""
         self._enqueued.append(self.at)
         if signals is not None:
-            self._events[signals] = len(self._enqueued)
+            self._events[signals] = Event(len(self._enqueued))
 
     def wait(self, command: Wait) -> None:
-        covered = self._events.pop(command.event, None)
-        if covered is None:
+        event = self._events.pop(command.event, None)
+        if event is None:
             raise OrderError(f"{self.at} waits for the event {command.event}: nothing signals it.")
-        self._done = max(self._done, covered)
+        self._done = max(self._done, event.done)
+        if event.buffer is not None:
+            self._arrived.add(event.buffer)
 
     def map(self, command: Map) -> None:
         if command.buffer in self._mapped:
             self._refuse_mapping(command.buffer, "it is mapped already")
-        self.enqueue(command.signals)
+        self.enqueue()
+        done = len(self._enqueued) if command.access == "read" else 0
+        self._events[command.signals] = Event(done, command.buffer)
         self._mapped[command.buffer] = len(self._enqueued), command
 
     def unmap(self, command: Unmap) -> None:
         self._seen(command.buffer)
         del self._mapped[command.buffer]
+        self._arrived.discard(command.buffer)
         self.enqueue()
 
     # Memory.
@@ -79,6 +97,9 @@ class Ordering:
             wanted = "write" if writes else "read"
             if self._seen(buffer).access != wanted:
                 self._refuse_mapping(buffer, f"it is not mapped to {wanted} it")
+            used = self._used.get(buffer, 0)
+            if used > self._done:
+                self._refuse_mapping(buffer, f"{self._enqueued[used - 1]} may still use it")
         elif place == "shared":
             self._check_done(self._written[buffer], access, "writes", writes=writes)
             if writes:
@@ -92,6 +113,8 @@ class Ordering:
             raise OrderError(f"{self.at}: the GPU sees nothing of buffers[{buffer}], the CPU's.")
         if place == "staging" and buffer in self._mapped:
             self._refuse_mapping(buffer, "the GPU uses it while it is mapped")
+        if place == "staging":
+            self._used[buffer] = len(self._enqueued)
         if place == "shared":
             last = self._written if writes else self._read
             self._part(last[buffer], access)[:] = len(self._enqueued)
@@ -101,7 +124,7 @@ class Ordering:
         if buffer not in self._mapped:
             self._refuse_mapping(buffer, "it is not mapped")
         since, command = self._mapped[buffer]
-        if since > self._done:
+        if buffer not in self._arrived:
             self._refuse_mapping(buffer, f"nothing waited for {self._enqueued[since - 1]}")
         return command
 

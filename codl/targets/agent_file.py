@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import resources
-from importlib.abc import Traversable
 from importlib.metadata import files
+from typing import TYPE_CHECKING
 
 from codl.targets import agent_archive
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 #: What only the host needs.
 HOST_ONLY = ("cli", "report", "strategies", "bundle", "backend", "predict", "plan")

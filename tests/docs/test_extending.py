@@ -145,6 +145,7 @@ def test_one_that_fails_adds_nothing(folder: Path) -> None:
 
 
 @pytest.mark.device
+@pytest.mark.usefixtures("devices")
 def test_its_commands_run(folder: Path) -> None:
     """Collected, trained, planned and run on this machine; the output is ONNX Runtime's."""
     environment = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "OCL_ICD_VENDORS")}

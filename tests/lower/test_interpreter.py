@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from support.executables import small_executable
 from support.plans import make_plan
 from support.random_networks import (
     random_inputs,
@@ -23,7 +24,7 @@ from support.simulated import SOC
 
 from codl.errors import CodlError
 from codl.ir.constants import array_digest
-from codl.ir.executable import Executable, GpuOp, Wait
+from codl.ir.executable import Executable, GpuOp, Launch, Wait
 from codl.ir.executable_json import decode, encode
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse
@@ -137,6 +138,16 @@ def test_mapped_memory_is_not_used_before_it_is_there() -> None:
     stage, place = waits(executable)[0]
     with pytest.raises(OrderError, match="nothing waited for setup"):
         run_waiting_late(executable, stage, place, stage, place + 1)
+
+
+def test_staging_memory_is_not_overwritten_while_the_gpu_reads_it() -> None:
+    """That it is mapped to be overwritten does not say that kernels before have read it."""
+    executable = small_executable(SOC)
+    copied = {one.signals for one in executable.setup if isinstance(one, Launch)}
+    assert len(copied) > 1
+    kept = [one for one in executable.setup if not (isinstance(one, Wait) and one.event in copied)]
+    with pytest.raises(OrderError, match="may still use it"):
+        Interpreter(structs.replace(executable, setup=tuple(kept)))
 
 
 def waits(executable: Executable) -> list[tuple[int, int]]:
