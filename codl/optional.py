@@ -12,6 +12,18 @@ from contextlib import contextmanager
 
 from codl.errors import CodlError
 
+#: The oldest Python that codl runs on.
+PYTHON = (3, 10)
+#: The modules of the base, and the names that they are installed by.
+BASE: Mapping[str, str] = {
+    "msgspec": "msgspec",
+    "ncnn": "ncnn",
+    "numpy": "numpy",
+    "platformdirs": "platformdirs",
+    "pyopencl": "pyopencl",
+    "threadpoolctl": "threadpoolctl",
+    "yaml": "pyyaml",
+}
 #: What each extra of the wheel is for.
 PURPOSES: Mapping[str, str] = {
     "cli": "the command line",
@@ -20,6 +32,8 @@ PURPOSES: Mapping[str, str] = {
     "train": "predictors and tables of data",
     "peers": "comparing with other libraries",
 }
+#: Extras that `codl[all]` does not bring.
+OPTIONAL = ("peers",)
 #: The modules that an extra brings, and the names that they are installed by.
 PACKAGES: Mapping[str, Mapping[str, str]] = {
     "cli": {"rich": "rich", "typer": "typer"},
@@ -52,6 +66,11 @@ def explained() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
+        if module in BASE:
+            raise CodlError(
+                f"{BASE[module]} is not installed, and codl does nothing without it: "
+                "`pip install codl`."
+            ) from error
         extra = next((extra for extra, own in PACKAGES.items() if module in own), None)
         if extra is None:
             raise

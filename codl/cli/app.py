@@ -17,6 +17,7 @@ from codl.cli import (
     conformance,
     dataset,
     devices,
+    doctor,
     evaluate,
     models,
     package,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(devices.soc_app, name="soc")
 app.command("devices")(devices.list_devices)
+app.command("doctor")(doctor.check_device)
 app.command("collect")(collect.collect_data)
 app.add_typer(dataset.dataset_app, name="dataset")
 app.command("tune")(tune.tune_kernels)

@@ -9,6 +9,10 @@ from typing import Annotated
 
 import typer
 
+from codl.cli.base_options import JsonOption as JsonOption
+from codl.cli.base_options import OutputOption as OutputOption
+from codl.cli.base_options import SerialOption as SerialOption
+from codl.cli.base_options import read_seconds as read_seconds
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN
 from codl.ir import Op, parse
@@ -16,38 +20,14 @@ from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
 from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
-from codl.targets.connect import TRANSPORTS, transport_of
 
 MODELS = (
     f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
     "or a deployment .yaml (with #NAME where it has several models)"
 )
-SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
-
-
-def _known_serial(serial: str) -> str:
-    """Refuses what no target is called before anything else is done."""
-    transport_of(serial)
-    return serial
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--output", help="Write the result to this file as JSON, for `codl report`."
-    ),
-]
-
 SOCS = "A SoC: a name of `codl soc list`, or a .yaml file"
 SocOption = Annotated[str, typer.Option("--soc", help=f"{SOCS}.")]
 SocArgument = Annotated[str, typer.Argument(help=f"{SOCS}.")]
-SerialOption = Annotated[
-    str,
-    typer.Option(
-        "--serial", help=f"The device: {SERIALS}.", show_default=True, callback=_known_serial
-    ),
-]
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="The OpenCL device: a driver or device name of `codl devices`."),
@@ -114,7 +94,6 @@ BudgetOption = Annotated[
 ]
 
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 
 
 def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
@@ -126,16 +105,6 @@ def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
             raise CodlError(f"--shape must be like input=1x3x224x224, got {text!r}.")
         shapes[match["name"]] = tuple(int(size) for size in match["sizes"].split("x"))
     return shapes
-
-
-def read_seconds(text: str | None) -> float | None:
-    """A duration such as 90s, 10m or 1.5h in seconds; raises `CodlError` for what is none."""
-    if text is None:
-        return None
-    match = _DURATION.fullmatch(text)
-    if not match:
-        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def read_ops(sources: Sequence[str]) -> list[Op]:

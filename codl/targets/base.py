@@ -13,11 +13,13 @@ from codl.ir.soc import PowerW
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.tuner import TuneRun, TuneTask
 from codl.runtime.clock_settings import Governed
+from codl.runtime.examination import Examination
 from codl.runtime.loaded import Loaded
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbeResult
@@ -115,6 +117,31 @@ class Target(Protocol):
 
     def power(self, seconds: float) -> PowerW:
         """Watts while nothing works, one processor alone, and both, each over so many seconds."""
+        ...
+
+    def examine(self) -> Examination:
+        """What the machine has for codl; no driver is loaded and no package is imported."""
+        ...
+
+    def import_package(self, name: str) -> float:
+        """Import a package that codl needs; the seconds that it took.
+
+        Raises `CodlError` where it cannot be imported.
+        """
+        ...
+
+    def pace(self, seconds: float) -> Sequence[float]:
+        """Do the same work on one core for so long; the seconds of every round."""
+        ...
+
+    def check_kernels(
+        self,
+        tasks: Sequence[CheckTask],
+        *,
+        budget_s: float | None = None,
+        progress: Progress = lambda done, total, left: None,
+    ) -> CheckRun:
+        """Check kernel variants against the NumPy interpreter; a crash is the task's problem."""
         ...
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:

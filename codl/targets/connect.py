@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from codl.errors import UnknownNameError
@@ -11,6 +11,7 @@ from codl.registry import Registry
 from codl.targets import adb, ssh
 from codl.targets.agent_file import build
 from codl.targets.base import Target
+from codl.targets.checks import Check
 from codl.targets.device_shell import DeviceShell
 from codl.targets.install import launcher
 from codl.targets.local import LocalTarget
@@ -37,6 +38,8 @@ class Transport(NamedTuple):
     connect: Callable[[str, Soc | None], Target]
     #: The shell of the device, where that is not this machine.
     shell: Callable[[str], DeviceShell] | None = None
+    #: What `codl doctor` looks at on the way to a device of this kind.
+    checks: Callable[[str], Sequence[Check]] = lambda serial: ()
 
 
 #: By their patterns.
@@ -71,6 +74,7 @@ register(
         ssh.matches,
         lambda serial, soc: _behind(ssh.shell_of(serial), soc),
         ssh.shell_of,
+        ssh.checks_of,
     )
 )
 register(
@@ -80,6 +84,7 @@ register(
         adb.matches,
         lambda serial, soc: _behind(adb.shell_of(serial), soc),
         adb.shell_of,
+        adb.checks_of,
     )
 )
 

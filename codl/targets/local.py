@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from codl.kernels.tuning import Tuned, Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
     from codl.measure.bench_rows import BenchRow, Refused
+    from codl.measure.check_variants import Checked, CheckRun, CheckTask
     from codl.measure.facts.fact import Fact
     from codl.measure.interleave import Effort, TimedTogether
     from codl.measure.progress import Progress
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from codl.measure.tuner import TuneRun, TuneTask
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
+    from codl.runtime.examination import Examination
     from codl.runtime.probe import ProbeResult
     from codl.targets.arrays import Arrays
     from codl.targets.compile_workers import CompileWorkers
@@ -118,6 +120,43 @@ class LocalTarget:
         from codl.runtime.clock_settings import ClockSettings
 
         return ClockSettings(self._files)
+
+    # Checking.
+
+    def examine(self) -> Examination:
+        from codl.runtime.examination import examine
+
+        return examine(self._files)
+
+    def import_package(self, name: str) -> float:
+        from codl.targets.importing import import_package
+
+        return import_package(name)
+
+    def pace(self, seconds: float) -> tuple[float, ...]:
+        from codl.measure.pace import pace
+
+        return pace(seconds)
+
+    def check_kernels(
+        self,
+        tasks: Sequence[CheckTask],
+        *,
+        keep: Callable[[Checked], object] = lambda checked: None,
+        checking: Callable[[CheckTask], object] = lambda task: None,
+        budget_s: float | None = None,
+        progress: Progress = lambda done, total, left: None,
+    ) -> CheckRun:
+        from codl.measure.check_variants import check_all
+
+        return check_all(
+            self.device,
+            tasks,
+            keep=keep,
+            checking=checking,
+            budget_s=budget_s,
+            progress=progress,
+        )
 
     # Running.
 
@@ -226,7 +265,7 @@ class LocalTarget:
     def fresh(self) -> RemoteTarget:
         from codl.targets.process import SERIAL, process_target
 
-        return process_target(SERIAL, self.soc)
+        return process_target(SERIAL, self._soc)
 
     def close(self) -> None:
         if "_measuring" in vars(self):

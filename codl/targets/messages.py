@@ -8,6 +8,18 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from codl.targets.check_messages import (
+    Checking,
+    CheckKernels,
+    ChecksEnded,
+    Examine,
+    Examined,
+    Import,
+    Imported,
+    KernelChecked,
+    MeasurePace,
+    Paced,
+)
 from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
 from codl.targets.measure_messages import (
     Benched,
@@ -98,6 +110,10 @@ AnyRequest: TypeAlias = (
     | Tune
     | BenchOp
     | MeasurePower
+    | Examine
+    | Import
+    | MeasurePace
+    | CheckKernels
     | Lacks
     | Load
     | Run
@@ -137,6 +153,12 @@ AnyReply: TypeAlias = (
     | TuneEnded
     | Benched
     | PowerMeasured
+    | Examined
+    | Imported
+    | Paced
+    | Checking
+    | KernelChecked
+    | ChecksEnded
     | Lacking
     | ModelLoaded
     | KernelsRefused

@@ -19,6 +19,7 @@ from codl.ir.soc import PowerW, Soc
 from codl.kernels.tuning import Tuned, Tuning
 from codl.measure.batch import BatchResult, MeasureBatch, Measurement
 from codl.measure.bench_rows import BenchRow, Refused
+from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.dataset import Row
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
@@ -28,10 +29,19 @@ from codl.measure.task_records import choices_of, models_of, models_of_ops, to_r
 from codl.measure.tasks import Task
 from codl.measure.tuner import Failure, TuneRun, TuneTask
 from codl.runtime.clock_settings import Governed
+from codl.runtime.examination import Examination
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, to_wire
+from codl.targets.check_messages import (
+    Examine,
+    Examined,
+    Import,
+    Imported,
+    MeasurePace,
+    Paced,
+)
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.fact_messages import FactsMeasured, MeasureFacts
 from codl.targets.info import ColdStart, TargetInfo
@@ -80,6 +90,7 @@ from codl.targets.model_messages import (
     Time,
     TimesTogether,
 )
+from codl.targets.remote_checks import RemoteChecks
 from codl.targets.remote_models import RemoteModel, RemotePeer
 
 
@@ -210,6 +221,28 @@ class RemoteTarget:
         limit_s = MeasurePower.limit_s + 4 * seconds
         answer, _ = self.agent.ask(MeasurePower(seconds), PowerMeasured, limit_s=limit_s)
         return answer.power
+
+    def examine(self) -> Examination:
+        answer, _ = self.agent.ask(Examine(), Examined)
+        return answer.examination
+
+    def import_package(self, name: str) -> float:
+        answer, _ = self.agent.ask(Import(name), Imported)
+        return answer.seconds
+
+    def pace(self, seconds: float) -> tuple[float, ...]:
+        limit_s = MeasurePace.limit_s + 4 * seconds
+        answer, _ = self.agent.ask(MeasurePace(seconds), Paced, limit_s=limit_s)
+        return answer.samples_s
+
+    def check_kernels(
+        self,
+        tasks: Sequence[CheckTask],
+        *,
+        budget_s: float | None = None,
+        progress: Progress = lambda done, total, left: None,
+    ) -> CheckRun:
+        return RemoteChecks(self.agent, progress, budget_s).run(tasks)
 
     def open(self, offer: Offer | None = None) -> Mapping[str, str]:
         binaries = offer.binaries if offer else ()

@@ -11,7 +11,9 @@ import re
 import shlex
 
 from codl.errors import CodlError
+from codl.targets.checks import Check
 from codl.targets.device_shell import DeviceShell
+from codl.targets.shell_checks import client_check, shell_check
 
 SCHEME, VARIABLE = "ssh://", "CODL_SSH_COMMAND"
 PATTERN = "ssh://USER@HOST:PORT"
@@ -39,6 +41,9 @@ FIXES = {
 }
 
 
+SERVER = "Is an ssh server running there, and does `ssh` to it work by hand without a password?"
+
+
 def matches(serial: str) -> bool:
     return serial.startswith(SCHEME)
 
@@ -52,5 +57,16 @@ def shell_of(serial: str) -> DeviceShell:
     where = f"{found['user']}@{host}" if found["user"] else host
     port = ("-p", found["port"]) if found["port"] else ()
     settings = [part for option in OPTIONS for part in ("-o", option)]
-    command = shlex.split(os.environ.get(VARIABLE, "")) or ["ssh"]
-    return DeviceShell(serial, (*command, "-T", *settings, *port, "--", where), FOLDER, FIXES)
+    return DeviceShell(serial, (*_client(), "-T", *settings, *port, "--", where), FOLDER, FIXES)
+
+
+def checks_of(serial: str) -> tuple[Check, ...]:
+    """What `codl doctor` looks at on the way to an address."""
+    return (
+        client_check(_client(), ["-V"], "Install OpenSSH's client."),
+        shell_check("ssh connection", lambda: shell_of(serial), SERVER),
+    )
+
+
+def _client() -> list[str]:
+    return shlex.split(os.environ.get(VARIABLE, "")) or ["ssh"]

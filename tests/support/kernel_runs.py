@@ -15,18 +15,13 @@ from codl.ir.types import Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.lower import pieces
+from codl.measure.check_variants import difference, tolerance
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
 
 #: What a kernel finds in the output, and must leave beside its part.
 CANARY = 7.0
-
-
-def tolerance(variant: Variant) -> float:
-    if variant.name.endswith("_fp16"):
-        return 2e-2
-    return 1e-3 if "winograd" in variant.name else 1e-4
 
 
 def operands(op: Op, seed: int = 0) -> tuple[list[Array], dict[str, Array]]:
@@ -99,8 +94,7 @@ def run_copy(
 
 
 def assert_close(variant: Variant, op: Op, got: Array, expected: NDArray[np.float64]) -> None:
-    largest = max(float(np.abs(expected).max()), 1e-3)
-    error = float(np.abs(got - expected).max()) / largest
+    error = difference(got, expected)
     assert error <= tolerance(variant), f"{variant.name} of {to_text(op)}: {error:.2g}"
 
 

@@ -13,6 +13,7 @@ from codl.measure.interleave import Effort
 from codl.measure.task_records import DispatchRecord, OpRecord
 from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
+from codl.targets.check_messages import CheckKernels, CheckRecord, KernelChecked
 from codl.targets.measure_messages import Look, Measure, Measured, MeasuredRow, UsualLevel
 from codl.targets.message_base import Failed, Hello
 from codl.targets.model_messages import Load, Ran, Run, Time
@@ -42,6 +43,7 @@ REQUESTS: Seeds = [
         ),
         [b"model"],
     ),
+    (CheckKernels((CheckRecord(CONV, "gpu_direct"),), 60.0), []),
     (Load(RECORDS, True), [b"{}", *map(bytes, BLOBS)]),
     (Run(1, RECORDS), list(map(bytes, BLOBS))),
     (Time({"a": 1}, Effort(), True, False, ()), []),
@@ -50,5 +52,7 @@ REPLIES: Seeds = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
     (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), (), Conditions()), []),
+    (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), ()), []),
+    (KernelChecked(0, ""), []),
     (Ran(RECORDS), list(map(bytes, BLOBS))),
 ]

@@ -1,0 +1,47 @@
+"""Options of commands that work without any extra but the command line's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from codl.errors import CodlError
+from codl.targets.connect import TRANSPORTS, transport_of
+
+SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
+
+
+def _known_serial(serial: str) -> str:
+    """Refuses what no target is called before anything else is done."""
+    transport_of(serial)
+    return serial
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--output", help="Write the result to this file as JSON, for `codl report`."
+    ),
+]
+SerialOption = Annotated[
+    str,
+    typer.Option(
+        "--serial", help=f"The device: {SERIALS}.", show_default=True, callback=_known_serial
+    ),
+]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+
+
+def read_seconds(text: str | None) -> float | None:
+    """A duration such as 90s, 10m or 1.5h in seconds; raises `CodlError` for what is none."""
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise CodlError(f"Cannot read the duration {text!r}: expected one like 90s, 10m or 1h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

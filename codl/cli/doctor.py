@@ -1,0 +1,69 @@
+"""`codl doctor`: whether a device has what codl needs, and computes what it should.
+
+It imports nothing that an extra brings but the command line's own: a missing one is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from codl.cli.base_options import JsonOption, OutputOption, SerialOption, read_seconds
+from codl.cli.output import emit, note, progress
+from codl.doctor.examine import BUDGET_S, examine
+from codl.targets.checks import Finding
+
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="Leave out the kernels, which take a minute or more.")
+]
+BudgetOption = Annotated[
+    str,
+    typer.Option(
+        "--budget", help="How long the kernels of one device may take, such as 90s or 10m."
+    ),
+]
+
+
+def check_device(
+    serial: SerialOption = "local",
+    quick: QuickOption = False,
+    budget: BudgetOption = f"{BUDGET_S:g}s",
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Check that a device has what codl needs, and that every kernel variant is right on it.
+
+    Python, packages, OpenCL drivers, cores, memory and room are looked at, and every kernel variant
+    computes small ops that NumPy computes too. Drivers work in processes of their own, so that one
+    that crashes is a failed check. Every check that fails says what to do; the exit code is 1 then.
+
+    [dim]Examples:[/dim]
+    codl doctor
+    codl doctor --quick --json
+    codl doctor --serial process --budget 2m
+    """
+    budget_s = read_seconds(budget) or BUDGET_S
+    found = []
+    for finding in examine(serial, quick=quick, budget_s=budget_s, progress=progress):
+        note(escape(f"{finding.name}: {'ok' if finding.ok else 'failed'}"))
+        found.append(finding)
+    result = {"checks": [asdict(finding) for finding in found]}
+    emit("doctor", result, lambda: _table(found, serial), as_json=json, output=output)
+    if not all(finding.ok for finding in found):
+        raise typer.Exit(1)
+
+
+def _table(found: Sequence[Finding], serial: str) -> Group:
+    table = Table("", "check", "detail", "what to do", title_justify="left")
+    table.title = escape(f"Checks of {serial}")
+    for one in found:
+        state = "[green]ok[/green]" if one.ok else "[bold red]failed[/bold red]"
+        table.add_row(state, *map(escape, (one.name, one.detail, one.fix)))
+    failed = sum(not one.ok for one in found)
+    return Group(table, f"{len(found)} checks, {failed} failed.")

@@ -1,0 +1,56 @@
+"""Makes all checks of a device, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+
+from codl.measure.progress import Progress
+from codl.targets.checks import CHECKS, Check, Finding, Patient
+from codl.targets.connect import connect, transport_of
+
+#: How long the kernels of one OpenCL device may take.
+BUDGET_S = 300.0
+
+
+def no_progress(label: str) -> AbstractContextManager[Progress]:
+    """Shows nothing."""
+    return nullcontext(lambda done, total, left: None)
+
+
+def examine(
+    serial: str = "local",
+    *,
+    quick: bool = False,
+    budget_s: float = BUDGET_S,
+    progress: Callable[[str], AbstractContextManager[Progress]] = no_progress,
+) -> Iterator[Finding]:
+    """Every finding of a device, as it is made; `quick` leaves the long checks out.
+
+    `budget_s` is how long the kernels of one OpenCL device may take; `progress` shows how far they
+    have come. Raises `UnknownNameError` for a serial that no transport knows.
+    """
+    transport = transport_of(serial)
+    with closing(connect(serial)) as target:
+        patient = Patient(
+            serial,
+            target,
+            is_here=transport.shell is None,
+            in_process=serial == "local",
+            budget_s=budget_s,
+            progress=progress,
+        )
+        yield from made(transport.checks(serial), patient)
+        own = [one for one in CHECKS.values() if not (quick and one.is_long)]
+        yield from made(own, patient)
+
+
+def made(checks: Sequence[Check], patient: Patient) -> Iterator[Finding]:
+    """What checks find; nothing is asked of a device that cannot be reached or does not answer."""
+    for check in checks:
+        if not patient.gives(check.needs):
+            continue
+        findings = check.findings(patient)
+        if check.decides:
+            patient.answers = patient.answers and all(finding.ok for finding in findings)
+        yield from findings

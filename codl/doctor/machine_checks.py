@@ -1,0 +1,140 @@
+"""Checks of cores, clocks, memory, room on disks and temperatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from codl.measure import dataset
+from codl.measure.tuner import TOGETHER_BYTES
+from codl.runtime.cache import LIMIT_BYTES
+from codl.runtime.examination import Governor, Room, room
+from codl.targets.checks import Check, Outcome, Patient
+
+#: The tables of a SoC whose every op was collected, and the files beside them, several times over.
+DATASET_BYTES = 64 << 20
+#: With less, phones save power by slowing down.
+LEAST_PERCENT = 20.0
+#: Drivers of clocks that go up and down under this governor too; with others it is the lowest one.
+SELF_GOVERNED = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+
+
+def cores(patient: Patient) -> Iterator[Outcome]:
+    found = patient.examination
+    listed = f"{_listed(found.cores)} may be used"
+    if found.physical_cores != found.cores:
+        listed += f", of which {_listed(found.physical_cores)} share no physical core"
+    if found.refused_cores:
+        yield Outcome(
+            False, f"{listed}; threads cannot be pinned to {_listed(found.refused_cores)}"
+        )
+    else:
+        yield Outcome(True, f"{listed}; threads can be pinned to each")
+
+
+def governor(patient: Patient) -> Iterator[Outcome]:
+    for own in patient.examination.governors:
+        detail, problem = f"{own.name} ({own.driver})", _slowness(own)
+        detail += f", up to {own.allowed_mhz:.0f} MHz" if own.allowed_mhz else ""
+        of = f"of cores {_listed(own.cores)}"
+        yield Outcome(not problem, f"{detail}{problem and f': {problem}'}", of=of)
+    if not patient.examination.governors:
+        yield Outcome(True, "the system does not tell how it chooses clocks")
+
+
+def _slowness(own: Governor) -> str:
+    if own.name == "powersave" and own.driver not in SELF_GOVERNED:
+        return "it keeps the lowest clock"
+    if own.allowed_mhz < own.highest_mhz:
+        return f"the cores could reach {own.highest_mhz:.0f} MHz"
+    return ""
+
+
+def memory(patient: Patient) -> Iterator[Outcome]:
+    free, total = patient.examination.available_bytes, patient.examination.memory_bytes
+    if not total:
+        yield Outcome(True, "the system does not tell")
+        return
+    detail = f"{_size(free)} of {_size(total)} are available; tuning holds up to "
+    yield Outcome(free >= TOGETHER_BYTES, f"{detail}{_size(TOGETHER_BYTES)} at once")
+
+
+def cache_room(patient: Patient) -> Iterator[Outcome]:
+    yield _room(patient.examination.cache, LIMIT_BYTES, "compiled kernels")
+
+
+def dataset_room(patient: Patient) -> Iterator[Outcome]:
+    """Datasets are written on this machine, whatever device they are of."""
+    yield _room(room(Path.cwd() / dataset.FOLDER), DATASET_BYTES, "datasets")
+
+
+def _room(found: Room, wanted: int, purpose: str) -> Outcome:
+    if found.problem:
+        return Outcome(False, f"{found.folder}, for {purpose}: {found.problem}")
+    detail = f"{_size(found.free_bytes)} are free in {found.folder}, for {purpose}"
+    return Outcome(found.free_bytes >= wanted, f"{detail}, which take up to {_size(wanted)}")
+
+
+def temperature(patient: Patient) -> Iterator[Outcome]:
+    """Whether heat holds a clock down, or is about to."""
+    zones, held = patient.examination.zones, patient.examination.conditions.throttled
+    if held:
+        yield Outcome(False, f"heat holds the clock of the {' and the '.join(held)} down")
+    elif not zones:
+        yield Outcome(True, "the system tells no temperature")
+    hot = [zone for zone in zones if zone.slows_at is not None and zone.celsius >= zone.slows_at]
+    for zone in hot:
+        detail = f"{zone.celsius:.0f} °C; from {zone.slows_at:.0f} °C on the system slows down"
+        yield Outcome(False, detail, of=zone.name)
+    if zones and not hot and not held:
+        highest = max(zones, key=lambda zone: zone.celsius)
+        limits = sum(zone.slows_at is not None for zone in zones)
+        detail = (
+            f"at most {highest.celsius:.0f} °C ({highest.name}); {limits} of {len(zones)} zones"
+        )
+        yield Outcome(True, f"{detail} have a limit, none has reached it")
+
+
+def battery(patient: Patient) -> Iterator[Outcome]:
+    """Of a device that has one."""
+    now = patient.examination.conditions
+    if now.battery_percent is None:
+        return
+    state = "charging" if now.is_charging else "not charging"
+    is_enough = now.battery_percent >= LEAST_PERCENT or bool(now.is_charging)
+    yield Outcome(is_enough, f"{now.battery_percent:.0f} %, {state}")
+
+
+def _listed(cores: Iterable[int]) -> str:
+    return ", ".join(map(str, cores))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+CHECKS = (
+    Check(
+        "cores",
+        cores,
+        "Let this process use its cores: look at `taskset -p $$`, cpusets and containers' limits.",
+        "system",
+    ),
+    Check(
+        "governor",
+        governor,
+        "As root, write `performance` to scaling_governor and cpuinfo_max_freq's value to "
+        "scaling_max_freq, in /sys/devices/system/cpu/cpu*/cpufreq.",
+        "system",
+    ),
+    Check("memory", memory, "Close other programs.", "system"),
+    Check(
+        "space for kernels",
+        cache_room,
+        "Make room there, or name another folder by the variable CODL_CACHE.",
+        "system",
+    ),
+    Check("space for datasets", dataset_room, "Make room there, or collect with -o.", "nothing"),
+    Check("battery", battery, "Plug the device in.", "system"),
+    Check("temperature", temperature, "Let the device cool down, and look again.", "system"),
+)

@@ -1,0 +1,263 @@
+"""Checks every kernel variant against the NumPy interpreter, on small ops: what `codl doctor` does.
+
+An op in a variant becomes one executable, which the driver and the interpreter run on the same
+random inputs. What comes out must be the same but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from codl.errors import CodlError, DeviceError
+from codl.ir import OP_TYPES, Array, Op, Weights, parse, split, to_text
+from codl.ir.executable import Executable
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Processor
+from codl.kernels import registry
+from codl.kernels.base import Variant
+from codl.lower import pieces
+from codl.measure.op_runner import operands
+from codl.measure.progress import Progress, seconds_left
+from codl.runtime import threads
+from codl.runtime.host_handles import HostSession
+from codl.runtime.numpy_interpreter import Interpreter
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Session
+
+#: Of every kind of op: small, and with sizes that fill no block of 4, 8 or 16. Together they meet
+#: every variant of codl's.
+OPS = (
+    "conv2d in=1x5x7x9 oc=6 kernel=3x3 pad=1 act=relu",
+    "conv2d in=1x20x9x8 oc=36 kernel=3x3 pad=1",
+    "conv2d in=1x18x6x7 oc=19 kernel=1x1",
+    "conv2d in=1x5x12x11 oc=9 kernel=5x5 stride=2 pad=2",
+    "conv2d in=1x6x9x9 oc=8 kernel=3x3 dilation=2 pad=0,1,2,0 act=clip:-0.5:2",
+    "conv2d in=1x19x8x9 oc=19 kernel=3x3 pad=1 groups=19",
+    "conv2d in=1x6x7x7 oc=10 kernel=3x3 stride=2 pad=1 groups=2",
+    "conv2d in=2x4x5x5 oc=5 kernel=3x3 pad=1",
+    "fc in=11x19x3x2 oc=21 act=relu",
+    "pooling in=1x19x9x8 kernel=3x3 stride=2 pad=1",
+    "pooling in=1x6x7x7 mode=avg kernel=7x7",
+    "max_indices in=1x3x7x6 kernel=3x3 stride=2 pad=1",
+    "fc in=1x19x3x2 oc=21 act=relu",
+    "fc in=1x40x1x1 oc=5",
+    "concat in=1x16x5x3,1x7x5x3",
+    "concat in=1x5x4x3,1x6x4x3",
+    "eltwise in=1x19x5x3,1x19x5x3 act=relu",
+    "eltwise in=1x6x5x3,1x6x1x1 mode=mul",
+    "eltwise in=1x6x5x3 mode=identity act=sigmoid",
+    "reshape in=1x6x5x4 to=1x1x24x5",
+    "conv_transpose2d in=1x6x5x4 oc=7 kernel=3x3 size=10x8 stride=2 crop=1x1",
+    "conv_transpose2d in=1x20x4x5 oc=20 kernel=2x2 size=8x10 stride=2 groups=20",
+    "resize in=1x6x5x4 size=9x7",
+    "resize in=1x19x5x4 size=8x9 mode=linear",
+    "transpose in=5x7x6 perm=2x0x1",
+    "transpose in=1x6x5x7 perm=0x2x3x1",
+    "slice in=9x10 starts=8x0 steps=-2x3 to=4x3",
+    "tile in=1x3x2x5 repeats=2x1x3x1",
+    "pad in=1x3x5x6 before=0x0x2x1 after=0x0x1x-2",
+    "windows in=2x3x9x1 count=4 kernel=3 stride=2",
+    "concat_nd in=5x3x1,5x3x2 axis=2",
+    "gather in=7x5,3x2 axis=0",
+    "matmul in=5x7,7x6",
+    "matmul in=2x9x19,2x19x18",
+    "matmul in=3x11 matrix=11x21",
+    "softmax in=3x5x7 axes=2",
+    "softmax in=2x6x5 axes=1",
+    "norm in=3x4x5,1x1x5,1x1x5 axis=2",
+    "norm in=1x19x9x11,1x19x1x1,1x19x1x1 groups=19 axis=1 act=relu",
+    "reduce in=3x5x7 mode=mean axes=1x2",
+    "reduce in=4x6 mode=max axes=0",
+)
+#: Largest difference over the largest value of the output: of variants that store halves, of those
+#: that trade multiplications for rounding, and of all others.
+OF_HALVES, OF_WINOGRAD, OF_OTHERS = 2e-2, 1e-3, 1e-4
+#: An output whose values are smaller is compared with this.
+SMALL = 1e-3
+#: What differs by more than its tolerance says this, in front of by how much.
+WRONG = "the result is wrong"
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """A kernel variant that is to be checked on an op."""
+
+    op: Op
+    variant: Variant
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return to_text(self.op), self.variant.name
+
+    @property
+    def name(self) -> str:
+        """Of the variant, among those of all kinds of op: such as `conv2d gpu_gemm`."""
+        return f"{self.variant.op_kind} {self.variant.name}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of a task; `problem` is "" where the variant computes what it should.
+
+    `is_lost` says that the process was lost with it.
+    """
+
+    task: CheckTask
+    problem: str
+    is_lost: bool = False
+
+
+@dataclass
+class CheckRun:
+    """What was checked, and how many tasks did not get their turn."""
+
+    checked: list[Checked] = field(default_factory=list)
+    left: int = 0
+
+    def problems(self) -> dict[str, list[Checked]]:
+        """Those with a problem, by the variant's name."""
+        found: dict[str, list[Checked]] = {}
+        for one in self.checked:
+            if one.problem:
+                found.setdefault(one.task.name, []).append(one)
+        return found
+
+
+def task_of(op: str, variant: str) -> CheckTask:
+    """The task of an op's text and a variant's name; raises `CodlError` for what is neither."""
+    parsed = parse(op)
+    return CheckTask(parsed, registry.find(parsed, variant))
+
+
+def check_tasks(soc: Soc, processors: Sequence[Processor] = PROCESSORS) -> list[CheckTask]:
+    """Every variant of some processors on every small op that it accepts, and on a part of each.
+
+    Those that are not for this SoC included: they are right on any device. Every variant has its
+    first turn before any has its second.
+    """
+    found: dict[str, list[CheckTask]] = {}
+    for op in parts(soc):
+        for processor in processors:
+            for variant in registry.variants(op, processor, soc, include_unfit=True):
+                task = CheckTask(op, variant)
+                found.setdefault(task.name, []).append(task)
+    turns = zip_longest(*found.values())
+    return [task for turn in turns for task in turn if task is not None]
+
+
+def unmet(tasks: Sequence[CheckTask]) -> list[str]:
+    """The names of the registered variants that none of some tasks checks."""
+    met = {task.name for task in tasks}
+    return [name for name in registry.VARIANTS if name not in met]
+
+
+def parts(soc: Soc) -> Iterator[Op]:
+    """The small ops, each whole and as the GPU's half of one split, along one dimension or another.
+
+    A kind of which `OPS` has none, such as a plugin's, is met by the examples of its own.
+    """
+    ops = [parse(text) for text in OPS]
+    kinds = {op.kind for op in ops}
+    for kind, own in OP_TYPES.items():
+        if kind not in kinds and kind != "onnx":  # the text of an `onnx` op has no model
+            ops += [parse(text) for text in own.examples]
+    for index, op in enumerate(ops):
+        yield op
+        if not op.dims:
+            continue
+        _, part = split(op, op.dims[index % len(op.dims)], 0.5, align=soc.gpu.vector_width)
+        if not part.is_empty and op.restrict(part) != op:
+            yield op.restrict(part)
+
+
+def checked_operands(op: Op) -> tuple[list[Array], Weights]:
+    """Inputs and weights that show a wrong result; indices are whole numbers."""
+    inputs, weights = operands(op)
+    if op.kind == "gather":
+        inputs[1] = np.rint(inputs[1])
+    return inputs, weights
+
+
+def tolerance(variant: Any) -> float:
+    """The largest difference from the reference that is rounding, over the largest value."""
+    if variant.processor == "gpu" and variant.storage.element == "float16":
+        return OF_HALVES
+    return OF_WINOGRAD if "winograd" in variant.name else OF_OTHERS
+
+
+def difference(got: Array, expected: Any) -> float:
+    """The largest difference over the largest value of what is expected; infinite with a NaN."""
+    largest = max(float(np.abs(expected).max()), SMALL)
+    found = float(np.abs(got - expected).max()) / largest
+    return found if np.isfinite(found) else float("inf")
+
+
+def check(gpu: OpenClDevice, task: CheckTask) -> Checked:
+    """Run a variant here and in the interpreter; whatever it raises is its problem."""
+    try:
+        inputs, weights = checked_operands(task.op)
+        executable, session = _loaded(gpu, task, weights)
+        given = dict(zip(pieces.input_names(len(inputs)), inputs, strict=True))
+        found = difference(_output(session, given), _output(Interpreter(executable), given))
+    except DeviceError as error:
+        return Checked(task, " ".join(str(error).split()))
+    except Exception as error:  # a variant that fails is a result, not the end
+        kind = "" if isinstance(error, CodlError) else f"{type(error).__name__}: "
+        return Checked(task, f"{kind}{' '.join(str(error).split())}")
+    limit = tolerance(task.variant)
+    wrong = f"{WRONG}: off by {found:.2g} of the largest value, at most {limit:.2g} is rounding"
+    return Checked(task, wrong if found > limit else "")
+
+
+def _loaded(gpu: OpenClDevice, task: CheckTask, weights: Weights) -> tuple[Executable, Any]:
+    op, variant, soc = task.op, task.variant, gpu.soc
+    if variant.processor == "cpu":
+        executable = pieces.net_alone([op], variant, [weights], soc)
+        return executable, HostSession(executable, soc)
+    described: Any = variant
+    executable = pieces.kernels_alone(op, described.plan(op, soc), weights, soc)
+    return executable, Session(executable, gpu)
+
+
+def _output(session: Any, inputs: Mapping[str, Array]) -> Array:
+    """What a session or an interpreter computes, where the output held not-a-numbers before."""
+    for name, array in session.inputs.items():
+        array[...] = inputs.get(name, np.nan)
+    session.run()
+    output: Array = session.outputs[pieces.OUTPUT]
+    return output
+
+
+def check_all(
+    gpu: OpenClDevice,
+    tasks: Sequence[CheckTask],
+    *,
+    keep: Callable[[Checked], object] = lambda checked: None,
+    checking: Callable[[CheckTask], object] = lambda task: None,
+    budget_s: float | None = None,
+    progress: Progress = lambda done, total, left: None,
+) -> CheckRun:
+    """Check tasks until the time is over; `checking` hears of each before, `keep` gets its result.
+
+    One that has begun is finished.
+    """
+    run, begin = CheckRun(), monotonic()
+    threads.pin([0], gpu.soc.placement.cpu_cores)
+    for index, task in enumerate(tasks):
+        spent = monotonic() - begin
+        if budget_s is not None and spent >= budget_s:
+            run.left = len(tasks) - index
+            break
+        checking(task)
+        result = check(gpu, task)
+        run.checked.append(result)
+        keep(result)
+        done = index + 1
+        progress(done, len(tasks), seconds_left(done, len(tasks), monotonic() - begin, budget_s))
+    return run

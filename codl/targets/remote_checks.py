@@ -1,0 +1,75 @@
+"""Checks kernels through an agent: one that is lost names the task, and another does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from codl.measure.check_variants import Checked, CheckRun, CheckTask
+from codl.measure.progress import Progress, seconds_left
+from codl.targets.check_messages import (
+    Checking,
+    CheckKernels,
+    CheckRecord,
+    ChecksEnded,
+    KernelChecked,
+)
+from codl.targets.client import AgentClient, AgentLostError
+from codl.targets.message_base import Reply
+
+
+@dataclass
+class RemoteChecks:
+    """What came of checks so far, over all agents that were needed for them."""
+
+    agent: AgentClient
+    progress: Progress
+    budget_s: float | None
+    _done: CheckRun = field(default_factory=CheckRun)
+    _tasks: Sequence[CheckTask] = ()
+    _current: int | None = None
+    _total: int = 0
+    _begin: float = 0.0
+
+    def run(self, tasks: Sequence[CheckTask]) -> CheckRun:
+        """Check them; raises `AgentLostError` where an agent does not come as far as the first."""
+        self._total, self._begin = len(tasks), monotonic()
+        left = list(tasks)
+        while left:
+            self._tasks, self._current = left, None
+            records = tuple(CheckRecord(*task.key) for task in left)
+            try:
+                answer, _ = self.agent.ask(
+                    CheckKernels(records, self._left_s()), ChecksEnded, on_event=self._hear
+                )
+            except AgentLostError as error:
+                left = self._behind(error)
+                continue
+            self._done.left = answer.left
+            break
+        return self._done
+
+    def _left_s(self) -> float | None:
+        if self.budget_s is None:
+            return None
+        return max(0.0, self.budget_s - (monotonic() - self._begin))
+
+    def _hear(self, event: Reply) -> None:
+        if isinstance(event, Checking):
+            self._current = event.index
+        elif isinstance(event, KernelChecked):
+            self._keep(Checked(self._tasks[event.index], event.problem))
+
+    def _behind(self, error: AgentLostError) -> list[CheckTask]:
+        """The tasks behind the one that an agent was lost with; raises where it was none."""
+        if self._current is None:
+            raise error
+        self._keep(Checked(self._tasks[self._current], str(error), is_lost=True))
+        return list(self._tasks[self._current + 1 :])
+
+    def _keep(self, checked: Checked) -> None:
+        self._done.checked.append(checked)
+        done, spent_s = len(self._done.checked), monotonic() - self._begin
+        left_s = seconds_left(done, self._total, spent_s, self.budget_s)
+        self.progress(done, self._total, left_s)

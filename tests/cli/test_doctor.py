@@ -1,0 +1,154 @@
+"""`codl doctor`: this machine passes; what is broken is a failed check and never a trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from codl.cli.app import app
+from codl.errors import UnknownNameError
+from codl.registry import rolled_back
+from codl.targets.checks import CHECKS, Check, Outcome, Patient, register
+
+KEYS = {"name", "ok", "detail", "fix"}
+#: `codl` where the packages of two extras are not installed.
+WITHOUT = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Nowhere())
+sys.argv = ["codl", *{arguments!r}]
+from codl.cli import main
+main()
+"""
+
+
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *arguments], catch_exceptions=False)
+
+
+def checks(result: Result) -> dict[str, dict[str, Any]]:
+    found = json.loads(result.stdout)["checks"]
+    assert all(set(one) == KEYS and isinstance(one["ok"], bool) for one in found)
+    names = [one["name"] for one in found]
+    assert len(names) == len(set(names))
+    return {one["name"]: one for one in found}
+
+
+def test_all_checks_pass_on_this_machine(devices: tuple[Any, ...], tmp_path: Path) -> None:
+    file = tmp_path / "doctor.json"
+    result = doctor("--json", "--budget", "30s", "-o", str(file))
+    found = checks(result)
+    assert json.loads(file.read_text()) == json.loads(result.stdout)
+    # What others do here may change the pace, and take the room.
+    failed = [one for name, one in found.items() if not one["ok"] and name != "pace"]
+    assert not failed
+    assert result.exit_code == (0 if found["pace"]["ok"] else 1)
+    assert {"agent", "python", "package numpy", "opencl loader"} <= set(found)
+    for device in devices:
+        title = f"{device.name} ({device.icd})"
+        assert {f"opencl driver {device.icd}", f"opencl device {title}"} <= set(found)
+        assert "compute what NumPy does" in found[f"kernels on {title}"]["detail"]
+
+
+@pytest.fixture
+def _only() -> Iterator[None]:
+    """No check is registered but those that the test adds."""
+    with rolled_back(always=True):
+        CHECKS._entries, CHECKS._places = {}, {}
+        yield
+
+
+def outcomes(*found: Outcome, **more: Any) -> Check:
+    return Check("thing", lambda patient: iter(found), "Turn [it] on.", **more)
+
+
+def raises(patient: Patient) -> Iterator[Outcome]:
+    yield Outcome(True, "begins well", of="first")
+    raise ZeroDivisionError("a defect")
+
+
+@pytest.mark.usefixtures("_only")
+def test_a_failed_check_has_its_fix_and_ends_with_one() -> None:
+    register(outcomes(Outcome(True, "fine", of="one"), Outcome(False, "off [0]", of="two")))
+    result = doctor("--json")
+    assert result.exit_code == 1
+    assert list(checks(result).values()) == [
+        {"name": "thing one", "ok": True, "detail": "fine", "fix": ""},
+        {"name": "thing two", "ok": False, "detail": "off [0]", "fix": "Turn [it] on."},
+    ]
+    table = doctor()
+    assert table.exit_code == 1
+    assert "off [0]" in table.stdout
+    assert "Turn [it] on." in table.stdout
+    assert "2 checks, 1 failed" in table.stdout
+
+
+@pytest.mark.usefixtures("_only")
+def test_quick_leaves_out_what_takes_long() -> None:
+    register(outcomes(Outcome(False, "slow"), is_long=True))
+    result = doctor("--quick", "--json")
+    assert result.exit_code == 0
+    assert checks(result) == {}
+
+
+@pytest.mark.usefixtures("_only")
+def test_a_check_that_breaks_is_a_failed_one() -> None:
+    register(
+        Check("breaking", raises, "Say so."), Check("next", lambda own: [Outcome(True, "")], "")
+    )
+    found = checks(doctor("--json"))
+    assert found["breaking first"]["ok"]
+    assert found["breaking"]["detail"] == "ZeroDivisionError: a defect"
+    assert found["next"]["ok"]
+
+
+@pytest.mark.usefixtures("_only")
+def test_nothing_is_asked_of_a_device_that_does_not_answer() -> None:
+    register(
+        Check("way", lambda own: [Outcome(False, "gone")], "Plug it in.", "nothing", decides=True),
+        Check("there", lambda own: [Outcome(True, "")], ""),
+        Check("here", lambda own: [Outcome(True, "")], "", "nothing"),
+    )
+    assert set(checks(doctor("--json", "--serial", "process"))) == {"way", "here"}
+
+
+def run_without(*missing: str, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    program = WITHOUT.format(missing=set(missing), arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+@pytest.mark.device
+def test_it_runs_where_extras_are_missing() -> None:
+    """Processes that it starts have them all: what is missing there is what they find."""
+    done = run_without("onnx", "onnxruntime", "pandas", arguments=("doctor", "--quick", "--json"))
+    assert "Traceback" not in done.stderr
+    assert {"agent", "extra onnx"} <= {one["name"] for one in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("numpy", "numpy is not installed, and codl does nothing without it: `pip install codl`."),
+        ("typer", "typer is not installed; it is needed for the command line"),
+    ],
+)
+def test_where_nothing_can_run_a_sentence_says_why(missing: str, said: str) -> None:
+    done = run_without(missing, arguments=("doctor",))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_serial_is_an_error() -> None:
+    with pytest.raises(UnknownNameError, match="Unknown serial 'nowhere'"):
+        doctor("--serial", "nowhere")

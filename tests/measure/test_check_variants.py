@@ -1,0 +1,100 @@
+"""Checks of kernel variants: which ops meet which variants, and what counts as wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.simulated import SOC
+
+from codl.ir import OP_TYPES, parse
+from codl.kernels import registry
+from codl.measure import check_variants
+from codl.measure.check_variants import (
+    OPS,
+    Checked,
+    CheckRun,
+    CheckTask,
+    check_all,
+    check_tasks,
+    difference,
+    task_of,
+    tolerance,
+    unmet,
+)
+from codl.runtime.placement import LocalSoc, Placement
+
+IMAGES = ("buffer", "image2d")
+
+
+def with_gpu(**changes: object) -> LocalSoc:
+    gpu = replace(SOC.gpu, memory_types=IMAGES, **changes)  # type: ignore[arg-type]
+    return LocalSoc.of(replace(SOC, gpu=gpu), Placement("none", (0,), (1,) * gpu.is_cpu))
+
+
+def test_every_variant_is_met_on_one_device_or_another() -> None:
+    """But those of ops whose text is not all that there is to them."""
+    socs = [with_gpu(type="gpu", vector_width=4)]
+    socs += [with_gpu(type="cpu", vector_width=width, compute_units=1) for width in (4, 8, 16)]
+    never = set.intersection(*(set(unmet(check_tasks(soc))) for soc in socs))
+    assert never == {f"onnx {variant.name}" for variant in registry.of_kind("onnx")}
+
+
+def test_every_variant_has_its_first_turn_before_any_has_its_second() -> None:
+    tasks = check_tasks(with_gpu())
+    names = [task.name for task in tasks]
+    distinct = len(set(names))
+    assert len(set(names[:distinct])) == distinct
+    assert len({task.key for task in tasks}) == len(tasks)
+
+
+def test_a_side_can_be_checked_alone() -> None:
+    assert {task.variant.processor for task in check_tasks(with_gpu(), ["gpu"])} == {"gpu"}
+
+
+def test_small_ops_are_of_every_kind_that_codl_has() -> None:
+    kinds = {parse(text).kind for text in OPS}
+    assert {kind for kind in OP_TYPES if kind not in kinds} == {"onnx"}
+
+
+def test_tasks_are_read_back() -> None:
+    task = check_tasks(with_gpu())[0]
+    assert task_of(*task.key) == task
+
+
+def test_differences_are_of_the_largest_value() -> None:
+    assert difference(np.array([1.0, 2.1]), np.array([1.0, 2.0])) == pytest.approx(0.05)
+    assert difference(np.array([np.nan, 2.0]), np.array([1.0, 2.0])) == float("inf")
+    assert difference(np.zeros(2), np.full(2, 1e-6)) == pytest.approx(1e-3)
+
+
+def test_rounding_is_what_a_variant_may_be_off_by() -> None:
+    by_name = {v.name: tolerance(v) for v in registry.of_kind("conv2d")}
+    assert by_name["gpu_direct"] < by_name["gpu_winograd"] < by_name["gpu_direct_fp16"]
+
+
+def test_problems_are_grouped_by_variant() -> None:
+    one, two = (
+        CheckTask(parse(OPS[0]), registry.find(parse(OPS[0]), name))
+        for name in ("cpu_gemm", "gpu_direct")
+    )
+    run = CheckRun([Checked(one, ""), Checked(two, "fails"), Checked(two, "is wrong")])
+    problems = run.problems()
+    assert list(problems) == ["conv2d gpu_direct"]
+    assert [each.problem for each in problems["conv2d gpu_direct"]] == ["fails", "is wrong"]
+
+
+def test_what_has_no_time_left_is_counted(
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.devices import here
+
+    seconds = iter(range(100))
+    monkeypatch.setattr(check_variants, "monotonic", lambda: float(next(seconds)))
+    tasks = check_tasks(first_soc, ["cpu"])[:5]
+    begun: list[CheckTask] = []
+    run = check_all(here(first_soc).device, tasks, checking=begun.append, budget_s=3.0)
+    assert len(run.checked) == len(begun) < 5
+    assert run.left == 5 - len(begun)
+    assert not run.problems()

@@ -1,0 +1,99 @@
+"""What a machine has for codl: read from a system that is made up of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codl.runtime import threads
+from codl.runtime.examination import (
+    Governor,
+    ThermalZone,
+    examine,
+    governors,
+    is_termux,
+    room,
+    thermal_zones,
+)
+from codl.runtime.system_files import SystemFiles
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text + "\n")
+
+
+def test_this_machine_is_described() -> None:
+    found = examine()
+    assert found.cores == threads.INITIAL_CORES
+    assert found.refused_cores == ()
+    assert 0 < found.available_bytes <= found.memory_bytes
+    assert found.packages["numpy"]
+    assert found.cache.free_bytes > 0
+
+
+def test_thermal_zones_slow_down_at_their_lowest_trip(tmp_path: Path) -> None:
+    zones = tmp_path / "sys/class/thermal"
+    write(
+        zones / "thermal_zone0",
+        type="cpu",
+        temp="45500",
+        trip_point_0_type="critical",
+        trip_point_0_temp="110000",
+        trip_point_1_type="passive",
+        trip_point_1_temp="90000",
+        trip_point_2_type="active",
+        trip_point_2_temp="40000",
+    )
+    write(zones / "thermal_zone1", type="skin", temp="30000")
+    write(zones / "thermal_zone2", type="off", temp="garbage")
+    write(zones / "thermal_zone3", temp="20000", trip_point_0_type="hot", trip_point_0_temp="-1")
+    assert thermal_zones(SystemFiles(tmp_path)) == (
+        ThermalZone("cpu", 45.5, 90.0),
+        ThermalZone("skin", 30.0),
+        ThermalZone("thermal_zone3", 20.0),
+    )
+
+
+def test_cores_of_one_policy_have_one_governor(tmp_path: Path) -> None:
+    cpus = tmp_path / "sys/devices/system/cpu"
+    write(
+        cpus / "cpufreq/policy0",
+        related_cpus="0 1",
+        scaling_governor="schedutil",
+        scaling_driver="cpufreq-dt",
+        scaling_max_freq="1800000",
+        cpuinfo_max_freq="2400000",
+    )
+    write(cpus / "cpufreq/policy2", related_cpus="2 3", scaling_governor="performance")
+    assert governors((0, 1, 2), SystemFiles(tmp_path)) == (
+        Governor((0, 1), "schedutil", "cpufreq-dt", 1800.0, 2400.0),
+        Governor((2,), "performance", ""),
+    )
+
+
+def test_a_system_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
+    found = examine(SystemFiles(tmp_path))
+    assert (found.memory_bytes, found.zones, found.governors) == (0, (), ())
+
+
+def test_room_is_that_of_the_folder_that_is_there(tmp_path: Path) -> None:
+    found = room(tmp_path / "not" / "there")
+    assert found.free_bytes > 0
+    assert not found.problem
+    (tmp_path / "file").write_text("")
+    assert room(tmp_path / "file" / "below").problem == f"{tmp_path / 'file'} is no folder"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"PREFIX": "/data/data/com.termux/files/usr"}, True),
+        ({"TERMUX_VERSION": "0.118"}, True),
+        ({"PREFIX": "/usr"}, False),
+    ],
+)
+def test_termux_is_known_by_its_variables(environment: dict[str, str], expected: bool) -> None:
+    assert is_termux(environment) is expected

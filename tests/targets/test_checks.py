@@ -1,0 +1,130 @@
+"""Checks of the way to a device: clients that are missing, phones in every state, odd shells."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.patients import findings, patient
+
+from codl.errors import DeviceError, UnknownNameError
+from codl.targets import adb, ssh
+from codl.targets.checks import Finding
+from codl.targets.connect import transport_of
+from codl.targets.importing import import_package
+
+PHONE = "R58M123ABC"
+HELLO = "List of devices attached\\n"
+#: An `adb` that says what it was made to say, and runs shell commands here.
+ADB = """#!/bin/sh
+case "$1" in
+version) echo "Android Debug Bridge version 1.0.41" ;;
+devices) printf "{listed}" ;;
+-s) {shell} ;;
+esac
+"""
+RUNS = 'sh -c "$5"'
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose programs come before all others."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def of(serial: str) -> dict[str, Finding]:
+    return findings(transport_of(serial).checks(serial), patient())
+
+
+def phone(path: Path, *, listed: str, shell: str = RUNS) -> dict[str, Finding]:
+    program(path, "adb", ADB.format(listed=HELLO + listed, shell=shell))
+    return of(PHONE)
+
+
+def test_a_phone_that_is_there_passes(path: Path) -> None:
+    found = phone(path, listed=f"emulator-5554\\tdevice\\n{PHONE}\\tdevice\\n")
+    assert list(found) == ["adb client", "adb device", "adb shell"]
+    assert all(one.ok for one in found.values())
+    assert "version 1.0.41" in found["adb client"].detail
+
+
+@pytest.mark.parametrize(
+    ("listed", "detail", "fix"),
+    [
+        (f"{PHONE}\\tunauthorized\\n", f"{PHONE} is unauthorized", "allow this computer"),
+        (f"{PHONE}\\toffline\\n", f"{PHONE} is offline", "Plug it in again"),
+        (f"{PHONE}\\tno permissions (user)\\n", f"{PHONE} is no permissions", "udev"),
+        ("emulator-5554\\tdevice\\n", "(it lists emulator-5554)", "USB debugging"),
+        ("", "(it lists none)", "USB debugging"),
+    ],
+)
+def test_a_phone_in_another_state(path: Path, listed: str, detail: str, fix: str) -> None:
+    found = phone(path, listed=listed, shell="echo error: device unauthorized. >&2; exit 1")
+    assert not found["adb device"].ok
+    assert detail in found["adb device"].detail
+    assert fix in found["adb device"].fix
+    assert not found["adb shell"].ok
+    assert "allow this computer" in found["adb shell"].fix
+    assert found["adb shell"].fix not in found["adb shell"].detail
+
+
+def test_a_shell_that_says_something_else(path: Path) -> None:
+    found = phone(path, listed=f"{PHONE}\\tdevice\\n", shell="echo Welcome")["adb shell"]
+    assert not found.ok
+    assert "said 'Welcome' where 'codl' was asked for" in found.detail
+
+
+@pytest.mark.parametrize("serial", [PHONE, "ssh://board"])
+def test_a_client_that_is_not_installed(
+    serial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(ssh.VARIABLE, raising=False)
+    found = of(serial)
+    assert not any(one.ok for one in found.values())
+    (first, *_) = found.values()
+    assert "is not installed on this machine" in first.detail
+    assert "Install" in first.fix
+
+
+def test_a_host_that_refuses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ssh.VARIABLE, raising=False)
+    script = '[ "$1" = -V ] && echo OpenSSH_9 >&2 && exit; echo "Permission denied" >&2; exit 255'
+    program(path, "ssh", f"#!/bin/sh\n{script}\n")
+    found = of("ssh://board")
+    assert found["ssh client"].ok
+    assert found["ssh client"].detail.endswith("OpenSSH_9")
+    assert not found["ssh connection"].ok
+    assert "Permission denied" in found["ssh connection"].detail
+    assert "ssh-copy-id" in found["ssh connection"].fix
+
+
+def test_a_client_that_breaks(path: Path) -> None:
+    program(path, "adb", "#!/bin/sh\necho broken >&2\nexit 3\n")
+    found = of(PHONE)
+    assert found["adb client"].detail.endswith("ended with code 3: broken")
+    assert found["adb device"].detail == "'adb' ended with code 3: broken"
+
+
+def test_this_machine_needs_no_way() -> None:
+    assert of("local") == of("process") == {}
+    assert adb.checks_of(PHONE)
+
+
+def test_only_packages_that_codl_needs_are_imported() -> None:
+    assert import_package("msgspec") >= 0
+    with pytest.raises(UnknownNameError, match="Unknown package 'os'"):
+        import_package("os")
+
+
+def test_a_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(DeviceError, match="matplotlib cannot be imported: ModuleNotFoundError"):
+        import_package("matplotlib")
