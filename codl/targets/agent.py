@@ -24,18 +24,7 @@ from codl.runtime import settings_note
 from codl.runtime.child import own_streams
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.targets.arrays import from_wire, to_wire
-from codl.targets.check_messages import (
-    Checking,
-    CheckKernels,
-    ChecksEnded,
-    Examine,
-    Examined,
-    Import,
-    Imported,
-    KernelChecked,
-    MeasurePace,
-    Paced,
-)
+from codl.targets.check_messages import CheckKernels, Examine, Import, MeasurePace
 from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
 from codl.targets.measure_messages import (
     Benched,
@@ -300,18 +289,12 @@ class Agent:
     def power(self, request: MeasurePower, blobs: list[bytes]) -> Answer:
         return PowerMeasured(self.target.power(request.seconds)), ()
 
-    def check_kernels(self, request: CheckKernels, blobs: list[bytes]) -> Answer:
-        from codl.measure.check_variants import task_of
+    def check(
+        self, request: Examine | Import | MeasurePace | CheckKernels, blobs: list[bytes]
+    ) -> Answer:
+        from codl.targets.served_checks import answer
 
-        tasks = [task_of(own.op, own.variant) for own in request.tasks]
-        index = {task.key: at for at, task in enumerate(tasks)}
-        run = self.target.check_kernels(
-            tasks,
-            keep=lambda done: self._send(KernelChecked(index[done.task.key], done.problem)),
-            checking=lambda task: self._send(Checking(index[task.key])),
-            budget_s=request.budget_s,
-        )
-        return ChecksEnded(run.left), ()
+        return answer(request, self.target, self._send), ()
 
     @property
     def models(self) -> ServedModels:
@@ -373,13 +356,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     Tune: Agent.tune,
     BenchOp: Agent.bench,
     MeasurePower: Agent.power,
-    Examine: lambda agent, request, blobs: (Examined(agent.target.examine()), ()),
-    Import: lambda agent, request, blobs: (
-        Imported(agent.target.import_package(request.package)),
-        (),
-    ),
-    MeasurePace: lambda agent, request, blobs: (Paced(agent.target.pace(request.seconds)), ()),
-    CheckKernels: Agent.check_kernels,
+    **dict.fromkeys((Examine, Import, MeasurePace, CheckKernels), Agent.check),
     Lacks: lambda agent, request, blobs: agent.models.lacks(request),
     Load: lambda agent, request, blobs: agent.models.load(request, blobs),
     Run: lambda agent, request, blobs: agent.models.run(request, blobs),
