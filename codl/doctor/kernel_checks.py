@@ -103,4 +103,11 @@ def stand_in(task: CheckTask, problems: Collection[str], soc: LocalSoc) -> str:
     return next((name for name in names if name != task.variant.name), "")
 
 
-CHECKS = (Check("kernels", kernels, "Update the driver.", is_long=True),)
+CHECKS = (
+    Check(
+        "kernels",
+        kernels,
+        "Look at the other failed checks first; then update the driver.",
+        is_long=True,
+    ),
+)

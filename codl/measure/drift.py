@@ -18,7 +18,7 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import OpTask, op_tasks
-from codl.measure.timing import WHOLE, level_s
+from codl.measure.timing import ORDINARY, TOLERANCE, WHOLE, level_s
 
 #: Short ones that keep the arithmetic units busy from the cache, and one that waits for memory.
 OPS = (
@@ -26,9 +26,6 @@ OPS = (
     "conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1",
     "fc in=1x1024x1x1 oc=512",
 )
-#: A batch was disturbed where a processor's anchors were slower than usual by more than this, and
-#: by more than so many times what one batch differs from the next: some machines are never quiet.
-TOLERANCE, ORDINARY = 0.03, 2.0
 #: The usual level is this percentile of the levels of all batches: most may be disturbed.
 USUAL = 20
 

@@ -11,14 +11,13 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.measure import drift
-from codl.measure.timing import level_s
+from codl.measure.timing import ORDINARY, TOLERANCE, level_s
 from codl.runtime import threads
 
 #: Edge of the matrices that are multiplied: a round stays in a core's cache and lasts milliseconds.
 EDGE, REPEATS = 128, 16
-#: The first and the last rounds are so large a part of all.
-PART = 3
+#: Of all rounds, the first and the last third are compared; each is so many stretches.
+PART, STRETCHES = 3, 3
 
 
 def pace(seconds: float) -> tuple[float, ...]:
@@ -46,8 +45,10 @@ def held(samples_s: Sequence[float]) -> float:
 def tolerance(samples_s: Sequence[float]) -> float:
     """By how much the pace may fall: as much as a batch of a collection may be slower than usual.
 
-    More than usual, where one round differs more from the next.
+    More than usual, where one stretch differs more from the next.
     """
-    steps = np.abs(np.diff(np.log(samples_s)))
+    stretches = np.array_split(np.asarray(samples_s), PART * STRETCHES)
+    levels = [level_s(own.tolist()) for own in stretches if own.size]
+    steps = np.abs(np.diff(np.log(levels)))
     spread = float(np.median(steps)) if steps.size else 0.0
-    return max(drift.TOLERANCE, drift.ORDINARY * spread)
+    return max(TOLERANCE, ORDINARY * spread)

@@ -19,6 +19,9 @@ Seconds = Mapping[str, float]
 WHOLE = "whole"
 #: The level of a thing is the mean of so many of its fastest samples.
 FASTEST = 3
+#: A batch was disturbed where a processor's anchors were slower than usual by more than this, and
+#: by more than so many times what one batch differs from the next: some machines are never quiet.
+TOLERANCE, ORDINARY = 0.03, 2.0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from codl.measure.check_variants import task_of
 from codl.targets.check_messages import (
     Checking,
     CheckKernels,
@@ -38,6 +37,8 @@ def answer(
 
 
 def _check_kernels(request: CheckKernels, target: LocalTarget, send: Send) -> ChecksEnded:
+    from codl.measure.check_variants import task_of  # needs the libraries of both processors
+
     tasks = [task_of(own.op, own.variant) for own in request.tasks]
     index = {task.key: at for at, task in enumerate(tasks)}
     run = target.check_kernels(
