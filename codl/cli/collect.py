@@ -11,6 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
     BudgetOption,
     JsonOption,
@@ -28,6 +29,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.collector import Collected, collect
+from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
 from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
@@ -44,6 +46,7 @@ STOPPED = {
     "budget": "the budget is over",
     "samples": "as many as wanted",
     "settled": "accuracy has settled",
+    "battery": "the battery is low",
 }
 #: This part of a budget is measured in; the rest is for a last look at what came of it.
 MEASURING = 0.97
@@ -105,6 +108,9 @@ def collect_data(
     budget: BudgetOption = None,
     samples: SamplesOption = None,
     resume: ResumeOption = False,
+    governor: GovernorOption = None,
+    cool_down: CoolDownOption = COOL_DOWN,
+    hot: HotOption = HOT_C,
     output: ToDatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -119,10 +125,14 @@ def collect_data(
     change nothing. It prints what to expect: accuracy on shapes held out, and the regret of the
     splits that predictions would choose.
 
+    Rows carry temperature, clocks and battery. What a throttled processor measured is measured
+    again; a hot device is waited for between batches; a battery below 20 % ends the collection.
+
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
     codl collect --soc host --serial local --budget 10m
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
+    codl collect --soc phone --serial X --governor performance --cool-down 5m
     """
     described, limit_s = load_local(soc, serial), read_seconds(budget)
     scope = Scope(
@@ -154,10 +164,13 @@ def collect_data(
             samples=samples,
             chooser=chooser,
             progress=update,
+            cooling=control(target, governor, cool_down, hot),
         )
     expected = chooser.expected() if chooser else None
     result = {**asdict(done), "expected": expected}
     emit("collect", result, lambda: _table(dataset, done, expected), as_json=json)
+    if done.reason:
+        raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
 
 
 def _chooser(
@@ -202,6 +215,8 @@ def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -
         f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
         f"{done.again} measured twice"
     )
+    if done.paused_s:
+        table.caption += f", {done.paused_s:.0f} s of pauses to cool down"
     if expected:
         table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
         if expected["regret"]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
     BatchOption,
     DatasetsOption,
@@ -25,6 +26,7 @@ from codl.errors import CodlError
 from codl.frontend.models import choices
 from codl.ir.results import TimeSpan
 from codl.measure import dataset as datasets
+from codl.measure.cool_down import HOT_C, low_battery
 from codl.measure.interleave import Effort, with_peers
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
@@ -70,6 +72,9 @@ def evaluate_strategies(
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
     with_timelines: TimelinesOption = True,
+    governor: GovernorOption = None,
+    cool_down: CoolDownOption = COOL_DOWN,
+    hot: HotOption = HOT_C,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
@@ -78,6 +83,9 @@ def evaluate_strategies(
     Peers are other libraries (`pip install codl[peers]`). Each has a process of its own and all the
     cores that both processors have together. Where the OpenCL device is a CPU, they include
     `opencl-all`: codl's own kernels on all cores.
+
+    Rows carry temperature, clocks and battery, and which processors were throttled. A hot device is
+    waited for between models; a battery below 20 % ends the evaluation, with the rows so far.
 
     [dim]Examples:[/dim]
     codl eval --soc host --serial local --models yolov2,vgg16
@@ -96,10 +104,15 @@ def evaluate_strategies(
     others = with_opencl_all(_names(peers), context.soc)
     check_peers(others, context.soc)
     effort = with_peers(seconds) if others else Effort(min_seconds=seconds)
-    rows, timelines = [], []
+    rows, timelines, reason = [], [], ""
     with closing(connect(serial, described)) as target:
         sensors = [sensor.name for sensor in target.describe().sensors]
+        cooling = control(target, governor, cool_down, hot)
         for model in [name for text in models.split(",") for name in choices(text)]:
+            now = target.conditions()
+            if reason := low_battery(now):
+                break
+            cooling.wait(now)
             results, spans = evaluate(
                 model,
                 known,
@@ -126,6 +139,8 @@ def evaluate_strategies(
         return eval_table(eval_result(result))
 
     emit("eval", result, render, as_json=json, output=output)
+    if reason:
+        raise CodlError(f"{reason} {len(rows)} rows of models before that are kept.")
 
 
 def _names(text: str) -> list[str]:

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from codl.errors import CodlError, DeviceError, MismatchError
+from codl.ir.results import Conditions
 from codl.kernels.tuning import Tuning
-from codl.measure.batch import BatchResult, MeasureBatch
+from codl.measure.batch import BatchResult, MeasureBatch, Measurement, processors_of
+from codl.measure.cool_down import CoolDown, low_battery
 from codl.measure.dataset import Dataset, Row
 from codl.measure.drift import Anchors, calibration
 from codl.measure.progress import Progress, seconds_left
@@ -19,8 +21,9 @@ from codl.measure.timing import Rounds
 from codl.provenance import now, provenance
 from codl.runtime.placement import LocalSoc
 
-#: Why a collection ended: nothing is left, a limit was reached, or more would change nothing.
-Stopped = Literal["done", "budget", "samples", "settled"]
+#: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or the
+#: battery runs out.
+Stopped = Literal["done", "budget", "samples", "settled", "battery"]
 #: A batch in less time than this share of its own would tell little.
 SHORTEST = 0.3
 #: A task that was measured while the machine was disturbed is measured again so often.
@@ -44,7 +47,9 @@ class Chooser(Protocol):
 class Collected:
     """`rows` written now, `failed` among them, `skipped` because a run before had them.
 
-    `again` tasks were measured twice, because the machine was disturbed the first time.
+    `again` tasks were measured twice, because the machine was disturbed or throttled the first
+    time. `paused_s` of the `seconds` went to cooling down. `reason` is a sentence about what
+    stopped it where nobody wanted that.
     """
 
     rows: int
@@ -55,6 +60,8 @@ class Collected:
     seconds: float
     stopped: Stopped
     files: tuple[str, ...]
+    paused_s: float = 0.0
+    reason: str = ""
 
 
 class Measures(Protocol):
@@ -67,6 +74,10 @@ class Measures(Protocol):
 
     def clocks_mhz(self) -> dict[str, float]:
         """The current clock of each core in use, where the system tells."""
+        ...
+
+    def conditions(self) -> Conditions:
+        """Temperature, clocks and battery, as they are now."""
         ...
 
     def measure(self, batch: MeasureBatch) -> BatchResult: ...
@@ -84,48 +95,87 @@ def collect(
     rounds: Rounds | None = None,
     chooser: Chooser | None = None,
     progress: Progress | None = None,
+    cooling: CoolDown | None = None,
 ) -> Collected:
     """Measure `tasks` on a target until all are done, `budget_s` seconds or `samples` tasks are
     used up, or the chooser has enough; kernels are measured as they were tuned.
 
     A task that takes the target's process down is a failed row. The rows of a batch are on disk
-    before the next is begun, so a kill loses at most the one under way. Raises `CodlError` where
-    there is a dataset and `resume` is not set, `MismatchError` where it is that of another SoC.
+    before the next is begun, so a kill loses at most the one under way. Before each batch `cooling`
+    waits for a machine that is hot; one whose battery runs out is left alone. Raises `CodlError`
+    where there is a dataset and `resume` is not set, `MismatchError` where it is that of another
+    SoC.
     """
-    start, rounds = time.monotonic(), rounds or Rounds()
-    run = _begin(target, dataset, rounds, tuning, resume=resume)
-    state = _State(dataset, run, rounds, tuning)
-    missing = [task for task in tasks if state.lacks(task)]
-    skipped, lacking = len(tasks) - len(missing), len(missing)
-    missing = missing[:samples]
-    total = len(missing)
-    stopped: Stopped = "done" if total == lacking else "samples"
-    while missing:
-        elapsed = time.monotonic() - start
-        wanted: Sequence[Task] = missing
-        if chooser is not None:
-            wanted = sorted(chooser.choose(missing, elapsed), key=state.tries)
-        left = float("inf") if budget_s is None else budget_s - (time.monotonic() - start)
-        if not wanted or left < SHORTEST * rounds.span_s or left <= 0:
-            stopped = "budget" if wanted else "settled"
-            break
-        state.record(target.measure(state.next_batch(wanted, left)))
-        missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
-        if progress is not None:
-            done, elapsed = total - len(missing), time.monotonic() - start
-            progress(done, total, seconds_left(done, total, elapsed, budget_s))
+    rounds, budget = rounds or Rounds(), _Budget(budget_s)
+    cooling, now = cooling or CoolDown(target.conditions), target.conditions()
+    run = _begin(target, dataset, rounds, tuning, now, resume=resume)
+    state = _State(dataset, run, rounds, tuning, cooling)
+    lacking = [task for task in tasks if state.lacks(task)]
+    stopped, reason = _measure(target, state, lacking[:samples], now, budget, chooser, progress)
+    if stopped == "done" and samples is not None and samples < len(lacking):
+        stopped = "samples"
     state.end()
     _finish(dataset, run)
     return Collected(
         rows=state.rows,
         failed=state.failed,
-        skipped=skipped,
+        skipped=len(tasks) - len(lacking),
         left=sum(state.lacks(task) for task in tasks),
         again=len(state.again),
-        seconds=time.monotonic() - start,
+        seconds=budget.passed_s,
         stopped=stopped,
         files=tuple(str(table.path) for table in dataset.tables().values()),
+        paused_s=cooling.paused_s,
+        reason=reason,
     )
+
+
+class _Budget:
+    """The seconds that a collection may take, from now on; None for as many as it likes."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds, self._start = seconds, time.monotonic()
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def left_s(self) -> float:
+        return float("inf") if self.seconds is None else self.seconds - self.passed_s
+
+
+def _measure(
+    target: Measures,
+    state: _State,
+    missing: Sequence[Task],
+    now: Conditions,
+    budget: _Budget,
+    chooser: Chooser | None,
+    progress: Progress | None,
+) -> tuple[Stopped, str]:
+    """Measure batch after batch; why that ended, with a sentence where nobody wanted it to."""
+    total, shortest_s = len(missing), SHORTEST * state.rounds.span_s
+    while missing:
+        if reason := low_battery(now):
+            return "battery", reason
+        state.cooling.wait(now, budget.left_s)
+        wanted: Sequence[Task] = missing
+        if chooser is not None:
+            wanted = sorted(chooser.choose(missing, budget.passed_s), key=state.tries)
+        if not wanted:
+            return "settled", ""
+        left = budget.left_s
+        if left < shortest_s or left <= 0:
+            return "budget", ""
+        result = target.measure(state.next_batch(wanted, left))
+        state.record(result)
+        now = result.conditions
+        missing = sorted((t for t in missing if state.lacks(t)), key=state.tries)
+        if progress is not None:
+            done = total - len(missing)
+            progress(done, total, seconds_left(done, total, budget.passed_s, budget.seconds))
+    return "done", ""
 
 
 @dataclass
@@ -136,6 +186,7 @@ class _State:
     run: str
     rounds: Rounds
     tuning: Tuning
+    cooling: CoolDown
     anchors: Anchors = field(default_factory=Anchors)
     rows: int = 0
     failed: int = 0
@@ -176,11 +227,12 @@ class _State:
     def record(self, result: BatchResult) -> None:
         """Write what came of a batch.
 
-        Tasks of a disturbed processor are left for later, but not more than `RETRIES` times.
+        Tasks of a disturbed or throttled processor are left for later, but not more than `RETRIES`
+        times.
         """
         rows = []
         for one in result.measurements:
-            if one.is_disturbed and self.tries(one.task) < RETRIES:
+            if self._is_disturbed(one) and self.tries(one.task) < RETRIES:
                 self.again[one.task] = self.tries(one.task) + 1
                 self.held[one.task] = one.row
             else:
@@ -193,6 +245,11 @@ class _State:
             self.dataset.anchors().append(*rows_of_batch)
         self._write(rows + self._lost(result))
         _calibrate(self.dataset, self.run, self.anchors)
+
+    def _is_disturbed(self, one: Measurement) -> bool:
+        throttled = self.cooling.throttled(one.row.throttled)
+        is_slow = one.row.status == "ok" and throttled & {*processors_of(one.task)}
+        return one.is_disturbed or bool(is_slow)
 
     def end(self) -> None:
         """Write what was to be measured again and was not."""
@@ -239,7 +296,13 @@ def _calibrate(dataset: Dataset, run: str, anchors: Anchors) -> None:
 
 
 def _begin(
-    target: Measures, dataset: Dataset, rounds: Rounds, tuning: Tuning, *, resume: bool
+    target: Measures,
+    dataset: Dataset,
+    rounds: Rounds,
+    tuning: Tuning,
+    now: Conditions,
+    *,
+    resume: bool,
 ) -> str:
     """Write or extend the manifest; returns the name of this run."""
     soc = target.soc
@@ -269,6 +332,7 @@ def _begin(
         "placement": soc.placement.to_dict(),
         "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
         "clock_mhz": target.clocks_mhz(),
+        "conditions": asdict(now),
         "protocol": asdict(rounds),
         "tuning": tuning.fingerprint,
     }

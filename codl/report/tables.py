@@ -108,9 +108,15 @@ def peer_notes(result: EvalResult) -> list[str]:
 
 
 def machine_notes(result: EvalResult) -> list[str]:
-    """How much slower the processors were than predictions know of, where that was seen."""
+    """How much slower the processors were than predictions know of, where that was seen, and which
+    were throttled.
+    """
     notes = []
     for model in result.models:
+        held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
+        if held:
+            clocks = " and the ".join(side.upper() for side in sorted(held))
+            notes.append(f"{model}: the clock of the {clocks} was held down meanwhile.")
         slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
         if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
             each = ", ".join(f"{side} {factor:.2f}" for side, factor in slowdown.items())
