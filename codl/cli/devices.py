@@ -26,6 +26,7 @@ from codl.errors import DeviceError
 from codl.ir import soc as socs
 from codl.ir.published_soc import PublishedSoc
 from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
+from codl.measure.facts.points_file import save_points
 from codl.measure.importers.soc_files import import_soc
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.detect import choose, describe
@@ -34,6 +35,7 @@ from codl.runtime.placement import read as read_placement
 from codl.runtime.probe import ProbeResult
 from codl.targets.connect import connect
 from codl.targets.detect import detect, load_local
+from codl.targets.find_facts import FoundFacts, find_facts
 from codl.targets.info import TargetInfo
 
 soc_app = typer.Typer(help="SoC files: the pair of processors under study.", no_args_is_help=True)
@@ -179,6 +181,13 @@ def detect_soc(
     element: Annotated[
         str, typer.Option(help=f"What tensors are stored as: {' or '.join(ELEMENT_NAMES)}.")
     ] = ELEMENT_NAMES[0],
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure what no driver tells: wave size, memory objects, how the sides meet.",
+        ),
+    ] = True,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file; socs/NAME.yaml by default.")
     ] = None,
@@ -193,12 +202,23 @@ def detect_soc(
     takes the faster one for every op. float16 is a storage type: the GPU still computes and
     accumulates in float32.
 
+    What is measured takes some seconds, on a phone a minute, in processes that a driver may take
+    down. Its latencies, such as the staircase that tells the wave size, are kept in
+    NAME.measured.csv beside the SoC file. docs/soc.md explains every key.
+
     [dim]Example:[/dim] codl soc detect --serial local --name host
+    codl soc detect --serial process --name quick --no-measure
     """
     chosen = [part for text in memory or () for part in text.split(",")]
     with closing(connect(serial)) as target:
         soc = detect(target, name, device=device, memory_types=chosen, element=element)
+        found = find_facts(target, soc, note=note) if measure else FoundFacts(soc)
+    soc = found.soc
     path = soc.save(output or socs.own_path_of(name))
+    if data := save_points(path, found.facts):
+        note(f"Wrote {data}: the latencies that facts were read from")
+    for fact in found.unknown:
+        note(f"{fact.key} could not be measured: {fact.reason}")
     note(f"Wrote {path}, and {beside(path)}: where its parts are on this machine")
     emit("soc detect", {**_content(soc), "file": str(path)}, lambda: _yaml(soc), as_json=json)
 

@@ -8,7 +8,7 @@ or missing key is an error that names it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import yaml
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.ir import published_soc, yaml_file
 from codl.ir.published_soc import PublishedSoc
+from codl.ir.soc_facts import SVM_LEVELS, Chip, CoreCluster, CpuCache, SensorFact
 from codl.ir.types import ELEMENTS, LAYOUTS
 from codl.ir.yaml_file import NotNegative, Positive
 
@@ -33,6 +34,15 @@ ELEMENT_NAMES: tuple[str, ...] = tuple(ELEMENTS)
 SOURCES = ("measured", "replayed")
 #: What an OpenCL device may be.
 TYPES = ("cpu", "gpu")
+#: An optional key of such a value is not known, and is left out of files.
+UNKNOWN: tuple[Any, ...] = (None, "", [], {})
+#: Keys that describe a SoC and on which no latency depends: of the whole, and of either side.
+ABOUT = {"description", "power_w", "chip", "sensors", "sources"}
+ASIDE = {
+    "cpu": {"clusters", "big_cores", "caches"},
+    "gpu": {"wave_size", "opencl_version", "half", "svm", "max_read_images", "svm_atomics",
+            "zero_copy", "preferred_memory"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,10 @@ class CpuSide:
     threads: Positive
     simd_floats: Positive
     l2_cache_bytes: NotNegative
+    #: The slowest first, the numbers of the fastest cores, and caches by level.
+    clusters: tuple[CoreCluster, ...] = ()
+    big_cores: tuple[NotNegative, ...] = ()
+    caches: tuple[CpuCache, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,17 @@ class GpuSide:
     max_image_height: NotNegative = 0
     #: Whether both processors may work on the same memory without mapping it (OpenCL 2.0).
     fine_grained_svm: bool = False
+    #: As the driver tells, such as "OpenCL 3.0"; whether kernels may compute in `half`; what memory
+    #: both processors may share, of `SVM_LEVELS`; and how many images a kernel may read.
+    opencl_version: str = ""
+    half: bool | None = None
+    svm: str = ""
+    max_read_images: NotNegative | None = None
+    #: Measured: whether a kernel and the host meet at a flag in fine-grained memory, whether memory
+    #: of the host is mapped without a copy, and where an op's tensors are faster.
+    svm_atomics: bool | None = None
+    zero_copy: bool | None = None
+    preferred_memory: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def sees_host_memory(self) -> bool:
@@ -113,7 +138,9 @@ class Soc:
 
     `source` is `replayed` where latencies were measured by others, of kernels that are not in this
     package: predictors can be trained and plans made, but nothing can run. `power_w` is None where
-    it was not measured, or there is no sensor to.
+    it was not measured, or there is no sensor to. Of other optional keys, what is not told is not
+    known. `sources` says of keys such as `gpu.wave_size` where the value is from: it begins with
+    `measured`, `driver` or `system`.
     """
 
     name: str
@@ -122,6 +149,9 @@ class Soc:
     gpu: GpuSide
     source: str = "measured"
     power_w: PowerW | None = None
+    chip: Chip | None = None
+    sensors: tuple[SensorFact, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def is_replayed(self) -> bool:
@@ -135,14 +165,20 @@ class Soc:
     def to_dict(self) -> dict[str, Any]:
         """The facts as YAML and JSON hold them, with lists in the place of tuples.
 
-        A `source` of `measured` is left out, and so is power that was not measured.
+        A `source` of `measured` is left out, and so is what is not known.
         """
         content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.facts))
         if self.source == "measured":
             del content["source"]
-        if self.power_w is None:
-            del content["power_w"]
+        for kind, own in ((Soc, content), (CpuSide, content["cpu"]), (GpuSide, content["gpu"])):
+            for key in [f.name for f in fields(kind) if _is_optional(f)]:
+                if own.get(key) in UNKNOWN:
+                    own.pop(key, None)
         return content
+
+    def is_as_in(self, content: Any) -> bool:
+        """Whether a description, as of a dataset, is of this SoC, but for what describes it."""
+        return isinstance(content, dict) and decisive(content) == decisive(self.to_dict())
 
     def to_yaml(self) -> str:
         """The text of the SoC file."""
@@ -151,6 +187,19 @@ class Soc:
     def save(self, path: Path) -> Path:
         """Write the SoC file; the folder is made, and a crash leaves no half of a file."""
         return yaml_file.write(self.to_dict(), path)
+
+
+def _is_optional(own: Field[Any]) -> bool:
+    return own.default is not MISSING or own.default_factory is not MISSING
+
+
+def decisive(content: dict[str, Any]) -> dict[str, Any]:
+    """Of what a SoC file holds, that on which latencies depend."""
+    sides = {
+        side: {key: value for key, value in content.get(side, {}).items() if key not in aside}
+        for side, aside in ASIDE.items()
+    }
+    return {key: value for key, value in content.items() if key not in ABOUT} | sides
 
 
 def names() -> list[str]:
@@ -220,6 +269,8 @@ def _checked(soc: Soc, path: Path) -> Soc:
     for key, values, known in (
         ("gpu.type", (soc.gpu.type,), TYPES),
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),
+        ("gpu.svm", (soc.gpu.svm,), ("", *SVM_LEVELS)),
+        ("gpu.preferred_memory", soc.gpu.preferred_memory.values(), MEMORY_TYPES),
         ("gpu.element", (soc.gpu.element,), ELEMENT_NAMES),
         ("source", (soc.source,), SOURCES),
     ):

@@ -27,6 +27,8 @@ COOLING: dict[Processor, re.Pattern[str]] = {
 }
 #: What the folder of a GPU below `sys/class/devfreq` is called.
 DEVFREQ = re.compile(r"gpu|mali|kgsl|g3d|gv11b|ga10b|gp10b", re.IGNORECASE)
+#: A sensor's name has at most so many characters.
+MOST_NAME = 64
 #: What governors are called.
 GOVERNOR = re.compile(r"[\w-]{1,32}", re.ASCII)
 
@@ -173,6 +175,16 @@ class ConditionReader:
             paths["gpu"] = f"{self._gpu.devfreq}/governor"
         found = {name: self._files.text(path) for name, path in paths.items()}
         return {name: own for name, own in found.items() if GOVERNOR.fullmatch(own)}
+
+
+def thermometers(files: SystemFiles = SYSTEM) -> tuple[str, ...]:
+    """The sensors of processors' temperatures that tell one now, as the system calls them."""
+    zones = [path for path in _zones(files) if files.celsius(path) is not None]
+    names = [files.text(f"{path.rpartition('/')[0]}/type") for path in zones]
+    gpu = gpu_files(files)
+    if gpu and gpu.temperature and files.celsius(gpu.temperature) is not None:
+        names.append(gpu.temperature)
+    return tuple(name[:MOST_NAME] for name in dict.fromkeys(names))
 
 
 def _zones(files: SystemFiles) -> list[str]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from codl.ir.soc_facts import CoreCluster, CpuCache
 from codl.runtime import threads
+from codl.runtime.core_facts import big_cores, core_clusters, cpu_caches
 from codl.runtime.system_files import SYSTEM
 
 SYSTEM_CPU = Path("/sys/devices/system/cpu")
@@ -23,11 +25,23 @@ class CpuFacts:
     cores: tuple[int, ...]
     simd_floats: int
     l2_cache_bytes: int
+    clusters: tuple[CoreCluster, ...] = ()
+    big_cores: tuple[int, ...] = ()
+    caches: tuple[CpuCache, ...] = ()
 
 
 def cpu_facts() -> CpuFacts:
     """Those of this machine."""
-    return CpuFacts(cpu_name(), physical_cores(), simd_floats(), l2_cache_bytes())
+    clusters = core_clusters()
+    return CpuFacts(
+        name=cpu_name(),
+        cores=physical_cores(),
+        simd_floats=simd_floats(),
+        l2_cache_bytes=l2_cache_bytes(),
+        clusters=clusters,
+        big_cores=big_cores(clusters),
+        caches=cpu_caches(),
+    )
 
 
 def physical_cores() -> tuple[int, ...]:

@@ -53,7 +53,15 @@ def describe(
     facts = Soc(
         name=name,
         description=_description(device, cpu),
-        cpu=CpuSide(cpu.name, placement.threads, cpu.simd_floats, cpu.l2_cache_bytes),
+        cpu=CpuSide(
+            name=cpu.name,
+            threads=placement.threads,
+            simd_floats=cpu.simd_floats,
+            l2_cache_bytes=cpu.l2_cache_bytes,
+            clusters=cpu.clusters,
+            big_cores=cpu.big_cores,
+            caches=cpu.caches,
+        ),
         gpu=replace(gpu, memory_types=tuple(memory_types), element=element),
     )
     return LocalSoc.of(facts, placement)
@@ -168,4 +176,8 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         max_image_width=device.max_image_width,
         max_image_height=device.max_image_height,
         fine_grained_svm=device.fine_grained_svm,
+        opencl_version=device.version,
+        half=device.half,
+        svm=device.svm,
+        max_read_images=device.max_read_images,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from codl.ir.soc_facts import SVM_LEVELS
 from codl.runtime.bare_device import platforms_of
 from codl.runtime.cl_import import cl_module
 
@@ -35,6 +36,10 @@ class ProbedDevice:
     max_image_width: int = 0
     max_image_height: int = 0
     fine_grained_svm: bool = False
+    #: Of `codl.ir.soc_facts.SVM_LEVELS`; then whether kernels may compute in `half`.
+    svm: str = "none"
+    half: bool = False
+    max_read_images: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
     multiple = kernel.get_work_group_info(
         cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
     )
-    width = device.native_vector_width_float
+    width, svm = device.native_vector_width_float, svm_level(device)
     return ProbedDevice(
         icd=icd,
         platform=platform.name.strip(),
@@ -96,14 +101,19 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
         extensions=tuple(device.extensions.split()),
         max_image_width=device.image2d_max_width if device.image_support else 0,
         max_image_height=device.image2d_max_height if device.image_support else 0,
-        fine_grained_svm=_has_fine_grained_svm(device),
+        fine_grained_svm=svm in SVM_LEVELS[2:],
+        svm=svm,
+        half="cl_khr_fp16" in device.extensions.split(),
+        max_read_images=device.max_read_image_args if device.image_support else 0,
     )
 
 
-def _has_fine_grained_svm(device: Any) -> bool:
-    """Whether host and kernels may share unmapped buffers; OpenCL 1.2 cannot be asked."""
+def svm_level(device: Any) -> str:
+    """What memory host and kernels may share, of `SVM_LEVELS`; OpenCL 1.2 cannot be asked."""
     cl = cl_module()
     try:
-        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
+        told = device.svm_capabilities
     except cl.Error:
-        return False
+        return SVM_LEVELS[0]
+    levels = {level: getattr(cl.device_svm_capabilities, level.upper()) for level in SVM_LEVELS[1:]}
+    return next((level for level in reversed(levels) if told & levels[level]), SVM_LEVELS[0])

@@ -5,15 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.ir import soc as socs
 from codl.ir.soc import ELEMENT_NAMES, Soc
+from codl.ir.soc_facts import Chip, SensorFact
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
 from codl.targets.base import Target
 from codl.targets.connect import connect, transport_of
+from codl.targets.info import TargetInfo
 
 
 def detect(
@@ -32,8 +35,20 @@ def detect(
     sides, or where the device has no such memory.
     """
     chosen = choose(target.probe(), device)
-    cpu = target.describe().cpu
-    return describe(name, chosen, cpu=cpu, memory_types=memory_types, element=element)
+    info = target.describe()
+    soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)
+    return replace(
+        soc,
+        chip=info.chip if info.chip != Chip() else None,
+        sensors=sensors_of(info),
+        sources={"gpu.wave_size": "driver: the multiple of a work-group's size that it prefers"},
+    )
+
+
+def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:
+    """The sensors of a machine that can be read."""
+    energy = (SensorFact(own.name, "energy", own.part) for own in info.sensors)
+    return (*energy, *(SensorFact(name, "temperature") for name in info.thermometers))
 
 
 def load_local(name: str | Path, serial: str = "local") -> LocalSoc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from codl.ir.soc_facts import Chip
 from codl.runtime.cpu_facts import CpuFacts
 from codl.runtime.energy import SensorInfo
 
@@ -35,3 +36,6 @@ class TargetInfo:
     cpu: CpuFacts
     sensors: tuple[SensorInfo, ...]
     unreadable_sensors: dict[str, str] = field(default_factory=dict)
+    chip: Chip = field(default_factory=Chip)
+    #: Sensors of the temperature of processors, as the system calls them.
+    thermometers: tuple[str, ...] = ()

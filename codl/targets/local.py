@@ -71,13 +71,21 @@ class LocalTarget:
         return at_hand(self._soc)
 
     def describe(self) -> TargetInfo:
+        from codl.runtime.chip import read_chip
+        from codl.runtime.conditions import thermometers
         from codl.runtime.cpu_facts import cpu_facts
         from codl.runtime.energy import SensorInfo, find_sensors
         from codl.targets.info import TargetInfo
 
         sensors = find_sensors(self._files)
         kinds = tuple(SensorInfo(sensor.name, sensor.part) for sensor in sensors.sensors)
-        return TargetInfo(cpu_facts(), kinds, sensors.unreadable)
+        return TargetInfo(
+            cpu=cpu_facts(),
+            sensors=kinds,
+            unreadable_sensors=sensors.unreadable,
+            chip=read_chip(self._files),
+            thermometers=thermometers(self._files),
+        )
 
     def probe(self) -> list[ProbeResult]:
         """Look at every driver, each in an agent of its own."""

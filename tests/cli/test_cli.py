@@ -20,6 +20,7 @@ from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.soc import Soc
+from codl.measure.facts.points_file import load_points
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +78,21 @@ def test_devices_shows_disjoint_observed_cores(workplace: Path) -> None:
 
 
 def test_detect_writes_a_soc_that_show_reads(workplace: Path) -> None:
-    made = answer(workplace, "soc", "detect", "--serial", "local", "--name", "made")
+    made = answer(workplace, "soc", "detect", "--serial", "local", "--name", "made", "--no-measure")
     assert answer(workplace, "soc", "show", "made")["cpu"] == made["cpu"]
     listed = {soc["name"] for soc in answer(workplace, "soc", "list")["socs"]}
     assert {"made", "test"} <= listed
+
+
+def test_detect_measures_what_no_driver_tells(workplace: Path) -> None:
+    made = answer(workplace, "soc", "detect", "--serial", "process", "--name", "measured")
+    shown = answer(workplace, "soc", "show", "measured")
+    told = {"wave_size", "zero_copy", "preferred_memory", "opencl_version", "svm", "half"}
+    assert told <= shown["gpu"].keys() <= made["gpu"].keys()
+    assert {"gpu.wave_size", "gpu.zero_copy"} <= made["sources"].keys()
+    assert shown["cpu"]["caches"] == made["cpu"]["caches"] != []
+    points = load_points(workplace / "socs" / "measured.yaml")
+    assert [point.case for point in points["gpu.zero_copy"]][:2] == ["map and unmap"] * 2
 
 
 def test_the_dataset_and_the_predictors_say_what_they_are(workplace: Path) -> None:

@@ -66,7 +66,7 @@ def measure_wave_size(device: BareDevice) -> Fact:
     Raises `DeviceError` where the kernel computes something else than it should.
     """
     if device.is_cpu:
-        return Fact(KEY, 1, "a CPU's device runs work-items one after another")
+        return Fact(KEY, 1, "on a CPU work-items run one after another", origin="driver")
     staircase = climb(Turns.on(device))
     found = find_wave(staircase)
     return Fact(KEY, found.size, found.reason, as_points(staircase))

@@ -186,7 +186,7 @@ def _manifest(dataset: Dataset, soc: Soc, resume: bool) -> dict[str, Any]:
                 "-o DIR."
             )
         manifest = dataset.manifest()
-        if manifest.get("soc") != soc.to_dict():
+        if not soc.is_as_in(manifest.get("soc")):
             raise MismatchError(
                 f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
                 "now; rows of both cannot be mixed. Write another dataset by -o DIR."

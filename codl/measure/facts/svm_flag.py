@@ -1,0 +1,86 @@
+"""Whether a kernel and the host really meet at a flag in fine-grained shared memory.
+
+Drivers say that they have it (`CL_DEVICE_SVM_FINE_GRAIN_BUFFER` and `CL_DEVICE_SVM_ATOMICS`), and
+not with all of them does a kernel see what the host wrote while it runs. So both are let meet: the
+kernel raises a flag and looks for an answer; the host waits for the flag and writes the answer; the
+kernel hands back what it saw. The kernel looks a limited number of times, more from try to try, so
+that no driver ever hangs by it.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from codl.measure.facts.fact import Fact
+from codl.runtime.bare_device import BareDevice
+from codl.runtime.cl_import import cl_module
+
+KEY = "gpu.svm_atomics"
+SOURCE = """
+kernel void meet(global atomic_int *flags, int looks) {
+    atomic_store_explicit(flags, 1, memory_order_release, memory_scope_all_svm_devices);
+    int seen = 0;
+    for (int i = 0; i < looks && seen == 0; i++)
+        seen = atomic_load_explicit(flags + 64, memory_order_acquire, memory_scope_all_svm_devices);
+    atomic_store_explicit(flags + 128, seen, memory_order_release, memory_scope_all_svm_devices);
+}
+"""
+#: Where in the memory, each in a cache line of its own: the kernel is there, the host's answer, and
+#: what the kernel saw of it.
+HERE, ANSWER, SEEN, LENGTH = 0, 64, 128, 192
+WORD = 0x5EED
+#: Looks of the first try and how many times as many the next one has, until a kernel that nobody
+#: answers lasts so long: the host answers in far less.
+LOOKS, MORE, LONG_S = 1 << 12, 8, 0.1
+#: A kernel that is not done by then is not waited for.
+LIMIT_S = 20.0
+
+
+def measure_svm_atomics(device: BareDevice) -> Fact:
+    """Whether they meet. False where the driver does not even claim it."""
+    cl = cl_module()
+    try:
+        told = device.device.svm_capabilities
+    except cl.Error:
+        return Fact(KEY, False, "no shared virtual memory", origin="driver")
+    wanted = cl.device_svm_capabilities
+    if not (told & wanted.FINE_GRAIN_BUFFER and told & wanted.ATOMICS):
+        return Fact(KEY, False, "no fine-grained memory with atomics", origin="driver")
+    memory = cl.svm_mem_flags
+    access = memory.READ_WRITE | memory.SVM_FINE_GRAIN_BUFFER | memory.SVM_ATOMICS
+    words = cl.svm_empty(device.context, access, (LENGTH,), np.int32, alignment=64)
+    kernel = device.kernel(SOURCE, "meet", (f"-cl-std={_standard(device.device.version)}",))
+    looks = LOOKS
+    while True:
+        met, seconds = _try(device, kernel, words, looks)
+        if met:
+            return Fact(KEY, True, "a kernel saw what the host wrote while it ran")
+        if seconds > LONG_S or looks > (1 << 30) // MORE:
+            return Fact(KEY, False, f"a kernel of {1e3 * seconds:.0f} ms saw nothing of the host's")
+        looks *= MORE
+
+
+def _standard(version: str) -> str:
+    """What kernels with atomics of this scope are written in, of a version as "OpenCL 3.0 ..."."""
+    words = version.split()
+    return "CL2.0" if len(words) > 1 and words[1].startswith("2") else "CL3.0"
+
+
+def _try(device: BareDevice, kernel: Any, words: Any, looks: int) -> tuple[bool, float]:
+    """Whether they met before the kernel had looked so often, and the seconds that it took."""
+    cl = cl_module()
+    words[:] = 0
+    kernel.set_args(cl.SVM(words), np.int32(looks))
+    begin, complete = perf_counter(), cl.command_execution_status.COMPLETE
+    event = cl.enqueue_nd_range_kernel(device.queue, kernel, (1,), (1,))
+    device.queue.flush()
+    met = False
+    while event.command_execution_status > complete and perf_counter() - begin < LIMIT_S:
+        if words[HERE] == 1 and not met:
+            words[ANSWER], met = WORD, True
+    if event.command_execution_status > complete:
+        raise TimeoutError(f"a kernel that looks {looks} times does not end")
+    return met and int(words[SEEN]) == WORD, perf_counter() - begin

@@ -1,0 +1,86 @@
+"""Completes a SoC by what is measured on a target: wave size, memory, how the two sides meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from codl.errors import CodlError
+from codl.ir.soc import MEMORY_TYPES, GpuSide
+from codl.kernels.tuning import Tuning
+from codl.measure.facts import memory_objects
+from codl.measure.facts.fact import FACTS, Fact
+from codl.runtime.placement import LocalSoc
+from codl.targets.base import Target
+from codl.targets.connect import connect
+
+
+@dataclass(frozen=True)
+class FoundFacts:
+    """A SoC with measured facts, and all that was measured, what failed too."""
+
+    soc: LocalSoc
+    facts: tuple[Fact, ...] = ()
+
+    @property
+    def unknown(self) -> list[Fact]:
+        """Facts that could not be told."""
+        return [fact for fact in self.facts if fact.value is None]
+
+
+def find_facts(
+    target: Target, soc: LocalSoc, *, note: Callable[[str], object] = lambda text: None
+) -> FoundFacts:
+    """Measure the facts of a SoC's OpenCL device; what cannot be measured stays as it is.
+
+    The drivers that are measured are loaded by other processes than the target's. `note` is told
+    what comes next.
+    """
+    facts: list[Fact] = []
+    for key in FACTS:
+        note(f"Measuring {key}")
+        facts += target.measure_facts(soc.placement.icd, soc.gpu.name, [key])
+    note(f"Measuring {memory_objects.KEY}")
+    facts += _memory_facts(target.serial, soc)
+    return FoundFacts(with_facts(soc, facts), tuple(facts))
+
+
+def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:
+    """The SoC with the values of the facts that have one, and where each is from."""
+    gpu, sources = soc.gpu, dict(soc.sources)
+    for fact in facts:
+        if fact.value is not None:
+            gpu = _with(gpu, fact.key, fact.value)
+            sources[fact.key] = f"{fact.origin}: {fact.reason}"
+        elif fact.key in sources:
+            sources[fact.key] += f" (measuring it failed: {fact.reason})"
+    return replace(soc, gpu=gpu, sources=sources)
+
+
+def _with(gpu: GpuSide, key: str, value: Any) -> GpuSide:
+    """`key` is that of a field, or of one of its entries: `gpu.preferred_memory.conv2d`."""
+    name, _, entry = key.removeprefix("gpu.").partition(".")
+    if entry:
+        value = {**getattr(gpu, name), entry: value}
+    return replace(gpu, **{name: value})
+
+
+def _memory_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
+    """Which memory object is faster for which ops; buffers where the device has no images."""
+    if not soc.gpu.max_image_width:
+        return [
+            Fact(key, memory_objects.BUFFER, "there are no images", origin="driver")
+            for key in memory_objects.preferred_keys()
+        ]
+    able = replace(soc, gpu=replace(soc.gpu, memory_types=MEMORY_TYPES, element="float32"))
+    found = []
+    with closing(connect(serial, able)) as target, closing(target.fresh()) as fresh:
+        for op in memory_objects.ops_to_compare():
+            try:
+                rows, _ = fresh.bench(op, Tuning())
+            except CodlError:
+                continue  # a driver that fails on one op may do others
+            found.append((op, memory_objects.best_by_memory(op, rows)))
+    return memory_objects.prefer(found)
