@@ -11,6 +11,16 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from codl.cli.collect_original import (
+    DEFAULTS,
+    RUNNERS,
+    MemoryTypeOption,
+    ProgramOption,
+    RoundsOption,
+    RunnerOption,
+    collect_original,
+    options_of,
+)
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
     BudgetOption,
@@ -111,6 +121,10 @@ def collect_data(
     governor: GovernorOption = None,
     cool_down: CoolDownOption = COOL_DOWN,
     hot: HotOption = HOT_C,
+    runner: RunnerOption = RUNNERS[0],
+    program: ProgramOption = DEFAULTS.program,
+    gpu_memory_type: MemoryTypeOption = DEFAULTS.memory_type,
+    rounds: RoundsOption = DEFAULTS.rounds,
     output: ToDatasetsOption = datasets.FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -128,12 +142,33 @@ def collect_data(
     Rows carry temperature, clocks and battery. What a throttled processor measured is measured
     again; a hot device is waited for between batches; a battery below 20 % ends the collection.
 
+    With --runner codl_op_run the original CoDL's program measures its own kernels: whole ops first,
+    then parts. Its rows are those of a SoC that only that program, or somebody else, measures.
+
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
     codl collect --soc host --serial local --budget 10m
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
     codl collect --soc phone --serial X --governor performance --cool-down 5m
+    codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --ops yolov2
     """
+    if runner != RUNNERS[0]:
+        if similar or batch:
+            raise CodlError(f"--similar and --batch are not for --runner {runner}.")
+        dataset, done = collect_original(
+            soc,
+            serial,
+            options_of(program, gpu_memory_type, rounds),
+            ops=[part for text in ops or MEASURED for part in text.split(",")],
+            shares=_shares(shares, few=budget is not None),
+            root=output,
+            resume=resume,
+            budget_s=read_seconds(budget),
+            samples=samples,
+        )
+        result = {**asdict(done), "expected": None}
+        emit("collect", result, lambda: _table(dataset, done, None), as_json=json)
+        return
     described, limit_s = load_local(soc, serial), read_seconds(budget)
     scope = Scope(
         ops=load_ops([part for text in ops or MEASURED for part in text.split(",")]),

@@ -15,18 +15,10 @@ import yaml
 
 from codl.errors import InvalidFileError
 from codl.ir import yaml_file
+from codl.ir.soc_facts import CoreCluster
 from codl.ir.yaml_file import NotNegative, Positive
 
 SOURCE = "published"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Cores of one kind, and the highest clock that they are sold with."""
-
-    name: str
-    cores: Positive
-    max_mhz: Positive
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,7 @@ class PublishedCpu:
     """What is known of the processor `cpu`; None where nobody published it."""
 
     name: str | None = None
-    clusters: tuple[Cluster, ...] = ()
+    clusters: tuple[CoreCluster, ...] = ()
     threads: Positive | None = None
     simd_floats: Positive | None = None
     l2_cache_bytes: NotNegative | None = None
@@ -79,8 +71,10 @@ class PublishedSoc:
     def known(self, side: str) -> dict[str, Any]:
         """The facts of one side that are known."""
         content: dict[str, Any] = asdict(getattr(self, side))
-        listed = {k: list(v) if isinstance(v, tuple) else v for k, v in content.items()}
-        return {key: value for key, value in listed.items() if value not in (None, [])}
+        if clusters := content.pop("clusters", ()):
+            told = [{k: value for k, value in own.items() if value} for own in clusters]
+            content = {"name": content.pop("name"), "clusters": told, **content}
+        return {key: value for key, value in content.items() if value is not None}
 
     def to_yaml(self) -> str:
         """The text of the SoC file."""

@@ -94,8 +94,6 @@ def candidates(
 
 def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
     """Those of `candidates` that accept an op."""
-    if soc.is_replayed:
-        return [variant for own in candidates for variant in own]
     for own in candidates:
         found = [variant for variant in own if variant.refusal(op, soc) is None]
         if found:

@@ -3,7 +3,8 @@
 A SoC of other people's measurements (`source: replayed`) has one variant for each processor and
 kind of op, whatever kernels its library chose from: the choice is part of what is predicted.
 Latencies of other numbers of CPU threads than the SoC's have variants of their own, which are
-trained on but never planned with.
+trained on but never planned with. The kernels of the original CoDL's program are known by name, see
+`codl.kernels.mace`, and have a variant each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, ClassVar, NoReturn
 from codl.errors import UnsupportedError
 from codl.ir.ops.base import Op
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Processor, Storage
+from codl.ir.types import BLOCKED, PROCESSORS, Processor, Storage
+from codl.kernels import mace
 from codl.kernels.base import Backend, Choice
 from codl.registry import Registry
 
@@ -27,12 +29,14 @@ THREADS = (1, 2, 3, 4, 6, 8)
 class Replayed:
     """The kernels of another library for one kind of op on one processor.
 
-    `threads` is the number of CPU threads, None for all that the SoC's CPU side has.
+    `threads` is the number of CPU threads, None for all that the SoC's CPU side has. `kernel` is
+    one of `codl.kernels.mace`, or "" for whatever a library has.
     """
 
     op_kind: str
     processor: Processor
     threads: int | None = None
+    kernel: str = ""
     storage: ClassVar[Storage] = BLOCKED
     meant_for: ClassVar[frozenset[str]] = frozenset()
     adds_slowly_on: ClassVar[frozenset[str]] = frozenset()
@@ -41,7 +45,9 @@ class Replayed:
 
     @property
     def name(self) -> str:
-        """Such as `gpu_replayed`, or `cpu_replayed_threads1`."""
+        """Such as `gpu_replayed`, `cpu_replayed_threads1`, or `cpu_mace_gemm`."""
+        if self.kernel:
+            return f"{self.processor}_{self.kernel}"
         return f"{self.processor}_replayed" + (f"_threads{self.threads}" if self.threads else "")
 
     @property
@@ -54,7 +60,7 @@ class Replayed:
 
     def refusal(self, op: Any, soc: Soc) -> str | None:
         if soc.is_replayed:
-            return None
+            return mace.refusal(op, self.processor, self.kernel) if self.kernel else None
         return f"its latencies are replayed, and the SoC {soc.name!r} is {soc.source}"
 
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
@@ -77,10 +83,15 @@ CLASSES: Registry[type[Replayed]] = Registry("replayed kernel")
 
 @cache
 def replayed_variants(op_kind: str) -> tuple[Replayed, ...]:
-    """The variants of one kind of op: of either processor, and of other numbers of threads."""
+    """The variants of one kind of op: of either processor, of numbers of threads, and by name."""
     cls = CLASSES.get(op_kind, Replayed)
     more = (cls(op_kind, "cpu", threads) for threads in THREADS)
-    return (cls(op_kind, "cpu"), cls(op_kind, "gpu"), *more)
+    named = (
+        cls(op_kind, processor, kernel=kernel)
+        for processor in PROCESSORS
+        for kernel in mace.KERNELS.get((op_kind, processor), ())
+    )
+    return (cls(op_kind, "cpu"), cls(op_kind, "gpu"), *more, *named)
 
 
 def work(op: Op) -> dict[str, float]:

@@ -115,8 +115,8 @@ class Candidates:
     def _looked_at(self, k: int, dim: Dim, steps: tuple[int, ...]) -> list[int]:
         """The steps at which a layer is predicted: near balance, or all where it is unknown."""
         cpu_ms, gpu_ms = self._whole_ms[:, k]
-        if self.complete or dim == "N" or not np.isfinite(cpu_ms + gpu_ms):
-            return list(steps)
+        if self.complete or dim == "N" or not 0 < cpu_ms + gpu_ms < np.inf:
+            return list(steps)  # of a replayed SoC's ops that nobody measured both are 0
         middle = round(self._steps_count * cpu_ms / (cpu_ms + gpu_ms))
         return sorted(set(steps).intersection(middle + d for d in AROUND))
 

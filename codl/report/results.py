@@ -20,8 +20,8 @@ from codl.ir.results import (
 )
 from codl.ir.types import Processor
 
-#: Sources of which a reader must be warned: these numbers were not measured for this report.
-UNMEASURED = ("replayed", "simulated")
+#: Sources of which a reader must be warned: codl did not measure these numbers for this report.
+UNMEASURED = ("replayed", "simulated", "codl_op_run")
 #: Where a file does not say where its numbers come from.
 NOT_RECORDED: Literal["not recorded"] = "not recorded"
 AnySource: TypeAlias = Source | Literal["not recorded"]

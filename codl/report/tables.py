@@ -43,6 +43,7 @@ NOTABLE = 0.05
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
     "replayed": "replayed: from somebody's earlier measurements, not from this run.",
+    "codl_op_run": "codl_op_run: the original CoDL's program measured its own kernels, not codl's.",
 }
 
 

@@ -89,6 +89,9 @@ def test_latencies_complete_published_facts() -> None:
     assert soc.is_replayed
     assert (soc.gpu.compute_units, soc.gpu.wave_size, soc.cpu.threads) == (16, 8, 4)
     assert (soc.gpu.name, soc.gpu.driver) == ("Mali-G76 MP16", "unknown")
+    assert [cluster.max_mhz for cluster in soc.cpu.clusters] == [1950, 2360, 2860]
+    assert "kirin990.yaml" in soc.sources["gpu.wave_size"]
+    assert "gpu.driver" not in soc.sources
     assert soc.description == "Kirin 990 5G, replayed from somebody's measurements"
     import_tables([path], "kirin990", root=Path("other"))
 

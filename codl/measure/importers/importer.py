@@ -162,6 +162,7 @@ def describe(
     content = {
         "name": name,
         "description": f"{chip}replayed from somebody's measurements",
+        "sources": dict(published.sources) if published else {},
         **given,
         "cpu": cpu,
         "gpu": gpu,

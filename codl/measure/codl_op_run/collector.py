@@ -1,0 +1,254 @@
+"""Collects a dataset by the original CoDL's program: a call a row, of the program's own kernels."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from codl.errors import CodlError, DeviceError, MismatchError
+from codl.ir import Op, to_text
+from codl.ir import soc as socs
+from codl.ir.ops.conv2d import Conv2d
+from codl.ir.soc import Soc
+from codl.ir.types import Processor
+from codl.kernels import mace
+from codl.measure.codl_op_run.command import Options, as_run, op_command
+from codl.measure.codl_op_run.shell import Shell
+from codl.measure.codl_op_run.stat import Stat, read_stat
+from codl.measure.collector import Collected, Stopped
+from codl.measure.dataset import Dataset, OpRow
+from codl.measure.importers.importer import describe
+from codl.measure.progress import Progress, seconds_left
+from codl.measure.tasks import SEED, SHARES, OpTask, op_tasks
+from codl.provenance import now, provenance
+
+#: What rows and manifests say of these latencies.
+SOURCE = "codl_op_run"
+#: How many parts the program times of a convolution on the CPU; of everything else it is one.
+PARTS = {"cpu_mace_direct": 3, "cpu_mace_gemm": 3, "cpu_mace_winograd": 5}
+STATISTIC = "the mean over the rounds behind the first 10"
+
+
+def soc_of(name: str) -> Soc:
+    """The SoC whose latencies the program is to measure.
+
+    One with published facts is completed, and written to `./socs`. Raises `MismatchError` for a SoC
+    whose latencies are of codl's own kernels.
+    """
+    there = socs.read(name)
+    if isinstance(there, Soc):
+        if not there.is_replayed:
+            raise MismatchError(
+                f"{socs.path_of(name)} describes a SoC of codl's own kernels; those of codl_op_run "
+                "cannot be mixed with them. Name another SoC: `codl soc list` has those of "
+                "published facts, `codl soc import` makes one."
+            )
+        return there
+    text = f"{there.description}, with the kernels of the original CoDL"
+    soc = describe(there.name, {"description": text}, None, published=there)
+    soc.save(socs.own_path_of(name))
+    return soc
+
+
+def make_tasks(
+    ops: Iterable[Op], soc: Soc, options: Options, shares: Sequence[float] = SHARES
+) -> list[OpTask]:
+    """All measurements of those ops that the program has: whole ops first, else in random order."""
+    own = dict.fromkeys(run for run in map(as_run, ops) if run is not None)
+    memory = next(name for name, kind in mace.MEMORY.items() if kind == options.memory_type)
+    tasks = [
+        task
+        for op in own
+        for processor in get_args(Processor)
+        for task in op_tasks(op, processor, soc, shares)
+        if task.variant in (f"cpu_{mace.cpu_kernel(task.part)}", f"gpu_{memory}")
+    ]
+    random.Random(SEED).shuffle(tasks)
+    return sorted(tasks, key=lambda task: task.share != 1)
+
+
+def collect(
+    shell: Shell,
+    dataset: Dataset,
+    soc: Soc,
+    tasks: Sequence[OpTask],
+    options: Options,
+    *,
+    serial: str,
+    resume: bool = False,
+    budget_s: float | None = None,
+    samples: int | None = None,
+    progress: Progress | None = None,
+) -> Collected:
+    """Measure `tasks` by the program behind a shell until all are done, or a limit is reached.
+
+    A row is on disk before the next is begun. What the program cannot measure is a failed row.
+    Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
+    that of another SoC, and `DeviceError` where the device went away.
+    """
+    start = time.monotonic()
+    state = _State(dataset, _begin(dataset, soc, options, serial=serial, resume=resume))
+    missing = [task for task in tasks if state.lacks(task)]
+    wanted = missing[:samples]
+    stopped: Stopped = "done" if len(wanted) == len(missing) else "samples"
+    for done, task in enumerate(wanted):
+        spent = time.monotonic() - start
+        if budget_s is not None and spent >= budget_s:
+            stopped = "budget"
+            break
+        state.write(task, measured(shell, task, options, run=state.run))
+        if progress is not None:
+            left = seconds_left(done + 1, len(wanted), time.monotonic() - start, budget_s)
+            progress(done + 1, len(wanted), left)
+    _finish(dataset, state.run)
+    return Collected(
+        rows=state.rows,
+        failed=state.failed,
+        skipped=len(tasks) - len(missing),
+        left=sum(state.lacks(task) for task in tasks),
+        again=0,
+        seconds=time.monotonic() - start,
+        stopped=stopped,
+        files=tuple(str(table.path) for table in dataset.tables().values()),
+    )
+
+
+def measured(shell: Shell, task: OpTask, options: Options, *, run: str) -> OpRow:
+    """The row of one call of the program; raises `DeviceError` where the device went away."""
+    row = OpRow(
+        op=to_text(task.op),
+        dim=task.dim,
+        share=task.share,
+        part=to_text(task.part),
+        source=SOURCE,
+        run=run,
+    )
+    command = op_command(task.part, task.processor, options)
+    try:
+        output = shell.run(command, limit_s=options.limit_s)
+    except DeviceError as error:
+        _check_shell(shell, str(error))
+        return _failed(row, error)
+    try:
+        stat = read_stat(output)
+        _check_parts(stat, task)
+    except DeviceError as error:
+        return _failed(row, error)
+    return _filled(row, stat, options)
+
+
+def _filled(row: OpRow, stat: Stat, options: Options) -> OpRow:
+    """The row with its latency; percentiles where the rounds were printed, else the mean itself."""
+    whole = stat.rounds_ms if len(stat.rounds_ms) == options.counted else (stat.latency_ms,)
+    p20, p80 = np.percentile(whole, (20, 80))
+    return replace(
+        row,
+        latency_ms=stat.latency_ms,
+        p20_ms=float(p20),
+        p80_ms=float(p80),
+        runs=options.counted,
+    )
+
+
+def _failed(row: OpRow, error: Exception) -> OpRow:
+    reason = " ".join(str(error).split())[:300]
+    return replace(row, status="failed", reason=reason)
+
+
+def _check_parts(stat: Stat, task: OpTask) -> None:
+    """A kernel is known by how many parts it has: another number means that another one ran."""
+    expected = PARTS.get(task.variant, 1) if isinstance(task.part, Conv2d) else 1
+    if len(stat.parts_ms) != expected:
+        raise DeviceError(
+            f"{task.variant} has {expected} parts and the program printed {len(stat.parts_ms)}: it "
+            "ran another kernel, as one that is built otherwise than the original's does"
+        )
+
+
+def check_program(shell: Shell, program: str, serial: str) -> None:
+    """Raise `DeviceError` where the program is not there or cannot be run."""
+    try:
+        shell.run(["test", "-x", program])
+    except DeviceError as error:
+        _check_shell(shell, str(error))
+        raise DeviceError(
+            f"There is no program {program!r} on {serial!r} that can be run. "
+            "push_executable_files.sh of the original puts it on a phone; --program says where "
+            "else it lies."
+        ) from None
+
+
+def _check_shell(shell: Shell, problem: str) -> None:
+    """Raise `DeviceError` with a problem where the device does not even run `true`."""
+    try:
+        shell.run(["true"])
+    except DeviceError:
+        raise DeviceError(f"{problem} Rows so far are kept: --resume goes on from there.") from None
+
+
+@dataclass
+class _State:
+    """What is on disk."""
+
+    dataset: Dataset
+    run: str
+    rows: int = 0
+    failed: int = 0
+    done: dict[str, set[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the keys that are there; tables lose a line that a kill left unfinished."""
+        tables = self.dataset.tables()
+        for table in tables.values():
+            table.repair()
+        self.done = {name: {row.key for row in table.read()} for name, table in tables.items()}
+
+    def lacks(self, task: OpTask) -> bool:
+        return any(task.key not in self.done.get(name, ()) for name in task.tables)
+
+    def write(self, task: OpTask, row: OpRow) -> None:
+        for name in task.tables:
+            self.dataset.ops(name).append(row)
+            self.done.setdefault(name, set()).add(row.key)
+        self.rows += 1
+        self.failed += row.status == "failed"
+
+
+def _begin(dataset: Dataset, soc: Soc, options: Options, *, serial: str, resume: bool) -> str:
+    """Write or extend the manifest; returns the name of this run."""
+    manifest: dict[str, Any] = {"runs": {}, "source": soc.source, "soc": soc.to_dict()}
+    if dataset.manifest_path.exists() or dataset.tables():
+        if not resume:
+            raise CodlError(
+                f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
+                "by -o DIR."
+            )
+        manifest = dataset.manifest()
+        if not soc.is_as_in(manifest.get("soc")):
+            raise MismatchError(
+                f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
+                "now; rows of both cannot be mixed. Write another dataset by -o DIR."
+            )
+    run = f"run{len(manifest['runs']) + 1}"
+    protocol = {**asdict(options), "statistic": STATISTIC}
+    manifest["runs"][run] = {
+        **provenance(),
+        "source": SOURCE,
+        "runner": SOURCE,
+        "serial": serial,
+        "protocol": protocol,
+    }
+    dataset.write_manifest(manifest)
+    return run
+
+
+def _finish(dataset: Dataset, run: str) -> None:
+    manifest = dataset.manifest()
+    manifest["runs"][run]["ended"] = now()
+    manifest["files"] = {t.path.name: len(t.read()) for t in dataset.tables().values()}
+    dataset.write_manifest(manifest)
