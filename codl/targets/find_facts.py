@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from codl.errors import CodlError
 from codl.ir.soc import MEMORY_TYPES, GpuSide
@@ -41,10 +43,23 @@ def find_facts(
     facts: list[Fact] = []
     for key in FACTS:
         note(f"Measuring {key}")
-        facts += target.measure_facts(soc.placement.icd, soc.gpu.name, [key])
+        answered = target.measure_facts(soc.placement.icd, soc.gpu.name, [key])
+        facts += [_checked(key, answered)]
     note(f"Measuring {memory_objects.KEY}")
     facts += _memory_facts(target.serial, soc)
     return FoundFacts(with_facts(soc, facts), tuple(facts))
+
+
+def _checked(key: str, answered: Sequence[Fact]) -> Fact:
+    """The fact that was asked for, of a value that its key can have: a device may say anything."""
+    fact = next((own for own in answered if own.key == key), Fact(key, None, "no answer"))
+    hint = get_type_hints(GpuSide, include_extras=True)[key.removeprefix("gpu.")]
+    try:
+        if fact.value is not None:
+            msgspec.convert(fact.value, hint)
+    except msgspec.ValidationError as error:
+        return Fact(key, None, f"a value that cannot be: {error}, got {fact.value!r}")
+    return fact
 
 
 def with_facts(soc: LocalSoc, facts: Sequence[Fact]) -> LocalSoc:

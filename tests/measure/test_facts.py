@@ -18,13 +18,14 @@ from codl.ir.types import Layout
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
 from codl.measure.facts import host_memory, memory_objects, svm_flag
-from codl.measure.facts.fact import Fact, Point
+from codl.measure.facts.fact import FACTS, Fact, Point
 from codl.measure.facts.points_file import load_points, save_points
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
+from codl.targets.base import Target
 from codl.targets.facts_apart import measure_apart
-from codl.targets.find_facts import with_facts
+from codl.targets.find_facts import find_facts, with_facts
 
 SIZES = host_memory.SIZES
 COPY_MS = [1e-7 * size + 0.002 for size in SIZES]
@@ -144,6 +145,31 @@ def test_facts_fill_their_keys_and_say_where_they_are_from(
     assert save_points(path, facts) is not None
     assert load_points(path) == {"gpu.wave_size": list(POINTS)}
     assert socs.load(path).is_as_in(first_soc.to_dict())
+
+
+class Answering:
+    """A target that answers whatever fact is asked for with the same."""
+
+    serial = "process"
+
+    def __init__(self, fact: Fact) -> None:
+        self.fact = fact
+
+    def measure_facts(self, driver: str, device: str, keys: Sequence[str] = ()) -> list[Fact]:
+        return [self.fact]
+
+
+@pytest.mark.parametrize("value", [0, -32, "32", True, 1.5])
+def test_a_device_that_answers_nonsense_changes_nothing(
+    first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    monkeypatch.setattr("codl.targets.find_facts._memory_facts", lambda serial, soc: [])
+    target = cast(Target, Answering(Fact("gpu.wave_size", cast(int, value), "as I say")))
+    found = find_facts(target, first_soc)
+    assert found.soc == first_soc
+    assert {fact.key for fact in found.unknown} == {*FACTS}
+    assert "a value that cannot be" in found.unknown[0].reason
+    assert found.unknown[1].reason == "no answer"
 
 
 def test_without_latencies_there_is_no_file_of_them(tmp_path: Path) -> None:

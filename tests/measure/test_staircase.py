@@ -85,6 +85,14 @@ def test_the_turns_of_the_kernel_are_computed(gpu: OpenClDevice) -> None:
         turns.check(3)
 
 
+def test_a_device_whose_clock_records_nothing_is_named(
+    gpu: OpenClDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BareDevice, "run", lambda *arguments: 0.0)
+    with pytest.raises(DeviceError, match="16384 dependent loads take 0"):
+        wave_size._links(wave_size.Turns.on(BareDevice(gpu.device)))
+
+
 def test_the_wave_of_a_cpu_is_one_work_item(gpu: OpenClDevice) -> None:
     fact = wave_size.measure_wave_size(BareDevice(gpu.device))
     assert (fact.value, fact.points) == (1, ())

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from codl.ir.results import Conditions
+from codl.ir.results import Conditions, Latency
 from codl.kernels.tuning import Trial, Tuned
+from codl.measure.facts.fact import Fact, Point
 from codl.measure.interleave import Effort
 from codl.measure.task_records import DispatchRecord, OpRecord
 from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
 from codl.targets.check_messages import CheckKernels, CheckRecord, KernelChecked
+from codl.targets.fact_messages import FactMeasured
 from codl.targets.measure_messages import Look, Measure, Measured, MeasuredRow, UsualLevel
 from codl.targets.message_base import Failed, Hello
 from codl.targets.model_messages import Load, Ran, Run, Time
@@ -52,7 +54,7 @@ REPLIES: Seeds = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
     (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), (), Conditions()), []),
-    (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), ()), []),
     (KernelChecked(0, ""), []),
     (Ran(RECORDS), list(map(bytes, BLOBS))),
+    (FactMeasured(Fact("gpu.wave_size", 32, "a step", (Point("", 1, Latency(1, 1, 2, 9)),))), []),
 ]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,9 +51,10 @@ def test_a_device_is_detected_measured_and_run(
     serial: str, first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    codl(
+    detected: Any = codl(
         "soc", "detect", "--serial", serial, "--name", "there", "--device", first_soc.placement.icd
     )
+    assert detected["sources"]["gpu.zero_copy"].startswith("measured")
     given = ["--soc", "there", "--serial", serial]
     done = codl("collect", *given, "--ops", "mobilenet_v2", "--samples", "3")
     assert done["failed"] == 0

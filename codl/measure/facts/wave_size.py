@@ -55,7 +55,7 @@ ROUNDS, LEAST_ROUNDS, BUDGET_S = 9, 3, 60.0
 #: A turn lasts so long, or so many steps of the device's clock: far more than what disturbs it.
 TURN_MS, CLOCK_STEPS = 0.03, 30
 #: The least and the most links of a turn's chain; waves that have no turn pay for one.
-LEAST_LINKS, MOST_LINKS = 128, 1 << 20
+LEAST_LINKS, MOST_LINKS = 128, 1 << 14
 #: Before anything counts, the device works so long, as its clocks rise.
 WARM_UP_MS = 50.0
 
@@ -135,7 +135,10 @@ def climb(turns: Turns) -> Staircase:
 
 
 def _links(turns: Turns) -> int:
-    """So many that a turn stands out of the noise, after warming up."""
+    """So many that a turn stands out of the noise, after warming up.
+
+    Raises `DeviceError` where the device's clock sees no turn: some drivers record nothing.
+    """
     worked = 0.0
     for _ in range(1000):  # also where the clock tells nothing
         worked += turns.latency_ms(turns.most_items, LEAST_LINKS)
@@ -143,8 +146,14 @@ def _links(turns: Turns) -> int:
             break
     step_ms = 1e-6 * turns.device.device.profiling_timer_resolution
     wanted, links = max(TURN_MS, CLOCK_STEPS * step_ms), LEAST_LINKS
-    while links < MOST_LINKS and _chain_ms(turns, links) < wanted:
+    while (found := _chain_ms(turns, links)) < wanted:
         links *= 2
+        if links > MOST_LINKS:
+            name = turns.device.device.name.strip()
+            raise DeviceError(
+                f"By the clock of {name}, {MOST_LINKS} dependent loads take {found:.6f} ms: that "
+                f"is less than the {wanted:.6f} ms that tell a turn from noise."
+            )
     return links
 
 
