@@ -9,7 +9,7 @@ from codl.doctor.driver_checks import title
 from codl.ir import to_text
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
-from codl.measure.check_variants import WRONG, Checked, CheckRun, CheckTask, check_tasks
+from codl.measure.check_variants import IMPRECISE, Checked, CheckRun, CheckTask, check_tasks
 from codl.runtime.detect import describe
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice
@@ -80,16 +80,18 @@ def _consequence(
     """What codl does about a variant that fails, and what is left to do."""
     update = "Update the driver, or choose another by `codl soc detect --device`"
     task = failed[0].task
-    if any(one.problem.startswith(WRONG) for one in failed):
-        fix = f"{update}; until then make plans without {task.name}."
-        return "codl cannot see that while it runs.", fix
     if task.variant.processor == "cpu":
         package = {"ncnn": "ncnn", "ort": "onnxruntime"}.get(task.variant.backend, "codl")
         fix = f"`pip install --force-reinstall {package}`."
         return "Nothing stands in for it where a plan names it.", fix
+    if all(one.problem.startswith(IMPRECISE) for one in failed):
+        return "codl runs it all the same.", f"{update}, or make plans without {task.name}."
     other = stand_in(task, problems, soc)
     if not other:
         return "No other variant on the GPU takes this op.", f"{update}, or plan it on the CPU."
+    if any(one.is_wrong for one in failed):
+        detail = f"From now on {other} stands in for it on this driver, where a plan names it."
+        return detail, f"{update}; make bundles again that were made before."
     if any(one.is_lost for one in failed):
         detail = "Where the driver dies of compiling it, codl gives it up after the second time, "
         return f"{detail}and {other} stands in.", f"{update}."

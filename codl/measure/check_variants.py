@@ -25,6 +25,7 @@ from codl.lower import pieces
 from codl.measure.op_runner import operands
 from codl.measure.progress import Progress, seconds_left
 from codl.runtime import threads
+from codl.runtime.distrust import Distrust
 from codl.runtime.host_handles import HostSession
 from codl.runtime.numpy_interpreter import Interpreter
 from codl.runtime.opencl import OpenClDevice
@@ -80,8 +81,9 @@ OPS = (
 OF_HALVES, OF_WINOGRAD, OF_OTHERS = 2e-2, 1e-3, 1e-4
 #: An output whose values are smaller is compared with this.
 SMALL = 1e-3
-#: What differs by more than its tolerance says this, in front of by how much.
-WRONG = "the result is wrong"
+#: What is said in front of by how much a result is off: beyond rounding, or beyond what halves
+#: would cost, which is of no use.
+IMPRECISE, WRONG = "the result is imprecise", "the result is wrong"
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,11 @@ class Checked:
     task: CheckTask
     problem: str
     is_lost: bool = False
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it ran, and what it computed is of no use."""
+        return self.problem.startswith(WRONG)
 
 
 @dataclass
@@ -211,8 +218,11 @@ def check(gpu: OpenClDevice, task: CheckTask) -> Checked:
         kind = "" if isinstance(error, CodlError) else f"{type(error).__name__}: "
         return Checked(task, f"{kind}{' '.join(str(error).split())}")
     limit = tolerance(task.variant)
-    wrong = f"{WRONG}: off by {found:.2g} of the largest value, at most {limit:.2g} is rounding"
-    return Checked(task, wrong if found > limit else "")
+    if found <= limit:
+        return Checked(task, "")
+    how = WRONG if found > OF_HALVES else IMPRECISE
+    off = f"off by {found:.2g} of the largest value, at most {limit:.2g} is rounding"
+    return Checked(task, f"{how}: {off}")
 
 
 def _loaded(gpu: OpenClDevice, task: CheckTask, weights: Weights) -> tuple[Executable, Any]:
@@ -232,6 +242,14 @@ def _output(session: Any, inputs: Mapping[str, Array]) -> Array:
     session.run()
     output: Array = session.outputs[pieces.OUTPUT]
     return output
+
+
+def _remember(gpu: OpenClDevice, result: Checked) -> None:
+    """Let engines on this driver know which of its variants are wrong."""
+    ran = not result.problem or result.problem.startswith((WRONG, IMPRECISE))
+    if result.task.variant.processor == "gpu" and ran:
+        known = Distrust(gpu.programs.identity)
+        known.note(result.task.name, to_text(result.task.op), is_wrong=result.is_wrong)
 
 
 def check_all(
@@ -256,6 +274,7 @@ def check_all(
             break
         checking(task)
         result = check(gpu, task)
+        _remember(gpu, result)
         run.checked.append(result)
         keep(result)
         done = index + 1

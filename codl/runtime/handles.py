@@ -24,6 +24,7 @@ from codl.ir.ops.base import Array
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
+from codl.runtime.distrust import Distrust
 from codl.runtime.host_handles import HostHandles
 from codl.runtime.memory import DeviceMemory, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
@@ -167,6 +168,19 @@ class Handles:
         if isinstance(step, GpuOp):
             return step.label
         return f"transform {self._executable.tensors[step.source.tensor].name}"
+
+    def refuse_distrusted(self) -> None:
+        """Leave steps to other variants whose own is known to compute something wrong here."""
+        known = Distrust(self._device.programs.identity)
+        variants: dict[str, list[int]] = {}
+        for number, step in enumerate(self._executable.steps):
+            if isinstance(step, GpuOp) and step.variant:
+                kind, _, _ = step.ops[0].partition(" ")
+                variants.setdefault(f"{kind} {step.variant}", []).append(number)
+        for variant, steps in variants.items():
+            reason = known.reason(variant)
+            if reason:
+                self._refuse(steps, reason)
 
     def try_kernels(self) -> None:
         """Run every kernel once to its end: what a driver does or refuses at a first launch."""

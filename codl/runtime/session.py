@@ -28,8 +28,9 @@ class Session:
 
     `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
     former, `run`, and read the latter before the next run. With `tries` every kernel runs once
-    here: some failures only show at a first launch. Raises `RefusedError` where the device refuses
-    kernels that others may stand in for, and `DeviceError` for all else that it cannot.
+    here: some failures only show at a first launch; and variants that are known to be wrong on this
+    driver are refused. Raises `RefusedError` where kernels are refused that others may stand in
+    for, and `DeviceError` for all else that the device cannot.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Session:
             threads.pin([0], device.soc.placement.cpu_cores)
             self._handles = handles = Handles(executable, device, own_memory=own_memory)
             if tries:
+                handles.refuse_distrusted()
                 handles.try_kernels()
             if handles.refusals:
                 raise RefusedError(handles.refused)

@@ -18,6 +18,9 @@ from codl.targets.check_messages import (
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.message_base import Reply
 
+#: A driver may take so long to compile a kernel on a slow device.
+COMPILES_S = 30.0
+
 
 @dataclass
 class RemoteChecks:
@@ -41,7 +44,10 @@ class RemoteChecks:
             records = tuple(CheckRecord(*task.key) for task in left)
             try:
                 answer, _ = self.agent.ask(
-                    CheckKernels(records, self._left_s()), ChecksEnded, on_event=self._hear
+                    CheckKernels(records, self._left_s()),
+                    ChecksEnded,
+                    on_event=self._hear,
+                    limit_s=self._limit_s(),
                 )
             except AgentLostError as error:
                 left = self._behind(error)
@@ -54,6 +60,12 @@ class RemoteChecks:
         if self.budget_s is None:
             return None
         return max(0.0, self.budget_s - (monotonic() - self._begin))
+
+    def _limit_s(self) -> float:
+        """How long one task may take: one that hangs should not outlast the budget by much."""
+        left_s = self._left_s()
+        limit_s = CheckKernels.limit_s
+        return limit_s if left_s is None else min(limit_s, max(COMPILES_S, left_s))
 
     def _hear(self, event: Reply) -> None:
         if isinstance(event, Checking):
