@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from codl.errors import CodlError
 from codl.runtime.placement import LocalSoc
+from codl.runtime.system_files import SYSTEM, SystemFiles
 from codl.runtime.threads import available_cores
 
-CPUS = Path("/sys/devices/system/cpu")
+CPUS = "sys/devices/system/cpu"
 #: What tells a core's speed, the first that a machine has.
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 KINDS = ("none", "big", "little")
 
 
-def speeds(cores: Sequence[int], folder: Path = CPUS) -> dict[int, int]:
+def speeds(cores: Sequence[int], system: SystemFiles = SYSTEM) -> dict[int, float]:
     """A core's capacity or highest clock; 1 for all where the machine does not tell."""
     for name in SPEEDS:
-        files = {core: folder / f"cpu{core}" / name for core in cores}
-        if all(file.is_file() for file in files.values()):
-            return {core: int(file.read_text()) for core, file in files.items()}
-    return dict.fromkeys(cores, 1)
+        found = {core: system.number(f"{CPUS}/cpu{core}/{name}") for core in cores}
+        known = {core: speed for core, speed in found.items() if speed is not None}
+        if len(known) == len(found):
+            return known
+    return dict.fromkeys(cores, 1.0)
 
 
-def cores_of(affinity: str, cores: Sequence[int], speed: dict[int, int]) -> tuple[int, ...]:
+def cores_of(affinity: str, cores: Sequence[int], speed: Mapping[int, float]) -> tuple[int, ...]:
     """The cores that an affinity names; big ones are the fastest, little ones all that are slower.
 
     Where all cores are alike, they are big and little. Raises `CodlError` for a core that is not

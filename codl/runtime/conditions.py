@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from codl.ir.results import Conditions
 from codl.ir.types import PROCESSORS, Processor
+from codl.runtime import nvml
 from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
@@ -93,12 +94,19 @@ class ConditionReader:
     that was seen is what there would be without heat: a limit that somebody set stays as it is.
     """
 
-    def __init__(self, soc: LocalSoc | None = None, files: SystemFiles = SYSTEM) -> None:
+    def __init__(
+        self,
+        soc: LocalSoc | None = None,
+        files: SystemFiles = SYSTEM,
+        *,
+        gpus: Callable[[], list[nvml.Gpu]] = nvml.gpus,
+    ) -> None:
         self._files, self._clusters = files, clusters(files)
         self._cpu_cores: Collection[int] = soc.placement.cpu_cores if soc else ()
         self._gpu_cores: Collection[int] = soc.placement.gpu_cores if soc else ()
         self._is_one_cpu = soc is not None and soc.gpu.is_cpu
         self._gpu = None if self._is_one_cpu else gpu_files(files)
+        self._card = _card(soc, gpus)
         self._zones = _zones(files)
         if self._gpu and self._gpu.temperature:
             self._zones.append(self._gpu.temperature)
@@ -114,6 +122,7 @@ class ConditionReader:
         batteries = list(self._files.batteries())
         fullest = max(batteries, key=lambda own: own.percent or 0, default=None)
         degrees = [self._files.celsius(path) for path in self._zones]
+        degrees.append(_told(self._card.celsius) if self._card else None)
         throttled = self._throttled()
         return Conditions(
             temperature_c=max((own for own in degrees if own is not None), default=None),
@@ -137,6 +146,8 @@ class ConditionReader:
     def _gpu_mhz(self) -> float | None:
         if self._is_one_cpu:
             return self._cores_mhz(self._gpu_cores)
+        if self._card:
+            return _told(self._card.mhz)
         clocks = map(self._files.mhz, self._gpu.clocks if self._gpu else ())
         return next((own for own in clocks if own is not None), None)
 
@@ -153,6 +164,8 @@ class ConditionReader:
             level = self._files.number(self._gpu.level) if self._gpu.level else None
             if self._is_lowered(f"{self._gpu.devfreq}/max_freq") or (level or 0) > 0:
                 held.add("gpu")
+        if self._card and _told(self._card.is_held_down):
+            held.add("gpu")
         if self._is_one_cpu:
             return {*PROCESSORS} if "cpu" in held else set()
         return held
@@ -185,6 +198,21 @@ def thermometers(files: SystemFiles = SYSTEM) -> tuple[str, ...]:
     if gpu and gpu.temperature and files.celsius(gpu.temperature) is not None:
         names.append(gpu.temperature)
     return tuple(name[:MOST_NAME] for name in dict.fromkeys(names))
+
+
+def _card(soc: LocalSoc | None, gpus: Callable[[], list[nvml.Gpu]]) -> nvml.Gpu | None:
+    """The SoC's GPU where it is NVIDIA's; None where several have its name, of which any may be."""
+    if soc is None or soc.gpu.is_cpu:
+        return None
+    alike = [own for own in gpus() if own.model == soc.gpu.name]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _told(read: Callable[[], float]) -> float | None:
+    try:
+        return float(read())
+    except OSError:
+        return None
 
 
 def _zones(files: SystemFiles) -> list[str]:

@@ -152,7 +152,8 @@ class RemoteTarget:
         """Have it set over there, and by every agent that takes the place of one that was lost."""
         request = SetGovernor(governor)
         answer, _ = self.agent.ask(request, GovernorSet)
-        self.agent.prelude.append(request)
+        others = [own for own in self.agent.prelude if not isinstance(own, SetGovernor)]
+        self.agent.prelude[:] = [*others, request]
         return answer.governed
 
     def measure(self, batch: MeasureBatch) -> BatchResult:

@@ -11,6 +11,7 @@ from support.simulated import SOC
 
 from codl.ir.results import Conditions
 from codl.runtime.conditions import ConditionReader
+from codl.runtime.nvml import Gpu
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.system_files import SystemFiles
 
@@ -126,6 +127,33 @@ def test_the_battery_of_a_mouse_is_none_of_the_device(tmp_path: Path) -> None:
     for path in (tmp_path / BATTERY).iterdir():
         path.unlink()
     assert ConditionReader(PHONE, files).read().battery_percent is None
+
+
+def card(model: str, refuses: bool = False) -> Gpu:
+    """What NVML tells of a card, made up."""
+
+    def refuse() -> float:
+        raise OSError("NVML refuses with code 3")
+
+    values = (lambda: 66, lambda: 1755, lambda: True)
+    celsius, mhz, held = (refuse,) * 3 if refuses else values
+    return Gpu(f"0 {model}", refuse, True, model, celsius, mhz, held)  # type: ignore[arg-type]
+
+
+def test_a_card_tells_by_its_driver(tmp_path: Path) -> None:
+    files = SystemFiles(tmp_path)
+
+    def read(*cards: Gpu) -> Conditions:
+        return ConditionReader(PHONE, files, gpus=lambda: list(cards)).read()
+
+    name = PHONE.gpu.name
+    assert read(card("another"), card(name)) == Conditions(
+        temperature_c=66, gpu_mhz=1755, throttled=("gpu",)
+    )
+    assert read(card(name), card(name)) == Conditions()  # which one is not known
+    assert read(card(name, refuses=True)) == Conditions()
+    one_cpu = ConditionReader(ONE_CPU, files, gpus=lambda: [card(name)])
+    assert one_cpu.read() == Conditions()
 
 
 def test_conditions_of_a_while() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.phone import put
 from support.synthetic_predictors import fastest
 
 from codl.errors import CodlError, CodlWarning, InvalidFileError
@@ -23,19 +24,21 @@ from codl.runtime.affinity import cores_of, speeds, with_cores
 from codl.runtime.cl_import import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, beside
+from codl.runtime.system_files import SystemFiles
 from codl.strategies import Context
 
 
 def test_big_and_little_cores_are_told_apart_by_their_speed(tmp_path: Path) -> None:
+    files = SystemFiles(tmp_path)
     for core, capacity in enumerate((300, 300, 800, 1024)):
-        (tmp_path / f"cpu{core}").mkdir()
-        (tmp_path / f"cpu{core}" / "cpu_capacity").write_text(f"{capacity}\n")
-    found = speeds([0, 1, 2, 3], tmp_path)
+        put(tmp_path, f"sys/devices/system/cpu/cpu{core}", cpu_capacity=capacity)
+    found = speeds([0, 1, 2, 3], files)
     assert cores_of("big", [0, 1, 2, 3], found) == (3,)
     assert cores_of("little", [0, 1, 2, 3], found) == (0, 1, 2)
     assert cores_of("none", [0, 1, 2, 3], found) == (0, 1, 2, 3)
     assert cores_of("3,1", [0, 1, 2, 3], found) == (3, 1)
-    alike = speeds([4, 5], tmp_path)
+    put(tmp_path, "sys/devices/system/cpu/cpu4", cpu_capacity="")
+    alike = speeds([4, 5], files)
     assert cores_of("big", [4, 5], alike) == cores_of("little", [4, 5], alike) == (4, 5)
 
 
