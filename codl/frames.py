@@ -47,7 +47,7 @@ def dataset(soc: str = "host", folder: str | Path = datasets.FOLDER) -> pd.DataF
 
     >>> codl.dataset("host").query("status == 'ok'").groupby("table").latency_ms.describe()
     """
-    return dataset_frame(Dataset.of(soc, Path(folder)))
+    return dataset_frame(Dataset.found(soc, Path(folder)))
 
 
 def predictions(
@@ -67,7 +67,7 @@ def predictions(
     """
     described = socs.load(soc)
     models = model_set.load(described, predictor, Path(folder))
-    targets, _ = training_set.read(Dataset.of(described.name, Path(data)))
+    targets, _ = training_set.read(Dataset.found(described.name, Path(data)))
     known = [own for own in targets if own.samples and own.target in models.targets]
     frame: pd.DataFrame = pd.concat([_predicted(models, own) for own in known], ignore_index=True)
     frame.insert(0, "soc", described.name)

@@ -59,7 +59,7 @@ def bench_kernels(
     if not ops:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described = load_local(soc, serial)
-    tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
+    tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
     with (

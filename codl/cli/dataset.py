@@ -87,7 +87,7 @@ def dataset_info(
     """Say what a dataset holds: rows and failures of every file, its SoC and its source."""
     from codl.frames import dataset_frame
 
-    data = Dataset.of(soc, dataset)
+    data = Dataset.found(soc, dataset)
     manifest, frame = data.manifest(), dataset_frame(data)
     by_table = frame["status"].eq("failed").groupby(frame["table"], observed=False)
     files = {

@@ -116,7 +116,7 @@ def _no_array(digest: str) -> Any:
 
 def _lowered(plan: Plan, soc: str, model: str, batch: int | None, dataset: Path) -> Executable:
     described = socs.load(soc)
-    tuning = tuning_file.read(Dataset.of(described.name, dataset), described)
+    tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
     return lower(load_network(model, batch), plan, described, tuning)
 
 

@@ -70,14 +70,14 @@ def train_predictors(
 
     described = socs.load(soc)
     known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
-    data = Dataset.of(described.name, dataset)
+    data = Dataset.found(described.name, dataset)
     report = train(
         described,
         data,
         tuning_file.read(data, described),
         predictors=predictor or tuple(ESTIMATORS),
         folder=output,
-        like=[(other, Dataset.of(other.name, dataset)) for other in known],
+        like=[(other, Dataset.found(other.name, dataset)) for other in known],
         evaluate=evaluate,
         seeds=seeds,
         jobs=jobs or len(os.sched_getaffinity(0)),

@@ -18,13 +18,12 @@ import yaml
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
 from codl.ir import published_soc, yaml_file
 from codl.ir.published_soc import PublishedSoc
+from codl.ir.shipped import shipped
 from codl.ir.soc_facts import SVM_LEVELS, Chip, CoreCluster, CpuCache, SensorFact
 from codl.ir.types import ELEMENTS, LAYOUTS
 from codl.ir.yaml_file import NotNegative, Positive
 
 FOLDER = Path("socs")
-#: Where the files lie that come with codl: in its package, or in a checkout beside that.
-SHIPPED = tuple(folder / "socs" for folder in Path(__file__).resolve().parents[1:3])
 #: The end of the file beside a SoC's that says where its parts are on a machine.
 LOCAL = ".local.yaml"
 #: What a GPU side's tensors may lie in, and the types that their elements may be stored as.
@@ -221,8 +220,7 @@ def own_path_of(name: str | Path) -> Path:
 
 def _shipped() -> dict[str, Path]:
     """The files that come with codl, by name; in a checkout not those of a machine at hand."""
-    folder = next((folder for folder in SHIPPED if folder.is_dir()), SHIPPED[0])
-    files = {path.stem: path for path in folder.glob("*.yaml") if "." not in path.stem}
+    files = {path.stem: path for path in shipped(FOLDER).glob("*.yaml") if "." not in path.stem}
     return {n: path for n, path in files.items() if not path.with_name(n + LOCAL).exists()}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
 from codl.errors import InvalidFileError
+from codl.ir import shipped
 from codl.ir.results import Conditions
 
 FOLDER = Path("lat_datasets")
@@ -318,7 +319,13 @@ class Dataset:
 
     @classmethod
     def of(cls, soc: str, root: Path = FOLDER) -> Dataset:
+        """Under `root`, to be written."""
         return cls(root / soc)
+
+    @classmethod
+    def found(cls, soc: str, root: Path = FOLDER) -> Dataset:
+        """Under `root`; in the usual place also one that comes with codl."""
+        return cls(shipped.found(soc, root, FOLDER))
 
     def ops(self, name: str) -> Table[OpRow]:
         """The table of one kernel variant, such as `conv2d_cpu_gemm`."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import InvalidFileError, UnknownNameError
-from codl.ir import Shape
+from codl.ir import Shape, shipped
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Direction
 from codl.kernels import registry
@@ -79,11 +79,14 @@ class Predictors:
 def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) -> Predictors:
     """Load and check all predictors of one name for a SoC whose kernels were tuned so.
 
+    In the usual folder also those that come with codl.
+
     Raises `UnknownNameError` for an unknown name, `InvalidFileError` where none is stored or a
     file cannot be read, and `MismatchError` for one that belongs to something else.
     """
     ESTIMATORS.find(name)
-    path = store.path_of(folder, soc.name, name)
+    own = shipped.found(soc.name, folder, FOLDER)
+    path = store.path_of(own.parent, soc.name, name)
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)

@@ -52,7 +52,7 @@ class Context:
     @classmethod
     def of(cls, soc: Soc, dataset_root: Path = dataset.FOLDER, **options: Any) -> Context:
         """With the kernels' tuning that lies beside the SoC's dataset."""
-        tuning = tuning_file.read(Dataset.of(soc.name, dataset_root), soc)
+        tuning = tuning_file.read(Dataset.found(soc.name, dataset_root), soc)
         return cls(soc, tuning, dataset_root=dataset_root, **options)
 
     @property
@@ -94,7 +94,7 @@ class Context:
 
     @property
     def dataset(self) -> Dataset:
-        return Dataset.of(self.soc.name, self.dataset_root)
+        return Dataset.found(self.soc.name, self.dataset_root)
 
 
 PlanMaker: TypeAlias = Callable[[Network, Context], Plan]

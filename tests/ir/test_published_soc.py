@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from codl.cli.app import app
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.ir import shipped
 from codl.ir import soc as socs
 from codl.ir.published_soc import PublishedCpu, PublishedGpu, PublishedSoc
 from codl.ir.soc import CpuSide, GpuSide, Soc
@@ -95,12 +96,12 @@ def test_the_users_own_file_goes_first() -> None:
 
 def test_a_machines_own_files_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout has the SoC of the machine it is on, with a file beside it that says where."""
-    folder = Path("checkout")
-    folder.mkdir()
+    folder = Path("checkout/socs")
+    folder.mkdir(parents=True)
     (folder / "host.yaml").write_text(MINE)
     (folder / "host.local.yaml").write_text("")
     (folder / "phone.yaml").write_text(MINE)
-    monkeypatch.setattr(socs, "SHIPPED", (Path("nowhere"), folder))
+    monkeypatch.setattr(shipped, "ROOTS", (Path("nowhere"), folder.parent))
     assert socs.names() == ["phone"]
     with pytest.raises(UnknownNameError, match="Known: phone"):
         socs.load("host")

@@ -89,7 +89,7 @@ def test_a_dataset_is_neither_overwritten_nor_mixed(target: Target, tmp_path: Pa
     again = collect(target, dataset, tasks, rounds=QUICK, resume=True)
     assert first.left + 1 == len(tasks)
     assert (again.skipped, again.left) == (1, 0)
-    other = replace(target.soc, description="another")
+    other = replace(target.soc, cpu=replace(target.soc.cpu, name="another"))
     with pytest.raises(MismatchError, match="another SoC"):
         collect(LocalTarget(other), dataset, tasks, rounds=QUICK, resume=True)
 
