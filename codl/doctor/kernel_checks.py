@@ -33,12 +33,13 @@ def _on(
 ) -> Iterator[Outcome]:
     try:
         soc = describe("doctor", device, cpu=patient.target.describe().cpu)
-        run = _checked(patient, soc, check_tasks(soc, processors), f"Kernels on {device.name}")
+        tasks = check_tasks(soc, processors)
+        run = _checked(patient, soc, tasks, f"Kernels on {device.name}")
     except Exception as error:  # other devices go on
         yield Outcome(False, str(error), of=f"on {title(device)}")
         return
     problems = run.problems()
-    yield Outcome(not problems, _summary(run), of=f"on {title(device)}", fix="See below.")
+    yield Outcome(not problems, _summary(run, tasks), of=f"on {title(device)}", fix="See below.")
     for name, failed in problems.items():
         yield _failure(name, failed, problems, soc, device)
 
@@ -53,11 +54,14 @@ def _checked(patient: Patient, soc: LocalSoc, tasks: Sequence[CheckTask], label:
         return fresh.check_kernels(tasks, budget_s=patient.budget_s, progress=progress)
 
 
-def _summary(run: CheckRun) -> str:
+def _summary(run: CheckRun, tasks: Sequence[CheckTask]) -> str:
     names = {one.task.name for one in run.checked}
     right = len(names) - len(run.problems())
     text = f"{right} of {len(names)} variants compute what NumPy does, in {len(run.checked)} runs"
-    return f"{text}; {run.left} runs had no time left" if run.left else text
+    if not run.left:
+        return text
+    unmet = len({task.name for task in tasks} - names)
+    return f"{text}; no time was left for {run.left} runs, and {unmet} variants had none"
 
 
 def _failure(

@@ -124,3 +124,13 @@ def test_a_machine_with_one_core_and_no_gpu_is_told_so(devices: tuple[ProbedDevi
     (finding,) = CHECKS[0].findings(own)
     assert not finding.ok
     assert "two processors need two cores, or a GPU" in finding.detail
+
+
+@pytest.mark.usefixtures("_spoilt")
+def test_variants_that_had_no_turn_are_counted(devices: tuple[ProbedDevice, ...]) -> None:
+    own = patient(connect("process"))
+    own.serial, own.budget_s = "process", 0.0
+    vars(own)["drivers"] = (probed(devices[0]),)
+    (finding,) = CHECKS[0].findings(own)
+    assert "0 of 0 variants" in finding.detail
+    assert "4 variants had none" in finding.detail
