@@ -59,8 +59,9 @@ class Measurement:
 class BatchResult:
     """Rows and the levels of the anchors; `conditions` are the last, those of the whole in rows.
 
-    `lost` says how the process that measured ended before it was done, else "". Then `suspects` are
-    the tasks that it may have ended of: the one that was being built, or all that took turns.
+    `lost`, a sentence, says how the process that measured ended before it was done, else "". Then
+    `suspects` are the tasks that it may have ended of: the one that was being built, or all that
+    took turns.
     """
 
     measurements: tuple[Measurement, ...]

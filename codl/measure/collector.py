@@ -267,7 +267,8 @@ class _State:
             (task,) = result.suspects
             return [(task, failed_row(task, self.run, result.lost))]
         if not result.suspects:
-            raise DeviceError(f"Nothing can be measured: {result.lost}.")
+            problem = f"Nothing can be measured: {result.lost}"
+            raise DeviceError(f"{problem} What was measured is on disk; go on by --resume.")
         self.most = len(result.suspects) // 2
         return []
 

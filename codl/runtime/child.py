@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from select import POLLERR, POLLHUP, POLLIN, POLLOUT, poll
 from threading import Thread
@@ -127,10 +127,13 @@ class Child:
         self._log.join(END_S)
         return code
 
-    def ending(self) -> str:
-        """How it ended, and the last line that it wrote; it must be ending, or is killed."""
+    def ending(self, keys: Iterable[str] = ()) -> str:
+        """How it ended, and the most telling of its last lines, one with a key if there is one.
+
+        It must be ending, or is killed.
+        """
         code = self.close()
-        last = f": {self._lines[-1].rstrip('.')}" if self._lines else ""
+        last = f": {telling(self._lines, keys).rstrip('.')}" if self._lines else ""
         return f"crashed (signal {-code}){last}" if code < 0 else f"ended with code {code}{last}"
 
     def _pass_on(self, errors: IO[bytes]) -> None:
@@ -140,6 +143,15 @@ class Child:
                 if text:
                     self._lines.append(text)
                     LOG.info("%s", text)
+
+
+def telling(lines: Sequence[str], keys: Iterable[str]) -> str:
+    """The first line that has a key, else the last: programs say why they end now here, now there.
+
+    `lines` has one at least.
+    """
+    known = tuple(keys)
+    return next((line for line in lines if any(key in line for key in known)), lines[-1])
 
 
 def inherited() -> dict[str, str]:

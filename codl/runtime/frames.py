@@ -36,6 +36,10 @@ class ConnectionEnded(FrameError):  # noqa: N818 (an end is no defect)
     """The other side closed the stream between two frames."""
 
 
+class ConnectionCut(FrameError):  # noqa: N818
+    """The stream ended in the middle of a frame."""
+
+
 class Reader(Protocol):
     """A byte stream to read; `read` gives at most `size` bytes, none at the end."""
 
@@ -163,7 +167,7 @@ class Connection(Generic[In, Out]):
             if not piece:
                 if may_end and not content:
                     raise ConnectionEnded("The other side ended the connection.")
-                raise FrameError(
+                raise ConnectionCut(
                     f"Frame {self._received} is cut short: {part} should have {size} bytes, "
                     f"{len(content)} came."
                 )

@@ -8,27 +8,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 
-from codl.errors import CodlError
+from codl.errors import CodlError, DeviceError
 from codl.targets.checks import Check, Outcome
-from codl.targets.device_shell import DeviceShell
+from codl.targets.device_shell import DeviceShell, Fix
 from codl.targets.shell_checks import client_check, said_by, shell_check
 
 PREFIX = "adb:"
 PATTERN = "ADB_SERIAL"
 #: Serials of devices, of emulators, and of phones in the network. Each has a digit, no word has.
 SERIAL = re.compile(r"(?=.*\d)[A-Za-z0-9][\w.:-]*|\[[0-9A-Fa-f:.]+\]:\d+", re.ASCII)
+#: Those of phones in the network, which have to be connected first.
+ADDRESS = re.compile(r".+:\d{1,5}")
 #: Where the shell's user may write.
 FOLDER = "/data/local/tmp/codl"
+AWAY = "The device went away, or was started anew: is it still plugged in, and on?"
+#: What is done where the client says so. A client that loses the device ends with code 0.
 FIXES = {
     "unauthorized": "Unlock the device's screen and allow this computer to debug.",
     "still authorizing": "Unlock the device's screen and allow this computer to debug.",
-    "offline": "Plug it in again, or `adb reconnect`.",
-    "more than one device": "Name one of `adb devices`.",
-    "not found": "`adb devices` lists those that are there.",
-    "no permissions": "Its USB device may not be opened by this user: add adb's udev rules.",
-    "closed": "The device went away: is it still plugged in?",
+    "offline": "Plug it in again, or `adb reconnect offline`.",
+    "permissions for device": "This user may not open its USB device: add adb's udev rules.",
+    "supports allocating a pty": "codl needs Android 7 or later.",
+    "connect to daemon": "The adb server does not start: `adb start-server` says why.",
+    "error: closed": AWAY,
+    "ended with code 0": AWAY,
+    "crashed (signal": "The adb client on this machine was ended.",
 }
+ABSENT = "' not found"
+#: How the client ends that did not get there, or that lost the device.
+CUTS = ("ended with code 0", "crashed (signal", "error: closed", "error: device ")
 
 
 def matches(serial: str) -> bool:
@@ -40,7 +51,26 @@ def shell_of(serial: str) -> DeviceShell:
     own = serial.removeprefix(PREFIX)
     if SERIAL.fullmatch(own) is None:
         raise CodlError(f"The serial must be as `adb devices` prints it, got {serial!r}.")
-    return DeviceShell(serial, ("adb", "-s", own, "shell", "-T"), FOLDER, FIXES)
+    client = ("adb", "-s", own, "shell", "-T")
+    fixes: dict[str, Fix] = {ABSENT: partial(absent, own), **FIXES}
+    return DeviceShell(serial, client, FOLDER, fixes, CUTS, is_silent=True)
+
+
+def absent(own: str) -> str:
+    """What to do about a device that the server does not know: which ones it knows."""
+    connect = f"`adb connect {own}` reaches it. " if ADDRESS.fullmatch(own) else ""
+    listed = ""
+    with suppress(DeviceError):
+        listed = ", ".join(f"{serial} ({state})" for serial, state in devices().items())
+    if not listed:
+        return f"{connect}`adb devices` lists none: plug one in, and turn on its USB debugging."
+    return f"{connect}`adb devices` lists {listed}."
+
+
+def devices() -> dict[str, str]:
+    """The state of every device that the server knows, by serial; raises `DeviceError`."""
+    lines = (line.split(maxsplit=1) for line in said_by(["adb", "devices"]).splitlines())
+    return {own[0]: own[1].strip() for own in lines if len(own) == 2 and SERIAL.fullmatch(own[0])}
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:
@@ -57,11 +87,10 @@ def checks_of(serial: str) -> tuple[Check, ...]:
 def _state(serial: str) -> Iterator[Outcome]:
     """What `adb devices` says of a phone: `device` where this computer may use it."""
     own = serial.removeprefix(PREFIX)
-    lines = (line.split() for line in said_by(["adb", "devices"]).splitlines())
-    states = {words[0]: " ".join(words[1:]) for words in lines if len(words) > 1}
+    states = devices()
     state = states.get(own)
     if state is None:
-        others = ", ".join(name for name in states if SERIAL.fullmatch(name)) or "none"
+        others = ", ".join(states) or "none"
         yield Outcome(False, f"`adb devices` does not list {own} (it lists {others})")
     elif state != "device":
         fix = next((fix for key, fix in FIXES.items() if state.startswith(key)), "")

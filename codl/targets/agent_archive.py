@@ -20,6 +20,8 @@ from hashlib import sha256  # noqa: E402
 OLDEST = (3, 10)
 #: Without the first the agent cannot speak or compute; without the others, a processor is missing.
 NEEDED = ("msgspec", "numpy")
+#: The folder of an agent that may not write beside its file.
+HIDDEN = ".codl"
 USEFUL = ("ncnn", "pyopencl", "onnxruntime")
 
 
@@ -51,11 +53,24 @@ def check(archive: str) -> dict[str, object]:
     }
 
 
-def unpacked(archive: str) -> tuple[str, str]:
-    """The folder with the archive's modules; made where it is not there, whole or not at all."""
+def room(archive: str) -> str:
+    """Where the agent may write: beside its file, or else where an app's user may (Termux's)."""
+    beside = os.path.dirname(archive)
+    for folder in (beside, os.path.join(os.path.expanduser("~"), HIDDEN), os.path.abspath(HIDDEN)):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return beside
+
+
+def unpacked(archive: str, place: str) -> tuple[str, str]:
+    """The folder in `place` with the archive's modules; made whole or not at all."""
     with zipfile.ZipFile(archive) as content:
         build = content.read("BUILD").decode()
-        folder = os.path.join(os.path.dirname(archive), "codl-" + build)
+        folder = os.path.join(place, "codl-" + build)
         if not os.path.isdir(folder):
             partial = f"{folder}.{os.getpid()}.part"
             content.extractall(partial)
@@ -82,13 +97,16 @@ def main() -> int:
     if missing:
         print("packages are missing there: " + ", ".join(missing), file=sys.stderr)
         return 1
-    folder, build = unpacked(archive)
+    place = room(archive)
+    folder, build = unpacked(archive, place)
     # Processes that the agent starts find codl there too.
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = folder + (os.pathsep + rest if rest else "")
     sys.path[0] = folder
-    # The shell of a phone has no home.
-    os.environ.setdefault("CODL_STATE", os.path.dirname(archive))
+    # The shell of a phone has no home: settings are noted, and compiled kernels kept, in this place.
+    os.environ.setdefault("CODL_STATE", place)
+    if not os.access(os.path.expanduser("~"), os.W_OK):
+        os.environ.setdefault("CODL_CACHE", os.path.join(place, "cache"))
     from codl.targets.agent import main as serve
 
     return serve(BEGIN, build)

@@ -15,8 +15,8 @@ from codl import errors
 from codl.errors import CodlError, CodlWarning, DeviceError
 from codl.provenance import VERSION as CODL
 from codl.runtime.child import Child, TimedOutError
-from codl.runtime.frames import Connection, ConnectionEnded, FrameError
-from codl.targets.device_shell import explained
+from codl.runtime.frames import Connection, ConnectionCut, ConnectionEnded, FrameError
+from codl.targets.device_shell import Fix, explained
 from codl.targets.message_base import VERSION, Failed, Hello, Reply, Request, Warned
 from codl.targets.messages import AnyReply, AnyRequest
 
@@ -34,7 +34,14 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class AgentLostError(DeviceError):
-    """An agent crashed, was killed, hung, or said what cannot be understood; it has ended."""
+    """An agent crashed, was killed, hung, or said what cannot be understood; it has ended.
+
+    `is_cut` where the way to it was cut, which is nothing that it did.
+    """
+
+    def __init__(self, message: str, *, is_cut: bool = False) -> None:
+        super().__init__(message)
+        self.is_cut = is_cut
 
 
 @dataclass
@@ -53,7 +60,8 @@ class AgentClient:
 
     `prelude` requests are made of every agent that is started, before anything else: the state that
     one that was lost took with it. `name` is what errors call it. `build` is that of the file which
-    it must come from, if it comes from one; `fixes` say what to do where its last words have a key.
+    it must come from, if it comes from one; `fixes` say what to do where its last words have a key,
+    and one of `cuts` in them means that the way to it was cut.
     """
 
     def __init__(
@@ -65,11 +73,12 @@ class AgentClient:
         environment: Mapping[str, str] | None = None,
         prelude: Sequence[Request] = (),
         build: str = "",
-        fixes: Mapping[str, str] = MappingProxyType({}),
+        fixes: Mapping[str, Fix] = MappingProxyType({}),
+        cuts: Sequence[str] = (),
     ) -> None:
         self._command, self._name, self._cores = tuple(command), name, tuple(cores)
         self.prelude, self._environment = list(prelude), environment
-        self._build, self._fixes = build, fixes
+        self._build, self._fixes, self._cuts = build, fixes, tuple(cuts)
         #: So many agents were started; what one knew, the next one does not.
         self.generation = 0
         self._running: _Running | None = None
@@ -203,7 +212,7 @@ class AgentClient:
             return running.connection.receive()
         except TimedOutError:
             raise self._hung() from None
-        except ConnectionEnded as error:
+        except (ConnectionEnded, ConnectionCut) as error:
             raise self._lost("") from error
         except FrameError as error:
             raise self._lost(str(error)) from error
@@ -232,10 +241,13 @@ class AgentClient:
             running.child.kill()
             running.child.close()
             return self._error(f"was ended: {reason}")
-        return self._error(running.child.ending())
+        # One that has spoken was reached: what its libraries wrote is no word of the client.
+        return self._error(running.child.ending(() if running.hello else self._fixes))
 
     def _error(self, problem: str) -> AgentLostError:
-        return AgentLostError(explained(f"{_capital(self._name)} {problem}", self._fixes))
+        is_cut = any(cut in problem for cut in self._cuts)
+        sentence = explained(f"{_capital(self._name)} {problem}", self._fixes)
+        return AgentLostError(sentence, is_cut=is_cut)
 
     def _failure(self, answer: Failed) -> CodlError:
         """The error as the agent raised it; another exception becomes a `DeviceError`."""

@@ -12,7 +12,7 @@ from codl.targets import adb, ssh
 from codl.targets.agent_file import build
 from codl.targets.base import Target
 from codl.targets.checks import Check
-from codl.targets.device_shell import DeviceShell
+from codl.targets.device_shell import DeviceShell, Fix
 from codl.targets.install import launcher
 from codl.targets.local import LocalTarget
 from codl.targets.process import process_target
@@ -92,9 +92,9 @@ register(
 def _behind(shell: DeviceShell, soc: Soc | None) -> Target:
     """The device of a shell, by the agent that was put there."""
     install = f"`codl agent install --serial {shell.serial}` puts this codl's agent there."
-    fixes = {**shell.fixes, **dict.fromkeys(NOT_INSTALLED, install)}
+    fixes: dict[str, Fix] = {**shell.fixes, **dict.fromkeys(NOT_INSTALLED, install)}
     command = shell.command(launcher(shell))
-    return RemoteTarget(shell.serial, command, soc, build=build(), fixes=fixes)
+    return RemoteTarget(shell.serial, command, soc, build=build(), fixes=fixes, cuts=shell.cuts)
 
 
 def connect(serial: str, soc: Soc | None = None) -> Target:

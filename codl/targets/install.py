@@ -13,11 +13,18 @@ from codl.errors import DeviceError
 from codl.targets.agent_file import agent_file
 from codl.targets.device_shell import DeviceShell, ShellError
 
-#: Where a Python may be: in the shell's path, or Termux's.
-PYTHONS = (("python3",), ("/data/data/com.termux/files/usr/bin/python3",))
+#: Where a Python may be: in the shell's path, or Termux's, which root may start, and others where
+#: Termux was built so that it may be debugged.
+PYTHONS = (
+    ("python3",),
+    ("/data/data/com.termux/files/usr/bin/python3",),
+    ("run-as", "com.termux", "files/usr/bin/python3"),
+)
 ARCHIVE, LAUNCHER = "agent.pyz", "agent"
 #: An agent that is put there now finds its Python again by this, whatever the shell's path.
 LAUNCH = '#!/bin/sh\nexec {python} "${{0%/*}}/{archive}" "$@"\n'
+#: Codes of what is not there, may not be started, or is not let in.
+NONE_THERE = (1, 126, 127)
 #: Unpacking codl and asking for packages, on a slow card.
 CHECK_S = 120.0
 #: What each package that may be missing is for.
@@ -100,17 +107,17 @@ def _python(shell: DeviceShell, given: Python | None) -> Python:
         try:
             said = shell.run([*command, "-c", "import sys; print(*sys.version_info[:2])"])
         except ShellError as error:
-            if error.code not in (126, 127):
+            if error.code not in NONE_THERE:
                 raise
             tried.append(shlex.join(command))
             continue
-        version = tuple(map(int, said.split()))
+        version = tuple(int(word) for word in said.split()[:2] if word.isdigit())
         if version >= (3, 10):
             return command
-        tried.append(f"{shlex.join(command)} ({'.'.join(map(str, version))})")
+        tried.append(f"{shlex.join(command)} ({'.'.join(map(str, version)) or 'no Python'})")
     raise DeviceError(
         f"There is no Python 3.10 or later on {shell.serial!r}; tried {', '.join(tried)}. Install "
-        "one (in Termux: `pkg install python`), or say how it is started by --python."
+        "one, or say how it is started by --python. Where adb may not start Termux's, its sshd can."
     )
 
 

@@ -43,6 +43,7 @@ from codl.targets.check_messages import (
     Paced,
 )
 from codl.targets.client import AgentClient, AgentLostError
+from codl.targets.device_shell import Fix
 from codl.targets.fact_messages import FactsMeasured, MeasureFacts
 from codl.targets.info import ColdStart, TargetInfo
 from codl.targets.measure_messages import (
@@ -97,8 +98,8 @@ from codl.targets.remote_models import RemoteModel, RemotePeer
 class RemoteTarget:
     """What an agent behind `command` measures and runs; `command` speaks frames over its pipes.
 
-    It is the same for a child of this process and for a device over ssh or adb. `build` and `fixes`
-    are as an `AgentClient` takes them.
+    It is the same for a child of this process and for a device over ssh or adb. `build`, `fixes`
+    and `cuts` are as an `AgentClient` takes them.
     """
 
     def __init__(
@@ -108,13 +109,18 @@ class RemoteTarget:
         soc: Soc | None = None,
         *,
         build: str = "",
-        fixes: Mapping[str, str] = MappingProxyType({}),
+        fixes: Mapping[str, Fix] = MappingProxyType({}),
+        cuts: Sequence[str] = (),
     ) -> None:
         self.serial, self._soc = serial, soc
-        self._start = partial(RemoteTarget, serial, command, soc, build=build, fixes=fixes)
+        self._start = partial(
+            RemoteTarget, serial, command, soc, build=build, fixes=fixes, cuts=cuts
+        )
         prelude = () if soc is None else (Open(at_hand(soc)),)
         name = f"the agent of {serial!r}"
-        self.agent = AgentClient(command, name=name, prelude=prelude, build=build, fixes=fixes)
+        self.agent = AgentClient(
+            command, name=name, prelude=prelude, build=build, fixes=fixes, cuts=cuts
+        )
 
     @property
     def soc(self) -> LocalSoc:
@@ -168,7 +174,8 @@ class RemoteTarget:
                 limit_s=Measure.limit_s + 4 * batch.rounds.span_s,
             )
         except AgentLostError as error:
-            suspects = tuple(batch.tasks[index] for index in progress.suspects)
+            guilty = () if error.is_cut else progress.suspects
+            suspects = tuple(batch.tasks[index] for index in guilty)
             return BatchResult((), (), lost=str(error), suspects=suspects)
         rows = tuple(_measurement(batch.tasks, one) for one in answer.rows)
         return BatchResult(rows, answer.anchors, conditions=answer.conditions)
@@ -351,8 +358,8 @@ class _RemoteSearch:
             self.progress(event.done, event.total, event.seconds_left)
 
     def rest(self, error: AgentLostError) -> list[TuneTask]:
-        """The tasks behind the one that an agent was lost with; raises where it was none."""
-        if self.current is None:
+        """The tasks behind the one that took the agent down; raises where none did."""
+        if self.current is None or error.is_cut:
             raise error
         self.failures.append(Failure(self.tasks[self.current], str(error), ()))
         done = {result.key for result in self.results} | {f.task.key for f in self.failures}

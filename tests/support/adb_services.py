@@ -1,0 +1,221 @@
+"""What a device does on the streams that are opened to it: commands run here, files lie here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import struct
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from support.adb_wire import word
+
+#: Packets of `shell,v2`: a kind, the length, and so many bytes.
+PACKET = struct.Struct("<BI")
+STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN = range(5)
+#: Requests to `sync:` and answers: four letters and a length, or another number.
+SYNC = struct.Struct("<II")
+STATUS, ENTRY = struct.Struct("<IIII"), struct.Struct("<IIIII")
+PIECE = 64 << 10
+
+
+class Stream(Protocol):
+    """One of the streams of a connection."""
+
+    async def read(self) -> bytes:
+        """What came next; none at the end. Only then may the other side send more."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send, and wait until the other side has taken it; raises `EOFError` where it went."""
+        ...
+
+
+class Buffered:
+    """Reads exactly so many bytes of a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._rest = stream, b""
+
+    async def exactly(self, size: int) -> bytes:
+        """So many bytes; raises `EOFError` where the stream ends before."""
+        while len(self._rest) < size:
+            piece = await self._stream.read()
+            if not piece:
+                raise EOFError
+            self._rest += piece
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
+class Trap:
+    """Ends the device while a command says a text: it is there no more, in the middle of a word."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._text = file.read_bytes() if file.exists() else b""
+        self._seen = b""
+
+    def before_end(self, data: bytes) -> bytes | None:
+        """What is still sent of some output; None where the device goes on."""
+        if not self._text:
+            return None
+        before, self._seen = len(self._seen), self._seen + data
+        at = self._seen.find(self._text)
+        self._seen = self._seen if at >= 0 else self._seen[-len(self._text) :]
+        if at < 0:
+            return None
+        self._file.unlink(missing_ok=True)
+        return data[: max(0, at - before) + len(self._text) // 2]
+
+
+class Died(Exception):  # noqa: N818 (an end is no defect)
+    """The device is to be there no more."""
+
+
+class Commands:
+    """The commands that run on a device, in its environment."""
+
+    def __init__(self, environment: Mapping[str, str], trap: Path) -> None:
+        self._environment, self._trap = dict(environment), trap
+        self._running: set[Process] = set()
+
+    async def run(self, stream: Stream, text: str) -> None:
+        """Run a line of shell text, whose input, outputs and exit code are packets."""
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            text,
+            cwd="/",
+            env=self._environment,
+            start_new_session=True,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        self._running.add(process)
+        feeding, trap = asyncio.create_task(_feed(stream, process)), Trap(self._trap)
+        try:
+            await asyncio.gather(
+                _pass_on(stream, process.stdout, STDOUT, trap),
+                _pass_on(stream, process.stderr, STDERR, trap),
+            )
+            code = await process.wait()
+            code = 128 - code if code < 0 else code
+            await stream.write(PACKET.pack(EXIT, 1) + bytes([code]))
+        finally:
+            feeding.cancel()
+            end(process, signal.SIGHUP)
+            self._running.discard(process)
+
+    def kill(self) -> None:
+        """End them all, as a device does that loses its power."""
+        for process in self._running:
+            end(process, signal.SIGKILL)
+
+
+def end(process: Process, by: signal.Signals) -> None:
+    """Send a command that still runs a signal, and what it started."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, by)
+
+
+async def _feed(stream: Stream, process: Process) -> None:
+    """Give a command what comes for it; the stream's end, or its other side's, ends its input."""
+    received, given = Buffered(stream), process.stdin
+    try:
+        while given is not None:
+            kind, size = PACKET.unpack(await received.exactly(PACKET.size))
+            data = await received.exactly(size)
+            if kind == CLOSE_STDIN:
+                given.close()
+            elif kind == STDIN:
+                with suppress(ConnectionError):  # it reads no more, which is its own affair
+                    given.write(data)
+                    await given.drain()
+    except EOFError:
+        pass
+    end(process, signal.SIGHUP)
+
+
+async def _pass_on(
+    stream: Stream, output: asyncio.StreamReader | None, kind: int, trap: Trap
+) -> None:
+    """Send what a command says."""
+    while output is not None and (data := await output.read(PIECE)):
+        last = trap.before_end(data)
+        data = data if last is None else last
+        await stream.write(PACKET.pack(kind, len(data)) + data)
+        if last is not None:
+            raise Died
+
+
+async def sync(stream: Stream) -> None:
+    """Serve files: the state of one, a folder's list, to take one and to give one."""
+    received = Buffered(stream)
+    while True:
+        request, size = SYNC.unpack(await received.exactly(SYNC.size))
+        if request == word(b"QUIT"):
+            return
+        path = os.fsdecode(await received.exactly(size))
+        try:
+            if request == word(b"STAT"):
+                await stream.write(_status(path))
+            elif request == word(b"LIST"):
+                await stream.write(_entries(path))
+            elif request == word(b"RECV"):
+                await _give(stream, Path(path))
+            elif request == word(b"SEND"):
+                await _take(stream, received, path)
+            else:
+                raise OSError(f"unknown request {request:#x}")
+        except OSError as error:
+            text = (error.strerror or str(error)).encode()
+            await stream.write(SYNC.pack(word(b"FAIL"), len(text)) + text)
+
+
+def _status(path: str) -> bytes:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return STATUS.pack(word(b"STAT"), 0, 0, 0)
+    size, changed = found.st_size & 0xFFFFFFFF, int(found.st_mtime)
+    return STATUS.pack(word(b"STAT"), found.st_mode, size, changed)
+
+
+def _entries(path: str) -> bytes:
+    listed = b""
+    for entry in sorted(os.scandir(path), key=lambda own: own.name):
+        found, name = entry.stat(follow_symlinks=False), os.fsencode(entry.name)
+        size, changed = found.st_size & 0xFFFFFFFF, int(found.st_mtime)
+        listed += ENTRY.pack(word(b"DENT"), found.st_mode, size, changed, len(name)) + name
+    return listed + ENTRY.pack(word(b"DONE"), 0, 0, 0, 0)
+
+
+async def _give(stream: Stream, path: Path) -> None:
+    with path.open("rb") as file:
+        while data := file.read(PIECE):
+            await stream.write(SYNC.pack(word(b"DATA"), len(data)) + data)
+    await stream.write(SYNC.pack(word(b"DONE"), 0))
+
+
+async def _take(stream: Stream, received: Buffered, given: str) -> None:
+    """Write a file; all of it is read also where it cannot be written, as the protocol wants."""
+    name, _, mode = given.rpartition(",")
+    content, kind, size = [], 0, 0
+    while kind != word(b"DONE"):
+        kind, size = SYNC.unpack(await received.exactly(SYNC.size))
+        if kind == word(b"DATA"):
+            content.append(await received.exactly(size))
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(content))
+    path.chmod(stat.S_IMODE(int(mode)))
+    os.utime(path, (size, size))
+    await stream.write(SYNC.pack(word(b"OKAY"), 0))

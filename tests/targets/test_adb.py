@@ -1,0 +1,305 @@
+"""Doubles of phones over adb: the real client and server, and devices that are this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from support import adb as bridge
+from support.adb import Double, Server
+from support.adb_device import ALLOWED, ASKED, MODEL, TRAP
+from typer.testing import CliRunner
+
+from codl.cli.app import app
+from codl.errors import DeviceError
+from codl.frontend.models.builder import ModelBuilder
+from codl.ir import parse
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset
+from codl.measure.tasks import make_tasks
+from codl.measure.timing import Rounds
+from codl.runtime import cache
+from codl.runtime.placement import LocalSoc
+from codl.targets import adb, install
+from codl.targets.client import AgentLostError
+from codl.targets.connect import connect
+from codl.targets.device_shell import ShellError
+from codl.targets.remote import RemoteTarget
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(bridge.CLIENT is None, reason="there is no adb here"),
+]
+
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
+OPS = [parse("pooling in=1x32x10x10 kernel=2x2 stride=2"), parse("fc in=1x32x5x5 oc=40")]
+#: More than any buffer on the way holds.
+LARGE = os.urandom(64 << 20)
+Plug = Callable[..., Double]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with bridge.serving(tmp_path_factory.mktemp("adb")) as own:
+        yield own
+
+
+@pytest.fixture
+def plug(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
+    """Starts doubles and connects them to the server, which codl's clients find."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(adb, "FOLDER", str(tmp_path / "phone" / "codl"))
+    doubles: list[Double] = []
+
+    def start(*options: str, name: str = "phone") -> Double:
+        own = {cache.VARIABLE: os.environ[cache.VARIABLE]}
+        doubles.append(Double(tmp_path / name, options, environment=own))
+        doubles[-1].start()
+        server.connect(doubles[-1])
+        return doubles[-1]
+
+    yield start
+    for double in doubles:
+        double.stop()
+        server.run("disconnect", double.serial)
+
+
+@pytest.fixture
+def phone(plug: Plug) -> Double:
+    """One with the agent."""
+    double = plug()
+    install.install(adb.shell_of(double.serial), [sys.executable])
+    return double
+
+
+def codl(*arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+# The real client with the double.
+
+
+def test_bytes_arrive_as_they_are(server: Server, plug: Plug) -> None:
+    serial = plug().serial
+    for content in (bytes(range(256)) * 3, b"\r\n\n\r\x04\x1a\0", LARGE):
+        done = server.run("-s", serial, "shell", "-T", "cat", given=content)
+        assert (done.returncode, done.stdout == content, done.stderr) == (0, True, b"")
+
+
+def test_outputs_and_codes_are_apart(server: Server, plug: Plug) -> None:
+    serial = plug().serial
+    done = server.run("-s", serial, "shell", "-T", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+    assert server.run("-s", serial, "shell", "-T", "kill -9 $$").returncode == 137
+    assert server.run("-s", serial, "shell", "getprop ro.product.model").stdout.strip() == (
+        MODEL.encode()
+    )
+
+
+def test_files_are_pushed_and_pulled(server: Server, plug: Plug, tmp_path: Path) -> None:
+    serial, here, there = plug().serial, tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "large").write_bytes(LARGE)
+    (here / "small").write_bytes(b"a\r\n")
+    assert server.run("-s", serial, "push", f"{here}/.", str(there)).returncode == 0
+    assert server.run("-s", serial, "pull", str(there), str(tmp_path / "back")).returncode == 0
+    for own in here.iterdir():
+        assert (tmp_path / "back" / own.name).read_bytes() == own.read_bytes()
+    failed = server.run("-s", serial, "pull", "/no/such", str(tmp_path))
+    assert failed.returncode == 1
+    assert b"'/no/such'" in failed.stdout + failed.stderr
+
+
+def test_a_program_that_does_not_read_holds_up_nobody_else(plug: Plug, tmp_path: Path) -> None:
+    shell, gate = adb.shell_of(plug().serial), tmp_path / "gate"
+    os.mkfifo(gate)
+    said: list[bytes] = []
+    waiting = ["sh", "-c", f"read line < {gate}; wc -c"]
+    slow = Thread(target=lambda: said.append(shell.run(waiting, given=LARGE)))
+    slow.start()
+    assert shell.run(["echo", "meanwhile"]) == b"meanwhile\n"
+    gate.write_text("now\n")
+    slow.join(60.0)
+    assert int(said[0]) == len(LARGE)
+
+
+def test_the_end_of_the_input_arrives(plug: Plug) -> None:
+    shell = adb.shell_of(plug().serial)
+    with subprocess.Popen(
+        shell.command(["sh", "-c", "cat; echo end"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(b"begin\n")
+        client.stdin.close()
+        assert client.stdout.read() == b"begin\nend\n"
+
+
+# What codl makes of it.
+
+
+def test_from_an_empty_device_to_a_table(
+    plug: Plug, tmp_path: Path, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
+    write_model(tmp_path / "small.onnx")
+    serial = plug().serial
+    done = codl("agent", "install", "--serial", serial, "--python", sys.executable)
+    assert (done["is_new"], done["missing"]) == (True, [])
+    assert not codl("agent", "install", "--serial", serial, "--python", sys.executable)["is_new"]
+    codl("soc", "detect", "--serial", serial, "--name", "there", "--device",
+         first_soc.placement.icd)  # fmt: skip
+    given = ["--soc", "there", "--serial", serial]
+    collected = codl("collect", *given, "--ops", "small.onnx", "--shares", "0.5,1")
+    assert (collected["failed"], collected["left"]) == (0, 0)
+    (run,) = Dataset.of("there", Path("lat_datasets")).manifest()["runs"].values()
+    assert run["serial"] == serial
+    assert codl("train", "--soc", "there", "--predictor", "codl_linear")["predictors"]
+    plan = ["--predictor", "codl_linear"]
+    result = codl("eval", *given, "--models", "small.onnx", "--strategies", "cpu,codl", *plan,
+                  "--seconds", "0.1")  # fmt: skip
+    assert [row["status"] for row in result["rows"]] == ["ok", "ok"]
+    assert all(row["cosine"] > 0.999 for row in result["rows"])
+    assert codl("run", "small.onnx", *given, "--rounds", "3", *plan)["latency_ms"]["median"] > 0
+
+
+def write_model(path: Path) -> None:
+    b = ModelBuilder("small")
+    x = b.input("image", (1, 3, 16, 16))
+    for oc in (16, 24):
+        x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
+    b.output(b.fully_connected(b.flatten(x), 10))
+    path.write_bytes(b.build().SerializeToString())
+
+
+def test_a_device_that_is_not_there_is_told_from_those_that_are(plug: Plug) -> None:
+    there = plug().serial
+    listed = rf"not found\. `adb devices` lists .*{there} \(device\)"
+    with closing(connect("nosuch1")) as target, pytest.raises(DeviceError, match=listed):
+        target.describe()
+    with pytest.raises(ShellError, match="`adb connect 10.0.0.1:5555` reaches it"):
+        adb.shell_of("10.0.0.1:5555").run(["true"])
+
+
+def test_an_unauthorised_device(server: Server, plug: Plug, tmp_path: Path) -> None:
+    phone = plug("--locked")
+    asked = pytest.raises(DeviceError, match=r"unauthorized\. Unlock the device's screen")
+    with asked:
+        install.install(adb.shell_of(phone.serial), [sys.executable])
+    with closing(connect(phone.serial)) as target, asked:
+        target.describe()
+    (phone.folder / ASKED).rename(phone.folder / ALLOWED)  # its user allows it
+    server.connect(phone)
+    assert adb.shell_of(phone.serial).run(["echo", "allowed"]) == b"allowed\n"
+
+
+def test_an_android_that_is_too_old(plug: Plug) -> None:
+    with pytest.raises(ShellError, match="Android 7 or later"):
+        adb.shell_of(plug("--features", "cmd").serial).run(["true"])
+
+
+def test_a_dead_device_beside_another(phone: Double, plug: Plug) -> None:
+    other = plug(name="other")
+    with closing(connect(phone.serial)) as alive, closing(connect(other.serial)) as dead:
+        alive.describe()
+        other.stop()
+        with pytest.raises(AgentLostError, match=other.serial) as lost:
+            dead.describe()
+        assert lost.value.is_cut
+        alive.describe()
+
+
+def test_an_answer_that_was_cut_is_none(phone: Double) -> None:
+    shell = adb.shell_of(phone.serial)
+    (phone.folder / TRAP).write_text("tomorrow")
+    with pytest.raises(ShellError, match="The device went away") as error:
+        shell.run(["echo", "today and tomorrow"])
+    assert error.value.code == -1
+
+
+@pytest.mark.parametrize("word", ['"Building"', '"Timing"', '"Measured"'])
+def test_a_device_that_vanishes_in_the_middle_of_a_row(
+    server: Server, phone: Double, first_soc: LocalSoc, tmp_path: Path, word: str
+) -> None:
+    dataset, tasks = Dataset(tmp_path / "there"), make_tasks(OPS, first_soc, [0.5, 1.0])
+    with closing(connect(phone.serial, first_soc)) as target:
+        collect(target, dataset, tasks[:2], rounds=QUICK)
+        (phone.folder / TRAP).write_text(word)
+        cut = pytest.raises(DeviceError, match=r"The device went away.* go on by --resume\.$")
+        with cut:
+            collect(target, dataset, tasks, rounds=QUICK, resume=True)
+        phone.wait()
+        with pytest.raises(DeviceError):
+            collect(target, dataset, tasks, rounds=QUICK, resume=True)
+        phone.start()
+        server.connect(phone)
+        done = collect(target, dataset, tasks, rounds=QUICK, resume=True)
+    assert (done.left, done.failed) == (0, 0)
+    for name, table in dataset.tables().items():
+        rows = table.read()
+        assert Counter(row.key for row in rows) == Counter(
+            {task.key for task in tasks if name in task.tables}
+        )
+        assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_device_that_was_started_anew(server: Server, phone: Double) -> None:
+    with closing(connect(phone.serial)) as target:
+        before = target.describe()
+        phone.stop()
+        phone.start()
+        server.connect(phone)
+        with pytest.raises(AgentLostError, match="was started anew"):
+            target.describe()
+        assert target.describe() == before
+
+
+def test_a_crash_is_no_cut(phone: Double) -> None:
+    shell = adb.shell_of(phone.serial)
+    command = shell.command(["sh", "-c", "kill -SEGV $$"])
+    with (
+        closing(RemoteTarget(phone.serial, command, fixes=shell.fixes, cuts=shell.cuts)) as target,
+        pytest.raises(AgentLostError, match="ended with code 139") as lost,
+    ):
+        target.describe()
+    assert not lost.value.is_cut
+
+
+def test_an_agent_of_another_codl_is_refused(
+    phone: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codl.targets.connect.build", lambda: "0123")
+    refused = rf"of another codl .*`codl agent install --serial {phone.serial}`"
+    with closing(connect(phone.serial)) as target, pytest.raises(AgentLostError, match=refused):
+        target.describe()
+
+
+def test_a_python_of_another_user(plug: Plug) -> None:
+    """As Termux's is, where `run-as` lets the shell's user be Termux's."""
+    phone = plug()
+    tool, app_folder = phone.folder / "bin" / "run-as", phone.folder / "com.termux"
+    python = app_folder / "files" / "usr" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    tool.write_text(f'#!/bin/sh\ncd {phone.folder}/"$1" || exit 1\nshift\nexec "$@"\n')
+    tool.chmod(0o755)
+    (phone.folder / "bin" / "python3").write_text("#!/bin/sh\nexit 127\n")
+    (phone.folder / "bin" / "python3").chmod(0o755)
+    assert install.install(adb.shell_of(phone.serial)).is_new
+    with closing(connect(phone.serial)) as target:
+        assert target.describe().cpu.cores
