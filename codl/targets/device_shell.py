@@ -16,9 +16,9 @@ from codl.runtime.child import telling
 
 #: Writes its input beside a file and moves it there, so that a cut connection leaves no half file.
 WRITE = 'cat > "$0.part" && mv "$0.part" "$0"'
-#: Says on the error stream that a command has ended there, and how.
-END = "codl: ended"
-SAY_END = f'; code=$?; echo "{END}" >&2; exit $code'
+#: Said behind all that a command says, so that an output which was cut is known by its lack.
+END = b"codl: ended"
+SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
 
 
 #: What to do: a sentence, or what looks around and says one.
@@ -72,14 +72,14 @@ class DeviceShell:
         except subprocess.TimeoutExpired:
             problem = f"{arguments[0]!r} on {self.serial!r} took longer than {limit_s:g} s."
             raise ShellError(problem, -1) from None
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        has_ended = not self.is_silent or END in said
+        has_ended = not self.is_silent or done.stdout.endswith(END)
         if done.returncode or not has_ended:
-            lines = [line for line in said if line != END] or ["it said nothing"]
+            said = done.stderr.decode(errors="replace").strip()
+            lines = said.splitlines() or ["it said nothing"]
             problem = f"{arguments[0]!r} on {self.serial!r} ended with code {done.returncode}"
             sentence = self.explained(f"{problem}: {telling(lines, self.fixes).strip()}")
             raise ShellError(sentence, done.returncode if has_ended else -1)
-        return done.stdout
+        return done.stdout.removesuffix(END) if self.is_silent else done.stdout
 
     def write(self, path: str, content: bytes) -> None:
         """Put a whole file in its place at once; raises `ShellError`."""

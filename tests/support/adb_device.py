@@ -64,6 +64,7 @@ class Stream:
 
     def __init__(self, writer: StreamWriter, own: int, other: int) -> None:
         self._writer, self._own, self._other = writer, own, other
+        self._number = 0  # a stream that was never opened has none
         self._incoming: asyncio.Queue[bytes] = asyncio.Queue()
         self._may_write = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -85,6 +86,7 @@ class Stream:
 
     def open(self) -> None:
         """Say that it is there."""
+        self._number = self._own
         self._send(adb_wire.OKAY)
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Stream:
             self._send(adb_wire.OKAY)
 
     def _send(self, command: int, payload: bytes = b"") -> None:
-        adb_wire.send(self._writer, Message(command, self._own, self._other, payload))
+        adb_wire.send(self._writer, Message(command, self._number, self._other, payload))
 
 
 class Connection:
@@ -181,7 +183,7 @@ class Connection:
         kind, _, argument = service.partition(":")
         name, *options = kind.split(",")
         try:
-            if name == "shell" and {"v2", "raw"} <= {*options}:
+            if name == "shell" and "v2" in options and "pty" not in options:
                 stream.open()
                 await self._commands.run(stream, argument)
             elif name == "sync":

@@ -54,24 +54,23 @@ class Buffered:
 
 
 class Trap:
-    """Ends the device while a command says a text: it is there no more, in the middle of a word."""
+    """A file with a text: at it, the device is there no more, once a command has said half of it."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._text = file.read_bytes() if file.exists() else b""
-        self._seen = b""
+        self._file, self._seen = file, b""
 
     def before_end(self, data: bytes) -> bytes | None:
         """What is still sent of some output; None where the device goes on."""
-        if not self._text:
+        if not self._file.exists():
             return None
-        before, self._seen = len(self._seen), self._seen + data
-        at = self._seen.find(self._text)
-        self._seen = self._seen if at >= 0 else self._seen[-len(self._text) :]
+        text, before = self._file.read_bytes(), len(self._seen)
+        self._seen += data
+        at = self._seen.find(text)
         if at < 0:
+            self._seen = self._seen[-len(text) :]
             return None
-        self._file.unlink(missing_ok=True)
-        return data[: max(0, at - before) + len(self._text) // 2]
+        self._file.unlink()
+        return data[: max(0, at - before) + len(text) // 2]
 
 
 class Died(Exception):  # noqa: N818 (an end is no defect)
