@@ -30,6 +30,7 @@ FIXES = {
     "unauthorized": "Unlock the device's screen and allow this computer to debug.",
     "still authorizing": "Unlock the device's screen and allow this computer to debug.",
     "offline": "Plug it in again, or `adb reconnect offline`.",
+    "no permissions": "This user may not open its USB device: add adb's udev rules.",
     "permissions for device": "This user may not open its USB device: add adb's udev rules.",
     "supports allocating a pty": "codl needs Android 7 or later.",
     "connect to daemon": "The adb server does not start: `adb start-server` says why.",

@@ -103,7 +103,7 @@ def main() -> int:
     rest = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = folder + (os.pathsep + rest if rest else "")
     sys.path[0] = folder
-    # The shell of a phone has no home: settings are noted, and compiled kernels kept, in this place.
+    # A phone's shell has no home: settings are noted, and compiled kernels kept, in this place.
     os.environ.setdefault("CODL_STATE", place)
     if not os.access(os.path.expanduser("~"), os.W_OK):
         os.environ.setdefault("CODL_CACHE", os.path.join(place, "cache"))

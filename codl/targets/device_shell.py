@@ -28,12 +28,13 @@ Fix: TypeAlias = str | Callable[[], str]
 class ShellError(DeviceError):
     """A command failed on a device, or the client did not get there.
 
-    `code` is the command's exit code, or -1 where it is known that there is none.
+    `code` is the command's exit code, or -1 where it is known that there is none; `fix` is what can
+    be done, where that is known.
     """
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
+    def __init__(self, problem: str, code: int, fix: str = "") -> None:
+        super().__init__(f"{problem} {fix}".strip())
+        self.problem, self.code, self.fix = problem, code, fix
 
 
 @dataclass(frozen=True)
@@ -76,22 +77,23 @@ class DeviceShell:
         if done.returncode or not has_ended:
             said = done.stderr.decode(errors="replace").strip()
             lines = said.splitlines() or ["it said nothing"]
-            problem = f"{arguments[0]!r} on {self.serial!r} ended with code {done.returncode}"
-            sentence = self.explained(f"{problem}: {telling(lines, self.fixes).strip()}")
-            raise ShellError(sentence, done.returncode if has_ended else -1)
+            ending = f"{arguments[0]!r} on {self.serial!r} ended with code {done.returncode}"
+            problem = f"{ending}: {telling(lines, self.fixes).strip().rstrip('.')}."
+            code = done.returncode if has_ended else -1
+            raise ShellError(problem, code, fix_of(problem, self.fixes))
         return done.stdout.removesuffix(END) if self.is_silent else done.stdout
 
     def write(self, path: str, content: bytes) -> None:
         """Put a whole file in its place at once; raises `ShellError`."""
         self.run(["sh", "-c", WRITE, path], given=content, limit_s=600.0)
 
-    def explained(self, problem: str) -> str:
-        """A problem with what can be done about it, where that is known."""
-        return explained(problem, self.fixes)
-
 
 def explained(problem: str, fixes: Mapping[str, Fix]) -> str:
-    """A sentence about a problem, and the fix of the first key that it contains."""
-    sentence = problem.rstrip(".") + "."
+    """A sentence about a problem, and what can be done about it, where that is known."""
+    return f"{problem.rstrip('.')}. {fix_of(problem, fixes)}".strip()
+
+
+def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
+    """The fix of the first key that a problem contains; empty where it has none."""
     fix = next((fix for key, fix in fixes.items() if key in problem), "")
-    return f"{sentence} {fix() if callable(fix) else fix}".strip()
+    return fix() if callable(fix) else fix

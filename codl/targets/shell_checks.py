@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from codl.errors import DeviceError
 from codl.targets.checks import Check, Outcome, Patient
-from codl.targets.device_shell import DeviceShell
+from codl.targets.device_shell import DeviceShell, ShellError
 
 LIMIT_S = 30.0
 #: What is written by a shell that runs what it is told.
@@ -36,9 +36,8 @@ def shell_check(name: str, shell_of: Callable[[], DeviceShell], fix: str) -> Che
         shell = shell_of()
         try:
             said = shell.run(["echo", WORD], limit_s=LIMIT_S).decode(errors="replace").strip()
-        except DeviceError as error:
-            known = next((own for own in shell.fixes.values() if own in str(error)), "")
-            yield Outcome(False, str(error).removesuffix(known).strip(), fix=known)
+        except ShellError as error:
+            yield Outcome(False, error.problem, fix=error.fix)
             return
         if said == WORD:
             yield Outcome(True, f"a command ran on {shell.serial}")

@@ -54,7 +54,7 @@ class Buffered:
 
 
 class Trap:
-    """A file with a text: at it, the device is there no more, once a command has said half of it."""
+    """A file with a text: a device is there no more once a command has said half of it."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._seen = file, b""
