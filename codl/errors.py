@@ -11,7 +11,18 @@ from difflib import get_close_matches
 
 
 class CodlError(Exception):
-    """Base of all errors that a user can cause or fix."""
+    """Base of all errors that a user can cause or fix.
+
+    Subclasses may be made from anything, and still go from process to process by their message.
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (type(self), self.args), self.__dict__ or None
+
+
+def _again(cls: type[CodlError], arguments: tuple[object, ...]) -> CodlError:
+    """An error as it was pickled: its message is made already."""
+    return cls.__new__(cls, *arguments)
 
 
 class CodlWarning(UserWarning):

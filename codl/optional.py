@@ -31,21 +31,24 @@ PURPOSES: Mapping[str, str] = {
     "report": "reports",
     "train": "predictors and tables of data",
     "peers": "comparing with other libraries",
+    "dask": "sharing work with a Dask cluster",
 }
 #: Extras that `codl[all]` does not bring.
-OPTIONAL = ("peers",)
+OPTIONAL = ("dask", "peers")
 #: The modules that an extra brings, and the names that they are installed by.
 PACKAGES: Mapping[str, Mapping[str, str]] = {
     "cli": {"rich": "rich", "typer": "typer"},
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
     "report": {"jinja2": "jinja2", "matplotlib": "matplotlib"},
     "train": {
+        "joblib": "joblib",
         "lightgbm": "lightgbm",
         "pandas": "pandas",
         "scipy": "scipy",
         "sklearn": "scikit-learn",
     },
     "peers": {"MNN": "MNN", "openvino": "openvino"},
+    "dask": {"dask": "dask", "distributed": "dask"},
 }
 
 

@@ -59,9 +59,9 @@ def load_plugin(folder: str | Path) -> ModuleType:
             path, f"another module is called {path.name!r} ({loaded.__file__}): rename the folder."
         )
     module = loaded or _import(path)
-    listed = _listed()
-    if path not in listed:
-        os.environ[VARIABLE] = os.pathsep.join(map(str, [*listed, path]))
+    known = listed()
+    if path not in known:
+        os.environ[VARIABLE] = os.pathsep.join(map(str, [*known, path]))
     return module
 
 
@@ -75,11 +75,12 @@ def load_installed() -> None:
     for entry in entry_points(group=GROUP):
         if entry.module not in sys.modules:
             _load(entry)
-    for path in _listed():
+    for path in listed():
         load_plugin(path)
 
 
-def _listed() -> list[Path]:
+def listed() -> list[Path]:
+    """The folders of plugins that were loaded by them, or are to be."""
     given = os.environ.get(VARIABLE, "").split(os.pathsep)
     return [Path(folder).resolve() for folder in given if folder]
 

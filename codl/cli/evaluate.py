@@ -20,10 +20,10 @@ from codl.cli.options import (
     PredictorsOption,
     SerialOption,
     SocOption,
+    read_models,
 )
 from codl.cli.output import emit, note
 from codl.errors import CodlError
-from codl.frontend.models import choices
 from codl.ir.results import TimeSpan
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C, low_battery
@@ -80,8 +80,8 @@ def evaluate_strategies(
 ) -> None:
     """Compare strategies on models: measured in turns in one run, with outputs checked.
 
-    Peers are other libraries (`pip install codl[peers]`). Each has a process of its own and all the
-    cores that both processors have together. Where the OpenCL device is a CPU, they include
+    Peers are other libraries (the extra `peers`). Each has a process of its own and all the cores
+    that both processors have together. Where the OpenCL device is a CPU, they include
     `opencl-all`: codl's own kernels on all cores.
 
     Rows carry temperature, clocks and battery, and which processors were throttled. A hot device is
@@ -108,7 +108,7 @@ def evaluate_strategies(
     with closing(connect(serial, described)) as target:
         sensors = [sensor.name for sensor in target.describe().sensors]
         cooling = control(target, governor, cool_down, hot)
-        for model in [name for text in models.split(",") for name in choices(text)]:
+        for model in read_models(models):
             now = target.conditions()
             if reason := low_battery(now):
                 break

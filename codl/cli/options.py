@@ -14,12 +14,13 @@ from codl.cli.base_options import OutputOption as OutputOption
 from codl.cli.base_options import SerialOption as SerialOption
 from codl.cli.base_options import read_seconds as read_seconds
 from codl.errors import CodlError
-from codl.frontend.models import BUILT_IN
+from codl.frontend.models import BUILT_IN, choices
 from codl.ir import Op, parse
 from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
 from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
+from codl.workers import Workers
 
 MODELS = (
     f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
@@ -49,6 +50,13 @@ PriorityOption = Annotated[
 ]
 
 ModelArgument = Annotated[str, typer.Argument(help=f"{MODELS}.")]
+ModelsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help=f"{MODELS}. Several stand apart, or have commas between them.",
+    ),
+]
 BatchOption = Annotated[
     int | None,
     typer.Option(
@@ -89,11 +97,49 @@ ToPredictorsOption = Annotated[Path, typer.Option("-o", "--output", help=PREDICT
 DATASETS = "Where datasets lie, a folder for each SoC."
 DatasetsOption = Annotated[Path, typer.Option("--dataset", help=DATASETS)]
 ToDatasetsOption = Annotated[Path, typer.Option("-o", "--output", help=DATASETS)]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Processes of this machine that share the work."),
+]
+DaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dask",
+        metavar="ADDRESS",
+        help="Share the work with the workers of a Dask cluster instead: the address of its "
+        "scheduler, such as tcp://host:8786.",
+    ),
+]
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", help="Stop after this time, such as 90s, 10m or 1h.")
 ]
 
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
+
+
+def read_models(*given: str) -> list[str]:
+    """Every model that is named, once: some have commas between them, and deployment files several.
+
+    Raises `CodlError` where none is named.
+    """
+    names = [name for text in given for name in ([text] if Path(text).is_file() else _parts(text))]
+    models = list(dict.fromkeys(model for name in names for model in choices(name)))
+    if not models:
+        raise CodlError(f"Name at least one model, such as yolov2; got {', '.join(given)!r}.")
+    return models
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def read_workers(jobs: int | None, dask: str | None, *, usual: int = 1) -> Workers:
+    """Who shares the work, of --jobs and --dask: by default `usual` processes."""
+    if jobs is not None and dask is not None:
+        raise typer.BadParameter(
+            "a Dask cluster has as many workers as it has.", param_hint="--jobs with --dask"
+        )
+    return Workers(dask=dask) if dask is not None else Workers(jobs or usual)
 
 
 def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from codl.cli.deployed import adapted, deployment_of, strategy_of
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     BatchOption,
+    DaskOption,
     DatasetsOption,
+    JobsOption,
     JsonOption,
-    ModelArgument,
+    ModelsArgument,
     PlacementOption,
     PredictorOption,
     PredictorsOption,
@@ -26,22 +31,30 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_models,
     read_shapes,
+    read_workers,
 )
-from codl.cli.output import emit, note
-from codl.errors import InvalidFileError
-from codl.frontend.convert import load_network
-from codl.ir import Network
+from codl.cli.output import emit, note, progress, warn
+from codl.errors import CodlError
 from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
-from codl.plan import op_placement
+from codl.measure.progress import seconds_left
 from codl.plan.objective import GOALS, Objective
 from codl.plan.search import METHODS
 from codl.predict.names import FOLDER
-from codl.strategies import Context, Strategy, find, ideal
+from codl.strategies import Context, ideal
+from codl.strategies.model_search import (
+    FoundBound,
+    FoundPlan,
+    Outcome,
+    Search,
+    search_models,
+)
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
+from codl.workers import Workers
 
 MethodOption = Annotated[
     str, typer.Option("--search", help=f"How `codl` searches: {', '.join(METHODS)}.")
@@ -56,12 +69,17 @@ MemoryOption = Annotated[
     ),
 ]
 PlanFileOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Write the plan to this file; the plans of several models to this folder.",
+    ),
 ]
 
 
 def search_plan(
-    model: ModelArgument,
+    models: ModelsArgument,
     soc: SocOption,
     serial: SerialOption = "local",
     strategy: StrategyOption = None,
@@ -72,23 +90,40 @@ def search_plan(
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
+    jobs: JobsOption = None,
+    dask: DaskOption = None,
     output: PlanFileOption = None,
     shape: ShapeOption = None,
     every: PlacementOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Find a plan of a model: its chains, their dimensions and ratios.
+    """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
 
     Strategies that run plans to find the best run them on --serial. The strategy `ideal` prints the
     paper's bound, computed from measured ops; it gives no plan.
 
-    [dim]Example:[/dim] codl search yolov2 --soc host -o plan.json
+    Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
+    (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
+    for each, and `failed`, and -o is a folder with a file MODEL.json for each. Where a model has no
+    plan, the others are searched all the same, and the exit code is 1.
+
+    [dim]Examples:[/dim]
+    codl search yolov2 --soc host -o plan.json
+    codl search yolov2,vgg16,bert --soc host --jobs 3 -o plans
+    codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
-    deployed = deployment_of(model)
-    strategy = strategy_of(strategy, deployed)
-    runs = strategy != ideal.NAME and find(strategy).runs_plans
+    names = read_models(*models)
+    files, workers = _files(names, output), read_workers(jobs, dask)
+    deployed = {name: deployment_of(name) for name in names}
+    shapes = read_shapes(shape)
+    searches = [
+        Search(model=name, strategy=strategy_of(strategy, own), batch=batch, shapes=shapes)
+        for name, own in deployed.items()
+    ]
+    _check(searches, workers)
+    runs = any(search.runs_plans for search in searches)
     described = load_local(soc, serial) if runs else socs.load(soc)
-    asked = Context.of(
+    context = Context.of(
         described,
         dataset,
         predictors_folder=predictors,
@@ -97,56 +132,142 @@ def search_plan(
         objective=Objective.of(objective, described, _bytes(memory_limit)),
         note=note,
     )
-    context = adapted(asked, deployed)
-    network = load_network(model, batch, read_shapes(shape))
-    if strategy == ideal.NAME:
-        _show_bound(network, context, as_json=json)
-        return
+    searches = [
+        replace(search, winograd=adapted(context, deployed[search.model]).winograd)
+        for search in searches
+    ]
     with closing(connect(serial, described if runs else None)) as target:
-        on_target = replace(context, target=target)
-        plan, search_ms = _timed_plan(find(strategy), network, on_target)
-    if output is not None:
-        note(f"Wrote {plan.save(output)}")
-    placed = op_placement.predicted(network, plan, context.soc, context.default_cost(network))
-    result = {**plan.to_json(), "search_ms": search_ms}
-    result["placement"] = [asdict(one) for one in placed]
-    result.pop("version")
-
-    def render() -> Group:
-        where = op_placement_table(placed, "predicted", every=every)
-        return Group(plan_table(plan, search_ms), where)
-
-    emit("search", result, render, as_json=json)
+        outcomes = _searched(searches, replace(context, target=target), workers)
+    for file, found in zip(files, outcomes, strict=True):
+        if file is not None and isinstance(found, FoundPlan):
+            note(f"Wrote {found.plan.save(file)}")
+    if len(names) == 1:
+        _show(outcomes[0], every=every, as_json=json)
+    else:
+        _show_all(described.name, dict(zip(names, outcomes, strict=True)), as_json=json)
 
 
 def _bytes(mebibytes: int | None) -> int | None:
     return None if mebibytes is None else mebibytes << 20
 
 
-def _timed_plan(strategy: Strategy, network: Network, context: Context) -> tuple[Plan, float]:
-    """A plan, and the milliseconds that it took to find, without those of loading predictors."""
-    with suppress(InvalidFileError):  # a strategy that needs predictors says which are missing
-        context.cost(strategy.default_predictor)
-    start = perf_counter()
-    plan = strategy.plan(network, context)
-    return plan, 1e3 * (perf_counter() - start)
+def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
+    """Where the plan of each model is written, if it is.
+
+    Raises `CodlError` where several would have to be in one file.
+    """
+    if output is None:
+        return [None for _ in names]
+    if len(names) == 1 and not output.is_dir():
+        return [output]
+    if output.exists() and not output.is_dir():
+        raise CodlError(f"-o must be a folder for the plans of several models, got {output}.")
+    stems = [Path(name.partition("#")[2] or name).stem for name in names]
+    for stem, plans in Counter(stems).items():
+        if plans > 1:
+            same = ", ".join(name for name, own in zip(names, stems, strict=True) if own == stem)
+            raise CodlError(f"The plans of {same} would all be {stem}.json: search them apart.")
+    return [output / f"{stem}.json" for stem in stems]
 
 
-def _show_bound(network: Network, context: Context, *, as_json: bool) -> None:
-    limit = ideal.bound(network, context.soc, context.dataset)
-    keys = ("op", "dim", "gpu_ratio", "latency_ms")
-    layers = [dict(zip(keys, layer, strict=True)) for layer in limit.layers]
-    result = {"model": network.name, "latency_ms": limit.latency_ms, "layers": layers}
-    result |= {"strategy": ideal.NAME, "source": "computed"}
+def _check(searches: Sequence[Search], workers: Workers) -> None:
+    """Raise `CodlError` for what the workers cannot do."""
+    running = next((one.strategy for one in searches if one.runs_plans), None)
+    if running is not None and not workers.are_here:
+        raise CodlError(
+            f"{running} runs plans on the device to find the best, one after the other: leave out "
+            "--jobs and --dask."
+        )
+    if ideal.NAME in (one.strategy for one in searches) and not workers.have_files:
+        raise CodlError(
+            f"{ideal.NAME} is computed from the dataset's files, which a Dask cluster does not "
+            "have: leave out --dask."
+        )
 
-    def render() -> Table:
-        table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {network.name}")
-        for name, dim, ratio, ms in limit.layers:
-            table.add_row(name, dim, f"{ratio:.1f}", f"{ms:.3g}")
-        table.caption = f"{limit.latency_ms:.1f} ms, computed from measured ops, nothing shared"
-        return table
 
-    emit("search", result, render, as_json=as_json)
+def _searched(searches: Sequence[Search], context: Context, workers: Workers) -> list[Outcome]:
+    """What the searches come to; several with a progress bar."""
+    if len(searches) == 1:
+        return search_models(searches, context, workers.at_most(1))
+    start, done = perf_counter(), count(1)
+    with progress(f"Searching on {context.soc.name}") as update:
+
+        def tell() -> None:
+            at = next(done)
+            update(at, len(searches), seconds_left(at, len(searches), perf_counter() - start))
+
+        return search_models(searches, context, workers.at_most(len(searches)), told=tell)
+
+
+def _show(outcome: Outcome, *, every: bool, as_json: bool) -> None:
+    """What the search of one model found; raises the `CodlError` that it ended with."""
+    if isinstance(outcome, CodlError):
+        raise outcome
+
+    def render() -> RenderableType:
+        if isinstance(outcome, FoundBound):
+            return _bound_table(outcome)
+        where = op_placement_table(outcome.placed, "predicted", every=every)
+        return Group(plan_table(outcome.plan, outcome.search_ms), where)
+
+    emit("search", _result(outcome), render, as_json=as_json)
+
+
+def _show_all(soc: str, outcomes: Mapping[str, Outcome], *, as_json: bool) -> None:
+    """What the searches of several models found; raises `CodlError` where one found nothing."""
+    failed = {name: str(one) for name, one in outcomes.items() if isinstance(one, CodlError)}
+    result = {
+        "soc": soc,
+        "plans": [_result(one) for one in outcomes.values() if not isinstance(one, CodlError)],
+        "failed": [{"model": name, "reason": reason} for name, reason in failed.items()],
+    }
+    emit("search", result, lambda: _models_table(soc, outcomes), as_json=as_json)
+    for name, reason in failed.items():
+        warn(f"{name}: {reason}")
+    if failed:
+        raise CodlError(
+            f"{len(failed)} of {len(outcomes)} models have no plan: {', '.join(failed)}."
+        )
+
+
+def _result(found: FoundPlan | FoundBound) -> dict[str, Any]:
+    """What --json holds of one model."""
+    if isinstance(found, FoundBound):
+        keys = ("op", "dim", "gpu_ratio", "latency_ms")
+        layers = [dict(zip(keys, layer, strict=True)) for layer in found.limit.layers]
+        result = {"model": found.model, "latency_ms": found.limit.latency_ms, "layers": layers}
+        return {**result, "strategy": ideal.NAME, "source": "computed"}
+    result = {**found.plan.to_json(), "search_ms": found.search_ms}
+    result["placement"] = [asdict(one) for one in found.placed]
+    result.pop("version")
+    return result
+
+
+def _bound_table(found: FoundBound) -> Table:
+    limit = found.limit
+    table = Table("op", "dim", "GPU ratio", "ms", title=f"Ideal {found.model}")
+    for name, dim, ratio, ms in limit.layers:
+        table.add_row(name, dim, f"{ratio:.1f}", f"{ms:.3g}")
+    table.caption = f"{limit.latency_ms:.1f} ms, computed from measured ops, nothing shared"
+    return table
+
+
+def _models_table(soc: str, outcomes: Mapping[str, Outcome]) -> Table:
+    """A line for every model: its plan in short."""
+    columns = ("model", "strategy", "chains", "on both", "predicted ms", "search ms")
+    table = Table(*columns, title=f"Plans on {soc}", title_justify="left")
+    for name, found in outcomes.items():
+        if isinstance(found, FoundBound):
+            table.add_row(name, ideal.NAME, "-", "-", f"{found.limit.latency_ms:.1f}", "-")
+        elif isinstance(found, FoundPlan):
+            plan = found.plan
+            both = sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)
+            predicted = "-" if plan.predicted_ms is None else f"{plan.predicted_ms:.1f}"
+            counts = (str(len(plan.chains)), str(both))
+            table.add_row(name, plan.strategy, *counts, predicted, f"{found.search_ms:.0f}")
+        else:
+            table.add_row(name, "no plan", *(["-"] * 4))
+    return table
 
 
 def plan_table(plan: Plan, search_ms: float | None = None) -> Table:

@@ -8,8 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from codl.cli.options import DatasetsOption, JsonOption, SocOption, ToPredictorsOption
-from codl.cli.output import emit, note
+from codl.cli.options import (
+    DaskOption,
+    DatasetsOption,
+    JobsOption,
+    JsonOption,
+    SocOption,
+    ToPredictorsOption,
+    read_workers,
+)
+from codl.cli.output import emit, note, progress
 from codl.ir import soc as socs
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
@@ -39,10 +47,6 @@ SeedsOption = Annotated[
     int,
     typer.Option("--seeds", min=1, help="Random divisions into folds; medians are printed."),
 ]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", min=1, help="Processes to train with; one a core by default."),
-]
 
 
 def train_predictors(
@@ -53,6 +57,7 @@ def train_predictors(
     evaluate: EvaluateOption = True,
     seeds: SeedsOption = 3,
     jobs: JobsOption = None,
+    dask: DaskOption = None,
     output: ToPredictorsOption = FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -61,27 +66,34 @@ def train_predictors(
     Accuracy is that on held-out rows, in two ways: by row, and by op shape, with all parts of an op
     in one fold. The second is the one that counts: five folds, medians over --seeds.
 
+    Every predictor of every target is trained apart: by a process on each core, by --jobs of them,
+    or by the workers of a Dask cluster (the extra `dask`). Predictors are the same.
+
     [dim]Examples:[/dim]
     codl train --soc host
     codl train --soc host --predictor codl --no-evaluate
     codl train --soc redmi --like lenovo_k5,vivo_z3
+    codl train --soc host --dask tcp://10.0.0.7:8786
     """
     from codl.predict.training import train
 
     described = socs.load(soc)
     known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
     data = Dataset.found(described.name, dataset)
-    report = train(
-        described,
-        data,
-        tuning_file.read(data, described),
-        predictors=predictor or tuple(ESTIMATORS),
-        folder=output,
-        like=[(other, Dataset.found(other.name, dataset)) for other in known],
-        evaluate=evaluate,
-        seeds=seeds,
-        jobs=jobs or len(os.sched_getaffinity(0)),
-    )
+    workers = read_workers(jobs, dask, usual=len(os.sched_getaffinity(0)))
+    with progress(f"Training on {described.name}") as update:
+        report = train(
+            described,
+            data,
+            tuning_file.read(data, described),
+            predictors=predictor or tuple(ESTIMATORS),
+            folder=output,
+            like=[(other, Dataset.found(other.name, dataset)) for other in known],
+            evaluate=evaluate,
+            seeds=seeds,
+            workers=workers,
+            progress=update,
+        )
     for text in report.notes:
         note(text)
     result = {"soc": described.name, **report.to_json()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Array, Op, Weights
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.region import Shape
 
 
@@ -21,6 +22,12 @@ class Layer:
     inputs: tuple[str, ...]
     output: str
     weights: Weights
+
+    @property
+    def structure(self) -> Layer:
+        """The same without weights, those inside an ONNX model included."""
+        op = replace(self.op, model=b"") if isinstance(self.op, OnnxModel) else self.op
+        return replace(self, op=op, weights={})
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,11 @@ class Network:
         ]
         lines += [f"{name} {holder}" for name, (holder, _) in self.outputs.items()]
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    @property
+    def structure(self) -> Network:
+        """The same without weights: all that planning looks at, and some kilobytes."""
+        return replace(self, layers=tuple(layer.structure for layer in self.layers))
 
     def readers(self, tensor: str) -> list[Layer]:
         return self._readers.get(tensor, [])

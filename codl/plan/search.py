@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from codl.errors import CodlError, UnknownNameError
@@ -99,8 +99,9 @@ def _for_objective(
 
 
 def _weights(network: Network) -> int:
-    """Bytes of all weights."""
-    return sum(int(w.nbytes) for layer in network.layers for w in layer.weights.values())
+    """Bytes of all weights, which need not be there."""
+    shapes = [shape for layer in network.layers for shape in layer.op.weight_shapes.values()]
+    return sum(4 * prod(shape) for shape in shapes)
 
 
 class _Option(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,10 @@ from codl.plan.objective import LATENCY, Objective
 from codl.predict.names import DEFAULT, FOLDER
 from codl.registry import Registry
 from codl.targets.base import Target
+
+
+def _tell_nobody(text: str) -> None:
+    """Where nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Context:
     winograd: bool = True
     target: Target | None = field(default=None, repr=False, compare=False)
     #: Told what goes on where planning takes long.
-    note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
+    note: Callable[[str], None] = field(default=_tell_nobody, repr=False, compare=False)
     #: Predictors that were loaded, which takes longer than a search.
     _loaded: dict[tuple[Soc, str, Path, str], LatencyPredictors] = field(
         default_factory=dict, repr=False, compare=False
@@ -91,6 +96,17 @@ class Context:
         """The same with a GPU whose tensors lie in one of `MEMORY_TYPES` only."""
         gpu = replace(self.soc.gpu, memory_types=(memory,))
         return replace(self, soc=replace(self.soc, gpu=gpu))
+
+    def preload(self, *predictors: str) -> None:
+        """Load predictors, as far as they are trained: whoever needs them says which are not."""
+        for name in predictors:
+            with suppress(InvalidFileError):
+                self.cost(name)
+
+    @property
+    def portable(self) -> Context:
+        """The same as a value that can be pickled: with no target, and nobody is told anything."""
+        return replace(self, target=None, note=_tell_nobody)
 
     @property
     def dataset(self) -> Dataset:

@@ -28,6 +28,7 @@ from codl.predict.folds import connected_groups, row_folds, shape_folds
 from codl.predict.model_set import load
 from codl.predict.names import ESTIMATORS
 from codl.predict.training import TrainReport, train
+from codl.workers import Workers
 
 # What is held out
 
@@ -212,11 +213,17 @@ def test_a_target_without_an_ok_row_is_a_note(trained: tuple[Path, TrainReport])
 def test_training_is_deterministic(
     simulated: Dataset, trained: tuple[Path, TrainReport], tmp_path: Path
 ) -> None:
-    steps: list[tuple[int, int, str]] = []
+    steps: list[tuple[int, int, float]] = []
     report = train(
-        SOC, simulated, folder=tmp_path, seeds=1, jobs=2, progress=lambda *step: steps.append(step)
+        SOC,
+        simulated,
+        folder=tmp_path,
+        seeds=1,
+        workers=Workers(2),
+        progress=lambda *step: steps.append(step),
     )
-    assert [step[0] for step in steps] == list(range(len(report.predictors)))
+    total = len(report.predictors)
+    assert [step[:2] for step in steps] == [(done, total) for done in range(1, total + 1)]
     for path in report.files:
         assert path.read_bytes() == (trained[0] / path.relative_to(tmp_path)).read_bytes()
     for old, new in zip(trained[1].predictors, report.predictors, strict=True):

@@ -1,0 +1,123 @@
+"""Plans of several models, one for each; a model is what workers share out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TypeAlias
+
+from codl.errors import CodlError
+from codl.frontend.convert import load_network
+from codl.frontend.models import BUILT_IN
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.plan import op_placement
+from codl.plan.op_placement import OpPlacement
+from codl.predict.names import DEFAULT
+from codl.strategies import ideal
+from codl.strategies.base import STRATEGIES, Context, Strategy
+from codl.strategies.ideal import IdealLatency
+from codl.workers import Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A model (its name or file) and how it is planned; by `ideal` only its bound is computed.
+
+    `network` is what was read of a model's file where the worker has none, or why it cannot be.
+    """
+
+    model: str
+    strategy: str
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    winograd: bool = True
+    network: Network | CodlError | None = field(default=None, repr=False)
+
+    @property
+    def planner(self) -> Strategy | None:
+        """The strategy, None for the bound; raises `UnknownNameError` for another name."""
+        return None if self.strategy == ideal.NAME else STRATEGIES.find(self.strategy)
+
+    @property
+    def runs_plans(self) -> bool:
+        """Whether it runs plans on the device to find the best."""
+        return self.planner is not None and self.planner.runs_plans
+
+    def load(self) -> Network:
+        """The model; raises `CodlError` where it cannot be read."""
+        if isinstance(self.network, CodlError):
+            raise self.network
+        return self.network or load_network(self.model, self.batch, self.shapes)
+
+    def without_files(self) -> Search:
+        """The same for where the model's file is not: built-in models are described anywhere."""
+        if self.model in BUILT_IN:
+            return self
+        try:
+            return replace(self, network=self.load().structure)
+        except CodlError as error:
+            return replace(self, network=error)
+
+
+@dataclass(frozen=True)
+class FoundPlan:
+    """A plan, the milliseconds that it took to find, and where every op of it runs."""
+
+    plan: Plan
+    search_ms: float
+    placed: Sequence[OpPlacement]
+
+
+@dataclass(frozen=True)
+class FoundBound:
+    """The paper's bound of a model."""
+
+    model: str
+    limit: IdealLatency
+
+
+#: What a search comes to: a `CodlError` says why a model has no plan.
+Outcome: TypeAlias = FoundPlan | FoundBound | CodlError
+
+
+def search_models(
+    searches: Sequence[Search],
+    context: Context,
+    workers: Workers = Workers(),
+    *,
+    told: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """What each search comes to, in their order: the same whoever the workers are.
+
+    Each model is searched by one worker; `told` is called after each. Workers elsewhere have no
+    target to run plans on, and those of a cluster no dataset to compute a bound from.
+    """
+    planners = [one.planner for one in searches]
+    context.preload(DEFAULT, *(one.default_predictor for one in planners if one is not None))
+    ready = context if workers.are_here else context.portable
+    return workers.map(_outcome, ready, _sent(searches, workers), told=told)
+
+
+def _sent(searches: Sequence[Search], workers: Workers) -> Iterator[Search]:
+    """What goes to a worker; files are read while others are at work."""
+    yield from (one if workers.have_files else one.without_files() for one in searches)
+
+
+def _outcome(context: Context, search: Search) -> Outcome:
+    try:
+        return _found(search, replace(context, winograd=search.winograd))
+    except CodlError as error:
+        return error
+
+
+def _found(search: Search, context: Context) -> FoundPlan | FoundBound:
+    network, planner = search.load(), search.planner
+    if planner is None:
+        return FoundBound(network.name, ideal.bound(network, context.soc, context.dataset))
+    start = perf_counter()
+    plan = planner.plan(network, context)
+    search_ms = 1e3 * (perf_counter() - start)
+    cost = context.default_cost(network)
+    return FoundPlan(plan, search_ms, op_placement.predicted(network, plan, context.soc, cost))

@@ -1,0 +1,37 @@
+"""What workers are given to do in tests: functions that they can import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from codl.errors import InvalidFileError, UnknownNameError
+from codl.registry import Registry
+
+#: Registries are per process: a plugin that was loaded in a worker is seen there alone.
+STARS: Registry[str] = Registry("star")
+
+
+def scaled(factor: int, value: int) -> tuple[int, int]:
+    """The product, and the process that computed it."""
+    return factor * value, os.getpid()
+
+
+def refuse(names: tuple[str, ...], value: str) -> str:
+    """The value; an error with other arguments than its message for one that has no such name."""
+    if value not in names:
+        raise UnknownNameError("star", value, names)
+    return value
+
+
+def misread(where: str, value: str) -> None:
+    raise InvalidFileError(Path(value), "cannot be read.", where=where)
+
+
+def die(_: None, value: int) -> None:
+    os._exit(value)
+
+
+def shine(_: None, name: str) -> str:
+    """What the plugin that adds this star says of it."""
+    return STARS.find(name)
