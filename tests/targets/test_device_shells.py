@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import zipfile
 from contextlib import closing
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codl.errors import CodlError, DeviceError
-from codl.targets import adb, agent_file, ssh
+from codl.targets import adb, agent_archive, agent_file, ssh
 from codl.targets.client import AgentLostError
 from codl.targets.connect import connect, transport_of
 from codl.targets.device_shell import DeviceShell, ShellError
@@ -181,3 +182,22 @@ def test_a_device_without_an_agent_says_how_to_install_it(
         pytest.raises(AgentLostError, match="`codl agent install --serial ssh://nobody@board`"),
     ):
         target.describe()
+
+
+def test_an_agent_unpacks_where_it_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, home = tmp_path / "beside", tmp_path / "home"
+    beside.mkdir()
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    assert agent_archive.room(str(beside / ARCHIVE)) == str(beside)
+    closed = {str(beside)}
+    may = os.access
+    monkeypatch.setattr(
+        agent_archive.os, "access", lambda path, mode: path not in closed and may(path, mode)
+    )
+    assert agent_archive.room(str(beside / ARCHIVE)) == str(home / ".codl")
+    closed.add(str(home / ".codl"))
+    assert agent_archive.room(str(beside / ARCHIVE)) == str(tmp_path / ".codl")
