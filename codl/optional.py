@@ -24,6 +24,8 @@ BASE: Mapping[str, str] = {
     "threadpoolctl": "threadpoolctl",
     "yaml": "pyyaml",
 }
+#: Those of the base that one part of codl alone needs, which a device may lack.
+OF_PARTS: Mapping[str, str] = {"ncnn": "the CPU", "pyopencl": "the GPU"}
 #: What each extra of the wheel is for.
 PURPOSES: Mapping[str, str] = {
     "cli": "the command line",
@@ -53,22 +55,26 @@ PACKAGES: Mapping[str, Mapping[str, str]] = {
 
 
 class MissingPackageError(CodlError):
-    """A package of an extra that is not installed; the message has the command that installs it."""
+    """A package that is not installed, of an extra or of a part of codl.
 
-    def __init__(self, module: str, extra: str) -> None:
+    The message has the command that installs it.
+    """
+
+    def __init__(self, package: str, purpose: str, wanted: str) -> None:
         super().__init__(
-            f"{PACKAGES[extra][module]} is not installed; it is needed for {PURPOSES[extra]}: "
-            f"`pip install 'codl[{extra}]'`."
+            f"{package} is not installed; it is needed for {purpose}: `pip install {wanted}`."
         )
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise `MissingPackageError` for a module of an extra that is missing; also as a decorator."""
+    """Raise `MissingPackageError` for a missing module of an extra or a part; also a decorator."""
     try:
         yield
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
+        if module in OF_PARTS:
+            raise MissingPackageError(module, OF_PARTS[module], module) from error
         if module in BASE:
             raise CodlError(
                 f"{BASE[module]} is not installed, and codl does nothing without it: "
@@ -77,4 +83,5 @@ def explained() -> Iterator[None]:
         extra = next((extra for extra, own in PACKAGES.items() if module in own), None)
         if extra is None:
             raise
-        raise MissingPackageError(module, extra) from error
+        package, wanted = PACKAGES[extra][module], f"'codl[{extra}]'"
+        raise MissingPackageError(package, PURPOSES[extra], wanted) from error

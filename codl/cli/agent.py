@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -23,6 +24,21 @@ PythonOption = Annotated[
     str | None,
     typer.Option(
         "--python", help="How Python 3.10 or later is started there; looked for by default."
+    ),
+]
+PackagesOption = Annotated[
+    bool,
+    typer.Option(
+        "--packages/--no-packages", help="Bring packages that are missing, in the agent's folder."
+    ),
+]
+WheelsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--wheels",
+        exists=True,
+        file_okay=False,
+        help="A folder with the wheels of those packages; by default pip finds them.",
     ),
 ]
 
@@ -45,37 +61,52 @@ def serve(context: typer.Context) -> None:
 def install_agent(
     serial: Annotated[str, typer.Option("--serial", help="A device over adb or ssh.")],
     python: PythonOption = None,
+    packages: PackagesOption = True,
+    wheels: WheelsOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Put the agent of this codl on a device, as one file, and say which packages are missing.
+    """Put the agent of this codl on a device, as one file, with the packages that are missing.
 
     The device needs Python 3.10 or later with NumPy and msgspec, ncnn for its CPU and pyopencl for
-    its GPU. What is there already is not sent again.
+    its GPU. Those that it lacks are put in the agent's own folder where there are wheels for it;
+    nothing is installed there. What is there already is not sent again.
 
     [dim]Examples:[/dim]
     codl agent install --serial ssh://pi@board.local
     codl agent install --serial R58M123ABC
     codl agent install --serial R58M123ABC --python "run-as com.termux files/usr/bin/python3"
+    codl agent install --serial ssh://pi@board.local --wheels wheels
     """
     shell = transport_of(serial).shell
     if shell is None:
         raise CodlError(f"{serial!r} is this machine, which needs no agent installed.")
-    done = install(shell(serial), shlex.split(python) if python else None)
+    done = install(
+        shell(serial),
+        shlex.split(python) if python else None,
+        packages=packages,
+        wheel_folder=wheels,
+    )
     emit("agent install", _content(done), lambda: _table(serial, done), as_json=json, output=output)
 
 
 def _content(done: Installed) -> dict[str, Any]:
     checked = done.checked
     own = {f: getattr(checked, f) for f in checked.__struct_fields__}
-    missing = [{"package": p, "needed_for": why} for p, why in checked.missing.items()]
+    missing = [
+        {"package": p, "needed_for": why, "fix": done.fixes.get(p, "")}
+        for p, why in checked.missing.items()
+    ]
     return {**asdict(done), "checked": own, "missing": missing}
 
 
 def _table(serial: str, done: Installed) -> Table:
-    table = Table("package", "version", "needed for", title="Packages there", title_justify="left")
+    columns = ("package", "version", "needed for", "")
+    table = Table(*columns, title="Packages there", title_justify="left")
     for name, version in done.checked.packages.items():
-        table.add_row(name, version or "missing", PURPOSES.get(name, ""))
+        there = "in the agent's folder" if name in done.checked.brought else ""
+        note = there if version else done.fixes.get(name, "")
+        table.add_row(name, version or "missing", PURPOSES.get(name, ""), note)
     state = "put there now" if done.is_new else "there before"
     python = f"Python {done.checked.python}, {done.checked.machine}"
     table.caption = f"{serial}: {done.path}, {done.bytes} bytes, {state}; {python}"

@@ -9,6 +9,7 @@ from codl.errors import CodlError
 from codl.optional import BASE, OPTIONAL, PACKAGES, PURPOSES, PYTHON
 from codl.targets.base import Target
 from codl.targets.checks import Check, Outcome, Patient
+from codl.targets.wheels import termux_fix
 
 #: What tells whether it can be imported itself, by opening the loader of OpenCL.
 LOADER = "pyopencl"
@@ -40,7 +41,7 @@ def base(patient: Patient) -> Iterator[Outcome]:
     with patient.apart() as target:
         for package in BASE.values():
             version, problem = _found(patient, target, package)
-            fix = _termux_fix(package) if patient.examination.is_termux else ""
+            fix = termux_fix(package) if patient.examination.is_termux else ""
             yield Outcome(not problem, problem or version, of=package, fix=fix)
 
 
@@ -75,13 +76,6 @@ def _found(patient: Patient, target: Target, package: str) -> tuple[str, str]:
         problem = f"{package} {version}: {error}" if version else f"{package} is not installed"
         return version, problem
     return version or "comes with the agent", ""
-
-
-def _termux_fix(package: str) -> str:
-    """Termux has a package of NumPy; the others are compiled on the phone."""
-    if package == "numpy":
-        return "`pkg install python-numpy`."
-    return f"`pkg install clang cmake ninja`, then `pip install {package}`."
 
 
 CHECKS = (

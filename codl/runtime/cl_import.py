@@ -7,17 +7,20 @@ import warnings
 from functools import cache
 from typing import Any
 
+from codl.optional import explained
+
 _NO_CACHE = "PYOPENCL_NO_CACHE"
 
 
 @cache
 def cl_module() -> Any:
-    """pyopencl; call it first inside `drivers.loaded`."""
+    """pyopencl; call it first inside `drivers.loaded`. Raises `MissingPackageError`."""
     before = os.environ.get(_NO_CACHE)
     # It would keep binaries of its own; `device.programs` has the only ones. It looks just once.
     os.environ[_NO_CACHE] = "1"
     try:
-        import pyopencl
+        with explained():
+            import pyopencl
     finally:
         if before is None:
             del os.environ[_NO_CACHE]

@@ -12,6 +12,7 @@ from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
 from codl.lower.ncnn import TAG
+from codl.optional import explained
 from codl.runtime import threads
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
@@ -95,15 +96,15 @@ class HostHandles:
         """
         if isinstance(net, NcnnNet):
             # Its OpenMP counts the cores that it may use when it is loaded.
-            with threads.pinned(threads.INITIAL_CORES):
+            with threads.pinned(threads.INITIAL_CORES), explained():
                 from codl.runtime.ncnn_net import NcnnSession
             views = [self.view(access) for _, access in net.inputs]
             results = [self.view(access) for _, access in net.outputs]
             return NcnnSession(
                 net, views, results, self._counted, self._soc, own_memory=self._own_memory
             )
-        from codl.runtime.ort_net import OnnxSession
-
+        with explained():
+            from codl.runtime.ort_net import OnnxSession
         views = [self.view(binding.access) for binding in net.inputs]
         results = [self.view(binding.access) for binding in net.outputs]
         return OnnxSession(net, views, results, self._counted, self._soc)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from codl.errors import CodlError, CodlWarning
+from codl.optional import explained
 from codl.plugins import load_installed
 from codl.provenance import VERSION as CODL
 from codl.runtime import settings_note
@@ -154,7 +155,8 @@ class Agent:
     def _answer(self, request: AnyRequest, blobs: list[bytes]) -> Answer:
         try:
             handler: Callable[..., Answer] = HANDLERS[type(request)]
-            return handler(self, request, blobs)
+            with explained():
+                return handler(self, request, blobs)
         except FrameError:
             raise
         except CodlError as error:

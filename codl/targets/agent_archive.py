@@ -1,7 +1,8 @@
 """The program of an agent's file, which holds codl: unpacks itself beside itself, and serves.
 
 It runs on a device before anything of codl is there, on a Python that may be too old: standard
-library alone. With --check it prints what is there, and serves nothing.
+library alone. With --check it prints what is there, with --add it takes packages that were brought
+(see `codl.targets.wheels`); then it serves nothing.
 """
 
 from __future__ import annotations
@@ -13,43 +14,80 @@ BEGIN = time.perf_counter()
 import json  # noqa: E402 (the clock is read first)
 import os  # noqa: E402
 import platform  # noqa: E402
+import shutil  # noqa: E402
+import struct  # noqa: E402
 import sys  # noqa: E402
+import sysconfig  # noqa: E402
 import zipfile  # noqa: E402
 from hashlib import sha256  # noqa: E402
 
 OLDEST = (3, 10)
 #: Without the first the agent cannot speak or compute; without the others, a processor is missing.
 NEEDED = ("msgspec", "numpy")
+USEFUL = ("ncnn", "pyopencl", "onnxruntime")
 #: The folder of an agent that may not write beside its file.
 HIDDEN = ".codl"
-USEFUL = ("ncnn", "pyopencl", "onnxruntime")
+#: The first version that codl runs with, where a device may well have an older one.
+FIRST = {"numpy": (2,)}
+#: Packages as they are brought, beside the agent's file; each is a folder `name==version` in it.
+BROUGHT = "packages.zip"
+#: What a machine is called whose Python has pointers of 32 bits on a kernel of 64.
+NARROW = {"aarch64": "armv7l", "x86_64": "i686"}
 
 
-def versions() -> dict[str, str | None]:
-    """The version of every package that counts, None for what is not installed."""
+def installed(name: str) -> str | None:
+    """The version of a package of the device's own; None for none, or one that is too old."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, str | None] = {}
-    for name in NEEDED + USEFUL:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return None
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    return found if numbers >= FIRST.get(name, ()) else None
+
+
+def packages_folder(place: str) -> str:
+    """Where brought packages lie: those of another Python are of no use."""
+    return os.path.join(place, "packages-" + str(sys.implementation.cache_tag))
+
+
+def brought(place: str) -> dict[str, tuple[str, str]]:
+    """Version and folder of each package that was brought and is not the device's own."""
+    folder = packages_folder(place)
+    found = {}
+    for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        name, is_one, version = entry.partition("==")
+        if is_one and installed(name) is None:
+            found[name] = version, os.path.join(folder, entry)
     return found
+
+
+def versions(place: str) -> dict[str, str | None]:
+    """The version of every package that counts, None for what is not there."""
+    there = brought(place)
+    return {name: there[name][0] if name in there else installed(name) for name in NEEDED + USEFUL}
+
+
+def digest_of(path: str) -> str:
+    with open(path, "rb") as file:
+        return sha256(file.read()).hexdigest()
 
 
 def check(archive: str) -> dict[str, object]:
     """What is here, as JSON."""
-    with open(archive, "rb") as file:
-        digest = sha256(file.read()).hexdigest()
+    bits, machine = 8 * struct.calcsize("P"), platform.machine()
+    place, is_young = room(archive), sys.version_info >= OLDEST
     return {
-        "sha256": digest,
+        "sha256": digest_of(archive),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "machine": platform.machine(),
+        "machine": NARROW.get(machine, machine) if bits == 32 else machine,
         "system": platform.system(),
-        "libc": " ".join(platform.libc_ver()).strip(),
-        "packages": versions() if sys.version_info >= OLDEST else {},
+        "libc": libc(),
+        "abi": sys.implementation.name + getattr(sys, "abiflags", ""),
+        "packages": versions(place) if is_young else {},
+        "brought": sorted(brought(place)) if is_young else [],
     }
 
 
@@ -64,6 +102,33 @@ def room(archive: str) -> str:
         if os.access(folder, os.W_OK):
             return folder
     return beside
+
+
+def libc() -> str:
+    """The C library that wheels must fit, as in `glibc 2.36`."""
+    if hasattr(sys, "getandroidapilevel"):
+        return "bionic"
+    is_musl = "musl" in str(sysconfig.get_config_var("HOST_GNU_TYPE"))
+    return "musl" if is_musl else " ".join(platform.libc_ver()).strip()
+
+
+def add(archive: str, digest: str) -> int:
+    """Take the packages that were brought beside an archive, each whole or not at all."""
+    path, place = os.path.join(os.path.dirname(archive), BROUGHT), packages_folder(room(archive))
+    partial = f"{place}.{os.getpid()}.part"
+    if digest_of(path) != digest:
+        print(path + " is not what was sent", file=sys.stderr)
+        return 1
+    try:
+        with zipfile.ZipFile(path) as content:
+            content.extractall(partial)
+        os.makedirs(place, exist_ok=True)
+        for entry in os.listdir(partial):
+            if not os.path.isdir(os.path.join(place, entry)):
+                os.rename(os.path.join(partial, entry), os.path.join(place, entry))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return 0
 
 
 def unpacked(archive: str, place: str) -> tuple[str, str]:
@@ -84,25 +149,29 @@ def unpacked(archive: str, place: str) -> tuple[str, str]:
 
 def main() -> int:
     archive = os.path.dirname(os.path.abspath(__file__))
-    if "--check" in sys.argv[1:]:
+    arguments = sys.argv[1:]
+    if "--check" in arguments:
         print(json.dumps(check(archive)))
         return 0
+    if "--add" in arguments:
+        return add(archive, arguments[-1])
     if sys.version_info < OLDEST:
         print(
             "codl needs Python 3.10 or later, this is " + platform.python_version(), file=sys.stderr
         )
         return 1
-    found = versions()
+    place = room(archive)
+    found = versions(place)
     missing = [name for name in NEEDED if found[name] is None]
     if missing:
         print("packages are missing there: " + ", ".join(missing), file=sys.stderr)
         return 1
-    place = room(archive)
     folder, build = unpacked(archive, place)
+    own = [folder, *(path for _, path in brought(place).values())]
     # Processes that the agent starts find codl there too.
     rest = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder + (os.pathsep + rest if rest else "")
-    sys.path[0] = folder
+    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *([rest] if rest else [])])
+    sys.path[:1] = own
     # A phone's shell has no home: settings are noted, and compiled kernels kept, in this place.
     os.environ.setdefault("CODL_STATE", place)
     if not os.access(os.path.expanduser("~"), os.W_OK):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import msgspec
 
 from codl.errors import DeviceError
+from codl.targets import wheels
+from codl.targets.agent_archive import BROUGHT
 from codl.targets.agent_file import agent_file
 from codl.targets.device_shell import DeviceShell, ShellError
 
@@ -26,7 +31,7 @@ LAUNCH = '#!/bin/sh\nexec {python} "${{0%/*}}/{archive}" "$@"\n'
 #: Codes of what is not there, may not be started, or is not let in.
 NONE_THERE = (1, 126, 127)
 #: Unpacking codl and asking for packages, on a slow card.
-CHECK_S = 120.0
+CHECK_S, UNPACK_S = 120.0, 600.0
 #: What each package that may be missing is for.
 PURPOSES: Mapping[str, str] = {
     "numpy": "everything",
@@ -40,7 +45,10 @@ Python: TypeAlias = Sequence[str]
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What an agent's file says of where it is: `packages` are versions, None for a missing one."""
+    """What an agent's file says of where it is: `packages` are versions, None for a missing one.
+
+    `brought` are those that came with an agent and lie in its folder.
+    """
 
     sha256: str
     python: str
@@ -48,7 +56,9 @@ class Checked(msgspec.Struct, frozen=True):
     machine: str
     system: str
     libc: str
+    abi: str
     packages: dict[str, str | None]
+    brought: tuple[str, ...]
 
     @property
     def missing(self) -> dict[str, str]:
@@ -62,13 +72,19 @@ class Checked(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Installed:
-    """An agent on a device; `is_new` where it was not there before."""
+    """An agent on a device; `is_new` where it was not there before.
+
+    `brought` are the packages that were put in its folder now, `fixes` what to do about those that
+    are missing all the same.
+    """
 
     path: str
     bytes: int
     build: str
     is_new: bool
     checked: Checked
+    brought: tuple[str, ...] = ()
+    fixes: Mapping[str, str] = field(default_factory=dict)
 
 
 def launcher(shell: DeviceShell) -> tuple[str, ...]:
@@ -76,11 +92,18 @@ def launcher(shell: DeviceShell) -> tuple[str, ...]:
     return ("sh", f"{shell.folder}/{LAUNCHER}")
 
 
-def install(shell: DeviceShell, python: Python | None = None) -> Installed:
-    """Put this codl's agent on a device, unless it is there.
+def install(
+    shell: DeviceShell,
+    python: Python | None = None,
+    *,
+    packages: bool = True,
+    wheel_folder: Path | None = None,
+) -> Installed:
+    """Put this codl's agent on a device, unless it is there, and `packages` that are missing.
 
-    `python` starts Python 3.10 or later there; by default it is looked for. Raises `DeviceError`
-    where there is none, where the device has no room, or where the file is not what was sent.
+    `python` starts Python 3.10 or later there; by default it is looked for. Wheels come from a
+    folder, or from where pip finds them. Raises `DeviceError` where there is no Python, where the
+    device has no room, or where a file is not what was sent.
     """
     file, path = agent_file(), f"{shell.folder}/{ARCHIVE}"
     chosen = _python(shell, python)
@@ -97,7 +120,36 @@ def install(shell: DeviceShell, python: Python | None = None) -> Installed:
     assert checked is not None
     text = LAUNCH.format(python=shlex.join(chosen), archive=ARCHIVE)
     shell.write(f"{shell.folder}/{LAUNCHER}", text.encode())
-    return Installed(path, len(file.content), file.build, is_new, checked)
+    brought: tuple[str, ...] = ()
+    fixes = {name: f"`pip install {name}` there." for name in checked.missing}
+    if packages and checked.missing:
+        brought, fixes = _bring(shell, chosen, checked, wheel_folder)
+        checked = _checked(shell, chosen, path) or checked
+    return Installed(path, len(file.content), file.build, is_new, checked, brought, fixes)
+
+
+def _bring(
+    shell: DeviceShell, python: Python, checked: Checked, wheel_folder: Path | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Bring what is missing; what was brought, and what to do about each that was not."""
+    own = wheels.Python(checked.python, checked.machine, checked.libc, checked.abi)
+    with TemporaryDirectory(prefix="codl-wheels-") as name:
+        folder = Path(name)
+        problems = {
+            package: wheels.fetch(package, own, folder, wheels=wheel_folder)
+            for package in checked.missing
+        }
+        chosen = wheels.lacking(folder.glob("*.whl"), checked.packages)
+        content = wheels.packed(chosen)
+    fixes = {package: problem for package, problem in problems.items() if problem}
+    if chosen:
+        shell.write(f"{shell.folder}/{BROUGHT}", content)
+        add = [*python, f"{shell.folder}/{ARCHIVE}", "--add", sha256(content).hexdigest()]
+        try:
+            shell.run(add, limit_s=UNPACK_S)
+        finally:
+            shell.run(["rm", "-f", f"{shell.folder}/{BROUGHT}"])
+    return tuple("==".join(wheels.named(wheel)) for wheel in chosen), fixes
 
 
 def _python(shell: DeviceShell, given: Python | None) -> Python:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from codl.errors import CodlError, CodlWarning
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
+from codl.optional import MissingPackageError
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
@@ -208,9 +209,17 @@ class LocalTarget:
 
     @cached_property
     def _measuring(self) -> LocalMeasuring:
+        """On the device; where there is no package for it, on the CPU of its SoC alone."""
         from codl.targets.local_measuring import LocalMeasuring
 
-        return LocalMeasuring(self.device, self._machine, self._workers)
+        try:
+            device, workers = self.device, self._workers
+        except MissingPackageError as error:
+            from codl.runtime.absent_device import absent_device
+            from codl.targets.compile_workers import CompileWorkers
+
+            device, workers = absent_device(self.soc, error), CompileWorkers(self.soc, 0)
+        return LocalMeasuring(device, self._machine, workers)
 
     def measure(self, batch: MeasureBatch, watcher: Watcher | None = None) -> BatchResult:
         from codl.measure.batch import Unwatched

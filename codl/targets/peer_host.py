@@ -16,6 +16,7 @@ from typing import TypeVar
 from codl.errors import CodlError, DeviceError
 from codl.ir.plan import read_plan
 from codl.measure.peers import PEERS, Job
+from codl.optional import explained
 from codl.runtime import threads
 from codl.targets.arrays import Arrays
 from codl.targets.model_messages import BecomePeer, PeerObserved, PeerRan
@@ -85,7 +86,8 @@ def observed(work: Callable[[], object]) -> tuple[int, ...]:
 
 def _told(work: Callable[[], T]) -> T:
     try:
-        return work()
+        with explained():
+            return work()
     except CodlError:
         raise
     except Exception as error:

@@ -1,17 +1,17 @@
 """Peers: other libraries that get all the cores that both processors have together.
 
-They are no strategies: nothing is split, and each runs in a process of its own.
+They are no strategies: nothing is split, and each runs in a process of its own, which imports only
+its own library.
 """
 
 from codl.measure.peers.base import Job, Peer
-from codl.measure.peers.mnn import Mnn
-from codl.measure.peers.ncnn import Ncnn
-from codl.measure.peers.opencl_all import OpenClAll
-from codl.measure.peers.openvino import OpenVino
-from codl.measure.peers.ort import OnnxRuntime
+from codl.registry import Registry
 
-PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (OnnxRuntime, Ncnn, OpenVino, Mnn, OpenClAll)
-}
+PEERS: Registry[type[Peer]] = Registry("peer")
+PEERS.add_lazy("ort", "codl.measure.peers.ort:OnnxRuntime")
+PEERS.add_lazy("ncnn", "codl.measure.peers.ncnn:Ncnn")
+PEERS.add_lazy("openvino", "codl.measure.peers.openvino:OpenVino")
+PEERS.add_lazy("mnn", "codl.measure.peers.mnn:Mnn")
+PEERS.add_lazy("opencl-all", "codl.measure.peers.opencl_all:OpenClAll")
 
 __all__ = ["PEERS", "Job", "Peer"]

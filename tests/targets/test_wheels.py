@@ -1,0 +1,144 @@
+"""Packages that a device lacks: found as wheels, packed, and taken only where they are missing."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from codl.errors import DeviceError
+from codl.targets import agent_archive, wheels
+from codl.targets.device_shell import DeviceShell
+from codl.targets.install import ARCHIVE, install
+from codl.targets.wheels import Python
+
+#: A Python of this machine that sees no packages, as on a device that has none.
+BARE = [sys.executable, "-S"]
+PI = Python("3.11.2", "aarch64", "glibc 2.36", "cpython")
+ALPINE = Python("3.12.1", "x86_64", "musl", "cpython")
+
+
+def shell_in(folder: Path) -> DeviceShell:
+    return DeviceShell("here", ("sh", "-c"), str(folder))
+
+
+def wheel(folder: Path, name: str, version: str, **modules: str) -> Path:
+    """A wheel for any Python, as pip takes it; double underscores in names are folders."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        for member, text in modules.items():
+            archive.writestr(member.replace("__", "/"), text)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        archive.writestr(f"{info}/METADATA", metadata)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("python", "first", "last"),
+    [
+        (PI, "manylinux_2_36_aarch64", "manylinux2014_aarch64"),
+        (ALPINE, "musllinux_1_2_x86_64", "musllinux_1_1_x86_64"),
+    ],
+)
+def test_platforms_are_named_best_first(python: Python, first: str, last: str) -> None:
+    assert (python.platforms[0], python.platforms[-1]) == (first, last)
+
+
+@pytest.mark.parametrize(
+    "python",
+    [
+        Python("3.12.1", "aarch64", "bionic", "cpython"),
+        Python("3.12.1", "aarch64", "glibc 2.12", "cpython"),
+        Python("3.12.1", "aarch64", "", "cpython"),
+        Python("3.13.1", "aarch64", "glibc 2.36", "cpythont"),
+        Python("3.11.2", "aarch64", "glibc 2.36", "pypy"),
+        Python("3.11.2", "--index-url=x", "glibc 2.36", "cpython"),
+        Python("--pre", "aarch64", "glibc 2.36", "cpython"),
+        Python("3.11.2", "aarch64", "glibc 2.36 --pre", "cpython"),
+    ],
+)
+def test_what_has_no_wheels_is_asked_of_nobody(python: Python, tmp_path: Path) -> None:
+    assert python.platforms == ()
+    problem = wheels.fetch("msgspec", python, tmp_path)
+    assert problem.startswith("There are no wheels for")
+    assert "`pip install msgspec`" in problem
+
+
+def test_termux_has_a_package_of_numpy() -> None:
+    termux = Python("3.12.1", "aarch64", "bionic", "cpython")
+    problem = wheels.fetch("numpy", termux, Path("nowhere"))
+    assert problem == "There are no wheels for Termux: `pkg install python-numpy`."
+
+
+def test_a_folder_without_the_wheel_is_named(tmp_path: Path) -> None:
+    problem = wheels.fetch("msgspec", PI, tmp_path / "to", wheels=tmp_path)
+    assert f"for Python 3.11 on aarch64 was found in {tmp_path}" in problem
+    assert problem.endswith("`pip install msgspec` there.")
+
+
+def test_only_what_can_be_imported_is_packed(tmp_path: Path) -> None:
+    members = {"a_b-1.0.data__purelib__more.py": "1", "a_b-1.0.data__scripts__run": "2"}
+    archive = tmp_path / "all.zip"
+    archive.write_bytes(wheels.packed([wheel(tmp_path, "a_b", "1.0", **members)]))
+    names = {n for n in zipfile.ZipFile(archive).namelist() if "dist-info" not in n}
+    assert names == {"a-b==1.0/a_b.py", "a-b==1.0/more.py"}
+
+
+def test_missing_packages_are_brought_once(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "ncnn", "1.2")
+    home = tmp_path / "home"
+    first, again = (
+        install(shell_in(home), BARE, wheel_folder=tmp_path / "wheels") for _ in range(2)
+    )
+    assert (first.brought, again.brought) == (("ncnn==1.2",), ())
+    for done in (first, again):
+        assert done.checked.packages["ncnn"] == "1.2"
+        assert done.checked.brought == ("ncnn",)
+        assert not done.checked.can_serve
+        assert {*done.fixes} == {*done.checked.missing} == {*done.checked.packages} - {"ncnn"}
+    (packages,) = home.glob("packages-*")
+    assert [own.name for own in packages.iterdir()] == ["ncnn==1.2"]
+    assert not (home / agent_archive.BROUGHT).exists()
+
+
+def test_packages_are_left_alone_where_that_is_asked(tmp_path: Path) -> None:
+    done = install(shell_in(tmp_path), BARE, packages=False)
+    assert done.brought == ()
+    assert done.fixes["msgspec"] == "`pip install msgspec` there."
+
+
+def test_the_devices_own_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path(agent_archive.packages_folder(str(tmp_path)))
+    for name in ("numpy==99.0", "nowhere==1.0", "numpy==98.0.7.part"):
+        (place / name).mkdir(parents=True)
+    assert agent_archive.brought(str(tmp_path)) == {"nowhere": ("1.0", str(place / "nowhere==1.0"))}
+    monkeypatch.setitem(agent_archive.FIRST, "numpy", (99,))
+    assert agent_archive.versions(str(tmp_path))["numpy"] == "99.0"
+
+
+def test_damaged_packages_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = wheels.packed([wheel(tmp_path / "wheels", "ncnn", "1.2")])
+    home = tmp_path / "home"
+    home.mkdir()
+    sent = home / agent_archive.BROUGHT
+    sent.write_bytes(content[:-1])
+    assert agent_archive.add(str(home / ARCHIVE), sha256(content).hexdigest()) == 1
+    assert "is not what was sent" in capsys.readouterr().err
+    assert [*home.iterdir()] == [sent]
+
+
+def test_a_device_that_cannot_take_them_says_why(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "ncnn", "1.2")
+    home = tmp_path / "home"
+    install(shell_in(home), BARE, packages=False)
+    (home / f"packages-{sys.implementation.cache_tag}").write_text("in the way")
+    with pytest.raises(DeviceError, match="File exists"):
+        install(shell_in(home), BARE, wheel_folder=tmp_path / "wheels")

@@ -1,0 +1,113 @@
+"""An agent on a device that lacks a package: what it does all the same, and what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from codl.errors import CodlError
+from codl.ir import parse
+from codl.ir.executable import Executable
+from codl.ir.soc import Soc
+from codl.kernels import registry
+from codl.kernels.tuning import Tuning
+from codl.lower import pieces
+from codl.measure.batch import MeasureBatch
+from codl.measure.op_runner import filler
+from codl.measure.tasks import OpTask, make_tasks
+from codl.measure.timing import Rounds
+from codl.targets.client import COMMAND
+from codl.targets.connect import connect
+from codl.targets.remote import RemoteTarget
+
+QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=1.0, more=1)
+OP = parse("fc in=1x40x1x1 oc=5")
+#: Python reads it when it starts, in the agent and in the processes that the agent starts.
+BLOCKER = """
+import sys
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Nowhere())
+"""
+Without = Callable[[str], RemoteTarget]
+
+
+@pytest.fixture
+def without(first_soc: Soc, tmp_path: Path) -> Iterator[Without]:
+    """The target whose agents lack a package."""
+    with ExitStack() as stack:
+
+        def lacking(package: str) -> RemoteTarget:
+            (tmp_path / "sitecustomize.py").write_text(BLOCKER.format(package))
+            paths = ":".join([str(tmp_path), *filter(None, sys.path)])
+            command = ("env", f"PYTHONPATH={paths}", *COMMAND)
+            return stack.enter_context(closing(RemoteTarget("bare", command, first_soc)))
+
+        yield lacking
+
+
+def outcomes(target: RemoteTarget, processor: str) -> set[tuple[str, str]]:
+    """Status and reason of the rows of a small op on one processor."""
+    tasks = make_tasks([OP], target.soc, [1.0])
+    own = tuple(t for t in tasks if isinstance(t, OpTask) and t.processor == processor)
+    done = target.measure(MeasureBatch(own, "run", QUICK, Tuning(), 60.0, {}, {}))
+    return {(one.row.status, one.row.reason) for one in done.measurements}
+
+
+def net_alone(soc: Soc, variant: str) -> Executable:
+    """An executable of one net of the CPU."""
+    return pieces.net_alone([OP], registry.find(OP, variant), [filler(OP)], soc)
+
+
+@pytest.mark.parametrize(
+    ("package", "lame", "other"), [("ncnn", "cpu", "gpu"), ("pyopencl", "gpu", "cpu")]
+)
+def test_the_other_processor_is_measured(
+    package: str, lame: str, other: str, without: Without
+) -> None:
+    target = without(package)
+    assert outcomes(target, other) == {("ok", "")}
+    ((status, reason),) = outcomes(target, lame)
+    assert status == "failed"
+    assert reason.startswith(f"{package} is not installed; it is needed for the {lame.upper()}: ")
+
+
+@pytest.mark.parametrize("package", ["ncnn", "pyopencl", "onnxruntime"])
+def test_the_machine_is_described(package: str, without: Without) -> None:
+    with closing(connect("local")) as here:
+        assert without(package).describe() == here.describe()
+
+
+def test_drivers_are_looked_at_without_ncnn(without: Without, first_soc: Soc) -> None:
+    devices = [device for result in without("ncnn").probe() for device in result.devices]
+    assert first_soc.gpu.name in {device.name for device in devices}
+
+
+def test_no_driver_is_without_pyopencl(without: Without) -> None:
+    target = without("pyopencl")
+    results = target.probe()
+    assert results
+    for result in results:
+        assert "pyopencl is not installed; it is needed for the GPU" in result.error
+    with pytest.raises(CodlError, match="pyopencl is not installed"):
+        target.open()
+
+
+def test_a_net_names_the_library_that_it_needs(without: Without) -> None:
+    target = without("ncnn")
+    with pytest.raises(CodlError, match="ncnn is not installed; it is needed for the CPU"):
+        target.load(net_alone(target.soc, "cpu_gemv"))
+
+
+def test_a_peer_names_the_library_that_it_is(without: Without) -> None:
+    target = without("onnxruntime")
+    with pytest.raises(CodlError, match="onnxruntime is not installed"):
+        target.start_peer("ort", b"", {})
