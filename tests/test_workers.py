@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.common_checks import SyntheticContext
+from support.common_checks import WITH_IMAGES, SyntheticContext
 from support.simulated import REPLAYED, SOC, write_dataset
 from support.worker_tasks import STARS, die, misread, refuse, scaled, shine
 from typer.testing import CliRunner
@@ -29,6 +30,7 @@ from codl.optional import MissingPackageError
 from codl.plugins import VARIABLE, load_plugin
 from codl.predict.training import train
 from codl.registry import rolled_back
+from codl.strategies import Context
 from codl.strategies.model_search import FoundPlan, Search, search_models
 from codl.workers import Workers
 
@@ -191,6 +193,21 @@ def test_what_goes_to_a_worker_is_small(tmp_path: Path) -> None:
     assert len(pickle.dumps(sent)) < 10_000
     assert network.digest == Search(model=sent.model, strategy="codl").load().digest
     assert Search(model="vgg16", strategy="codl").without_files().network is None
+
+
+def test_predictors_go_along_for_every_memory(simulated: Dataset, tmp_path: Path) -> None:
+    """Strategies that keep to one memory ask for those of another SoC, in a sense."""
+    name = "codl_linear"
+    train(WITH_IMAGES, simulated, predictors=[name], folder=tmp_path, evaluate=False)
+    context = Context(WITH_IMAGES, predictors_folder=tmp_path)
+    sent = pickle.loads(pickle.dumps(context.portable(name, "gbdt")))
+    shutil.rmtree(tmp_path / WITH_IMAGES.name)
+    assert len(WITH_IMAGES.gpu.memory_types) > 1
+    for memory in WITH_IMAGES.gpu.memory_types:
+        assert sent.with_memory(memory).cost(name).predictors.targets
+    assert sent.cost(name).predictors.targets
+    with pytest.raises(InvalidFileError, match=r"no predictors here.*--predictor gbdt"):
+        sent.cost("gbdt")
 
 
 # Training

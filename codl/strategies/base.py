@@ -103,9 +103,14 @@ class Context:
             with suppress(InvalidFileError):
                 self.cost(name)
 
-    @property
-    def portable(self) -> Context:
-        """The same as a value that can be pickled: with no target, and nobody is told anything."""
+    def portable(self, *predictors: str) -> Context:
+        """The same as a value that can be pickled, with predictors for where their files are not.
+
+        It has no target, and nobody is told anything.
+        """
+        of_one = map(self.with_memory, self.soc.gpu.memory_types)  # as some strategies keep to
+        for context in (self, *of_one):
+            context.preload(*predictors)
         return replace(self, target=None, note=_tell_nobody)
 
     @property

@@ -95,8 +95,9 @@ def search_models(
     target to run plans on, and those of a cluster no dataset to compute a bound from.
     """
     planners = [one.planner for one in searches]
-    context.preload(DEFAULT, *(one.default_predictor for one in planners if one is not None))
-    ready = context if workers.are_here else context.portable
+    predictors = {DEFAULT, *(one.default_predictor for one in planners if one is not None)}
+    context.preload(*predictors)
+    ready = context if workers.are_here else context.portable(*predictors)
     return workers.map(_outcome, ready, _sent(searches, workers), told=told)
 
 
