@@ -60,14 +60,15 @@ class BatchResult:
     """Rows and the levels of the anchors; `conditions` are the last, those of the whole in rows.
 
     `lost`, a sentence, says how the process that measured ended before it was done, else "". Then
-    `suspects` are the tasks that it may have ended of: the one that was being built, or all that
-    took turns.
+    there are the rows that had arrived, and `suspects` are the tasks that it may have ended of: the
+    one that was being built, or all that took turns. One that hung was ended from this side.
     """
 
     measurements: tuple[Measurement, ...]
     anchors: tuple[AnchorRow, ...]
     lost: str = ""
     suspects: tuple[Task, ...] = ()
+    has_hung: bool = False
     conditions: Conditions = field(default_factory=Conditions)
 
 
@@ -90,10 +91,14 @@ class ReadsConditions(Protocol):
 
 
 class Watcher(Protocol):
-    """Told what is going on, so that it is known what a process died of."""
+    """Told what is going on, so that it is known what a process died of, and what it left.
+
+    `measured` gets each row once, as soon as it is whole.
+    """
 
     def building(self, index: int) -> None: ...
     def timing(self) -> None: ...
+    def measured(self, one: Measurement) -> None: ...
 
 
 class Unwatched:
@@ -101,6 +106,7 @@ class Unwatched:
 
     def building(self, index: int) -> None: ...
     def timing(self) -> None: ...
+    def measured(self, one: Measurement) -> None: ...
 
 
 class BatchRunner:
@@ -128,15 +134,13 @@ class BatchRunner:
         timed: list[Timed] = [one.timed for one in (*self._anchors, *prepared)]
         rounds = replace(batch.rounds, span_s=seconds)
         timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
-        done += [
-            Measurement(one.task, one.row(), self._is_disturbed(batch, [one])) for one in prepared
-        ]
         meanwhile = Conditions.over(readings)
-        return BatchResult(
-            tuple(replace(one, row=one.row.under(meanwhile)) for one in done),
-            tuple(drift.level(anchor).under(meanwhile) for anchor in self._anchors),
-            conditions=readings[-1],
-        )
+        for one in prepared:
+            row, is_disturbed = one.row().under(meanwhile), self._is_disturbed(batch, [one])
+            done.append(Measurement(one.task, row, is_disturbed))
+            watcher.measured(done[-1])
+        anchors = tuple(drift.level(anchor).under(meanwhile) for anchor in self._anchors)
+        return BatchResult(tuple(done), anchors, conditions=readings[-1])
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
         """Whether a processor that some of these ran on is slower than usual."""
@@ -170,7 +174,8 @@ class BatchRunner:
                 prepared.append(one)
                 planned += one.timed.seconds
             else:
-                done.append(Measurement(task, one))
+                done.append(Measurement(task, one.under(self._machine.read())))
+                watcher.measured(done[-1])
         return prepared, done
 
     def _build(self, task: Task, run: str) -> Prepared | Row:

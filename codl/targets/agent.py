@@ -93,6 +93,8 @@ from codl.targets.model_messages import (
 )
 
 if TYPE_CHECKING:
+    from codl.measure.batch import Measurement
+    from codl.measure.tasks import Task
     from codl.targets.local import LocalTarget
     from codl.targets.peer_host import PeerHost
     from codl.targets.served_models import ServedModels
@@ -255,13 +257,8 @@ class Agent:
             usual_ms={(own.op, own.processor): own.latency_ms for own in request.usual_ms},
             tolerance=request.tolerance,
         )
-        result = self.target.measure(batch, watcher=self)
-        index = {task: at for at, task in enumerate(tasks)}
-        rows = tuple(
-            MeasuredRow(index[one.task], msgspec.to_builtins(one.row), one.is_disturbed)
-            for one in result.measurements
-        )
-        return Measured(rows, result.anchors, result.conditions), ()
+        result = self.target.measure(batch, watcher=_Watched(self._send, tasks))
+        return Measured(result.anchors, result.conditions), ()
 
     def tune(self, request: Tune, blobs: list[bytes]) -> Answer:
         from codl.kernels.tuning import Tuning
@@ -333,11 +330,23 @@ class Agent:
         records, parts = to_wire(self.peer.outputs())
         return PeerOutputs(records), parts
 
+
+class _Watched:
+    """Tells the other side what becomes of the tasks of a batch, and each row as it is made."""
+
+    def __init__(self, send: Callable[[AnyReply], None], tasks: Sequence[Task]) -> None:
+        self._send = send
+        self._index = {task: at for at, task in enumerate(tasks)}
+
     def building(self, index: int) -> None:
         self._send(Building(index))
 
     def timing(self) -> None:
         self._send(Timing())
+
+    def measured(self, one: Measurement) -> None:
+        row = msgspec.to_builtins(one.row)
+        self._send(MeasuredRow(self._index[one.task], row, one.is_disturbed))
 
 
 HANDLERS: dict[type[Any], Callable[..., Answer]] = {

@@ -36,12 +36,13 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 class AgentLostError(DeviceError):
     """An agent crashed, was killed, hung, or said what cannot be understood; it has ended.
 
-    `is_cut` where the way to it was cut, which is nothing that it did.
+    `is_cut` where the way to it was cut, which is nothing that it did; `has_hung` where it was
+    ended because it gave no answer.
     """
 
-    def __init__(self, message: str, *, is_cut: bool = False) -> None:
+    def __init__(self, message: str, *, is_cut: bool = False, has_hung: bool = False) -> None:
         super().__init__(message)
-        self.is_cut = is_cut
+        self.is_cut, self.has_hung = is_cut, has_hung
 
 
 @dataclass
@@ -96,8 +97,8 @@ class AgentClient:
     ) -> tuple[ReplyT, list[bytes]]:
         """The answer to a request, and the blobs that came with it.
 
-        Raises `AgentLostError` where it does not answer, and codl's own errors as the agent raised
-        them.
+        `on_event` raises `FrameError` for an event that cannot be, which ends the agent. Raises
+        `AgentLostError` where it does not answer, and codl's own errors as the agent raised them.
         """
         with self.lock:
             running = self._ready()
@@ -146,6 +147,11 @@ class AgentClient:
         """The process of the agent on this machine; None where none runs."""
         return self._running.child.pid if self._running else None
 
+    def refuse(self, problem: str) -> AgentLostError:
+        """End the agent because of an answer that cannot be; the error to raise."""
+        with self.lock:
+            return self._lost(problem)
+
     def close(self) -> None:
         """End the agent; the next request starts another."""
         running, self._running = self._running, None
@@ -178,7 +184,10 @@ class AgentClient:
             if isinstance(answer, Warned):
                 warnings.warn(answer.text, CodlWarning, stacklevel=4)
             elif on_event is not None:
-                on_event(answer)
+                try:
+                    on_event(answer)
+                except FrameError as error:
+                    raise self._lost(str(error)) from error
             else:
                 raise self._lost(
                     f"answered {type(request).__name__} with {type(answer).__name__}, "
@@ -231,7 +240,8 @@ class AgentClient:
         assert self._running is not None
         self._running.child.kill()
         self.close()
-        return AgentLostError(f"{_capital(self._name)} gave no answer in time and was ended.")
+        problem = f"{_capital(self._name)} gave no answer in time and was ended."
+        return AgentLostError(problem, has_hung=True)
 
     def _lost(self, reason: str) -> AgentLostError:
         """The error of an agent that ended, or must, for a reason or by itself."""

@@ -153,8 +153,8 @@ class UsualLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_ms: float
 
 
-class MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of the task of this index, as a CSV file has it."""
+class MeasuredRow(Reply, frozen=True):
+    """An event of `Measure`: the row of the task of this index, as a CSV file has it."""
 
     index: int
     row: dict[str, Any]
@@ -162,9 +162,8 @@ class MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measured(Reply, frozen=True):
-    """`conditions` are those at the end."""
+    """The end of a batch, behind its rows; `conditions` are those at the end."""
 
-    rows: tuple[MeasuredRow, ...]
     anchors: tuple[AnchorRow, ...]
     conditions: Conditions
 

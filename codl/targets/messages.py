@@ -37,6 +37,7 @@ from codl.targets.measure_messages import (
     Looked,
     Measure,
     Measured,
+    MeasuredRow,
     MeasurePower,
     ObserveCores,
     Open,
@@ -148,6 +149,7 @@ AnyReply: TypeAlias = (
     | GovernorSet
     | Spent
     | Measured
+    | MeasuredRow
     | Searching
     | Found
     | TuneEnded

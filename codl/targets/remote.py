@@ -8,8 +8,6 @@ from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 
-import msgspec
-
 from codl.errors import CodlError
 from codl.ir import Op, to_text
 from codl.ir.executable import Executable
@@ -17,23 +15,22 @@ from codl.ir.plan import Plan
 from codl.ir.results import Conditions
 from codl.ir.soc import PowerW, Soc
 from codl.kernels.tuning import Tuned, Tuning
-from codl.measure.batch import BatchResult, MeasureBatch, Measurement
+from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.check_variants import CheckRun, CheckTask
-from codl.measure.dataset import Row
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
-from codl.measure.runner import blank_row
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
-from codl.measure.tasks import Task
 from codl.measure.tuner import Failure, TuneRun, TuneTask
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
+from codl.runtime.frames import FrameError
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, to_wire
+from codl.targets.arriving_rows import Arriving, check_anchors
 from codl.targets.check_messages import (
     Examine,
     Examined,
@@ -59,7 +56,6 @@ from codl.targets.measure_messages import (
     Identified,
     Measure,
     Measured,
-    MeasuredRow,
     MeasurePower,
     ObserveCores,
     OfferedBinary,
@@ -79,7 +75,7 @@ from codl.targets.measure_messages import (
     TuneRecord,
     UsualLevel,
 )
-from codl.targets.message_base import Advanced, Building, Reply, Request, Timing
+from codl.targets.message_base import Advanced, Reply, Request
 from codl.targets.model_messages import (
     BinariesRead,
     Lacks,
@@ -163,8 +159,11 @@ class RemoteTarget:
         return answer.governed
 
     def measure(self, batch: MeasureBatch) -> BatchResult:
-        """Measure over there; an agent that is lost meanwhile is told with what it was doing."""
-        models, progress = models_of(batch.tasks), _Progress()
+        """Measure over there; an agent that is lost meanwhile is told with what it was doing.
+
+        The rows that had come by then are among what is returned.
+        """
+        models, progress = models_of(batch.tasks), Arriving(batch)
         try:
             answer, _ = self.agent.ask(
                 _request(batch, models),
@@ -173,12 +172,19 @@ class RemoteTarget:
                 on_event=progress.hear,
                 limit_s=Measure.limit_s + 4 * batch.rounds.span_s,
             )
+            try:
+                check_anchors(answer.anchors, batch.run)
+            except FrameError as error:
+                raise self.agent.refuse(str(error)) from error
         except AgentLostError as error:
-            guilty = () if error.is_cut else progress.suspects
-            suspects = tuple(batch.tasks[index] for index in guilty)
-            return BatchResult((), (), lost=str(error), suspects=suspects)
-        rows = tuple(_measurement(batch.tasks, one) for one in answer.rows)
-        return BatchResult(rows, answer.anchors, conditions=answer.conditions)
+            return BatchResult(
+                progress.measurements,
+                (),
+                lost=str(error),
+                suspects=() if error.is_cut else progress.suspects,
+                has_hung=error.has_hung,
+            )
+        return BatchResult(progress.measurements, answer.anchors, conditions=answer.conditions)
 
     def tune(
         self,
@@ -316,25 +322,6 @@ class RemoteTarget:
 
 
 @dataclass
-class _Progress:
-    """What an agent was doing when it was last heard of, by the indices of tasks."""
-
-    built: list[int] = field(default_factory=list)
-    is_timing: bool = False
-
-    def hear(self, event: Reply) -> None:
-        if isinstance(event, Building):
-            self.built.append(event.index)
-        elif isinstance(event, Timing):
-            self.is_timing = True
-
-    @property
-    def suspects(self) -> list[int]:
-        """The task that was being built, or all that took turns."""
-        return self.built if self.is_timing else self.built[-1:]
-
-
-@dataclass
 class _RemoteSearch:
     """What came of tuning so far, over all agents that were needed for it."""
 
@@ -378,9 +365,3 @@ def _request(batch: MeasureBatch, models: dict[str, bytes]) -> Measure:
         tolerance=dict(batch.tolerance),
     )
 
-
-def _measurement(tasks: Sequence[Task], one: MeasuredRow) -> Measurement:
-    """The row that came back, of the type that its task has."""
-    task = tasks[one.index]
-    row: Row = msgspec.convert(one.row, type(blank_row(task, "")))
-    return Measurement(task, row, one.is_disturbed)

@@ -53,7 +53,8 @@ REQUESTS: Seeds = [
 REPLIES: Seeds = [
     (Hello(1, "0", 0.0, 1.0), []),
     (Failed("DeviceError", "lost"), []),
-    (Measured((MeasuredRow(0, {"latency_ms": 1.0}, False),), (), Conditions()), []),
+    (MeasuredRow(0, {"latency_ms": 1.0}, False), []),
+    (Measured((), Conditions()), []),
     (KernelChecked(0, ""), []),
     (Ran(RECORDS), list(map(bytes, BLOBS))),
     (FactMeasured(Fact("gpu.wave_size", 32, "a step", (Point("", 1, Latency(1, 1, 2, 9)),))), []),
