@@ -60,6 +60,16 @@ class InvalidFileError(CodlError):
         super().__init__(f"{place}: {problem}{' ' + fix if fix else ''}")
 
 
+class UnwritableFileError(CodlError):
+    """A file that the disk does not take; what was there before still is."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__(
+            f"{path} cannot be written: {error.strerror or error}. What was there before is kept: "
+            "make room, and go on with --resume."
+        )
+
+
 class UnsupportedError(CodlError):
     """Something valid that codl cannot do; the message names the constraint that failed."""
 

@@ -11,6 +11,8 @@ import typer
 from codl.errors import CodlError
 from codl.targets.connect import TRANSPORTS, transport_of
 
+#: This machine, where no device is named.
+HERE = "local"
 SERIALS = ", ".join(f"{t.pattern} ({t.help})" for t in TRANSPORTS.values())
 
 
@@ -18,6 +20,15 @@ def _known_serial(serial: str) -> str:
     """Refuses what no target is called before anything else is done."""
     transport_of(serial)
     return serial
+
+
+def _known_serials(serials: list[str] | None) -> list[str]:
+    """Those given, or this machine; refuses what no target is called, and what is named twice."""
+    given = [_known_serial(serial) for serial in serials or [HERE]]
+    for serial in given:
+        if given.count(serial) > 1:
+            raise CodlError(f"--serial names {serial!r} twice: a device works for itself alone.")
+    return given
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -31,6 +42,16 @@ SerialOption = Annotated[
     str,
     typer.Option(
         "--serial", help=f"The device: {SERIALS}.", show_default=True, callback=_known_serial
+    ),
+]
+SerialsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--serial",
+        help=f"A device: {SERIALS}. By default {HERE}; may be repeated, for several devices of "
+        "the same SoC that share the work.",
+        show_default=False,
+        callback=_known_serials,
     ),
 ]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from codl.cli.collect_original import (
     DEFAULTS,
@@ -25,14 +26,14 @@ from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOp
 from codl.cli.options import (
     BudgetOption,
     JsonOption,
-    SerialOption,
+    SerialsOption,
     SocOption,
     ToDatasetsOption,
     read_seconds,
     read_shares,
 )
 from codl.cli.output import emit, progress
-from codl.errors import CodlError
+from codl.errors import CodlError, DeviceError
 from codl.frontend.models import MEASURED
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
@@ -41,8 +42,10 @@ from codl.measure import tuning_file
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
+from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
+from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
@@ -110,7 +113,7 @@ ResumeOption = Annotated[
 
 def collect_data(
     soc: SocOption,
-    serial: SerialOption = "local",
+    serial: SerialsOption = None,
     ops: OpsOption = None,
     shares: SharesOption = None,
     similar: SimilarOption = None,
@@ -145,19 +148,26 @@ def collect_data(
     With --runner codl_op_run the original CoDL's program measures its own kernels: whole ops first,
     then parts. Its rows are those of a SoC that only that program, or somebody else, measures.
 
+    Several devices of one SoC share the work: each measures at its own pace what no other one does.
+    One that goes away is tried again later, and the others go on.
+
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
     codl collect --soc host --serial local --budget 10m
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
     codl collect --soc phone --serial X --governor performance --cool-down 5m
     codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --ops yolov2
+    codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
     """
+    serials = serial or []
     if runner != RUNNERS[0]:
         if similar or batch:
             raise CodlError(f"--similar and --batch are not for --runner {runner}.")
+        if len(serials) > 1:
+            raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
         dataset, done = collect_original(
             soc,
-            serial,
+            serials[0],
             options_of(program, gpu_memory_type, rounds),
             ops=[part for text in ops or MEASURED for part in text.split(",")],
             shares=_shares(shares, few=budget is not None),
@@ -169,7 +179,7 @@ def collect_data(
         result = {**asdict(done), "expected": None}
         emit("collect", result, lambda: _table(dataset, done, None), as_json=json)
         return
-    described, limit_s = load_local(soc, serial), read_seconds(budget)
+    described, limit_s = _described(soc, serials), read_seconds(budget)
     scope = Scope(
         ops=load_ops([part for text in ops or MEASURED for part in text.split(",")]),
         similar=_similar(similar),
@@ -185,12 +195,13 @@ def collect_data(
         time_s = MEASURING * limit_s
         tasks, tiers = within(time_s, scope, described)
         chooser = _chooser(described, dataset, limit_s, tiers, tuning)
-    with (
-        closing(connect(serial, described)) as target,
-        progress(f"Collecting on {described.name}") as update,
-    ):
+    shown = _Shown()
+    with ExitStack() as opened:
+        targets = [opened.enter_context(closing(connect(own, described))) for own in serials]
+        by_serial = {target.serial: target for target in targets}
+        update = opened.enter_context(progress(f"Collecting on {described.name}", shown.lines))
         done = collect(
-            target,
+            targets,
             dataset,
             tasks,
             tuning,
@@ -199,13 +210,41 @@ def collect_data(
             samples=samples,
             chooser=chooser,
             progress=update,
-            cooling=control(target, governor, cool_down, hot),
+            cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
+            watch=shown.watch,
         )
     expected = chooser.expected() if chooser else None
     result = {**asdict(done), "expected": expected}
     emit("collect", result, lambda: _table(dataset, done, expected), as_json=json)
     if done.reason:
         raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
+
+
+@dataclass
+class _Shown:
+    """How it stands with each device, for lines below the progress."""
+
+    news: Sequence[DeviceNews] = ()
+
+    def watch(self, news: Sequence[DeviceNews]) -> None:
+        self.news = news
+
+    def lines(self) -> RenderableType:
+        """A line for each of several devices."""
+        grid = Table.grid(padding=(0, 2))
+        for own in self.news if len(self.news) > 1 else ():
+            again = f"tried again in {own.retry_s:.0f} s" if own.state == "away" else ""
+            grid.add_row(Text(own.serial), own.state, f"{own.measured} measurements", again)
+        return grid
+
+
+def _described(name: str, serials: Sequence[str]) -> LocalSoc:
+    """The SoC, and where it is on the first device that tells."""
+    *others, last = serials
+    for serial in others:
+        with suppress(DeviceError):
+            return load_local(name, serial)
+    return load_local(name, last)
 
 
 def _chooser(
@@ -252,6 +291,8 @@ def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -
     )
     if done.paused_s:
         table.caption += f", {done.paused_s:.0f} s of pauses to cool down"
+    if len(done.devices) > 1:
+        table.caption += "".join(map(_line, done.devices))
     if expected:
         table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
         if expected["regret"]:
@@ -259,6 +300,13 @@ def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -
                 **expected["regret"]
             )
     return table
+
+
+def _line(own: DeviceNews) -> str:
+    """What became of one of several devices."""
+    lost = f", lost {own.lost} times" if own.lost else ""
+    problem = f", {own.state}: {own.problem}" if own.problem else ""
+    return f". {own.serial}: {own.measured} measurements{lost}{problem}"
 
 
 def _accuracy(look: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 from codl.cli.base_options import JsonOption as JsonOption
 from codl.cli.base_options import OutputOption as OutputOption
 from codl.cli.base_options import SerialOption as SerialOption
+from codl.cli.base_options import SerialsOption as SerialsOption
 from codl.cli.base_options import read_seconds as read_seconds
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN, choices

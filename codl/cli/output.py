@@ -8,8 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.console import Console, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+)
 
 from codl.provenance import provenance
 
@@ -65,9 +72,26 @@ def _message(kind: str, text: str) -> None:
     STDERR.print(f"{kind} {plain}", highlight=False, soft_wrap=True)
 
 
+class _Bar(Progress):
+    """Progress with something below it."""
+
+    def __init__(self, *columns: ProgressColumn, below: Callable[[], RenderableType]) -> None:
+        self._below = below
+        super().__init__(*columns, console=STDERR, transient=False)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        yield self._below()
+
+
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int, float], None]]:
-    """A progress bar on stderr; yields a function of done, total and seconds left."""
+def progress(
+    label: str, below: Callable[[], RenderableType] = Group
+) -> Iterator[Callable[[int, int, float], None]]:
+    """A progress bar on stderr; yields a function of done, total and seconds left.
+
+    `below` gives what stands below it, whenever it is drawn anew.
+    """
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -75,7 +99,7 @@ def progress(label: str) -> Iterator[Callable[[int, int, float], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
     )
-    with Progress(*columns, console=STDERR, transient=False) as bar:
+    with _Bar(*columns, below=below) as bar:
         task = bar.add_task(label, total=None, left="")
 
         def update(done: int, total: int, seconds_left: float) -> None:

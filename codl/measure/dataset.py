@@ -9,14 +9,17 @@ the kernel variant itself, so training and planning cannot differ.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
-from codl.errors import InvalidFileError
+from codl.errors import InvalidFileError, UnwritableFileError
+from codl.file_names import inside
 from codl.ir import shipped
 from codl.ir.results import Conditions
 
@@ -208,16 +211,26 @@ class Table(Generic[RowT]):
         return list(self._rows()) if self.path.exists() else []
 
     def append(self, *rows: RowT) -> None:
-        """Write rows behind those that are there, and wait until they are on disk."""
-        new = not self.path.exists() or not self.path.stat().st_size
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
+        """Write rows behind those that are there, and wait until they are on disk.
+
+        All of them, or none: raises `UnwritableFileError` where there is no room.
+        """
+        size = self.path.stat().st_size if self.path.exists() else 0
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        if not size:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+        with _writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with self.path.open("ab", buffering=0) as file:
+                    _write_whole(file, text.getvalue().encode())
+                    os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):  # no part of a row stays before the next
+                    os.truncate(self.path, size)
+                raise
 
     def extend(self, rows: Iterable[RowT]) -> None:
         """Append many rows at once: all of them, or none where that fails."""
@@ -320,16 +333,17 @@ class Dataset:
     @classmethod
     def of(cls, soc: str, root: Path = FOLDER) -> Dataset:
         """Under `root`, to be written."""
-        return cls(root / soc)
+        return cls(inside(root, soc))
 
     @classmethod
     def found(cls, soc: str, root: Path = FOLDER) -> Dataset:
         """Under `root`; in the usual place also one that comes with codl."""
+        inside(root, soc)
         return cls(shipped.found(soc, root, FOLDER))
 
     def ops(self, name: str) -> Table[OpRow]:
         """The table of one kernel variant, such as `conv2d_cpu_gemm`."""
-        return Table(self.folder / f"t_{name}.csv", OpRow)
+        return Table(inside(self.folder, f"t_{name}.csv"), OpRow)
 
     def sharing(self) -> Table[SharingRow]:
         return Table(self.folder / "t_data_sharing.csv", SharingRow)
@@ -340,7 +354,7 @@ class Dataset:
 
     def table(self, name: str) -> Table[Any]:
         """The table of a name, with or without a file, of the rows that such a table has."""
-        return Table(self.folder / f"t_{name}.csv", ROW_TYPES.get(name, OpRow))
+        return Table(inside(self.folder, f"t_{name}.csv"), ROW_TYPES.get(name, OpRow))
 
     def tables(self) -> dict[str, Table[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
@@ -368,7 +382,24 @@ class Dataset:
         return dict(content)
 
     def write_manifest(self, content: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.manifest_path.with_suffix(".tmp")
-        partial.write_text(json.dumps(content, indent=2) + "\n")
-        partial.replace(self.manifest_path)
+        with _writing(self.manifest_path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = self.manifest_path.with_suffix(".tmp")
+            partial.write_text(json.dumps(content, indent=2) + "\n")
+            partial.replace(self.manifest_path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise `UnwritableFileError` where the disk takes no more."""
+    try:
+        yield
+    except OSError as error:
+        raise UnwritableFileError(path, error) from error
+
+
+def _write_whole(file: io.FileIO, content: bytes) -> None:
+    """A full disk takes a part first, and fails at the rest."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]

@@ -24,6 +24,7 @@ from codl.provenance import VERSION as CODL
 from codl.runtime import settings_note
 from codl.runtime.child import own_streams
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
+from codl.runtime.orphan import ending_with
 from codl.targets.arrays import from_wire, to_wire
 from codl.targets.check_messages import CheckKernels, Examine, Import, MeasurePace
 from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
@@ -112,7 +113,7 @@ def main(begin: float, build: str = "") -> int:
 
         put_back_left()
     reader, writer = own_streams()
-    with reader, writer:
+    with reader, writer, ending_with(reader.fileno()):
         return Agent(reader, writer, begin, build).serve()
 
 

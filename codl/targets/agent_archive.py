@@ -138,11 +138,12 @@ def unpacked(archive: str, place: str) -> tuple[str, str]:
         folder = os.path.join(place, "codl-" + build)
         if not os.path.isdir(folder):
             partial = f"{folder}.{os.getpid()}.part"
-            content.extractall(partial)
             try:
+                content.extractall(partial)
                 os.rename(partial, folder)
-            except OSError:  # another agent was faster
-                if not os.path.isdir(folder):
+            except OSError:
+                shutil.rmtree(partial, ignore_errors=True)
+                if not os.path.isdir(folder):  # else another agent was faster
                     raise
     return folder, build
 
@@ -166,7 +167,11 @@ def main() -> int:
     if missing:
         print("packages are missing there: " + ", ".join(missing), file=sys.stderr)
         return 1
-    folder, build = unpacked(archive, place)
+    try:
+        folder, build = unpacked(archive, place)
+    except OSError as error:
+        print("the agent cannot be unpacked there: " + str(error), file=sys.stderr)
+        return 1
     own = [folder, *(path for _, path in brought(place).values())]
     # Processes that the agent starts find codl there too.
     rest = os.environ.get("PYTHONPATH")

@@ -24,10 +24,8 @@ from codl.runtime.frames import FrameError
 from codl.targets.measure_messages import MeasuredRow
 from codl.targets.message_base import Building, Reply, Timing
 
-#: What a device may say in its own words, and so many letters of it.
-OWN_WORDS, MOST_LETTERS = ("reason",), 300
-#: What differs from the row of a task that was not measured yet.
-FOUND = frozenset({"status", *OWN_WORDS})
+#: So many letters of a device's own words are kept.
+MOST_LETTERS = 300
 
 
 @dataclass
@@ -78,7 +76,7 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
         raise FrameError(f"It sent a row that is none: {error}.") from error
     for name in (own.name for own in fields(row)):
         value, asked = getattr(row, name), getattr(blank, name)
-        if isinstance(asked, str) and asked and name not in FOUND and value != asked:
+        if isinstance(asked, str) and asked and name != "status" and value != asked:
             raise FrameError(f"It sent a row whose {name} is {value!r}, where {asked!r} was asked.")
         if isinstance(value, float) and not isfinite(value):
             raise FrameError(f"It sent a row whose {name} is {value}.")
@@ -86,7 +84,9 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
         raise FrameError(f"It sent the row of {row.key}, where {blank.key} was asked.")
     if row.status == "ok" and not row.latency_ms > 0:
         raise FrameError(f"It sent a latency of {row.latency_ms} ms, which must be positive.")
-    return replace(row, **{name: plain(getattr(row, name)) for name in OWN_WORDS})
+    own_words: Any = {name: plain(value) for name, value in vars(row).items()
+                      if isinstance(value, str) and not getattr(blank, name)}  # fmt: skip
+    return replace(row, **own_words)
 
 
 def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:

@@ -15,7 +15,7 @@ from codl.errors import DeviceError
 from codl.runtime.child import telling
 
 #: Writes its input beside a file and moves it there, so that a cut connection leaves no half file.
-WRITE = 'cat > "$0.part" && mv "$0.part" "$0"'
+WRITE = 'cat > "$0.part" && mv "$0.part" "$0" || { rm -f "$0.part"; exit 1; }'
 #: Said behind all that a command says, so that an output which was cut is known by its lack.
 END = b"codl: ended"
 SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
@@ -23,6 +23,9 @@ SAY_END = f"; code=$?; printf '{END.decode()}'; exit $code"
 
 #: What to do: a sentence, or what looks around and says one.
 Fix: TypeAlias = str | Callable[[], str]
+#: What is said of a disk that is full.
+NO_ROOM = "Make room on the device: codl needs about 10 MB there."
+FULL = {"No space left": NO_ROOM, "quota exceeded": NO_ROOM, "too large": NO_ROOM}
 
 
 class ShellError(DeviceError):
@@ -95,5 +98,5 @@ def explained(problem: str, fixes: Mapping[str, Fix]) -> str:
 
 def fix_of(problem: str, fixes: Mapping[str, Fix]) -> str:
     """The fix of the first key that a problem contains; empty where it has none."""
-    fix = next((fix for key, fix in fixes.items() if key in problem), "")
+    fix = next((fix for key, fix in {**FULL, **fixes}.items() if key in problem), "")
     return fix() if callable(fix) else fix

@@ -364,4 +364,3 @@ def _request(batch: MeasureBatch, models: dict[str, bytes]) -> Measure:
         usual_ms=tuple(UsualLevel(*key, ms) for key, ms in batch.usual_ms.items()),
         tolerance=dict(batch.tolerance),
     )
-

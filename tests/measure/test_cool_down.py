@@ -178,7 +178,9 @@ def collected(
     target = Double(Machine(list(coming)))
     cooling = target.machine.cool_down(longest_s=10)
     dataset = Dataset.of("phone", folder)
-    return collect(target, dataset, conv_tasks()[:tasks], cooling=cooling, **options), target
+    return collect(
+        target, dataset, conv_tasks()[:tasks], cooling=lambda target: cooling, **options
+    ), target
 
 
 def rows(folder: Path) -> dict[object, str]:

@@ -12,7 +12,7 @@ import pytest
 from codl.ir import parse, to_text
 from codl.ir.soc import Soc
 from codl.measure import batch as batches
-from codl.measure import collector, drift, together
+from codl.measure import drift, together
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
 from codl.measure.collector import collect
@@ -49,8 +49,7 @@ class Machine:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     def use(machine: Machine) -> None:
         monkeypatch.setattr(rounds, "perf_counter", lambda: machine.now)
-        monkeypatch.setattr(collector.time, "monotonic", lambda: machine.now)
-        monkeypatch.setattr(batches.time, "monotonic", lambda: machine.now)
+        monkeypatch.setattr("time.monotonic", lambda: machine.now)
 
     return use
 

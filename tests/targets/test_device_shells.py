@@ -201,3 +201,28 @@ def test_an_agent_unpacks_where_it_may_write(
     assert agent_archive.room(str(beside / ARCHIVE)) == str(home / ".codl")
     closed.add(str(home / ".codl"))
     assert agent_archive.room(str(beside / ARCHIVE)) == str(tmp_path / ".codl")
+
+
+def test_a_full_device_keeps_no_part_of_an_agent(tmp_path: Path) -> None:
+    (tmp_path / f"{ARCHIVE}.part").symlink_to("/dev/full")
+    with pytest.raises(DeviceError, match=r"No space left on device\. Make room on the device"):
+        install(shell_in(tmp_path), [sys.executable])
+    assert list(tmp_path.iterdir()) == []
+    assert install(shell_in(tmp_path), [sys.executable]).is_new
+
+
+def test_an_agent_that_has_no_room_to_unpack_says_so(tmp_path: Path) -> None:
+    """No file may be larger than some KiB there, which modules are."""
+    shell = shell_in(tmp_path)
+    install(shell, [sys.executable])
+    before = sorted(tmp_path.iterdir())
+    line = shell.command(launcher(shell))[-1]
+    command, limited = ([*shell.client, text] for text in (line, f"ulimit -f 8; exec {line}"))
+    with (
+        closing(RemoteTarget("there", limited, build=agent_file.build())) as there,
+        pytest.raises(AgentLostError, match=r"cannot be unpacked there: .*Make room on the device"),
+    ):
+        there.describe()
+    assert sorted(tmp_path.iterdir()) == before
+    with closing(RemoteTarget("there", command, build=agent_file.build())) as there:
+        there.describe()

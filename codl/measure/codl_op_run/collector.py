@@ -20,7 +20,8 @@ from codl.kernels import mace
 from codl.measure.codl_op_run.command import Options, as_run, op_command
 from codl.measure.codl_op_run.shell import Shell
 from codl.measure.codl_op_run.stat import Stat, read_stat
-from codl.measure.collector import Collected, Stopped
+from codl.measure.collection import Stopped
+from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset, OpRow
 from codl.measure.importers.importer import describe
 from codl.measure.progress import Progress, seconds_left

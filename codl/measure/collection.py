@@ -1,0 +1,311 @@
+"""The work of a collection: what is left to measure, who is at it, and what becomes of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.kernels.tuning import Tuning
+from codl.measure.batch import BatchResult, MeasureBatch, Measurement, processors_of
+from codl.measure.cool_down import low_battery
+from codl.measure.dataset import Row
+from codl.measure.dataset_writer import RowWriter, RunLog
+from codl.measure.devices_at_work import Clock, Device, DeviceNews, LowBatteryError
+from codl.measure.progress import Progress, seconds_left
+from codl.measure.runner import failed_row
+from codl.measure.tasks import Task
+from codl.measure.timing import Rounds
+
+#: Why a collection ended: nothing is left, a limit was reached, more would change nothing, or no
+#: device's battery lasts.
+Stopped = Literal["done", "budget", "samples", "settled", "battery"]
+#: A batch in less time than this share of its own would tell little.
+SHORTEST = 0.3
+#: A task that was measured while the machine was disturbed is measured again so often.
+RETRIES = 1
+#: A task is a failed row once it took processes down so often: one may have been a cable.
+DEATHS = 2
+#: So many tasks at most are sent to a target to measure some of them, which the rest follow.
+MOST = 512
+#: About so many are measured in one batch.
+FEW = 64
+#: A collection ends when for so many seconds no device that was there has come back.
+PATIENCE_S = 300.0
+GO_ON = "What was measured is on disk; go on by --resume."
+#: Told how it stands with each device, now and then.
+Watch: TypeAlias = Callable[[Sequence[DeviceNews]], None]
+
+
+class Chooser(Protocol):
+    """Says what to measure next; asked before every batch, when all rows so far are on disk."""
+
+    def choose(self, missing: Sequence[Task], seconds: float) -> Sequence[Task]:
+        """Some of the tasks, the first first; none where more would change nothing.
+
+        `seconds` have passed since the collection began.
+        """
+        ...
+
+
+@dataclass
+class Collection:
+    """What is left to measure, and who is at it."""
+
+    devices: Sequence[Device]
+    writer: RowWriter
+    log: RunLog
+    rounds: Rounds
+    tuning: Tuning
+    missing: list[Task]
+    clock: Clock
+    begin: float
+    end: float
+    all_done: Stopped
+    chooser: Chooser | None
+    progress: Progress | None
+    watch: Watch | None
+    total: int = field(init=False)
+    #: A sentence about what stopped it where nobody wanted that.
+    reason: str = ""
+    again: dict[Task, int] = field(default_factory=dict)
+    #: Rows of tasks that are to be measured again: better than none, where no time is left for it.
+    held: dict[Task, Row] = field(default_factory=dict)
+    #: How many processes a task alone took down.
+    deaths: dict[Task, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = len(self.missing)
+
+    def run(self) -> Stopped:
+        """Until there is a reason to stop; raises where no device is left."""
+        try:
+            stopped = self._share_out()
+        except DeviceError:
+            self._finish()
+            raise
+        finally:
+            for device in self.devices:
+                device.worker.shutdown(wait=False)
+        self._finish()
+        return stopped
+
+    def _finish(self) -> None:
+        """Write what was to be measured again and was not."""
+        self.writer.write(list(self.held.items()))
+        self.log.finish()
+
+    def _share_out(self) -> Stopped:
+        for device in self.devices:
+            device.join()
+        while True:
+            reason = self._assign()
+            jobs = self._jobs()
+            if not jobs and reason is not None:
+                return reason
+            if not jobs:
+                self._check_hope()
+            self._tell()
+            self.clock.wait(jobs, self._pause_s())
+            for device in self.devices:
+                if device.job is not None and device.job.done():
+                    self._take(device)
+
+    def _jobs(self) -> list[Future[Any]]:
+        """What is waited for; nobody waits for a device to be reached when all is measured."""
+        is_over = not self.missing and any(device.run for device in self.devices)
+        return [
+            device.job
+            for device in self.devices
+            if device.job is not None and not (is_over and device.state == "joining")
+        ]
+
+    def _assign(self) -> Stopped | None:
+        """Give work to whom has none; the reason to stop where there is none to give."""
+        now, reason = self.clock.now(), None
+        if not self.missing:
+            return self.all_done
+        for device in self.devices:
+            if device.state == "away" and now >= device.retry_at:
+                device.join()
+            elif device.state == "idle" and (text := low_battery(device.now)):
+                self._leave_out(device, LowBatteryError(text))
+            elif device.state == "idle":
+                reason = self._give(device, now)
+        if all(device.state == "out" for device in self.devices):
+            self.reason = _of_batteries(self.devices)
+            return "battery" if self.reason else None
+        return "budget" if self.end <= now else reason
+
+    def _give(self, device: Device, now: float) -> Stopped | None:
+        """A batch for a device; the reason where there is none."""
+        taken = {task for other in self.devices for task in other.claimed}
+        free: Sequence[Task] = [task for task in self.missing if task not in taken]
+        if self.chooser is not None and free:
+            free = sorted(self.chooser.choose(free, now - self.begin), key=self._tries)
+        left, least = self._left_s(), SHORTEST * self.rounds.span_s
+        if not free or left < least or left <= 0:
+            return "budget" if free else "settled"
+        batch = MeasureBatch(
+            tasks=tuple(free[:: self._part(len(free))][: device.most]),
+            run=device.run,
+            rounds=self.rounds,
+            tuning=self.tuning,
+            left_s=left,
+            usual_ms=device.anchors.usual_ms,
+            tolerance=device.anchors.tolerance,
+        )
+        device.measure(batch, self._left_s, least)
+        return None
+
+    def _part(self, free: int) -> int:
+        """Every how many of the tasks that come next one device takes, to leave some for others.
+
+        Of few only for those that wait now: small batches are slow.
+        """
+        using = [device for device in self.devices if device.state != "out"]
+        if free <= FEW * len(using):
+            using = [device for device in using if device.state in ("idle", "joining")]
+        return max(1, len(using))
+
+    def _left_s(self) -> float:
+        return self.end - self.clock.now()
+
+    def _take(self, device: Device) -> None:
+        """What came of a device's job."""
+        job, claimed = device.job, device.claimed
+        assert job is not None
+        device.job, device.claimed = None, ()
+        try:
+            result = job.result()
+        except CodlError as error:
+            is_away = isinstance(error, DeviceError) and not claimed
+            self._drop(device, error) if is_away else self._leave_out(device, error)
+            return
+        if isinstance(result, BatchResult):
+            self._record(device, result)
+        else:
+            device.state, device.problem = "idle", None
+            device.now, device.cooling = result.now, result.cooling
+            if not device.run:
+                device.run = self.log.begin(device.serial, result.clock_mhz, result.now)
+
+    def _record(self, device: Device, result: BatchResult) -> None:
+        """Write what came of a batch.
+
+        Tasks of a disturbed or throttled processor are left for later, but not more than `RETRIES`
+        times.
+        """
+        rows, device.state, device.now = [], "idle", result.conditions
+        for one in result.measurements:
+            if _is_disturbed(device, one) and self._tries(one.task) < RETRIES:
+                self.again[one.task] = self._tries(one.task) + 1
+                self.held[one.task] = one.row
+            else:
+                self.held.pop(one.task, None)
+                rows.append((one.task, one.row))
+        if result.measurements:
+            device.works()
+        if result.anchors:
+            device.batch += 1
+            device.anchors.add(result.anchors)
+            self.writer.write_anchors(result.anchors, device.batch)
+        device.measured += len(rows)
+        self.writer.write(rows + self._lost(device, result))
+        self.log.calibrate(device.run, device.anchors)
+        self.missing = sorted(filter(self.writer.lacks, self.missing), key=self._tries)
+        if self.progress is not None:
+            done, spent = self.total - len(self.missing), self.clock.now() - self.begin
+            budget = None if self.end == float("inf") else self.end - self.begin
+            self.progress(done, self.total, seconds_left(done, self.total, spent, budget))
+
+    def _lost(self, device: Device, result: BatchResult) -> list[tuple[Task, Row]]:
+        """The failed row of what took processes down, once that is a single task.
+
+        Of several suspects half as many are measured next; the others stay to be measured. Where
+        there is none, the device was not there.
+        """
+        if not result.lost:
+            device.most = min(2 * device.most, MOST)
+            return []
+        device.lost += 1
+        if not result.suspects:
+            if not result.measurements:
+                self._drop(device, DeviceError(result.lost))
+            return []
+        if len(result.suspects) > 1:
+            device.most = len(result.suspects) // 2
+            return []
+        (task,) = result.suspects
+        self.deaths[task] = DEATHS if result.has_hung else self.deaths.get(task, 0) + 1
+        if self.deaths[task] < DEATHS:
+            return []
+        return [(task, failed_row(task, device.run, result.lost))]
+
+    def _drop(self, device: Device, problem: Exception) -> None:
+        """A device went away: others take its tasks, and it is tried again later."""
+        is_new = device.tries == 0
+        device.goes_away(problem, self.clock.now())
+        if is_new and (device.has_worked or len(self.devices) > 1):
+            others = " while others go on" if len(self.devices) > 1 else ""
+            self._warn(f"{_sentence(problem)} {device.serial!r} is tried again{others}.")
+
+    def _leave_out(self, device: Device, problem: Exception) -> None:
+        device.is_left_out(problem)
+        if any(other.state != "out" for other in self.devices):
+            self._warn(f"{_sentence(problem)} {device.serial!r} is left out.")
+
+    def _check_hope(self) -> None:
+        """Raise where no device is left that could measure what is missing."""
+        away = [device for device in self.devices if device.state == "away"]
+        problems = [device.problem for device in self.devices if device.problem is not None]
+        has_begun = any(device.run for device in self.devices)
+        if len(problems) == 1 and not (away and has_begun):
+            raise problems[0]
+        if not away or not any(device.has_worked for device in self.devices):
+            said = " ".join(_sentence(problem) for problem in problems)
+            raise DeviceError(f"{said} {GO_ON}" if has_begun else said)
+        waited = self.clock.now() - max(device.away_since for device in away)
+        if waited >= PATIENCE_S:
+            raise DeviceError(
+                f"No device has answered for {waited:.0f} s: {_sentence(away[0].problem)} {GO_ON}"
+            )
+
+    def _pause_s(self) -> float | None:
+        """Until the next device is tried again, or there is no time left for it."""
+        away = [device.retry_at for device in self.devices if device.state == "away"]
+        next_s = min([*away, self.end]) - self.clock.now()
+        return None if not away else max(0.0, next_s)
+
+    def _tries(self, task: Task) -> int:
+        return self.again.get(task, 0)
+
+    def _tell(self) -> None:
+        if self.watch is not None:
+            self.watch([device.news(self.clock.now()) for device in self.devices])
+
+    @staticmethod
+    def _warn(text: str) -> None:
+        warnings.warn(text, CodlWarning, stacklevel=2)
+
+
+def _is_disturbed(device: Device, one: Measurement) -> bool:
+    assert device.cooling is not None
+    throttled = device.cooling.throttled(one.row.throttled)
+    is_slow = one.row.status == "ok" and throttled & {*processors_of(one.task)}
+    return one.is_disturbed or bool(is_slow)
+
+
+def _of_batteries(devices: Sequence[Device]) -> str:
+    """What devices are left out for that would go on once they are plugged in."""
+    low = [own for own in devices if isinstance(own.problem, LowBatteryError)]
+    if len(devices) == 1:
+        return "".join(str(own.problem) for own in low)
+    return " ".join(f"{own.serial!r}: {own.problem}" for own in low)
+
+
+def _sentence(problem: Exception | None) -> str:
+    return str(problem).rstrip(".") + "."

@@ -1,0 +1,138 @@
+"""Writes what a collection measures to a dataset: each row once, and runs in the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from codl.errors import CodlError, MismatchError
+from codl.ir.results import Conditions
+from codl.kernels.tuning import Tuning
+from codl.measure.dataset import AnchorRow, Dataset, Row
+from codl.measure.drift import Anchors, calibration
+from codl.measure.tasks import Task
+from codl.measure.timing import Rounds
+from codl.provenance import now as time_now
+from codl.provenance import provenance
+from codl.runtime.placement import LocalSoc
+
+
+@dataclass
+class RowWriter:
+    """Appends rows to the tables that lack them; so many `rows` were written, `failed` of them."""
+
+    dataset: Dataset
+    rows: int = 0
+    failed: int = 0
+    _done: dict[str, set[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the keys that are there; tables lose a line that a kill left unfinished."""
+        tables = self.dataset.tables()
+        for table in tables.values():
+            table.repair()
+        self.dataset.anchors().repair()
+        self._done = {name: {row.key for row in table.read()} for name, table in tables.items()}
+
+    def lacks(self, task: Task) -> bool:
+        return any(task.key not in self._done.get(name, ()) for name in task.tables)
+
+    def write(self, measured: Sequence[tuple[Task, Row]]) -> None:
+        """Append every row to each of its tables that lacks it."""
+        new: dict[str, list[Row]] = {}
+        for task, row in measured:
+            self.failed += row.status == "failed"
+            for name in task.tables:
+                keys = self._done.setdefault(name, set())
+                if row.key not in keys:
+                    new.setdefault(name, []).append(row)
+                    keys.add(row.key)
+        for name, rows in new.items():
+            self.dataset.table(name).append(*rows)
+            self.rows += len(rows)
+
+    def write_anchors(self, rows: Sequence[AnchorRow], batch: int) -> None:
+        self.dataset.anchors().append(*(replace(row, batch=batch) for row in rows))
+
+
+class RunLog:
+    """The runs of a collection in the dataset's manifest, one for each device.
+
+    Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
+    that of another SoC, or where the SoC is not placed as it is described.
+    """
+
+    def __init__(
+        self, dataset: Dataset, soc: LocalSoc, rounds: Rounds, tuning: Tuning, *, resume: bool
+    ) -> None:
+        self._dataset, self._soc = dataset, soc
+        self._effort = {"protocol": asdict(rounds), "tuning": tuning.fingerprint}
+        self._own: dict[str, Anchors] = {}
+        _check_placed(soc)
+        if dataset.manifest_path.exists():
+            _check_goes_on(dataset, soc, resume=resume)
+
+    def begin(self, serial: str, clock_mhz: Mapping[str, float], now: Conditions) -> str:
+        """Note a new run of a device as it is now; returns its name."""
+        soc, there = self._soc, self._dataset.manifest_path.exists()
+        manifest: dict[str, Any] = self._dataset.manifest() if there else {"runs": {}}
+        run = f"run{len(manifest['runs']) + 1}"
+        manifest |= {"source": "measured", "soc": soc.to_dict()}
+        manifest["runs"][run] = {
+            **provenance(),
+            "serial": serial,
+            "placement": soc.placement.to_dict(),
+            "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
+            "clock_mhz": dict(clock_mhz),
+            "conditions": asdict(now),
+            **self._effort,
+        }
+        self._own[run] = Anchors()
+        self._dataset.write_manifest(manifest)
+        return run
+
+    def calibrate(self, run: str, anchors: Anchors) -> None:
+        """Keep how fast a run's machine is, beside the first run's, which others are held against.
+
+        So each run of this collection is looked at again: the first one's level moves, too.
+        """
+        self._own[run] = anchors
+        manifest = self._dataset.manifest()
+        runs = manifest["runs"]
+        for name, own in self._own.items():
+            runs[name]["anchors_ms"] = own.to_json()
+        for name in self._own:
+            runs[name]["calibration"] = calibration(runs, name)
+        self._dataset.write_manifest(manifest)
+
+    def finish(self) -> None:
+        if not self._own:
+            return
+        manifest = self._dataset.manifest()
+        for run in self._own:
+            manifest["runs"][run]["ended"] = time_now()
+        tables = self._dataset.tables()
+        manifest["files"] = {table.path.name: len(table.read()) for table in tables.values()}
+        self._dataset.write_manifest(manifest)
+
+
+def _check_placed(soc: LocalSoc) -> None:
+    if soc.placement.threads != soc.cpu.threads:
+        raise MismatchError(
+            f"The SoC {soc.name!r} is one of {soc.cpu.threads} threads of the CPU, and is placed "
+            f"here with {soc.placement.threads}: their latencies cannot be mixed."
+        )
+
+
+def _check_goes_on(dataset: Dataset, soc: LocalSoc, *, resume: bool) -> None:
+    if not resume:
+        raise CodlError(
+            f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
+            "by -o DIR."
+        )
+    if not soc.is_as_in(dataset.manifest().get("soc")):
+        raise MismatchError(
+            f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
+            "now; rows of both cannot be mixed. Write another dataset by -o DIR."
+        )

@@ -1,0 +1,253 @@
+"""The devices of a collection: each works by itself, may go away, and may come back.
+
+One device works in the thread that collects, several in a thread each. What they give is taken by
+the thread that collects alone, so nothing here is locked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from codl.errors import DeviceError, MismatchError
+from codl.ir.results import Conditions
+from codl.measure.batch import BatchResult, MeasureBatch
+from codl.measure.cool_down import CoolDown
+from codl.measure.drift import Anchors
+from codl.measure.tasks import Task
+from codl.runtime.placement import LocalSoc
+
+#: A device that went away is tried again after so many seconds, then twice as many, at most these.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+T = TypeVar("T")
+State = Literal["joining", "measuring", "idle", "away", "out"]
+
+
+class _Cpu(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Machine(Protocol):
+    @property
+    def cpu(self) -> _Cpu: ...
+
+
+class Measures(Protocol):
+    """What of a target collecting needs."""
+
+    @property
+    def serial(self) -> str: ...
+    @property
+    def soc(self) -> LocalSoc: ...
+
+    def describe(self) -> _Machine: ...
+
+    def open(self) -> Mapping[str, str]:
+        """Open the SoC's device, and say which it is and by which driver."""
+        ...
+
+    def clocks_mhz(self) -> dict[str, float]:
+        """The current clock of each core in use, where the system tells."""
+        ...
+
+    def conditions(self) -> Conditions:
+        """Temperature, clocks and battery, as they are now."""
+        ...
+
+    def measure(self, batch: MeasureBatch) -> BatchResult: ...
+
+
+#: What waits while a target is hot; asked for once, when the target was first reached.
+Cooling: TypeAlias = Callable[[Measures], CoolDown]
+
+
+def cool_down(target: Measures) -> CoolDown:
+    """With the usual limits."""
+    return CoolDown(target.conditions)
+
+
+class Clock(Protocol):
+    """Time that passes, and waiting for it."""
+
+    def now(self) -> float:
+        """Seconds, by a clock that nobody sets."""
+        ...
+
+    def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
+        """Until one of the jobs is done or so many seconds have passed."""
+        ...
+
+
+class SystemClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, jobs: Sequence[Future[Any]], seconds: float | None) -> None:
+        if jobs:
+            wait(jobs, timeout=seconds, return_when=FIRST_COMPLETED)
+        elif seconds:
+            time.sleep(seconds)
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+class Worker(Protocol):
+    """Does one thing after the other."""
+
+    def submit(self, work: Callable[[], T], /) -> Future[T]: ...
+    def shutdown(self, wait: bool = True) -> None: ...
+
+
+class Here:
+    """Works in the thread that asks."""
+
+    def submit(self, work: Callable[[], T], /) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Nothing is under way."""
+
+
+class LowBatteryError(DeviceError):
+    """A device is left alone because its battery runs out."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A target that answers: its clocks, how it is, and what waits while it is hot."""
+
+    clock_mhz: Mapping[str, float]
+    now: Conditions
+    cooling: CoolDown
+
+
+@dataclass(frozen=True)
+class DeviceNews:
+    """How it stands with a device: so many tasks are `measured`, and it was `lost` so many times.
+
+    `problem` says why it is away or out; one that is away is tried again in `retry_s` seconds.
+    """
+
+    serial: str
+    state: State
+    run: str
+    measured: int
+    lost: int
+    problem: str
+    retry_s: float = 0.0
+
+
+@dataclass
+class Device:
+    """A device of a collection; it has a `run` once it was reached."""
+
+    target: Measures
+    worker: Worker
+    #: So many tasks are sent at a time at most.
+    most: int
+    cools: Cooling
+    #: Whether others measure for the same dataset, so that it must be just like them.
+    has_others: bool = False
+    run: str = ""
+    state: State = "idle"
+    job: Future[Any] | None = None
+    claimed: tuple[Task, ...] = ()
+    anchors: Anchors = field(default_factory=Anchors)
+    batch: int = 0
+    now: Conditions = field(default_factory=Conditions)
+    cooling: CoolDown | None = None
+    measured: int = 0
+    lost: int = 0
+    #: Whether it has measured anything.
+    has_worked: bool = False
+    problem: Exception | None = None
+    #: When it went away, how often it was tried since, and when it is tried again.
+    away_since: float = 0.0
+    tries: int = 0
+    retry_at: float = 0.0
+
+    @property
+    def serial(self) -> str:
+        return self.target.serial
+
+    def join(self) -> None:
+        """Reach it, and see whether it is what it should be."""
+        self.state, self.job = "joining", self.worker.submit(self._reached)
+
+    def _reached(self) -> Reached:
+        if self.has_others:
+            _check_soc(self.target)
+        cooling = self.cooling or self.cools(self.target)
+        now = self.target.conditions()
+        return Reached(self.target.clocks_mhz(), now, cooling)
+
+    def measure(self, batch: MeasureBatch, left_s: Callable[[], float], least_s: float) -> None:
+        """Measure once it is cool, unless less than `least_s` seconds are left then."""
+        self.state, self.claimed, now = "measuring", batch.tasks, self.now
+        assert self.cooling is not None
+        cooling = self.cooling
+
+        def work() -> BatchResult:
+            cooling.wait(now, left_s())
+            left = left_s()
+            if left <= 0 or left < least_s:
+                return BatchResult((), (), conditions=now)
+            return self.target.measure(replace(batch, left_s=left))
+
+        self.job = self.worker.submit(work)
+
+    def works(self) -> None:
+        """It is there for sure; opening it alone may succeed where measuring does not."""
+        self.has_worked, self.tries = True, 0
+
+    def goes_away(self, problem: Exception, now: float) -> None:
+        """It is tried again later, each time after a longer pause."""
+        if self.tries == 0:
+            self.away_since = now
+        pause = min(FIRST_PAUSE_S * 2**self.tries, LONGEST_PAUSE_S)
+        self.tries += 1
+        self.state, self.problem, self.retry_at = "away", problem, now + pause
+
+    def is_left_out(self, problem: Exception) -> None:
+        self.state, self.problem = "out", problem
+
+    def news(self, now: float) -> DeviceNews:
+        problem = "" if self.problem is None else str(self.problem)
+        retry_s = max(0.0, self.retry_at - now) if self.state == "away" else 0.0
+        return DeviceNews(
+            self.serial, self.state, self.run, self.measured, self.lost, problem, retry_s
+        )
+
+
+def devices_of(targets: Sequence[Measures], most: int, cools: Cooling) -> list[Device]:
+    """One works here; each of several has a thread of its own."""
+    if len(targets) == 1:
+        return [Device(targets[0], Here(), most, cools)]
+    return [
+        Device(target, ThreadPoolExecutor(1, target.serial), most, cools, has_others=True)
+        for target in targets
+    ]
+
+
+def _check_soc(target: Measures) -> None:
+    """Raise `MismatchError` where a target is not the SoC that it should be, in what matters."""
+    soc, identity, cpu = target.soc, target.open(), target.describe().cpu.name
+    wanted = {"OpenCL device": soc.gpu.name, "driver": soc.gpu.driver, "CPU": soc.cpu.name}
+    given = {"OpenCL device": identity["device"], "driver": identity["driver"], "CPU": cpu}
+    for what, name in wanted.items():
+        if given[what] != name:
+            raise MismatchError(
+                f"{target.serial!r} is not the SoC {soc.name!r}: its {what} is {given[what]!r}, "
+                f"expected {name!r}. `codl soc detect --serial {target.serial} --name NAME` "
+                "describes it as one of its own."
+            )

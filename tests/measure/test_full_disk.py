@@ -1,0 +1,59 @@
+"""A disk that is full takes no part of a row, and a collection goes on once there is room."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.device_doubles import DeviceDouble, keys, wanted
+from support.simulated import conv_tasks
+
+from codl.errors import UnwritableFileError
+from codl.measure.collector import collect
+from codl.measure.dataset import Dataset, OpRow, Table
+from codl.measure.timing import Rounds
+
+TASKS = conv_tasks()[:30]
+ROW = OpRow(op="a", dim="H", share=1.0, part="b", latency_ms=1.0)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file gets larger than so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_rows_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t_x.csv", OpRow)
+    table.append(ROW)
+    before = table.path.read_bytes()
+    with room_for(len(before) + 60), pytest.raises(UnwritableFileError, match=r"t_x\.csv cannot"):
+        table.append(*[ROW] * 9)
+    assert table.path.read_bytes() == before
+    table.append(ROW)
+    assert table.read() == [ROW, ROW]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t_x.csv").symlink_to("/dev/full")
+    with pytest.raises(UnwritableFileError, match=r"No space left on device\. .* make room, and"):
+        Table(tmp_path / "t_x.csv", OpRow).append(ROW)
+
+
+@pytest.mark.parametrize("size", [0, 1500, 2500])
+def test_a_collection_goes_on_when_there_is_room(tmp_path: Path, size: int) -> None:
+    """The manifest, a table's first rows, or later ones are what is too large."""
+    dataset, quick = Dataset.of("board", tmp_path), Rounds(span_s=1.0)
+    with room_for(size), pytest.raises(UnwritableFileError, match="--resume"):
+        collect(DeviceDouble("a"), dataset, TASKS, rounds=quick)
+    done = collect(DeviceDouble("a"), dataset, TASKS, rounds=quick, resume=True)
+    assert done.left == 0
+    assert keys(dataset) == wanted(TASKS)

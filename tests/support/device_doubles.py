@@ -1,0 +1,119 @@
+"""Devices that measure nothing: rows of a fixed latency, by which one tells who made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from codl.ir import parse, to_text
+from codl.ir.results import Conditions
+from codl.ir.types import PROCESSORS
+from codl.measure import drift
+from codl.measure.batch import (
+    BatchResult,
+    MeasureBatch,
+    Measurement,
+    Unwatched,
+    Watcher,
+)
+from codl.measure.dataset import AnchorRow, Dataset
+from codl.measure.runner import blank_row
+from codl.measure.tasks import Task
+from codl.runtime.placement import LocalSoc, Placement
+from support.simulated import SOC
+
+BOARD = LocalSoc.of(SOC, Placement("none", cpu_cores=(0,)))
+#: So long a real thread may take for what takes no time.
+LONGEST_S = 60.0
+#: And so long one has, where the clock may pass while it works.
+SHORT_S = 0.05
+
+
+def measured(
+    batch: MeasureBatch, latency_ms: float, most: int, watcher: Watcher | None = None
+) -> BatchResult:
+    """Rows of the first tasks, told as they are made, and the anchors."""
+    watcher, found = watcher or Unwatched(), []
+    for index, task in enumerate(batch.tasks[:most]):
+        watcher.building(index)
+        row = blank_row(task, batch.run)
+        values: dict[str, Any] = vars(row) | {"latency_ms": latency_ms, "runs": 1}
+        found.append(Measurement(task, type(row)(**values)))
+        watcher.measured(found[-1])
+    watcher.timing()
+    anchors = tuple(
+        AnchorRow(op=to_text(parse(op)), processor=p, batch=0, latency_ms=latency_ms, run=batch.run)
+        for op in drift.OPS
+        for p in PROCESSORS
+    )
+    return BatchResult(tuple(found), anchors)
+
+
+@dataclass
+class DeviceDouble:
+    """A target whose rows all have the same latency; `each` tasks make a batch.
+
+    `before` is called with the number of each batch, and `at_door` at each try to reach it: either
+    may raise, and what `before` returns is the result.
+    """
+
+    serial: str
+    latency_ms: float = 1.0
+    each: int = 3
+    soc: LocalSoc = BOARD
+    driver: str = BOARD.gpu.driver
+    before: Callable[[int], BatchResult | None] = lambda number: None
+    at_door: Callable[[int], object] = lambda number: None
+    batches: list[Sequence[Task]] = field(default_factory=list)
+    reached: int = 0
+
+    def open(self) -> Mapping[str, str]:
+        return {"device": self.soc.gpu.name, "driver": self.driver}
+
+    def describe(self) -> Any:
+        return SimpleNamespace(cpu=SimpleNamespace(name=self.soc.cpu.name))
+
+    def conditions(self) -> Conditions:
+        return Conditions()
+
+    def clocks_mhz(self) -> dict[str, float]:
+        self.reached += 1
+        self.at_door(self.reached)
+        return {}
+
+    def measure(self, batch: MeasureBatch) -> BatchResult:
+        self.batches.append(batch.tasks)
+        return self.before(len(self.batches)) or measured(batch, self.latency_ms, self.each)
+
+
+@dataclass
+class SteppingClock:
+    """Passes when it is waited for: at once where nobody works, a second for what is done."""
+
+    now_s: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.now_s
+
+    def wait(self, jobs: Collection[Future[Any]], seconds: float | None) -> None:
+        longest_s = LONGEST_S if seconds is None else SHORT_S
+        if jobs and wait(jobs, longest_s, FIRST_COMPLETED).done:
+            self.now_s += 1.0
+            return
+        assert seconds is not None
+        self.waits.append(seconds)
+        self.now_s += seconds
+
+
+def keys(dataset: Dataset) -> list[tuple[str, Any]]:
+    """What is in any table, in order; a doubled row is there twice."""
+    return sorted((name, row.key) for name, t in dataset.tables().items() for row in t.read())
+
+
+def wanted(tasks: Sequence[Task]) -> list[tuple[str, Any]]:
+    """What there should be."""
+    return sorted({(name, task.key) for task in tasks for name in task.tables})

@@ -1,0 +1,114 @@
+"""Rows from a device: only numbers for what was asked reach a dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from support.device_doubles import measured
+from support.simulated import conv_tasks
+
+from codl.ir import to_text
+from codl.kernels.tuning import Tuning
+from codl.measure.batch import MeasureBatch
+from codl.measure.runner import blank_row
+from codl.measure.timing import Rounds
+from codl.runtime.frames import FrameError
+from codl.targets.arriving_rows import MOST_LETTERS, Arriving, check_anchors, checked_row
+from codl.targets.measure_messages import MeasuredRow
+from codl.targets.message_base import Building, Timing
+
+TASKS = tuple(conv_tasks()[:3])
+BATCH = MeasureBatch(TASKS, "run2", Rounds(), Tuning(), float("inf"), {}, {})
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """A row of the first task as it is sent."""
+    row = msgspec.to_builtins(blank_row(TASKS[0], "run2"))
+    return {**row, "latency_ms": 1.5, "runs": 3, **changes}
+
+
+def arriving(*events: Any) -> Arriving:
+    heard = Arriving(BATCH)
+    for event in events:
+        heard.hear(event)
+    return heard
+
+
+def test_a_row_comes_as_it_is() -> None:
+    row = checked_row(TASKS[0], "run2", content())
+    assert (row.latency_ms, row.runs, row.key) == (1.5, 3, TASKS[0].key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"op": "fc in=1x1x1x1 oc=1"}, "whose op is"),
+        ({"part": "../../x"}, "whose part is"),
+        ({"dim": "W"}, "whose dim is"),
+        ({"share": 0.123}, "It sent the row of"),
+        ({"run": "run1"}, "whose run is 'run1', where 'run2' was asked"),
+        ({"source": "replayed"}, "whose source is"),
+        ({"latency_ms": 0.0}, "a latency of 0.0 ms"),
+        ({"latency_ms": -1.0}, "a latency of -1.0 ms"),
+        ({"latency_ms": float("inf")}, "whose latency_ms is inf"),
+        ({"p20_ms": float("nan")}, "whose p20_ms is nan"),
+        ({"latency_ms": "fast"}, "a row that is none"),
+        ({"status": "fine"}, "a row that is none"),
+        ({"runs": None}, "a row that is none"),
+    ],
+)
+def test_what_is_not_the_row_that_was_asked_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FrameError, match=message):
+        checked_row(TASKS[0], "run2", content(**changes))
+
+
+def test_a_devices_own_words_are_made_plain() -> None:
+    """Nothing steers the terminal on which they are shown, and no line of a table is broken."""
+    said = "no\nroom\0 \x1b]0;title\x07" + "x" * 1000
+    row = checked_row(TASKS[0], "run2", content(status="failed", reason=said, latency_ms=0.0))
+    assert row.reason.startswith("no room ]0;title x")
+    assert len(row.reason) == MOST_LETTERS
+    row = checked_row(TASKS[0], "run2", content(throttled="cpu\ngpu\x1b"))
+    assert row.throttled == "cpu gpu"
+
+
+@pytest.mark.parametrize("index", [-1, 3, 1 << 40])
+def test_tasks_that_were_not_sent_are_refused(index: int) -> None:
+    for event in (Building(index), MeasuredRow(index, content(), False)):
+        with pytest.raises(FrameError, match=f"It spoke of task {index} of 3"):
+            arriving(event)
+
+
+def test_a_row_comes_once() -> None:
+    twice = [MeasuredRow(0, content(), False)] * 2
+    with pytest.raises(FrameError, match="the row of task 0 twice"):
+        arriving(*twice)
+
+
+def test_whose_row_is_here_is_no_suspect() -> None:
+    begun = [Building(0), MeasuredRow(0, content(), False), Building(1), Building(2)]
+    assert arriving(*begun[:1]).suspects == TASKS[:1]
+    assert arriving(*begun[:2]).suspects == ()
+    assert arriving(*begun).suspects == TASKS[2:]
+    assert arriving(*begun, Timing()).suspects == TASKS[1:]
+    assert [one.task for one in arriving(*begun).measurements] == [TASKS[0]]
+
+
+def test_anchors_are_codls_own() -> None:
+    anchors = measured(BATCH, 1.0, 0).anchors
+    check_anchors(anchors, "run2")
+    for wrong in (
+        {"op": to_text(TASKS[0].op)},
+        {"processor": "npu"},
+        {"run": "run1"},
+        {"status": "failed"},
+        {"latency_ms": float("nan")},
+        {"latency_ms": 0.0},
+    ):
+        changed: dict[str, Any] = vars(anchors[0]) | wrong
+        with pytest.raises(FrameError, match="It sent"):
+            check_anchors([type(anchors[0])(**changed)], "run2")

@@ -1,0 +1,236 @@
+"""What goes wrong with a device over ssh, with a real server on loopback and the real client.
+
+The agent is a real one over a device that is none, so that nothing here opens a driver.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from support import sshd
+from support.device_doubles import BOARD, DeviceDouble, SteppingClock, keys, wanted
+from support.simulated import conv_tasks
+
+from codl.errors import CodlWarning, DeviceError
+from codl.kernels.tuning import Tuning
+from codl.measure.batch import MeasureBatch
+from codl.measure.collector import Collected, collect
+from codl.measure.dataset import Dataset
+from codl.measure.timing import Rounds
+from codl.targets import measure_messages, ssh
+from codl.targets.arriving_rows import Arriving
+from codl.targets.client import AgentLostError
+from codl.targets.connect import connect
+from codl.targets.install import LAUNCHER
+from codl.targets.measure_messages import MeasuredRow
+from codl.targets.remote import RemoteTarget
+
+pytestmark = pytest.mark.skipif(sshd.SERVER is None, reason="there is no sshd here")
+TASKS = conv_tasks()[:10]
+QUICK = Rounds(span_s=1.0)
+TESTS = Path(__file__).parent.parent
+LONGEST_S = 60.0
+
+
+class Board:
+    """This machine over ssh, with an agent in whose first batch something goes wrong."""
+
+    def __init__(self, server: sshd.Server, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        self.fault = "none"
+
+    def breaks(self, fault: str) -> None:
+        self.fault = fault
+        paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+        program = [sys.executable, "-m", "support.scripted_agent", str(self.folder), fault]
+        text = f"PYTHONPATH={shlex.quote(paths)} exec {shlex.join(program)}\n"
+        (self.folder / LAUNCHER).write_text(text)
+
+    @property
+    def agent(self) -> int:
+        """The process in which the fault came."""
+        return int((self.folder / self.fault).read_text())
+
+    def target(self) -> RemoteTarget:
+        target = connect(self.server.serial, BOARD)
+        assert isinstance(target, RemoteTarget)
+        return target
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
+    folder, device = tmp_path / "sshd", tmp_path / "device"
+    folder.mkdir()
+    device.mkdir()
+    with sshd.serving(folder) as server:
+        monkeypatch.setenv(ssh.VARIABLE, server.client)
+        monkeypatch.setattr(ssh, "FOLDER", str(device))
+        yield Board(server, device)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return Dataset.of("board", tmp_path / "lat_datasets")
+
+
+def check(dataset: Dataset, done: Collected) -> None:
+    """No row is lost, doubled, or failed because of the way to the device."""
+    assert (done.left, done.failed) == (0, 0)
+    assert keys(dataset) == wanted(TASKS)
+
+
+def after_rows(count: int, do: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something once, when so many rows have arrived."""
+    hear, heard = Arriving.hear, []
+
+    def listening(self: Arriving, event: Any) -> None:
+        hear(self, event)
+        if isinstance(event, MeasuredRow):
+            heard.append(event)
+            if len(heard) == count:
+                do()
+
+    monkeypatch.setattr(Arriving, "hear", listening)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process is at work, and not only waited for."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def until_gone(pid: int) -> None:
+    end = monotonic() + LONGEST_S
+    while is_there(pid):
+        assert monotonic() < end
+        sleep(0.01)
+
+
+@pytest.mark.parametrize("fault", ["killed", "garbage", "too much"])
+def test_an_agent_that_goes_wrong_costs_no_row(board: Board, dataset: Dataset, fault: str) -> None:
+    board.breaks(fault)
+    with closing(board.target()) as target:
+        done = collect(target, dataset, TASKS, rounds=QUICK)
+        check(dataset, done)
+        assert target.agent.generation == 2
+    assert done.devices[0].lost == 1
+
+
+@pytest.mark.filterwarnings("ignore:.* is tried again")
+@pytest.mark.parametrize("end", ["client", "server"])
+def test_a_connection_that_is_cut_mid_row_costs_none(
+    board: Board, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """At the host's end, or at the device's, where the session's process dies."""
+    board.breaks("none")
+    with closing(board.target()) as target:
+
+        def cut() -> None:
+            pid = target.agent.pid if end == "client" else board.server.session()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+        after_rows(3, cut, monkeypatch)
+        done = collect(target, dataset, TASKS, rounds=QUICK, clock=SteppingClock())
+    check(dataset, done)
+    assert done.devices[0].lost == 1
+
+
+def test_a_device_that_reboots_is_waited_for(
+    board: Board, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes with its sessions, and comes back at the same port."""
+    board.breaks("none")
+
+    class Rebooting:
+        """Time passes when it is waited for; the device is back after the second time."""
+
+        now_s, waits = 0.0, 0
+
+        def now(self) -> float:
+            return self.now_s
+
+        def wait(self, jobs: Any, seconds: float | None) -> None:
+            if not jobs:
+                self.now_s += seconds or 0.0
+                self.waits += 1
+                if self.waits == 2:
+                    board.server.start()
+
+    clock = Rebooting()
+    after_rows(3, board.server.stop, monkeypatch)
+    with closing(board.target()) as target, pytest.warns(CodlWarning, match="is tried again"):
+        done = collect(target, dataset, TASKS, rounds=QUICK, clock=clock)
+    check(dataset, done)
+    assert clock.waits == 2
+    assert len(dataset.manifest()["runs"]) == 1
+
+
+def test_the_next_call_works_after_a_reboot(board: Board) -> None:
+    board.breaks("none")
+    with closing(board.target()) as target:
+        before = target.describe()
+        board.server.stop()
+        with pytest.raises(AgentLostError):
+            target.describe()
+        with pytest.raises(AgentLostError, match="Is an ssh server running there"):
+            target.describe()
+        board.server.start()
+        assert target.describe() == before
+
+
+def test_a_kernel_that_hangs_is_ended_on_both_sides(
+    board: Board, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host ends its client; the agent, whose input is gone, ends by force."""
+    board.breaks("hangs")
+    monkeypatch.setattr(measure_messages.Measure, "limit_s", 0.5 - 4 * QUICK.span_s)
+    with closing(board.target()) as target:
+        target.describe()  # what starts an agent is not what hangs
+        batch = MeasureBatch(tuple(TASKS), "run1", QUICK, Tuning(), float("inf"), {}, {})
+        result = target.measure(batch)
+        assert "gave no answer in time and was ended" in result.lost
+        assert result.has_hung
+        assert len(result.measurements) == 2
+        until_gone(board.agent)
+
+
+def test_of_two_devices_one_is_dead(board: Board, dataset: Dataset) -> None:
+    board.breaks("none")
+    dead = board.server.serial.rpartition(":")[0] + ":1"
+    with (
+        closing(board.target()) as target,
+        closing(connect(dead, BOARD)) as other,
+        pytest.warns(CodlWarning, match=rf"Is an ssh server .*'{dead}' is tried again"),
+    ):
+        done = collect([other, target], dataset, TASKS, rounds=QUICK)
+    check(dataset, done)
+
+
+def test_a_device_over_ssh_and_another_share_the_work(board: Board, dataset: Dataset) -> None:
+    board.breaks("none")
+    with closing(board.target()) as target:
+        done = collect([target, DeviceDouble("other", 2.0)], dataset, TASKS, rounds=QUICK)
+    check(dataset, done)
+    serials = {run["serial"] for run in dataset.manifest()["runs"].values()}
+    assert serials <= {board.server.serial, "other"}
+
+
+def test_an_agent_of_another_version_says_what_to_do(board: Board) -> None:
+    program = "from codl.targets.agent import main; raise SystemExit(main(0.0, 'older'))"
+    command = f"PYTHONPATH={shlex.quote(str(TESTS.parent))} exec {sys.executable} -c"
+    (board.folder / LAUNCHER).write_text(f"{command} {shlex.quote(program)}\n")
+    advice = f"of another codl .*build older.*`codl agent install --serial {board.server.serial}`"
+    with closing(board.target()) as target, pytest.raises(DeviceError, match=advice):
+        target.describe()
