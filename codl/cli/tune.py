@@ -24,7 +24,7 @@ from codl.cli.options import (
 from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.models import MEASURED
-from codl.kernels.tuning import Tuned
+from codl.ir.tuned import Tuned
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset

@@ -35,6 +35,7 @@ import numpy as np
 from codl.ir.columns import Columns
 from codl.ir.ops.base import Weights
 from codl.ir.soc import Soc
+from codl.ir.tuned import Choice as Choice
 from codl.ir.types import BLOCKED, ConstantArray, ImageSize, Processor, Storage
 
 
@@ -225,10 +226,6 @@ class Variant(Protocol):
         for every op; training and planning both call this.
         """
         ...
-
-
-#: Values of a variant's tuning parameters by name, such as tile sizes.
-Choice: TypeAlias = Mapping[str, int]
 
 
 class GpuVariant(Variant, Protocol):

@@ -26,41 +26,9 @@ from codl.ir.op_text import parse, to_text
 from codl.ir.ops.base import Op
 from codl.ir.region import Shape
 from codl.ir.soc import Soc
-from codl.kernels.base import Choice, GpuVariant, KernelPlan
+from codl.ir.tuned import Choice, Tuned
+from codl.kernels.base import GpuVariant, KernelPlan
 from codl.kernels.source import source_digest
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One choice that was measured; `latency_ms` is None where it failed, and `reason` says why."""
-
-    choice: Choice
-    latency_ms: float | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best choice of a variant for an op, and everything that was tried for it.
-
-    `default_ms` and `best_ms` were measured against each other in one run; `default_ms` is None
-    where the first of the variant's choices fails. `complete`: the search was not cut short.
-    """
-
-    op: str
-    variant: str
-    source: str
-    choice: Choice
-    default_ms: float | None
-    best_ms: float
-    complete: bool
-    trials: tuple[Trial, ...]
-    measured: str
-    codl: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.op, self.variant
 
 
 @dataclass(frozen=True)

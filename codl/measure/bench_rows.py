@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codl.ir.results import Latency
+from codl.ir.tuned import Choice
 from codl.ir.types import Processor
-from codl.kernels.base import Choice
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tasks as records of text and numbers, for agents that measure them in another process."""
+"""From tasks to their records, which are sent to agents, and back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-import msgspec
-
 from codl.errors import CodlError
-from codl.ir import Dim, Op, Shape, parse, to_text
+from codl.ir import Op, parse, to_text
 from codl.ir.ops.onnx_model import OnnxModel
-from codl.ir.types import Direction, Processor, Storage
-from codl.kernels.tuning import Tuned, Tuning
+from codl.ir.tuned import Tuned
+from codl.kernels.tuning import Tuning
+from codl.measure.sent_tasks import (
+    BatchRecord,
+    ColdRecord,
+    ContentionRecord,
+    DispatchRecord,
+    OpRecord,
+    SharingRecord,
+    TaskRecord,
+)
 from codl.measure.tasks import (
     BatchTask,
     ColdTask,
@@ -23,67 +30,6 @@ from codl.measure.tasks import (
     Task,
 )
 
-
-class _TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="task"):
-    """Base of the records; ops are texts of `codl.ir.op_text`."""
-
-
-class OpRecord(_TaskRecord, frozen=True, tag="op"):
-    """An `OpTask`."""
-
-    tables: tuple[str, ...]
-    variant: str
-    processor: Processor
-    op: str
-    dim: Dim
-    share: float
-    part: str
-
-
-class SharingRecord(_TaskRecord, frozen=True, tag="sharing"):
-    """A `SharingTask`."""
-
-    direction: Direction
-    shape: Shape
-    storage: Storage
-
-
-class DispatchRecord(_TaskRecord, frozen=True, tag="dispatch"):
-    """A `DispatchTask`."""
-
-    processor: Processor
-    count: int
-
-
-class ColdRecord(_TaskRecord, frozen=True, tag="cold"):
-    """A `ColdTask`."""
-
-    processor: Processor
-    op: str
-    variant: str
-
-
-class ContentionRecord(_TaskRecord, frozen=True, tag="contention"):
-    """A `ContentionTask`."""
-
-    cpu: str
-    cpu_variant: str
-    gpu: str
-    gpu_variant: str
-
-
-class BatchRecord(_TaskRecord, frozen=True, tag="batch"):
-    """A `BatchTask`."""
-
-    processor: Processor
-    op: str
-    images: int
-    variant: str
-
-
-TaskRecord: TypeAlias = (
-    OpRecord | SharingRecord | DispatchRecord | ColdRecord | ContentionRecord | BatchRecord
-)
 #: The ONNX models of ops that are one, by the digest that their texts have.
 Models: TypeAlias = Mapping[str, bytes]
 

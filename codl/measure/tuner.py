@@ -20,10 +20,11 @@ import numpy as np
 from codl.errors import DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
 from codl.ir.soc import Soc
+from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Trial, Tuned, Tuning
+from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.progress import Progress, seconds_left
 from codl.measure.protocol import Protocol, measure_together

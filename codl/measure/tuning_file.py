@@ -20,7 +20,8 @@ import msgspec
 from codl.errors import CodlError, InvalidFileError, MismatchError
 from codl.ir.digest import digest
 from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuned, Tuning
+from codl.ir.tuned import Tuned
+from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 
 NAME = "tuning.json"

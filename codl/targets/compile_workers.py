@@ -17,7 +17,8 @@ from select import select
 from time import monotonic
 from types import TracebackType
 
-from codl.kernels.tuning import Tuned, Tuning
+from codl.ir.tuned import Tuned
+from codl.kernels.tuning import Tuning
 from codl.measure.task_records import choices_of, models_of, to_record
 from codl.measure.tasks import ContentionTask, SharingTask, Task
 from codl.runtime.placement import LocalSoc

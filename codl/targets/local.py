@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from codl.ir.plan import Plan
     from codl.ir.results import Conditions
     from codl.ir.soc import PowerW
-    from codl.kernels.tuning import Tuned, Tuning
+    from codl.ir.tuned import Tuned
+    from codl.kernels.tuning import Tuning
     from codl.measure.batch import BatchResult, MeasureBatch, Watcher
     from codl.measure.bench_rows import BenchRow, Refused
     from codl.measure.check_variants import Checked, CheckRun, CheckTask

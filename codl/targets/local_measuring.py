@@ -7,7 +7,8 @@ from functools import partial
 
 from codl.ir import Op
 from codl.ir.soc import PowerW
-from codl.kernels.tuning import Tuned, Tuning
+from codl.ir.tuned import Tuned
+from codl.kernels.tuning import Tuning
 from codl.measure import drift
 from codl.measure.batch import BatchResult, BatchRunner, MeasureBatch, Watcher
 from codl.measure.bench_rows import BenchRow, Refused

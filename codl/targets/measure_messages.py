@@ -8,10 +8,10 @@ import msgspec
 
 from codl.ir.results import Conditions
 from codl.ir.soc import PowerW
-from codl.kernels.tuning import Trial, Tuned
+from codl.ir.tuned import Trial, Tuned
 from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
-from codl.measure.task_records import TaskRecord
+from codl.measure.sent_tasks import TaskRecord
 from codl.measure.timing import Rounds
 from codl.runtime.clock_settings import Governed
 from codl.runtime.placement import LocalSoc

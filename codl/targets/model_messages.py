@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from codl.ir.executable import Refusal
 from codl.ir.results import TimeSpan
-from codl.kernels.tuning import Tuned
+from codl.ir.tuned import Tuned
 from codl.measure.interleave import Effort, TimedTogether
 from codl.runtime.loaded import Footprint
 from codl.runtime.placement import LocalSoc

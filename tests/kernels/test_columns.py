@@ -31,12 +31,13 @@ from codl.ir.ops.window import (
     WindowColumns,
 )
 from codl.ir.soc import CpuSide, GpuSide, Soc
+from codl.ir.tuned import Tuned
 from codl.kernels import feature_columns as caches
 from codl.kernels import registry, tiling, tiling_columns
 from codl.kernels.conv2d.cpu import TILES, CpuDirect, CpuWinograd
 from codl.kernels.conv2d.cpu_tiles import usual_tile
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Tuned, Tuning
+from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import operands
 from codl.predict import features
 

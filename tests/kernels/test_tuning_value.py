@@ -9,10 +9,11 @@ import pytest
 from support.simulated import SOC
 
 from codl.ir import Op, parse, to_text
+from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Trial, Tuned, Tuning
+from codl.kernels.tuning import Tuning
 
 OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
 OTHER = parse("conv2d in=1x32x28x28 oc=64 kernel=3x3 pad=1")

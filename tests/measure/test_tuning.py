@@ -18,6 +18,7 @@ from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.ops.conv2d import Conv2d, ConvColumns
 from codl.ir.soc import Soc
+from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, KernelPlan
 from codl.kernels.conv2d.gpu_direct import GpuDirect
@@ -25,7 +26,7 @@ from codl.kernels.feature_columns import (
     ChoiceColumns,
 )
 from codl.kernels.source import source_digest
-from codl.kernels.tuning import Trial, Tuned, Tuning
+from codl.kernels.tuning import Tuning
 from codl.measure import tuner
 from codl.measure.collector import collect
 from codl.measure.compare_variants import bench

@@ -14,7 +14,8 @@ import pytest
 from support.simulated import SOC
 
 from codl.errors import CodlError, InvalidFileError, MismatchError
-from codl.kernels.tuning import Trial, Tuned, Tuning
+from codl.ir.tuned import Trial, Tuned
+from codl.kernels.tuning import Tuning
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 

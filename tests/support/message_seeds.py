@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from codl.ir.results import Conditions, Latency
-from codl.kernels.tuning import Trial, Tuned
+from codl.ir.tuned import Trial, Tuned
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.interleave import Effort
-from codl.measure.task_records import DispatchRecord, OpRecord
+from codl.measure.sent_tasks import DispatchRecord, OpRecord
 from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
 from codl.targets.check_messages import CheckKernels, CheckRecord, KernelChecked

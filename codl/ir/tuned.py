@@ -1,0 +1,43 @@
+"""Results of tuning, as plain data; `codl.kernels.tuning` says where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+#: Values of a variant's tuning parameters by name, such as tile sizes.
+Choice: TypeAlias = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice that was measured; `latency_ms` is None where it failed, and `reason` says why."""
+
+    choice: Choice
+    latency_ms: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best choice of a variant for an op, and everything that was tried for it.
+
+    `default_ms` and `best_ms` were measured against each other in one run; `default_ms` is None
+    where the first of the variant's choices fails. `complete`: the search was not cut short.
+    """
+
+    op: str
+    variant: str
+    source: str
+    choice: Choice
+    default_ms: float | None
+    best_ms: float
+    complete: bool
+    trials: tuple[Trial, ...]
+    measured: str
+    codl: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.op, self.variant

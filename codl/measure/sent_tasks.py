@@ -1,0 +1,75 @@
+"""Tasks as records of text and numbers, for agents that measure them in another process.
+
+An agent imports them before it knows its SoC; what makes tasks of them is in `task_records`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from codl.ir import Dim, Shape
+from codl.ir.types import Direction, Processor, Storage
+
+
+class _TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="task"):
+    """Base of the records; ops are texts of `codl.ir.op_text`."""
+
+
+class OpRecord(_TaskRecord, frozen=True, tag="op"):
+    """An `OpTask`."""
+
+    tables: tuple[str, ...]
+    variant: str
+    processor: Processor
+    op: str
+    dim: Dim
+    share: float
+    part: str
+
+
+class SharingRecord(_TaskRecord, frozen=True, tag="sharing"):
+    """A `SharingTask`."""
+
+    direction: Direction
+    shape: Shape
+    storage: Storage
+
+
+class DispatchRecord(_TaskRecord, frozen=True, tag="dispatch"):
+    """A `DispatchTask`."""
+
+    processor: Processor
+    count: int
+
+
+class ColdRecord(_TaskRecord, frozen=True, tag="cold"):
+    """A `ColdTask`."""
+
+    processor: Processor
+    op: str
+    variant: str
+
+
+class ContentionRecord(_TaskRecord, frozen=True, tag="contention"):
+    """A `ContentionTask`."""
+
+    cpu: str
+    cpu_variant: str
+    gpu: str
+    gpu_variant: str
+
+
+class BatchRecord(_TaskRecord, frozen=True, tag="batch"):
+    """A `BatchTask`."""
+
+    processor: Processor
+    op: str
+    images: int
+    variant: str
+
+
+TaskRecord: TypeAlias = (
+    OpRecord | SharingRecord | DispatchRecord | ColdRecord | ContentionRecord | BatchRecord
+)
