@@ -4,7 +4,7 @@
 #   scripts/arm64.sh make               download it, about 650 MB in one folder
 #   scripts/arm64.sh run COMMAND ...    run a command there; this checkout is /codl
 #   scripts/arm64.sh ssh ... TEXT       be ssh for `--serial ssh://arm64`, as CODL_SSH_COMMAND
-#   scripts/arm64.sh check              all that docs/arm.md tells of
+#   scripts/arm64.sh check [BUDGET]     all that docs/arm.md tells of; a budget as in 30m is for kernels
 #
 # The folder is CODL_ARM64, or /tmp/codl-arm64. Needs mmdebstrap and qemu-user-static, and Linux 6.7 or
 # later: its own namespaces alone know how programs for arm64 run, and this machine is not changed.
@@ -56,9 +56,20 @@ run() {
             exit $?' sh "$@"
 }
 
-command=${1:-check}
+check() {
+    make
+    export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" CODL_SSH_COMMAND="$here/scripts/arm64.sh ssh"
+    cd "$folder"
+    codl() { python -c 'from codl.cli import main; main()' "$@"; }
+    codl agent install --serial ssh://arm64
+    python "$here/scripts/check_target.py" --serial ssh://arm64
+    codl doctor --serial ssh://arm64 --budget "${1:-30m}"
+}
+
+command=${1:-help}
 [ $# = 0 ] || shift
 case $command in
+check) check "$@" ;;
 make) make ;;
 run) run "$@" ;;
 ssh)
