@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -292,7 +293,7 @@ def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -
     if done.paused_s:
         table.caption += f", {done.paused_s:.0f} s of pauses to cool down"
     if len(done.devices) > 1:
-        table.caption += "".join(map(_line, done.devices))
+        table.caption += escape("".join(map(_line, done.devices)))
     if expected:
         table.caption += f". Accuracy: what {expected['predictor']} reaches on shapes held out"
         if expected["regret"]:
@@ -305,7 +306,7 @@ def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -
 def _line(own: DeviceNews) -> str:
     """What became of one of several devices."""
     lost = f", lost {own.lost} times" if own.lost else ""
-    problem = f", {own.state}: {own.problem}" if own.problem else ""
+    problem = f", {own.state}: {own.problem.rstrip('.')}" if own.problem else ""
     return f". {own.serial}: {own.measured} measurements{lost}{problem}"
 
 

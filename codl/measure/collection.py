@@ -308,4 +308,5 @@ def _of_batteries(devices: Sequence[Device]) -> str:
 
 
 def _sentence(problem: Exception | None) -> str:
-    return str(problem).rstrip(".") + "."
+    text = str(problem)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
