@@ -23,6 +23,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure.inputs import random_inputs
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
+from codl.runtime.placement import at_hand
 from codl.runtime.program_cache import Binary
 from codl.strategies.evaluation import max_rel_err
 from codl.targets.arrays import Arrays
@@ -82,7 +83,7 @@ def write(
 
     The bundle's plan names the variants that run, where those of `plan` fail on the device.
     """
-    soc, identity = target.soc, target.open()
+    soc, identity = at_hand(target.soc), target.open()
     engine = Engine(network, plan, target, tuning)
     arrays = tensors.Arrays()
     executable = encode(engine.executable, arrays.put)

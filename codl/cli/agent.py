@@ -14,7 +14,7 @@ from rich.table import Table
 from codl.cli.options import JsonOption, OutputOption
 from codl.cli.output import emit
 from codl.errors import CodlError
-from codl.targets.connect import transport_of
+from codl.targets.connect import machine_of
 from codl.targets.install import PURPOSES, Installed, install
 
 agent_app = typer.Typer(
@@ -78,7 +78,7 @@ def install_agent(
     codl agent install --serial R58M123ABC --python "run-as com.termux files/usr/bin/python3"
     codl agent install --serial ssh://pi@board.local --wheels wheels
     """
-    shell = transport_of(serial).shell
+    shell = machine_of(serial, "take an agent").shell
     if shell is None:
         raise CodlError(f"{serial!r} is this machine, which needs no agent installed.")
     done = install(

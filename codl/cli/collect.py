@@ -33,7 +33,7 @@ from codl.cli.options import (
     read_seconds,
     read_shares,
 )
-from codl.cli.output import emit, progress
+from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, DeviceError
 from codl.frontend.models import MEASURED
 from codl.ir.soc import Soc
@@ -45,10 +45,11 @@ from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
 from codl.measure.devices_at_work import DeviceNews
 from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
+from codl.measure.recording import Recording
 from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
-from codl.runtime.placement import LocalSoc
 from codl.targets.connect import connect
-from codl.targets.detect import load_local
+from codl.targets.detect import load_measured
+from codl.targets.replay import folder_of
 
 if TYPE_CHECKING:
     from codl.predict.active_learning import ActiveLearner
@@ -152,6 +153,10 @@ def collect_data(
     Several devices of one SoC share the work: each measures at its own pace what no other one does.
     One that goes away is tried again later, and the others go on.
 
+    With --serial replay:DIR nothing runs: rows of that dataset are written again, to try an
+    order or a budget, which counts the time that measuring them took. What DIR has no row of is
+    left out.
+
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
     codl collect --soc host --serial local --budget 10m
@@ -159,6 +164,7 @@ def collect_data(
     codl collect --soc phone --serial X --governor performance --cool-down 5m
     codl collect --soc sdm855 --serial 3a9c4f5 --runner codl_op_run --ops yolov2
     codl collect --soc rk3588 --serial ssh://pi@one.local --serial ssh://pi@two.local
+    codl collect --soc host --serial replay:lat_datasets/host --budget 10m -o tried
     """
     serials = serial or []
     if runner != RUNNERS[0]:
@@ -189,13 +195,16 @@ def collect_data(
         attention=ops is None,
     )
     dataset = Dataset.of(described.name, output)
-    tuning, chooser, time_s = tuning_file.read(dataset, described), None, None
+    recorded = _recorded(serials)
+    tuning, chooser, time_s = tuning_file.read(recorded or dataset, described), None, None
     if limit_s is None:
         tasks = everything(scope, described)
     else:
         time_s = MEASURING * limit_s
         tasks, tiers = within(time_s, scope, described)
         chooser = _chooser(described, dataset, limit_s, tiers, tuning)
+    if recorded is not None:
+        tasks = _answered(tasks, recorded)
     shown = _Shown()
     with ExitStack() as opened:
         targets = [opened.enter_context(closing(connect(own, described))) for own in serials]
@@ -214,6 +223,8 @@ def collect_data(
             cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
             watch=shown.watch,
         )
+    if recorded is not None and tuning.results:
+        tuning_file.add(dataset, described, tuning.results.values())
     expected = chooser.expected() if chooser else None
     result = {**asdict(done), "expected": expected}
     emit("collect", result, lambda: _table(dataset, done, expected), as_json=json)
@@ -239,13 +250,31 @@ class _Shown:
         return grid
 
 
-def _described(name: str, serials: Sequence[str]) -> LocalSoc:
+def _described(name: str, serials: Sequence[str]) -> Soc:
     """The SoC, and where it is on the first device that tells."""
     *others, last = serials
     for serial in others:
         with suppress(DeviceError):
-            return load_local(name, serial)
-    return load_local(name, last)
+            return load_measured(name, serial)
+    return load_measured(name, last)
+
+
+def _recorded(serials: Sequence[str]) -> Dataset | None:
+    """The dataset that is replayed: its kernels were tuned as it says; None of devices."""
+    folders = [folder for folder in map(folder_of, serials) if folder is not None]
+    if folders and len(serials) > 1:
+        raise CodlError(f"A replay is collected from alone, got {', '.join(serials)}.")
+    return Dataset.at(folders[0]) if folders else None
+
+
+def _answered(tasks: Sequence[Task], recorded: Dataset) -> list[Task]:
+    """The tasks that a replay has rows of; of the others it is said how many there are."""
+    recording = Recording.read(recorded.folder)
+    found = [task for task in tasks if recording.has(task)]
+    if len(found) < len(tasks):
+        others = len(tasks) - len(found)
+        note(f"{others} of {len(tasks)} measurements are left out: the replay has no row of them")
+    return found
 
 
 def _chooser(

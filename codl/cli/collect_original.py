@@ -17,7 +17,7 @@ from codl.measure.codl_op_run.shell import LocalShell, Shell
 from codl.measure.collector import Collected
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import load_ops
-from codl.targets.connect import transport_of
+from codl.targets.connect import machine_of
 
 RUNNERS = ("codl", "codl_op_run")
 
@@ -114,5 +114,5 @@ def collect_original(
 
 def shell_of(serial: str) -> Shell:
     """The shell of a device, or of this machine."""
-    shell = transport_of(serial).shell
+    shell = machine_of(serial, "run codl_op_run").shell
     return LocalShell() if shell is None else shell(serial)

@@ -33,7 +33,7 @@ from codl.runtime.detect import choose, describe
 from codl.runtime.placement import LocalSoc, beside
 from codl.runtime.placement import read as read_placement
 from codl.runtime.probe import ProbeResult
-from codl.targets.connect import connect
+from codl.targets.connect import connect, transport_of
 from codl.targets.detect import detect, load_local
 from codl.targets.find_facts import FoundFacts, find_facts
 from codl.targets.info import TargetInfo
@@ -60,7 +60,7 @@ def list_devices(
     except DeviceError as error:
         soc, problem = None, str(error)
     target.close()
-    seen = _observed(serial, soc) if soc else {}
+    seen = _observed(serial, soc) if soc and transport_of(serial).is_machine else {}
     processors = [_cpu(info.cpu, soc, seen), *_gpus(probed, soc, seen)]
     sensors = [asdict(sensor) for sensor in info.sensors]
     result = {

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 
 from codl.measure.progress import Progress
 from codl.targets.checks import CHECKS, Check, Finding, Patient
-from codl.targets.connect import connect, transport_of
+from codl.targets.connect import connect, machine_of
 
 #: How long the kernels of one OpenCL device may take.
 BUDGET_S = 300.0
@@ -28,9 +28,10 @@ def examine(
     """Every finding of a device, as it is made; `quick` leaves the long checks out.
 
     `budget_s` is how long the kernels of one OpenCL device may take; `progress` shows how far they
-    have come. Raises `UnknownNameError` for a serial that no transport knows.
+    have come. Raises `UnknownNameError` for a serial that no transport knows, `UnsupportedError`
+    for one that is no machine.
     """
-    transport = transport_of(serial)
+    transport = machine_of(serial, "be examined")
     with closing(connect(serial)) as target:
         patient = Patient(
             serial,

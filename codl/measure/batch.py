@@ -62,6 +62,7 @@ class BatchResult:
     `lost`, a sentence, says how the process that measured ended before it was done, else "". Then
     there are the rows that had arrived, and `suspects` are the tasks that it may have ended of: the
     one that was being built, or all that took turns. One that hung was ended from this side.
+    `skipped_s` are seconds that measuring took once, and a replay did not wait for.
     """
 
     measurements: tuple[Measurement, ...]
@@ -70,6 +71,7 @@ class BatchResult:
     suspects: tuple[Task, ...] = ()
     has_hung: bool = False
     conditions: Conditions = field(default_factory=Conditions)
+    skipped_s: float = 0.0
 
 
 class CompilesAhead(Protocol):

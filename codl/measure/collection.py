@@ -200,6 +200,7 @@ class Collection:
         times.
         """
         rows, device.state, device.now = [], "idle", result.conditions
+        self.begin, self.end = self.begin - result.skipped_s, self.end - result.skipped_s
         for one in result.measurements:
             if _is_disturbed(device, one) and self._tries(one.task) < RETRIES:
                 self.again[one.task] = self._tries(one.task) + 1

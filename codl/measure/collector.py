@@ -77,12 +77,13 @@ def collect(
     `cooling` gives for a target, once it is reached, waits while it is hot; one whose battery runs
     out is left alone. Raises `CodlError` where
     there is a dataset and `resume` is not set, `MismatchError` where it is that of another SoC, or
-    where no target is the SoC, and `DeviceError` where none can be reached.
+    where no target is the SoC, and `DeviceError` where none can be reached. A replay is the only
+    target, and its recorded seconds are counted as if they had passed.
     """
     given = list(targets) if isinstance(targets, Sequence) else [targets]
     rounds, begin = rounds or Rounds(), clock.now()
     _check_same(given)
-    log = RunLog(dataset, given[0].soc, rounds, tuning, resume=resume)
+    log = RunLog(dataset, given[0], rounds, tuning, resume=resume)
     writer = RowWriter(dataset)
     missing = [task for task in tasks if writer.lacks(task)]
     skipped, wanted = len(tasks) - len(missing), missing[:samples]
@@ -108,7 +109,7 @@ def collect(
         skipped=skipped,
         left=sum(writer.lacks(task) for task in tasks),
         again=len(work.again),
-        seconds=clock.now() - begin,
+        seconds=clock.now() - work.begin,
         stopped=stopped,
         files=tuple(str(table.path) for table in dataset.tables().values()),
         devices=tuple(device.news(clock.now()) for device in work.devices),
@@ -120,6 +121,10 @@ def collect(
 def _check_same(targets: Sequence[Measures]) -> None:
     first, *others = targets
     for other in others:
+        if first.replays or other.replays:
+            raise MismatchError(
+                f"A replay is collected from alone, got {first.serial!r} and {other.serial!r}."
+            )
         if other.soc.facts != first.soc.facts:
             raise MismatchError(
                 f"{first.serial!r} and {other.serial!r} are of different SoCs, whose rows cannot "

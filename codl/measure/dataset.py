@@ -208,7 +208,10 @@ class Table(Generic[RowT]):
 
     def read(self) -> list[RowT]:
         """All rows; raises `InvalidFileError` with the line, the column and the value."""
-        return list(self._rows()) if self.path.exists() else []
+        try:
+            return list(self._rows()) if self.path.exists() else []
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InvalidFileError(self.path, f"not CSV: {error}.") from error
 
     def append(self, *rows: RowT) -> None:
         """Write rows behind those that are there, and wait until they are on disk.
@@ -341,6 +344,11 @@ class Dataset:
         inside(root, soc)
         return cls(shipped.found(soc, root, FOLDER))
 
+    @classmethod
+    def at(cls, folder: Path) -> Dataset:
+        """Of a folder; in the usual place also one that comes with codl."""
+        return cls(shipped.found(folder.name, folder.parent, FOLDER))
+
     def ops(self, name: str) -> Table[OpRow]:
         """The table of one kernel variant, such as `conv2d_cpu_gemm`."""
         return Table(inside(self.folder, f"t_{name}.csv"), OpRow)
@@ -377,9 +385,11 @@ class Dataset:
             raise InvalidFileError(self.folder, "there is no dataset here.", fix=fix)
         try:
             content = json.loads(self.manifest_path.read_text())
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidFileError(self.manifest_path, f"not JSON: {error}") from error
-        return dict(content)
+        if not isinstance(content, dict):
+            raise InvalidFileError(self.manifest_path, "must hold a JSON object.")
+        return content
 
     def write_manifest(self, content: dict[str, Any]) -> None:
         with _writing(self.manifest_path):

@@ -8,14 +8,16 @@ from typing import Any
 
 from codl.errors import CodlError, MismatchError
 from codl.ir.results import Conditions
+from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
+from codl.measure.devices_at_work import Measures
 from codl.measure.drift import Anchors, calibration
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
-from codl.runtime.placement import LocalSoc
+from codl.runtime.placement import at_hand
 
 
 @dataclass
@@ -60,33 +62,35 @@ class RunLog:
     """The runs of a collection in the dataset's manifest, one for each device.
 
     Raises `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is
-    that of another SoC, or where the SoC is not placed as it is described.
+    that of another SoC or of latencies from elsewhere, or where the SoC is not placed as it is
+    described.
     """
 
     def __init__(
-        self, dataset: Dataset, soc: LocalSoc, rounds: Rounds, tuning: Tuning, *, resume: bool
+        self, dataset: Dataset, target: Measures, rounds: Rounds, tuning: Tuning, *, resume: bool
     ) -> None:
-        self._dataset, self._soc = dataset, soc
-        self._effort = {"protocol": asdict(rounds), "tuning": tuning.fingerprint}
+        self._dataset, self._soc = dataset, target.soc
+        self._origin = _origin(target, rounds)
+        self._source: str = self._origin.get("source", "measured")
+        self._tuning = tuning.fingerprint
         self._own: dict[str, Anchors] = {}
-        _check_placed(soc)
         if dataset.manifest_path.exists():
-            _check_goes_on(dataset, soc, resume=resume)
+            _check_goes_on(dataset, self._soc, self._source, resume=resume)
 
     def begin(self, serial: str, clock_mhz: Mapping[str, float], now: Conditions) -> str:
         """Note a new run of a device as it is now; returns its name."""
         soc, there = self._soc, self._dataset.manifest_path.exists()
         manifest: dict[str, Any] = self._dataset.manifest() if there else {"runs": {}}
         run = f"run{len(manifest['runs']) + 1}"
-        manifest |= {"source": "measured", "soc": soc.to_dict()}
+        manifest |= {"source": self._source, "soc": soc.to_dict()}
         manifest["runs"][run] = {
             **provenance(),
             "serial": serial,
-            "placement": soc.placement.to_dict(),
+            **self._origin,
             "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
             "clock_mhz": dict(clock_mhz),
             "conditions": asdict(now),
-            **self._effort,
+            "tuning": self._tuning,
         }
         self._own[run] = Anchors()
         self._dataset.write_manifest(manifest)
@@ -117,22 +121,36 @@ class RunLog:
         self._dataset.write_manifest(manifest)
 
 
-def _check_placed(soc: LocalSoc) -> None:
+def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:
+    """What a manifest says of where a run's latencies are from.
+
+    Raises `MismatchError` where the SoC is not placed as it is described.
+    """
+    if target.replays is not None:
+        return {"source": "replayed", "replays": dict(target.replays)}
+    soc = at_hand(target.soc)
     if soc.placement.threads != soc.cpu.threads:
         raise MismatchError(
             f"The SoC {soc.name!r} is one of {soc.cpu.threads} threads of the CPU, and is placed "
             f"here with {soc.placement.threads}: their latencies cannot be mixed."
         )
+    return {"placement": soc.placement.to_dict(), "protocol": asdict(rounds)}
 
 
-def _check_goes_on(dataset: Dataset, soc: LocalSoc, *, resume: bool) -> None:
+def _check_goes_on(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> None:
     if not resume:
         raise CodlError(
             f"{dataset.folder} holds a dataset. Go on with it by --resume, or write another "
             "by -o DIR."
         )
-    if not soc.is_as_in(dataset.manifest().get("soc")):
+    manifest = dataset.manifest()
+    if not soc.is_as_in(manifest.get("soc")):
         raise MismatchError(
             f"{dataset.manifest_path} describes another SoC than socs/{soc.name}.yaml does "
             "now; rows of both cannot be mixed. Write another dataset by -o DIR."
+        )
+    if manifest.get("source") != source:
+        raise MismatchError(
+            f"The rows in {dataset.folder} are {manifest.get('source')}, new ones are {source}, "
+            "and they cannot be mixed. Write another dataset by -o DIR."
         )

@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from codl.errors import DeviceError, MismatchError
 from codl.ir.results import Conditions
+from codl.ir.soc import Soc
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.cool_down import CoolDown
 from codl.measure.drift import Anchors
 from codl.measure.tasks import Task
-from codl.runtime.placement import LocalSoc
 
 #: A device that went away is tried again after so many seconds, then twice as many, at most these.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -42,7 +42,11 @@ class Measures(Protocol):
     @property
     def serial(self) -> str: ...
     @property
-    def soc(self) -> LocalSoc: ...
+    def soc(self) -> Soc: ...
+    @property
+    def replays(self) -> Mapping[str, Any] | None:
+        """The dataset that its latencies are from; None where it measures them."""
+        ...
 
     def describe(self) -> _Machine: ...
 

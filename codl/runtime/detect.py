@@ -76,8 +76,8 @@ def place(device: ProbedDevice, cores: tuple[int, ...]) -> Placement:
         return Placement(device.icd, cores)
     if len(cores) < 2:
         raise DeviceError(
-            f"The OpenCL device {device.name!r} is a CPU, and this process may use only core "
-            f"{cores[0]}: two processors need two cores, or a GPU."
+            f"The OpenCL device {device.name!r} is a CPU, and of the cores only "
+            f"{list(cores)} may be used: two processors need two cores, or a GPU."
         )
     half = (len(cores) + 1) // 2
     return Placement(device.icd, cores[:half], cores[half:])

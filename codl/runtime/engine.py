@@ -19,7 +19,7 @@ from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.runtime.loaded import Footprint, Loaded, Loads, RefusedError
-from codl.runtime.placement import LocalSoc
+from codl.runtime.placement import LocalSoc, at_hand
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24
@@ -52,7 +52,7 @@ class Engine:
         *,
         fuse: bool = True,
     ) -> None:
-        soc = target.soc
+        soc = at_hand(target.soc)
         refusals: list[Refusal] = []
         while True:
             executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)

@@ -11,7 +11,7 @@ from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
 from codl.ir.results import TimeSpan
-from codl.runtime.placement import LocalSoc
+from codl.ir.soc import Soc
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ class Loads(Protocol):
     """
 
     @property
-    def soc(self) -> LocalSoc: ...
+    def soc(self) -> Soc: ...
     def load(self, executable: Executable) -> Loaded: ...

@@ -9,7 +9,7 @@ from codl.ir import Op
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.results import Conditions
-from codl.ir.soc import PowerW
+from codl.ir.soc import PowerW, Soc
 from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.batch import BatchResult, MeasureBatch
@@ -22,7 +22,6 @@ from codl.measure.tuner import TuneRun, TuneTask
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.loaded import Loaded
-from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays
@@ -57,8 +56,13 @@ class Target(Protocol):
         ...
 
     @property
-    def soc(self) -> LocalSoc:
-        """The SoC that it is; raises `CodlError` where none was named."""
+    def soc(self) -> Soc:
+        """The SoC that it is, of a machine with its placement; `CodlError` where none was named."""
+        ...
+
+    @property
+    def replays(self) -> Mapping[str, Any] | None:
+        """The dataset that its latencies are from, as a manifest names it; None of a machine."""
         ...
 
     def describe(self) -> TargetInfo: ...

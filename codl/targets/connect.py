@@ -8,7 +8,7 @@ from typing import NamedTuple
 from codl.errors import UnknownNameError
 from codl.ir.soc import Soc
 from codl.registry import Registry
-from codl.targets import adb, ssh
+from codl.targets import adb, replay, ssh
 from codl.targets.agent_file import build
 from codl.targets.base import Target
 from codl.targets.checks import Check
@@ -17,6 +17,7 @@ from codl.targets.install import launcher
 from codl.targets.local import LocalTarget
 from codl.targets.process import process_target
 from codl.targets.remote import RemoteTarget
+from codl.targets.runs_nothing import refusal
 
 #: What is said where an agent is not on a device, or not this codl's.
 NOT_INSTALLED = (
@@ -40,6 +41,8 @@ class Transport(NamedTuple):
     shell: Callable[[str], DeviceShell] | None = None
     #: What `codl doctor` looks at on the way to a device of this kind.
     checks: Callable[[str], Sequence[Check]] = lambda serial: ()
+    #: Whether anything can run there.
+    is_machine: bool = True
 
 
 #: By their patterns.
@@ -65,6 +68,15 @@ register(
         "this machine, in a process beside this one, which a driver may crash",
         lambda serial: serial == "process",
         process_target,
+    )
+)
+register(
+    Transport(
+        replay.PATTERN,
+        "no device: the rows of a dataset again, for `codl collect`",
+        replay.matches,
+        lambda serial, soc: replay.ReplayTarget(serial, soc),
+        is_machine=False,
     )
 )
 register(
@@ -104,6 +116,17 @@ def connect(serial: str, soc: Soc | None = None) -> Target:
     `UnknownNameError` for a serial that no transport knows.
     """
     return transport_of(serial).connect(serial, soc)
+
+
+def machine_of(serial: str, what: str) -> Transport:
+    """The way to a machine that is to do something; raises as `transport_of`.
+
+    And `UnsupportedError` where the serial is no machine.
+    """
+    transport = transport_of(serial)
+    if not transport.is_machine:
+        raise refusal(serial, what)
+    return transport
 
 
 def transport_of(serial: str) -> Transport:

@@ -15,8 +15,9 @@ from codl.ir.soc_facts import Chip, SensorFact
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
 from codl.targets.base import Target
-from codl.targets.connect import connect, transport_of
+from codl.targets.connect import connect, machine_of, transport_of
 from codl.targets.info import TargetInfo
+from codl.targets.runs_nothing import refusal
 
 
 def detect(
@@ -32,8 +33,11 @@ def detect(
     `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
     a CPU. `memory_types` and `element` are as in `GpuSide`; by default all that the device is good
     at, and float32. Raises `DeviceError` where there is no OpenCL device or only one core for two
-    sides, or where the device has no such memory.
+    sides, or where the device has no such memory, and `UnsupportedError` where the target is no
+    machine.
     """
+    if target.replays is not None:
+        raise refusal(target.serial, f"be described as the SoC {name!r}")
     chosen = choose(target.probe(), device)
     info = target.describe()
     soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)
@@ -56,15 +60,24 @@ def load_local(name: str | Path, serial: str = "local") -> LocalSoc:
 
     Where the file of its placement is missing, the SoC's device is looked for on the target.
     Raises as `codl.ir.soc.load` and `codl.runtime.placement.read` do, `UnsupportedError` for a
-    replayed SoC, and `DeviceError` where the target does not have its device.
+    replayed SoC or a serial that is no machine, and `DeviceError` where the target does not have
+    its device.
     """
     soc, path = socs.load(name), socs.path_of(name)
+    transport = machine_of(serial, f"run anything on the SoC {soc.name!r}")
     check_measured(soc)
-    known = read(soc, path, is_here=transport_of(serial).shell is None)
+    known = read(soc, path, is_here=transport.shell is None)
     if known is not None:
         return known
     with closing(connect(serial)) as target:
         return _placed(soc, path, target)
+
+
+def load_measured(name: str | Path, serial: str = "local") -> Soc:
+    """Load a SoC that is to be measured: as `load_local` does, but of a replay the facts alone."""
+    if transport_of(serial).is_machine:
+        return load_local(name, serial)
+    return socs.load(name)
 
 
 def _placed(soc: Soc, path: Path, target: Target) -> LocalSoc:

@@ -65,6 +65,10 @@ class LocalTarget:
         self._opening = Lock()
 
     @property
+    def replays(self) -> None:
+        return None
+
+    @property
     def soc(self) -> LocalSoc:
         if self._soc is None:
             raise CodlError(

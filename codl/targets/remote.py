@@ -120,6 +120,10 @@ class RemoteTarget:
         )
 
     @property
+    def replays(self) -> None:
+        return None
+
+    @property
     def soc(self) -> LocalSoc:
         if self._soc is None:
             raise CodlError(

@@ -151,6 +151,7 @@ class Double:
     each: int = 4
     serial: str = "double"
     soc: LocalSoc = PHONE
+    replays: None = None
     batches: list[list[OpTask]] = field(default_factory=list)
 
     def clocks_mhz(self) -> dict[str, float]:

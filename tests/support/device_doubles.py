@@ -64,6 +64,7 @@ class DeviceDouble:
     latency_ms: float = 1.0
     each: int = 3
     soc: LocalSoc = BOARD
+    replays: None = None
     driver: str = BOARD.gpu.driver
     before: Callable[[int], BatchResult | None] = lambda number: None
     at_door: Callable[[int], object] = lambda number: None

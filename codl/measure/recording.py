@@ -1,0 +1,205 @@
+"""A dataset as a recording: the row of a task, how the device was, and how fast rows came.
+
+Nothing is written to its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from codl.errors import InvalidFileError, UnsupportedError
+from codl.ir import soc as socs
+from codl.ir import to_text
+from codl.ir.results import Conditions
+from codl.ir.soc import Soc
+from codl.measure.batch import processors_of
+from codl.measure.dataset import AnchorRow, Dataset, OpRow, Row, Table
+from codl.measure.drift import USUAL
+from codl.measure.tasks import OpTask, SharingTask, Task
+from codl.runtime.placement import Placement
+
+#: Tables that repeat rows of others begin so.
+REPEATING = "mulayer_"
+RowT = TypeVar("RowT", bound=Row)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What a manifest says of a run, in so far as it is needed here."""
+
+    created: datetime | None = None
+    ended: datetime | None = None
+    clock_mhz: dict[str, float] = {}
+    conditions: Conditions = Conditions()
+    placement: Placement | None = None
+    calibration: dict[str, Annotated[float, msgspec.Meta(gt=0)]] = {}
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    source: str
+    soc: dict[str, Any]
+    runs: dict[str, Run] = {}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A dataset that was read as a whole; `rows` are by table and key.
+
+    `anchors` has the row of each anchor that is nearest to its usual level in the first run.
+    """
+
+    dataset: Dataset
+    soc: Soc
+    source: str
+    #: As the manifest holds them, and what of it is needed.
+    manifest_runs: Mapping[str, Any]
+    runs: Mapping[str, Run]
+    rows: Mapping[str, Mapping[tuple[Any, ...], Row]]
+    anchors: tuple[AnchorRow, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Recording:
+        """The dataset of a folder, or of one that comes with codl.
+
+        Raises `InvalidFileError` where there is none, or where a file is empty, cut, or not what
+        this codl writes.
+        """
+        dataset = Dataset.at(folder)
+        if not dataset.manifest_path.is_file():
+            fix = "Name a folder that `codl collect` or `codl dataset import` wrote."
+            raise InvalidFileError(folder, "there is no dataset here (no manifest.json).", fix=fix)
+        content, path = dataset.manifest(), dataset.manifest_path
+        try:
+            manifest = msgspec.convert(content, _Manifest)
+        except msgspec.ValidationError as error:
+            raise InvalidFileError(path, f"not a dataset's manifest: {error}.") from error
+        rows = {name: _by_key(table) for name, table in dataset.tables().items()}
+        if not any(rows.values()):
+            raise InvalidFileError(dataset.folder, "the dataset has no rows to replay.")
+        return cls(
+            dataset=dataset,
+            soc=socs.from_dict(manifest.soc, path),
+            source=manifest.source,
+            manifest_runs=content.get("runs", {}),
+            runs=manifest.runs,
+            rows=rows,
+            anchors=_usual(_whole(dataset.anchors())),
+        )
+
+    def row_of(self, task: Task) -> Row:
+        """The row of a task, at the level of the first run, as predictors are trained on it.
+
+        Raises `UnsupportedError` where there is none, or one of another part of the op.
+        """
+        tables = [self.rows[name] for name in task.tables if name in self.rows]
+        row = next((own[task.key] for own in tables if task.key in own), None)
+        if row is None:
+            raise UnsupportedError(f"The dataset {str(self.dataset.folder)!r} has no row of this.")
+        if isinstance(task, OpTask) and isinstance(row, OpRow) and row.part != to_text(task.part):
+            raise UnsupportedError(
+                f"In the dataset {str(self.dataset.folder)!r} this share is of another part: "
+                f"{row.part}."
+            )
+        return _slower_by(row, 1 / self._factor(task, row))
+
+    def has(self, task: Task) -> bool:
+        """Whether there is a row of a task."""
+        try:
+            self.row_of(task)
+        except UnsupportedError:
+            return False
+        return True
+
+    def _factor(self, task: Task, row: Row) -> float:
+        """How much slower than in the first run its processors were when a row was measured."""
+        if row.run not in self.runs or not isinstance(task, OpTask | SharingTask):
+            return 1.0
+        known = self.runs[row.run].calibration
+        return mean(known.get(processor, 1.0) for processor in processors_of(task))
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where the SoC was in the first run that tells."""
+        return next((run.placement for run in self.runs.values() if run.placement), None)
+
+    @property
+    def clock_mhz(self) -> dict[str, float]:
+        """The clock of each core, of the first run that tells."""
+        return next((dict(run.clock_mhz) for run in self.runs.values() if run.clock_mhz), {})
+
+    @property
+    def conditions(self) -> Conditions:
+        """Those at the beginning of the first run."""
+        return next((run.conditions for run in self.runs.values()), Conditions())
+
+    @property
+    def seconds_per_row(self) -> float:
+        """How long a measurement took, over all runs that ended; 0 where none says."""
+        seconds = {name: _seconds(run) for name, run in self.runs.items()}
+        count = sum(
+            seconds.get(row.run, 0.0) > 0
+            for name, own in self.rows.items()
+            if not name.startswith(REPEATING)
+            for row in own.values()
+        )
+        return sum(seconds.values()) / count if count else 0.0
+
+
+def _whole(table: Table[RowT]) -> list[RowT]:
+    """The rows of a file; raises `InvalidFileError` where its last line is cut."""
+    path = table.path
+    if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        raise InvalidFileError(
+            path,
+            "the last line is cut.",
+            fix="`codl collect --resume` of its device drops such a line, and measures it again.",
+        )
+    return table.read()
+
+
+def _by_key(table: Table[Any]) -> dict[tuple[Any, ...], Row]:
+    """Rows by their keys; of several the first that is ok."""
+    rows: dict[tuple[Any, ...], Row] = {}
+    for row in _whole(table):
+        if row.key not in rows or (rows[row.key].status, row.status) == ("failed", "ok"):
+            rows[row.key] = row
+    return rows
+
+
+def _usual(rows: list[AnchorRow]) -> tuple[AnchorRow, ...]:
+    """The anchors of the first run, each once, at its usual level.
+
+    So replays are as fast as each other and as the first run, whatever part of it they repeat.
+    """
+    by_anchor: dict[tuple[str, str], list[AnchorRow]] = {}
+    for row in rows:
+        if row.run == rows[0].run and row.status == "ok":
+            by_anchor.setdefault((row.op, row.processor), []).append(row)
+    usual = []
+    for own in by_anchor.values():
+        level = float(np.percentile([row.latency_ms for row in own], USUAL))
+        usual.append(min(own, key=lambda row: abs(row.latency_ms - level)))
+    return tuple(usual)
+
+
+def _slower_by(row: Row, factor: float) -> Row:
+    """The row with all its latencies longer by a factor."""
+    if factor == 1.0:
+        return row
+    names = [field.name for field in fields(row) if field.name.endswith("_ms")]
+    return replace(row, **{name: getattr(row, name) * factor for name in names})
+
+
+def _seconds(run: Run) -> float:
+    """How long a run took; 0 where that is not known."""
+    if run.created is None or run.ended is None:
+        return 0.0
+    naive = {run.created.tzinfo is None, run.ended.tzinfo is None}
+    return 0.0 if len(naive) > 1 else max(0.0, (run.ended - run.created).total_seconds())

@@ -1,0 +1,185 @@
+"""Datasets in the place of a device, as `replay:DIR`: what was measured is answered again.
+
+For trying what is behind a collection (its order, budgets, active learning) without a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from codl.errors import CodlError, MismatchError, UnsupportedError
+from codl.ir.results import Conditions
+from codl.ir.soc import MEMORY_TYPES, Soc
+from codl.ir.soc_facts import Chip
+from codl.measure.batch import BatchResult, MeasureBatch, Measurement
+from codl.measure.dataset import Row
+from codl.measure.recording import Recording
+from codl.measure.runner import failed_row
+from codl.measure.tasks import Task
+from codl.runtime.cpu_facts import CpuFacts
+from codl.runtime.energy import SensorInfo
+from codl.runtime.probe import ProbedDevice, ProbeResult
+from codl.targets.info import TargetInfo
+from codl.targets.runs_nothing import RunsNothing
+
+SCHEME = "replay:"
+PATTERN = "replay:DIR"
+SOURCE = "replayed"
+#: A batch is compiled, built and measured for so many seconds each as its rounds are to last.
+STEPS = 3
+
+
+def matches(serial: str) -> bool:
+    return serial.startswith(SCHEME)
+
+
+def folder_of(serial: str) -> Path | None:
+    """The dataset that a serial replays; None where it is no replay.
+
+    Raises `CodlError` where it names no folder.
+    """
+    if not matches(serial):
+        return None
+    folder = serial.removeprefix(SCHEME)
+    if not folder or "\0" in folder:
+        raise CodlError(f"The serial must be like replay:lat_datasets/host, got {serial!r}.")
+    return Path(folder)
+
+
+class ReplayTarget(RunsNothing):
+    """Answers `measure` with the rows of a dataset, marked `source: replayed`.
+
+    A task that it has no row of is a failed row that says so; `codl collect` asks for no such one.
+    Nothing is read before it is asked something; then `InvalidFileError` is raised where there is
+    no whole dataset, and `MismatchError` where it is not one of `soc`.
+    """
+
+    def __init__(self, serial: str, soc: Soc | None = None) -> None:
+        self.serial, self._soc, self._folder = serial, soc, folder_of(serial)
+
+    @cached_property
+    def _recording(self) -> Recording:
+        assert self._folder is not None
+        recording = Recording.read(self._folder)
+        if self._soc is not None and not self._soc.is_as_in(recording.soc.to_dict()):
+            raise MismatchError(
+                f"{recording.dataset.manifest_path} describes another SoC "
+                f"({recording.soc.name!r}) than --soc {self._soc.name} names: its rows are not of "
+                "that one. Name the SoC that the dataset is of."
+            )
+        return recording
+
+    @property
+    def soc(self) -> Soc:
+        """The facts of the SoC, which is at no place."""
+        if self._soc is None:
+            raise CodlError(
+                f"The target {self.serial!r} was opened without a SoC; name one by --soc."
+            )
+        return self._soc.facts
+
+    @property
+    def replays(self) -> Mapping[str, Any]:
+        """The dataset, what its latencies are, and the runs that they are of."""
+        own = self._recording
+        return {
+            "folder": str(own.dataset.folder),
+            "source": own.source,
+            "runs": dict(own.manifest_runs),
+        }
+
+    def describe(self) -> TargetInfo:
+        """The machine that was measured, as the manifest tells."""
+        soc, placement = self._recording.soc, self._recording.placement
+        sensors = (own for own in soc.sensors if own.quantity == "energy")
+        warm = (own.name for own in soc.sensors if own.quantity == "temperature")
+        return TargetInfo(
+            cpu=CpuFacts(
+                name=soc.cpu.name,
+                cores=placement.cores if placement else (),
+                simd_floats=soc.cpu.simd_floats,
+                l2_cache_bytes=soc.cpu.l2_cache_bytes,
+                clusters=soc.cpu.clusters,
+                big_cores=soc.cpu.big_cores,
+                caches=soc.cpu.caches,
+            ),
+            sensors=tuple(SensorInfo(own.name, own.part) for own in sensors),  # type: ignore[arg-type]
+            chip=soc.chip or Chip(),
+            thermometers=tuple(warm),
+        )
+
+    def probe(self) -> Sequence[ProbeResult]:
+        """The OpenCL device that was measured, as the manifest tells; no driver is asked."""
+        return [_probed(self._recording)]
+
+    def clocks_mhz(self) -> dict[str, float]:
+        return self._recording.clock_mhz
+
+    def conditions(self) -> Conditions:
+        """Those at the beginning of the recording, but nothing that one would wait for.
+
+        How hot the device was, each row tells.
+        """
+        return replace(self._recording.conditions, temperature_c=None, throttled=())
+
+    def measure(self, batch: MeasureBatch) -> BatchResult:
+        """The rows of as many tasks as were measured in the time of a batch."""
+        own, at_most = self._recording, len(batch.tasks)
+        seconds = min(batch.left_s, STEPS * batch.rounds.span_s)
+        if own.seconds_per_row > 0:
+            at_most = max(1, min(at_most, int(seconds / own.seconds_per_row)))
+        rows = {task: self._row(task) for task in batch.tasks[:at_most]}
+        return BatchResult(
+            tuple(_measurement(task, row, batch.run) for task, row in rows.items()),
+            tuple(replace(row, run=batch.run, source=SOURCE) for row in own.anchors),
+            conditions=self.conditions(),
+            skipped_s=own.seconds_per_row * sum(isinstance(r, Row) for r in rows.values()),
+        )
+
+    def _row(self, task: Task) -> Row | UnsupportedError:
+        """The recorded row, or why there is none."""
+        try:
+            return self._recording.row_of(task)
+        except UnsupportedError as error:
+            return error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _measurement(task: Task, row: Row | UnsupportedError, run: str) -> Measurement:
+    own = row if isinstance(row, Row) else failed_row(task, run, str(row))
+    return Measurement(task, replace(own, run=run, source=SOURCE))
+
+
+def _probed(recording: Recording) -> ProbeResult:
+    gpu, placement = recording.soc.gpu, recording.placement
+    icd = placement.icd if placement else gpu.platform
+    device = ProbedDevice(
+        icd=icd,
+        platform=gpu.platform,
+        name=gpu.name,
+        type=gpu.type,
+        version=gpu.opencl_version,
+        driver=gpu.driver,
+        compute_units=gpu.compute_units,
+        max_work_group_size=gpu.max_work_group_size,
+        wave_size=gpu.wave_size,
+        vector_width=gpu.vector_width,
+        global_mem_cache_size=gpu.global_mem_cache_size,
+        local_mem_bytes=gpu.local_mem_bytes,
+        unified_memory=gpu.unified_memory,
+        memory_types=MEMORY_TYPES if gpu.max_image_width else MEMORY_TYPES[:1],
+        extensions=(),
+        max_image_width=gpu.max_image_width,
+        max_image_height=gpu.max_image_height,
+        fine_grained_svm=gpu.fine_grained_svm,
+        svm=gpu.svm or "none",
+        half=bool(gpu.half),
+        max_read_images=gpu.max_read_images or 0,
+    )
+    return ProbeResult(icd, (device,))
