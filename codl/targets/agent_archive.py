@@ -24,7 +24,7 @@ from hashlib import sha256  # noqa: E402
 OLDEST = (3, 10)
 #: Without the first the agent cannot speak or compute; without the others, a processor is missing.
 NEEDED = ("msgspec", "numpy")
-USEFUL = ("ncnn", "pyopencl", "onnxruntime")
+USEFUL = ("ncnn", "pyopencl", "onnxruntime", "onnx")
 #: The folder of an agent that may not write beside its file.
 HIDDEN = ".codl"
 #: The first version that codl runs with, where a device may well have an older one.

@@ -39,6 +39,7 @@ PURPOSES: Mapping[str, str] = {
     "ncnn": "the CPU side",
     "pyopencl": "the GPU side",
     "onnxruntime": "operators that codl has none for, and weights by ONNX Runtime",
+    "onnx": "measuring ops in ONNX Runtime",
 }
 REQUIRED = ("numpy", "msgspec")
 Python: TypeAlias = Sequence[str]

@@ -94,5 +94,8 @@ def test_a_device_whose_clock_records_nothing_is_named(
 
 
 def test_the_wave_of_a_cpu_is_one_work_item(gpu: OpenClDevice) -> None:
-    fact = wave_size.measure_wave_size(BareDevice(gpu.device))
+    device = BareDevice(gpu.device)
+    if not device.is_cpu:
+        pytest.skip("a real GPU's wave is measured")
+    fact = wave_size.measure_wave_size(device)
     assert (fact.value, fact.points) == (1, ())

@@ -12,6 +12,7 @@ from codl.errors import DeviceError, UnknownNameError
 from codl.targets import adb, ssh
 from codl.targets.checks import Finding
 from codl.targets.connect import transport_of
+from codl.targets.device_shell import END
 from codl.targets.importing import import_package
 
 PHONE = "R58M123ABC"
@@ -25,6 +26,7 @@ devices) printf "{listed}" ;;
 esac
 """
 RUNS = 'sh -c "$5"'
+WELCOMES = f"printf 'Welcome\\n{END.decode()}'"
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_a_phone_in_another_state(path: Path, listed: str, detail: str, fix: str
 
 
 def test_a_shell_that_says_something_else(path: Path) -> None:
-    found = phone(path, listed=f"{PHONE}\\tdevice\\n", shell="echo Welcome")["adb shell"]
+    found = phone(path, listed=f"{PHONE}\\tdevice\\n", shell=WELCOMES)["adb shell"]
     assert not found.ok
     assert "said 'Welcome' where 'codl' was asked for" in found.detail
 

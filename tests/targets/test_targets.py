@@ -93,9 +93,8 @@ def gpu_tasks(soc: Soc) -> list[Task]:
 
 
 def test_unknown_serials_are_named_with_what_is_known() -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"Did you mean 'local'\? Known: ADB_SERIAL, local, process, ssh:"
-    ):
+    known = r"Did you mean 'local'\? Known: ADB_SERIAL, local, process, replay:DIR, ssh:"
+    with pytest.raises(UnknownNameError, match=known):
         connect("loca")
 
 

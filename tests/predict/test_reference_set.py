@@ -1,0 +1,61 @@
+"""The measured reference set that comes with codl: planned with and learned from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from codl.cli.app import app
+from codl.ir import soc as socs
+from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
+from codl.measure.dataset import Dataset
+from codl.predict import model_set
+from codl.predict.serialization import StoredPredictor
+from codl.predict.training import train
+
+NAME = "epyc2"
+#: Percent of rows within 10 % that may be lost: what another seed of the hold-out changes is 1.
+TOLERANCE = 5.0
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def soc() -> Soc:
+    return socs.load(NAME)
+
+
+def accuracy(stored: Mapping[str, StoredPredictor]) -> float:
+    """Percent of all rows predicted within 10 % when no part of their op was learned from."""
+    own = [one for one in stored.values() if one.held_out]
+    return float(np.average([one.held_out["acc10"] for one in own], weights=[o.rows for o in own]))
+
+
+def test_its_rows_were_measured_and_none_failed(soc: Soc) -> None:
+    data = Dataset.found(NAME, Path("lat_datasets"))
+    rows = [row for table in data.tables().values() for row in table.read()]
+    assert len(rows) > 1000
+    assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_model_is_planned_before_anything_is_measured() -> None:
+    done = CliRunner().invoke(app, ["search", "yolov2", "--soc", NAME, "--json"])
+    plan = json.loads(done.stdout)
+    assert {chain["dim"] for chain in plan["chains"]} >= {"H", "OC"}
+    assert 50 < plan["predicted_ms"] < 200
+
+
+def test_training_on_it_is_as_accurate_as_when_it_was_made(soc: Soc, tmp_path: Path) -> None:
+    before = accuracy(model_set.load(soc, "codl").stored)
+    data = Dataset.found(NAME, Path("lat_datasets"))
+    train(soc, data, Tuning(), predictors=["codl"], folder=tmp_path, seeds=1)
+    assert accuracy(model_set.load(soc, "codl", tmp_path).stored) > before - TOLERANCE
