@@ -27,7 +27,7 @@ from codl.errors import CodlError
 from codl.ir.results import TimeSpan
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C, low_battery
-from codl.measure.interleave import Effort, with_peers
+from codl.measure.interleave import Effort
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
 from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
@@ -47,8 +47,7 @@ PeersOption = Annotated[
     str,
     typer.Option(
         "--peers",
-        help=f"Other libraries, of {', '.join(PEERS)}, by commas. With any, an untimed run comes "
-        "before every timed one, for strategies too.",
+        help=f"Other libraries, of {', '.join(PEERS)}, by commas.",
     ),
 ]
 SecondsOption = Annotated[
@@ -80,6 +79,9 @@ def evaluate_strategies(
 ) -> None:
     """Compare strategies on models: measured in turns in one run, with outputs checked.
 
+    A turn is several runs in a row. Latencies are of the runs behind its first, which find the
+    caches as they left them; the first one finds what others left there, and is shown apart.
+
     Peers are other libraries (the extra `peers`). Each has a process of its own and all the cores
     that both processors have together. Where the OpenCL device is a CPU, they include
     `opencl-all`: codl's own kernels on all cores.
@@ -103,7 +105,6 @@ def evaluate_strategies(
     known = _strategies(names, strategies)
     others = with_opencl_all(_names(peers), context.soc)
     check_peers(others, context.soc)
-    effort = with_peers(seconds) if others else Effort(min_seconds=seconds)
     rows, timelines, reason = [], [], ""
     with closing(connect(serial, described)) as target:
         sensors = [sensor.name for sensor in target.describe().sensors]
@@ -119,7 +120,7 @@ def evaluate_strategies(
                 replace(context, target=target),
                 with_ideal=ideal.NAME in names,
                 peers=others,
-                effort=effort,
+                effort=Effort(min_seconds=seconds),
                 batch=batch,
             )
             rows += to_json(results)

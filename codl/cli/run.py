@@ -68,7 +68,7 @@ OutputsOption = Annotated[Path | None, typer.Option("--output", help="Where outp
 ResultOption = Annotated[
     Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs, in a row.")]
 
 
 def run_model(
@@ -94,6 +94,8 @@ def run_model(
     json: JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
+
+    That is of runs right behind each other, after two that are not timed.
 
     --plan and --strategy override what a deployment file says. --threads, --cpu-affinity,
     --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to

@@ -144,11 +144,13 @@ def _median(values: Sequence[float | None]) -> float | None:
 class EvalRow:
     """One strategy, or another library (`peer`), on one model.
 
-    `latency_ms` is None where it failed, and `reason` says why. `speedup` is over the better single
-    processor of the same run, `of_ideal` the ideal latency over this one. `fallbacks` are kernel
-    variants that failed and were replaced. `gpu_storage` is how the GPU's tensors lie; `precision`
-    what its tensors are stored, computed and accumulated in. `slowdown` is how many times slower
-    each processor was than when the dataset was measured, which predictions do not know.
+    `latency_ms` is that of runs right behind each other, None where it failed, and `reason` says
+    why; `cold_ms` is that of the first run after others had the caches, where that was kept apart.
+    `speedup` is over the better single processor of the same run, `of_ideal` the ideal latency over
+    this one. `fallbacks` are kernel variants that failed and were replaced. `gpu_storage` is how
+    the GPU's tensors lie; `precision` what its tensors are stored, computed and accumulated in.
+    `slowdown` is how many times slower each processor was than when the dataset was measured, which
+    predictions do not know.
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
     and weights on either side. `same_as` names the strategy before whose plan became the very same
     executable: it was timed for both. `conditions` are of the run in which all took turns.
@@ -174,6 +176,7 @@ class EvalRow:
     peer: PeerRun | None = None
     same_as: str = ""
     conditions: Conditions | None = None
+    cold_ms: Latency | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,12 @@
-"""Times several things in turns, so that whatever disturbs the machine disturbs all of them."""
+"""Times several things in turns, so that whatever disturbs the machine disturbs all of them.
+
+A turn is several runs, since that is how a model is used: what it finds in the caches is its own.
+The first run of a turn finds what others left there, and is kept apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -13,22 +17,39 @@ from codl.errors import CodlError
 from codl.ir.results import Conditions, Latency
 from codl.ir.types import Processor
 
-#: Does something once and returns the seconds that it took.
-Timed: TypeAlias = Callable[[], float]
+#: Does something so many times in a row, and returns the seconds that each of them took.
+Timed: TypeAlias = Callable[[int], Sequence[float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure: warm-up rounds, then at least so many rounds and seconds.
+    """How long to measure: at least so many rounds and seconds; in a round everybody has a turn.
 
-    With a `lead_in` everybody's timed run comes right after so many of its own that are not timed,
+    A turn is a run that finds the caches as the others left them, and `warm` runs right behind it,
     as where one inference follows the other.
     """
 
-    warm_up: int = 2
-    min_rounds: int = 15
+    min_rounds: int = 5
     min_seconds: float = 10.0
-    lead_in: int = 0
+    warm: int = 3
+
+    @property
+    def turn(self) -> int:
+        """The runs of a turn."""
+        return 1 + self.warm
+
+
+@dataclass
+class Turns:
+    """Seconds of everything that one ran: the first run of each turn, and those behind it."""
+
+    cold: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+
+    def add(self, turn: Sequence[float]) -> None:
+        first, *behind = turn
+        self.cold.append(first)
+        self.warm += behind
 
 
 @dataclass(frozen=True)
@@ -44,7 +65,8 @@ class AnchorTime:
 class TimedTogether:
     """Latencies by name, or why one `failed`; `anchors` say how fast the machine was meanwhile.
 
-    `conditions` are those of the whole time.
+    `latency_ms` is of the warm runs, `cold_ms` of the first run of every turn. `conditions` are
+    those of the whole time.
     `energy_mj` is that of one inference, by `sensors`; there is none where there are no sensors.
     """
 
@@ -54,57 +76,50 @@ class TimedTogether:
     sensors: tuple[str, ...] = ()
     anchors: tuple[AnchorTime, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
+    cold_ms: Mapping[str, Latency] = field(default_factory=dict)
 
 
-def with_peers(min_seconds: float) -> Effort:
-    """Fewer rounds, in which everybody runs twice: there are many, and large models take long."""
-    return Effort(warm_up=1, min_rounds=5, min_seconds=min_seconds, lead_in=1)
-
-
-def timed(run: Callable[[], None], lead_in: int = 0) -> Timed:
+def timed(run: Callable[[], None]) -> Timed:
     """`run` by this process's clock."""
-    return partial(_time, run, lead_in)
+    return partial(_time, run)
 
 
-def _time(run: Callable[[], None], lead_in: int) -> float:
-    for _ in range(lead_in):
+def _time(run: Callable[[], None], runs: int) -> list[float]:
+    seconds = []
+    for _ in range(runs):
+        start = perf_counter()
         run()
-    start = perf_counter()
-    run()
-    return perf_counter() - start
+        seconds.append(perf_counter() - start)
+    return seconds
 
 
 def interleave(
     runs: Mapping[str, Timed],
     effort: Effort,
-    beside: Callable[[], None] = lambda: None,
     *,
+    before_turn: Callable[[], object] = lambda: None,
+    after_round: Callable[[], None] = lambda: None,
     failed: dict[str, CodlError] | None = None,
-) -> dict[str, Latency]:
-    """Everybody once a round, in a new order each time, and then `beside`.
+) -> dict[str, Turns]:
+    """Everybody has a turn in every round, in a new order each time.
 
-    Whoever raises a `CodlError` leaves, and `failed` gets the error; without `failed` it is
-    raised.
+    What comes before a turn is the same for all. Whoever raises a `CodlError` leaves, and `failed`
+    gets the error; without `failed` it is raised.
     """
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    order, rounds, begin = list(runs), -effort.warm_up, perf_counter()
+    found = {name: Turns() for name in runs}
+    order, rounds, begin = list(runs), 0, perf_counter()
     shuffle = Random(0).shuffle
     while order and (rounds < effort.min_rounds or perf_counter() - begin < effort.min_seconds):
-        if rounds == 0:
-            begin = perf_counter()
         for name in tuple(order):
+            before_turn()
             try:
-                seconds = runs[name]()
+                found[name].add(runs[name](effort.turn))
             except CodlError as error:
                 if failed is None:
                     raise
                 failed[name] = error
                 order.remove(name)
-                continue
-            if rounds >= 0:
-                samples[name].append(seconds)
-        if rounds >= 0:
-            beside()
+        after_round()
         shuffle(order)  # so that nobody always follows the same neighbour
         rounds += 1
-    return {name: Latency.of(samples[name]) for name in runs if name in order}
+    return {name: found[name] for name in runs if name in order}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 
 from codl.errors import CodlError
-from codl.ir.results import Conditions
+from codl.ir.results import Conditions, Latency
 from codl.measure import drift
 from codl.measure.batch import ReadsConditions
 from codl.measure.interleave import AnchorTime, Effort, Timed, TimedTogether, interleave
@@ -22,12 +23,12 @@ def time_together(
     sensors: Sequence[Sensor] = (),
     anchors: Sequence[Prepared] = (),
     machine: ReadsConditions | None = None,
+    before_turn: Callable[[], object] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> TimedTogether:
     """Time all in turns; what fails leaves, with its reason.
 
-    `runs` make one inference and `effort.lead_in` more. Anchors are visited once a round, and the
-    `machine` is looked at.
+    Anchors are visited once a round, and the `machine` is looked at.
     """
     failed: dict[str, CodlError] = {}
     readings: list[Conditions] = []
@@ -39,13 +40,13 @@ def time_together(
             anchor.timed.visit()
         after_round()
 
-    latencies = interleave(runs, effort, beside, failed=failed)
-    energy = {name: energy_mj(runs[name], sensors) for name in latencies}
-    count = effort.lead_in + 1
+    found = interleave(runs, effort, before_turn=before_turn, after_round=beside, failed=failed)
+    energy = {name: energy_mj(partial(runs[name], effort.turn), sensors) for name in found}
     return TimedTogether(
-        latency_ms=latencies,
+        latency_ms={name: Latency.of(turns.warm) for name, turns in found.items()},
+        cold_ms={name: Latency.of(turns.cold) for name, turns in found.items()},
         failed={name: str(error) for name, error in failed.items()},
-        energy_mj={name: mj / count for name, mj in energy.items() if mj is not None},
+        energy_mj={name: mj / effort.turn for name, mj in energy.items() if mj is not None},
         sensors=tuple(sensor.name for sensor in sensors),
         anchors=tuple(
             AnchorTime(*drift.key(one), 1e3 * median(one.timed.found[WHOLE]))

@@ -42,7 +42,10 @@ LABELLED_OPS = 40
 
 
 def latency_svg(rows: Sequence[EvalRow], *, key: str, title: str) -> str:
-    """Latencies of one model: a bar per strategy, whiskers from p20 to p80, the ideal as a line."""
+    """Latencies of one model: a bar per strategy, whiskers from p20 to p80, the ideal as a line.
+
+    A ring is the first run of a turn, a diamond the prediction.
+    """
     from matplotlib.figure import Figure
 
     bars = [row for row in rows if row.strategy != IDEAL or row.latency_ms is None]
@@ -86,26 +89,33 @@ def _bar(axes: Any, y: int, row: EvalRow) -> None:
         whiskers = ([max(0, latency.median - latency.p20)], [max(0, latency.p80 - latency.median)])
         axes.errorbar(latency.median, y, xerr=whiskers, color=INK, capsize=3, elinewidth=1)
         end = max(end, latency.p80)
+    if row.cold_ms is not None:
+        _point(axes, (row.cold_ms.median, y), "first run", marker="o", markerfacecolor="none")
+        end = max(end, row.cold_ms.median)
     if row.predicted_ms is not None:
-        first = not any(label == "predicted" for label in axes.get_legend_handles_labels()[1])
-        axes.plot(
-            row.predicted_ms,
-            y,
-            linestyle="none",
-            marker="D",
-            markersize=4.5,
-            markerfacecolor="#F0E442",
-            markeredgecolor=INK,
-            markeredgewidth=0.7,
-            label="predicted" if first else None,
-        )
+        _point(axes, (row.predicted_ms, y), "predicted", marker="D", markerfacecolor="#F0E442")
         end = max(end, row.predicted_ms)
     axes.annotate(digits(latency.median), (end, y), (6, 0), textcoords="offset points", va="center")
+
+
+def _point(axes: Any, at: tuple[float, float], label: str, **look: str) -> None:
+    """A point, which the legend explains once."""
+    is_new = label not in axes.get_legend_handles_labels()[1]
+    axes.plot(
+        *at,
+        linestyle="none",
+        markersize=4.5,
+        markeredgecolor=INK,
+        markeredgewidth=0.7,
+        label=label if is_new else None,
+        **look,
+    )
 
 
 def _longest(rows: Sequence[EvalRow]) -> float:
     latencies = [row.latency_ms for row in rows if row.latency_ms]
     ends = [value for one in latencies for value in (one.median, one.p80)]
+    ends += [row.cold_ms.median for row in rows if row.latency_ms and row.cold_ms]
     return max([*ends, *(r.predicted_ms or 0 for r in rows if r.latency_ms)], default=0) or 1
 
 
@@ -116,11 +126,15 @@ def _label(row: EvalRow) -> str:
 
 def _latency_words(rows: Sequence[EvalRow]) -> str:
     return "; ".join(
-        f"{row.strategy} {digits(row.latency_ms.median)} ms ({row.source})"
+        f"{row.strategy} {digits(row.latency_ms.median)} ms ({row.source}){_first_run(row)}"
         if row.latency_ms
         else f"{row.strategy} failed"
         for row in rows
     )
+
+
+def _first_run(row: EvalRow) -> str:
+    return f", first run {digits(row.cold_ms.median)} ms" if row.cold_ms else ""
 
 
 def timeline_svg(timelines: Sequence[InferenceProfile], *, key: str, title: str) -> str:

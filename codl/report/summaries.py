@@ -14,7 +14,14 @@ from codl.report.results import (
     ResultFile,
     TrainResult,
 )
-from codl.report.tables import machine_notes, peer_notes, same_notes, soc_lines, warnings
+from codl.report.tables import (
+    cold_notes,
+    machine_notes,
+    peer_notes,
+    same_notes,
+    soc_lines,
+    warnings,
+)
 
 #: Of these the baseline is the faster one; speedups of the others are over it.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
@@ -42,6 +49,7 @@ def comparison_content(result: EvalResult) -> TextTable:
         *_accuracy_note(result.rows),
         *same_notes(result),
         *peer_notes(result),
+        *cold_notes(result),
         *machine_notes(result),
         *_failures(result.rows),
         *soc_lines(result.soc),

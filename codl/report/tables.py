@@ -40,6 +40,11 @@ from codl.report.results import (
 
 #: Processors that are slower or faster than usual by less than this are as usual.
 NOTABLE = 0.05
+#: What a first run is.
+TURNS = (
+    "that of a turn, which finds the caches as others left them; the latency is of the runs right "
+    "behind it."
+)
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
     "replayed": "replayed: from somebody's earlier measurements, not from this run.",
@@ -58,10 +63,12 @@ def train_table(result: TrainResult) -> rich.table.Table:
 
 
 def eval_content(result: EvalResult) -> TextTable:
+    has_cold = any(row.cold_ms for row in result.rows)
     columns = (
         Column("strategy", numeric=False),
         Column("median (ms)"),
         Column(f"p20{NONE}p80 (ms)"),
+        *([Column("first run (ms)")] if has_cold else []),
         Column("predicted (ms)"),
         Column("speedup (\N{MULTIPLICATION SIGN})"),
         Column("of ideal (%)"),
@@ -70,9 +77,12 @@ def eval_content(result: EvalResult) -> TextTable:
         Column("source", numeric=False),
     )
     sections = (
-        TextSection(m, tuple(_eval_row(row) for row in result.of(m))) for m in result.models
+        TextSection(m, tuple(_eval_row(row, has_cold=has_cold) for row in result.of(m)))
+        for m in result.models
     )
     notes = ["speedup: over the better of cpu and gpu in the same run."]
+    if has_cold:
+        notes.append(f"first run: {TURNS}")
     if any(row.strategy == IDEAL for row in result.rows):
         notes.append(
             "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
@@ -103,9 +113,25 @@ def peer_notes(result: EvalResult) -> list[str]:
         for name, peer in peers.items()
     ]
     return [
-        "Peers have the cores of both sides together, in a process of their own, and every timed "
-        f"run, of strategies too, follows one that is not timed: {'; '.join(each)}."
+        "Peers have the cores of both sides together, in a process of their own: "
+        f"{'; '.join(each)}."
     ]
+
+
+def cold_notes(result: EvalResult) -> list[str]:
+    """How much longer first runs took; nothing of files from before they were kept apart."""
+    each = []
+    for model in result.models:
+        both = {r.strategy: (r.cold_ms, r.latency_ms) for r in result.of(model) if not r.same_as}
+        ratios = [
+            f"{name} {cold.median / warm.median:.2f}"
+            for name, (cold, warm) in both.items()
+            if cold and warm and warm.median
+        ]
+        each += [f"{model}: {', '.join(ratios)}"] if ratios else []
+    return (
+        [f"First runs over the others; a first run is {TURNS} {'; '.join(each)}."] if each else []
+    )
 
 
 def machine_notes(result: EvalResult) -> list[str]:
@@ -128,7 +154,7 @@ def machine_notes(result: EvalResult) -> list[str]:
     return notes
 
 
-def _eval_row(row: EvalRow) -> TextRow:
+def _eval_row(row: EvalRow, *, has_cold: bool) -> TextRow:
     latency = row.latency_ms
     if latency is None:
         return TextRow((row.strategy,), failure=row.reason or "no reason recorded")
@@ -136,6 +162,7 @@ def _eval_row(row: EvalRow) -> TextRow:
         row.strategy,
         digits(latency.median),
         spread(latency.p20, latency.p80) if row.source != "computed" else NONE,
+        *([digits(row.cold_ms.median if row.cold_ms else None)] if has_cold else []),
         digits(row.predicted_ms),
         digits(row.speedup),
         digits(row.of_ideal, percent=True),

@@ -33,8 +33,10 @@ NAME = "codl-refined"
 #: Searches with corrections at the most, and how many in turn may find nothing faster.
 ROUNDS, PATIENCE = 8, 2
 #: How long two plans are compared, and at the end the best one with one processor alone.
-DUEL = Effort(warm_up=2, min_rounds=9, min_seconds=2.0)
-FINAL = Effort(warm_up=2, min_rounds=15, min_seconds=3.0)
+DUEL = Effort(min_rounds=3, min_seconds=2.0)
+FINAL = Effort(min_rounds=5, min_seconds=3.0)
+#: Runs before a plan is profiled: the first ones allocate and fault pages in.
+WARM_UP = 2
 #: Two processors must take less than this part of what one takes alone: other programs hit a plan
 #: on both more often, and a gain smaller than that is not worth a second processor.
 WORTH = 0.97
@@ -115,7 +117,7 @@ class Trials:
         cost = self._cost
         engine = Engine(self._network, plan, self._target, cost.tuning)
         engine.feed(random_inputs(self._network))
-        for _ in range(DUEL.warm_up):
+        for _ in range(WARM_UP):
             engine.run()
         return engine
 

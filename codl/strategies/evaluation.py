@@ -73,6 +73,8 @@ def evaluate(
     `batch` is the number of images at a time, by default the model's own. Returns a row for every
     strategy, the ideal and every peer, and the spans of a profile for each strategy that ran.
     Strategies that lead to the same executable are timed as one: they can differ by noise alone.
+    Everybody has turns of several runs, since that is how a model is used; the first run of a turn
+    is kept apart.
     """
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
@@ -250,6 +252,7 @@ def _completed(
     return replace(
         row,
         latency_ms=latency,
+        cold_ms=times.cold_ms.get(_timed_as(row)),
         speedup=min(singles) / latency.median if singles else None,
         of_ideal=bound.median / latency.median if bound else None,
         slowdown=None if row.peer else slower,

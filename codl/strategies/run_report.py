@@ -18,8 +18,6 @@ from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
 from codl.targets.base import Target
 
-WARM_UP = 2
-
 
 @dataclass(frozen=True)
 class RunReport:
@@ -45,12 +43,12 @@ def measure(
     *,
     rounds: int,
 ) -> RunReport:
-    """Run an engine of a target on inputs by name, with `rounds` timed runs.
+    """Run an engine of a target on inputs by name, with `rounds` timed runs behind an untimed one.
 
     By the predictions of `cost` ops share what they took together; without, alike.
     """
     outputs = engine(inputs)
-    effort = Effort(warm_up=WARM_UP, min_rounds=rounds, min_seconds=0)
+    effort = Effort(min_rounds=1, min_seconds=0, warm=rounds)
     times = target.time({"run": engine.loaded}, effort, with_energy=True)
     if times.failed:
         raise DeviceError(times.failed["run"])

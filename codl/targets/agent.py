@@ -380,7 +380,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     ReadPeerOf: lambda agent, request, blobs: agent.models.read_peer(request),
     BecomePeer: Agent.become_peer,
     FeedPeer: Agent.feed_peer,
-    RunPeer: lambda agent, request, blobs: (agent.peer.run(request.lead_in), ()),
+    RunPeer: lambda agent, request, blobs: (agent.peer.run(request.runs), ()),
     ObservePeer: lambda agent, request, blobs: (agent.peer.observe(), ()),
     ReadPeer: Agent.read_peer,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from codl.ir import Op
 from codl.ir.soc import PowerW
@@ -93,9 +92,7 @@ class LocalMeasuring:
         after_round: Callable[[], None],
     ) -> TimedTogether:
         runs: dict[str, Timed] = {
-            name: partial(model.run, effort.lead_in)
-            if isinstance(model, PeerProcess)
-            else timed(model.run, effort.lead_in)
+            name: model.run if isinstance(model, PeerProcess) else timed(model.run)
             for name, model in models.items()
         }
         beside = [] if anchors is None else drift.prepare(Bench(self._gpu, "", tuning=anchors))
@@ -105,6 +102,8 @@ class LocalMeasuring:
             sensors=find_sensors().sensors if with_energy else (),
             anchors=beside,
             machine=self._machine,
+            # Libraries let idle threads spin: nobody's are there in another one's turn.
+            before_turn=threads.wait_until_idle,
             after_round=after_round,
         )
 

@@ -177,17 +177,18 @@ class FeedPeer(Request, frozen=True):
 
 
 class PeerRan(Reply, frozen=True):
-    """The seconds of the last run, and whether the library's threads have stopped since."""
+    """The seconds of every run, and whether the library's threads have stopped since."""
 
-    seconds: float
+    seconds: tuple[float, ...]
     is_idle: bool
 
 
 class RunPeer(Request, frozen=True):
-    """Run so often, and once more that is timed."""
+    """Run so many times in a row, each timed."""
 
-    lead_in: int
+    runs: int
     reply: ClassVar[type[Reply]] = PeerRan
+    limit_s: ClassVar[float] = 300.0
 
 
 class PeerObserved(Reply, frozen=True):

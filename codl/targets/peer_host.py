@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from codl.errors import CodlError, DeviceError
 from codl.ir.plan import read_plan
+from codl.measure.interleave import timed
 from codl.measure.peers import PEERS, Job
 from codl.optional import explained
 from codl.runtime import threads
@@ -44,13 +45,9 @@ class PeerHost:
     def feed(self, inputs: Arrays) -> None:
         _told(lambda: self._peer.feed(inputs))
 
-    def run(self, lead_in: int) -> PeerRan:
-        for _ in range(lead_in):
-            _told(self._peer.run)
-        start = perf_counter()
-        _told(self._peer.run)
-        spent = perf_counter() - start
-        return PeerRan(spent, threads.wait_until_idle())
+    def run(self, runs: int) -> PeerRan:
+        seconds = timed(lambda: _told(self._peer.run))(runs)
+        return PeerRan(tuple(seconds), threads.wait_until_idle())
 
     def observe(self) -> PeerObserved:
         used, begin = process_time(), perf_counter()

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from codl.errors import DeviceError
 from codl.ir.plan import Plan
-from codl.runtime import threads
 from codl.runtime.child import inherited
 from codl.runtime.placement import LocalSoc
 from codl.targets.arrays import Arrays, from_wire, to_wire
@@ -73,20 +72,21 @@ class PeerProcess:
         """Hand inputs over, run once, and see on which cores."""
         records, blobs = to_wire(inputs)
         self.agent.ask(FeedPeer(records), PeerFed, blobs)
-        self.agent.ask(RunPeer(0), PeerRan)
+        self.agent.ask(RunPeer(1), PeerRan)
         seen, _ = self.agent.ask(ObservePeer(), PeerObserved)
         self.observed_cores, self.busy_cores = seen.cores, seen.busy
 
-    def run(self, lead_in: int = 0) -> float:
-        """Run `lead_in` times and once more; the seconds of the last run, measured over there.
+    def run(self, runs: int) -> Sequence[float]:
+        """Run so many times in a row; the seconds of each, measured over there.
 
-        This process must be idle, and that one is when it answers. Raises `DeviceError` where its
-        threads go on spinning, which would disturb all others.
+        Raises `DeviceError` where its threads go on spinning after that, which would disturb all
+        others.
         """
-        threads.wait_until_idle()
-        answer, _ = self.agent.ask(RunPeer(lead_in), PeerRan)
+        answer, _ = self.agent.ask(RunPeer(runs), PeerRan)
         if not answer.is_idle:
             raise DeviceError(f"The threads of {self.name} do not stop after a run.")
+        if len(answer.seconds) != runs:
+            raise DeviceError(f"{self.name} ran {len(answer.seconds)} times and not {runs}.")
         return answer.seconds
 
     def outputs(self) -> dict[str, NDArray[Any]]:

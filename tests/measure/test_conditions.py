@@ -104,6 +104,6 @@ def test_an_evaluation_reads_them_in_every_round() -> None:
             self.celsius += 1
             return Conditions(temperature_c=self.celsius)
 
-    effort = Effort(warm_up=1, min_rounds=3, min_seconds=0.0)
-    times = time_together({"one": lambda: 0.001}, effort, machine=Warming())
+    effort = Effort(min_rounds=3, min_seconds=0.0)
+    times = time_together({"one": lambda runs: [0.001] * runs}, effort, machine=Warming())
     assert times.conditions.temperature_c == 43

@@ -231,12 +231,12 @@ def test_an_evaluation_says_how_slow_the_machine_is(
     prepared = anchors.prepare(bench)
     factors = iter((1.1, 1.1, 5.0, 1.1, 1.1))
 
-    def work() -> float:
+    def work(runs: int) -> list[float]:
         factor = next(factors, 1.1)
         simulation.slowdown = lambda now: factor
-        return 0.001
+        return [0.001] * runs
 
-    effort = Effort(warm_up=0, min_rounds=5, min_seconds=0)
+    effort = Effort(min_rounds=5, min_seconds=0)
     times = together.time_together({"one": work}, effort, anchors=prepared)
     assert together.slowdown(times.anchors, usual_ms) == pytest.approx({"cpu": 1.1, "gpu": 1.1})
     assert together.slowdown(times.anchors, {}) is None

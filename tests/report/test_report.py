@@ -216,6 +216,22 @@ def test_eval_says_what_it_was_made_on(tmp_path: Path) -> None:
     assert str(tmp_path) not in found.html
 
 
+def test_the_first_runs_of_turns_stand_apart(tmp_path: Path) -> None:
+    cold = {"median": 30.0, "p20": 29.0, "p80": 31.0, "runs": 5}
+    rows = [row("cpu", 20.0, cold_ms=cold), row("gpu", 40.0)]
+    found = page(tmp_path, evaluation(rows=rows, timelines=[]))
+    assert found.starting("strategy")[0][3] == "first run (ms)"
+    assert found.starting("cpu")[0][1:4] == ["20.0", "18.0-22.0", "30.0"]
+    assert found.starting("gpu")[0][1:4] == ["40.0", "36.0-44.0", "-"]
+    assert "which finds the caches as others left them" in found.text("span")
+    assert "first run" in found.text("text")
+    assert "cpu 20.0 ms (measured), first run 30.0 ms; gpu 40.0 ms (measured)" in found.text("desc")
+    caption = " ".join(comparison_content(eval_result(evaluation(rows=rows))).caption)
+    assert "testnet: cpu 1.50." in caption
+    # Files of before have no such runs, and no column for them.
+    assert "first run" not in page(tmp_path, evaluation()).html
+
+
 def test_peers_say_how_they_were_run() -> None:
     ran = {"version": "1.2", "threads": 2, "observed_cores": [0, 1], "busy_cores": 1.94}
     rows = [row("cpu", 20.0), row("ort", 15.0, peer=ran), FAILED]

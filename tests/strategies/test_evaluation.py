@@ -16,6 +16,8 @@ from codl.strategies import find
 from codl.strategies.base import Context
 from codl.strategies.evaluation import evaluate
 
+QUICK = Effort(min_rounds=2, min_seconds=0.0)
+
 
 class SlowGpu(Context):
     """Predictors that think the GPU a thousand times slower than the CPU."""
@@ -32,10 +34,14 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     onnx.save(b.build(), path)
     context = SlowGpu(first_soc, dataset_root=tmp_path, target=here(first_soc))
     names = ["cpu", "gpu", "codl"]
-    rows, spans = evaluate(str(path), [find(n) for n in names], context, effort=Effort(1, 3, 0.0))
+    rows, spans = evaluate(str(path), [find(n) for n in names], context, effort=QUICK)
     cpu, gpu, codl = rows
     assert [row.strategy for row in rows] == names
     assert (cpu.same_as, gpu.same_as, codl.same_as) == ("", "", "cpu")
     assert codl.latency_ms == cpu.latency_ms != gpu.latency_ms
+    assert codl.cold_ms == cpu.cold_ms != gpu.cold_ms
+    assert cpu.latency_ms is not None
+    assert cpu.cold_ms is not None
+    assert (cpu.cold_ms.runs, cpu.latency_ms.runs) == (2, 2 * QUICK.warm)
     assert set(spans) == set(names)
     assert spans["codl"] == spans["cpu"]

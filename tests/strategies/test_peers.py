@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from statistics import median
 
 import numpy as np
 import onnx
@@ -19,7 +18,7 @@ from codl.errors import CodlError, DeviceError, UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.measure.interleave import Effort, interleave
+from codl.measure.interleave import Effort, Timed, Turns, interleave
 from codl.measure.peers import PEERS
 from codl.plan.single_processor import default_plan
 from codl.runtime.placement import LocalSoc
@@ -66,8 +65,9 @@ def test_a_peer_agrees_with_the_reference_on_all_cores(
     peer.feed({"image": INPUT})
     session = ort.InferenceSession(model, session_options(1), ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    assert peer.run() > 0
-    assert peer.run(lead_in=2) > 0
+    seconds = peer.run(3)
+    assert len(seconds) == 3
+    assert min(seconds) > 0
     outputs = peer.outputs()
     for name, expected in zip(names, session.run(names, {"image": INPUT}), strict=True):
         assert outputs[name].size == expected.size
@@ -80,8 +80,8 @@ def test_a_peer_agrees_with_the_reference_on_all_cores(
 
 def test_peers_are_started_and_timed_by_targets(target: Target, model: bytes) -> None:
     peer = target.start_peer("ort", model, {"image": INPUT})
-    times = target.time({"ort": peer}, Effort(warm_up=0, min_rounds=2, min_seconds=0, lead_in=1))
-    assert times.latency_ms["ort"].runs == 2
+    times = target.time({"ort": peer}, Effort(min_rounds=2, min_seconds=0, warm=2))
+    assert (times.cold_ms["ort"].runs, times.latency_ms["ort"].runs) == (2, 4)
     assert set(peer.outputs()) == set(branching_outputs(model))
     assert peer.threads == len(target.soc.placement.cores)
     peer.close()
@@ -104,13 +104,12 @@ def test_a_peer_whose_process_dies_leaves_the_others_running(
     assert dying.agent.pid is not None
     os.kill(dying.agent.pid, signal.SIGKILL)
     failed: dict[str, CodlError] = {}
-    runs = {"ort": dying.run, "other": lambda: 0.5}
-    latencies = interleave(runs, Effort(min_rounds=2, min_seconds=0), failed=failed)
+    runs: dict[str, Timed] = {"ort": dying.run, "other": lambda runs: [0.5] * runs}
+    found = interleave(runs, Effort(min_rounds=2, min_seconds=0), failed=failed)
     dying.close()
     assert str(failed["ort"]).startswith("The peer 'ort' crashed (signal 9)")
-    assert latencies["other"].median == pytest.approx(500)
-    assert latencies["other"].runs == 2
-    assert set(latencies) == {"other"}
+    assert set(found) == {"other"}
+    assert found["other"] == Turns([0.5] * 2, [0.5] * 6)
 
 
 def test_peers_are_checked_before_anything_is_measured(
@@ -138,20 +137,3 @@ def test_a_peer_hears_nothing_of_the_threads_of_others(monkeypatch: pytest.Monke
     assert found["OMP_NUM_THREADS"] == "3"
     assert not {"DPCPP_CPU_NUM_CUS", "KMP_AFFINITY"} & set(found)
     assert "PATH" in found
-
-
-def test_rounds_in_random_order_after_a_warm_up_that_counts_for_nothing() -> None:
-    called: list[str] = []
-
-    def run(name: str) -> float:
-        called.append(name)
-        return float(len(called))
-
-    runs = {name: (lambda name=name: run(name)) for name in "ab"}
-    latencies = interleave(runs, Effort(warm_up=1, min_rounds=20, min_seconds=0))
-    rounds = list(zip(called[::2], called[1::2], strict=True))
-    assert len(rounds) == 21
-    assert set(rounds) == {("a", "b"), ("b", "a")}
-    for name, latency in latencies.items():
-        seconds = [at + 1 for at, who in enumerate(called) if who == name][1:]
-        assert latency.median == pytest.approx(1e3 * median(seconds))
