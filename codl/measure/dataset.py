@@ -107,8 +107,9 @@ class SharingRow(Row):
     another);
     `shape` is the region's, as text; `layout` is how the GPU stores it. Parts in milliseconds:
     `copy` on the CPU, `map`, `unmap`, the `transform` kernel between layouts, and `sync`, the wait
-    for a queue that has nothing else to do. `latency_ms` is of the whole. Where both processors
-    work on the same memory, there is nothing to copy or map, and those are 0.
+    for a queue that has nothing left to do (of a kernel's end see `SignalRow`). `latency_ms` is of
+    the whole. Where both processors work on the same memory, there is nothing to copy or map, and
+    those are 0.
     """
 
     direction: str
@@ -146,6 +147,20 @@ class DispatchRow(Row):
     count: int
 
     key_fields: ClassVar[tuple[str, ...]] = ("processor", "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalRow(Row):
+    """What it takes one processor to know of the other's work; the table says of which.
+
+    `first_launch`: from the enqueueing of a kernel to its beginning, on a queue that was empty for
+    `gap_ms`. `event_wait`: from the end of a kernel to the CPU's knowing it by the kernel's event,
+    for which it had waited about `gap_ms`. Both are lower quartiles.
+    """
+
+    gap_ms: float
+
+    key_fields: ClassVar[tuple[str, ...]] = ("gap_ms",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +336,8 @@ def _columns(row_type: type[Row]) -> list[str]:
 ROW_TYPES: dict[str, type[Row]] = {
     "data_sharing": SharingRow,
     "dispatch": DispatchRow,
+    "first_launch": SignalRow,
+    "event_wait": SignalRow,
     "cold": ColdRow,
     "contention": ContentionRow,
     "batch": BatchRow,

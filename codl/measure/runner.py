@@ -19,6 +19,7 @@ from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 from codl.measure.dataset import OpRow, Row, RowT, SharingRow
 from codl.measure.op_runner import GpuWork, cpu_work, filler
+from codl.measure.signals import SignalTimer
 from codl.measure.surroundings import Surroundings
 from codl.measure.tasks import (
     BatchTask,
@@ -27,6 +28,7 @@ from codl.measure.tasks import (
     DispatchTask,
     OpTask,
     SharingTask,
+    SignalTask,
     SurroundingsTask,
     Task,
 )
@@ -92,6 +94,8 @@ class Bench:
                 sample, fill = self._exchange(task, blank)
             elif isinstance(task, BatchTask | ColdTask | ContentionTask):
                 return replace(self._surroundings.row(task), run=self._run)
+            elif isinstance(task, SignalTask):
+                sample, fill = SignalTimer(self._gpu).sample(task), _quartile(blank)
             elif isinstance(task, DispatchTask):
                 sample, fill = _timed(self._surroundings.dispatch(task)), _whole(blank)
             else:
@@ -275,6 +279,23 @@ def _seconds(repeats: int, steps: Sequence[Named], before: Mapping[str, Step]) -
 def _whole(blank: Row) -> Callable[[Samples], Row]:
     """A row of something that has no parts."""
     return lambda samples: _filled(blank, samples[WHOLE])
+
+
+def _quartile(blank: Row) -> Callable[[Samples], Row]:
+    """A row of a wait, whose fastest few samples are luck; of which no less than nothing is left.
+
+    Raises `DeviceError` where the device's clock explains more than all of it.
+    """
+
+    def fill(samples: Samples) -> Row:
+        quartile_ms = 1e3 * float(np.percentile(samples[WHOLE], 25))
+        if quartile_ms <= 0:
+            raise DeviceError(
+                f"By the device's clock it was over {-1e3 * quartile_ms:.3f} us too early."
+            )
+        return replace(_filled(blank, samples[WHOLE]), latency_ms=quartile_ms)
+
+    return fill
 
 
 def _shared(blank: SharingRow) -> Callable[[Samples], Row]:

@@ -9,25 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from codl.ir import Op, to_text
 from codl.ir.soc import Soc
-from codl.ir.types import PROCESSORS, Processor
+from codl.ir.types import PROCESSORS, Processor, Signalling
 from codl.kernels import registry
 from codl.measure.tasks import (
     BatchTask,
     ColdTask,
     ContentionTask,
     DispatchTask,
+    SignalTask,
     SurroundingsTask,
     part_of,
 )
 
 #: Kernels, or layers of one net, that are dispatched together.
 COUNTS = (1, 2, 4, 8, 16, 32)
+#: How long a queue is empty before a launch, and the CPU waits for a kernel: as in networks.
+GAPS_MS = (0.1, 0.3, 1.0, 3.0)
 #: Ops whose cold latency is measured, and ops that are run beside others.
 COLD_OPS, PAIRED_OPS = 48, 24
 #: Ops that are measured in batches, and the most bytes that one may read and write.
@@ -54,6 +57,7 @@ def surroundings_tasks(
     known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
     for side in PROCESSORS:
         tasks += [DispatchTask(side, count) for count in COUNTS]
+    tasks += [SignalTask(kind, gap_ms) for kind in get_args(Signalling) for gap_ms in GAPS_MS]
     for side in PROCESSORS:
         able = [op for op in known if _default(op, side, soc)]
         tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]

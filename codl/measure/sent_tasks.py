@@ -5,12 +5,15 @@ An agent imports them before it knows its SoC; what makes tasks of them is in `t
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from codl.ir import Dim, Shape
-from codl.ir.types import Direction, Processor, Storage
+from codl.ir.types import Direction, Processor, Signalling, Storage
+
+#: No queue is left empty for longer, to see how it wakes up.
+MOST_GAP_MS = 1000.0
 
 
 class _TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="task"):
@@ -44,6 +47,13 @@ class DispatchRecord(_TaskRecord, frozen=True, tag="dispatch"):
     count: int
 
 
+class SignalRecord(_TaskRecord, frozen=True, tag="signal"):
+    """A `SignalTask`."""
+
+    kind: Signalling
+    gap_ms: Annotated[float, msgspec.Meta(ge=0, le=MOST_GAP_MS)]
+
+
 class ColdRecord(_TaskRecord, frozen=True, tag="cold"):
     """A `ColdTask`."""
 
@@ -71,5 +81,11 @@ class BatchRecord(_TaskRecord, frozen=True, tag="batch"):
 
 
 TaskRecord: TypeAlias = (
-    OpRecord | SharingRecord | DispatchRecord | ColdRecord | ContentionRecord | BatchRecord
+    OpRecord
+    | SharingRecord
+    | DispatchRecord
+    | SignalRecord
+    | ColdRecord
+    | ContentionRecord
+    | BatchRecord
 )

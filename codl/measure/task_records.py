@@ -18,6 +18,7 @@ from codl.measure.sent_tasks import (
     DispatchRecord,
     OpRecord,
     SharingRecord,
+    SignalRecord,
     TaskRecord,
 )
 from codl.measure.tasks import (
@@ -27,6 +28,7 @@ from codl.measure.tasks import (
     DispatchTask,
     OpTask,
     SharingTask,
+    SignalTask,
     Task,
 )
 
@@ -43,6 +45,8 @@ def to_record(task: Task) -> TaskRecord:
         return SharingRecord(task.direction, task.shape, task.storage)
     if isinstance(task, DispatchTask):
         return DispatchRecord(task.processor, task.count)
+    if isinstance(task, SignalTask):
+        return SignalRecord(task.kind, task.gap_ms)
     if isinstance(task, ColdTask):
         return ColdRecord(task.processor, to_text(task.op), task.variant)
     if isinstance(task, ContentionTask):
@@ -62,6 +66,8 @@ def from_record(record: TaskRecord, models: Models) -> Task:
         return SharingTask(record.direction, record.shape, record.storage)
     if isinstance(record, DispatchRecord):
         return DispatchTask(record.processor, record.count)
+    if isinstance(record, SignalRecord):
+        return SignalTask(record.kind, record.gap_ms)
     if isinstance(record, ColdRecord):
         return ColdTask(record.processor, op_of(record.op, models), record.variant)
     if isinstance(record, ContentionRecord):

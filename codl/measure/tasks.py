@@ -16,9 +16,9 @@ from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
-from codl.ir.types import BLOCKED, Direction, Processor, Storage
+from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
 from codl.kernels import registry
-from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, DispatchRow
+from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, DispatchRow, SignalRow
 
 #: A processor's shares of an op's output; 1 is the whole op.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -85,6 +85,29 @@ class DispatchTask:
     @property
     def blank(self) -> DispatchRow:
         return DispatchRow(processor=self.processor, count=self.count)
+
+
+@dataclass(frozen=True)
+class SignalTask:
+    """A first launch, or a wait, after about so many milliseconds; see `SignalRow`."""
+
+    kind: Signalling
+    gap_ms: float
+
+    #: Whose kernel it is about.
+    processor: ClassVar[Processor] = "gpu"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.kind,)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.gap_ms,)
+
+    @property
+    def blank(self) -> SignalRow:
+        return SignalRow(gap_ms=self.gap_ms)
 
 
 @dataclass(frozen=True)
@@ -161,7 +184,7 @@ class BatchTask:
         )
 
 
-SurroundingsTask: TypeAlias = DispatchTask | ColdTask | ContentionTask | BatchTask
+SurroundingsTask: TypeAlias = DispatchTask | SignalTask | ColdTask | ContentionTask | BatchTask
 Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
 
 

@@ -246,7 +246,8 @@ class _LabelSearch:
         self.transitions = Transitions(candidates.costs, sharing)
         self.transitions.prefetch(candidates.table)
         self.start = Label(START, self.transitions.start)
-        self._enqueues_at_once = self.transitions.launches_ms(1) == 0
+        cost = candidates.costs.cost
+        self._enqueues_at_once = cost.launches_ms(1) == 0 and cost.signals.first_launch_ms == 0
 
     def promise(self, label: Label) -> tuple[float, float]:
         """What labels at one point are compared by."""

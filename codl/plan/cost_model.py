@@ -23,6 +23,7 @@ from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
+from codl.plan.signal_costs import SignalCosts
 from codl.predict.context_terms import Batch, Besides, Colds, Launches
 from codl.predict.features import Item, sharing_target
 
@@ -292,6 +293,14 @@ class CostModel:
         if (direction, shape) not in self._parts:
             self.prefetch_sharing([(direction, shape)])
         return self._parts[direction, shape]
+
+    def transfer_parts(self, direction: Direction, shape: Shape) -> Mapping[str, float]:
+        """The same inside an executable."""
+        return self.signals.inside(self.sharing_parts(direction, shape))
+
+    @cached_property
+    def signals(self) -> SignalCosts:
+        return SignalCosts.of(self.predictors)
 
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         return sum(self.sharing_parts(direction, shape).values())

@@ -106,25 +106,34 @@ class _TwoClocks:
         )
 
     def _launch(self, number: int, step_ms: float) -> None:
-        """The GPU begins with a step once both it and the CPU have got there."""
+        """The GPU works on a step; what is to arrive at the CPU, or come from it, with it."""
         step = self._executable.steps[number]
         if not isinstance(step, Transfer):
-            self._gpu = max(self._gpu, self._cpu) + step_ms
+            self._gpu = self._begin() + step_ms
             return
         parts = self._parts(step)
         kernel_ms, mapped_ms = parts.get("transform", 0.0), parts.get("map", 0.0)
         if step.direction == "to_cpu":
-            self._gpu = max(self._gpu, self._cpu) + kernel_ms
+            self._gpu = self._begin() + kernel_ms
             self._arrivals[number] = self._gpu + parts.get("sync", 0.0) + mapped_ms
             return
         self._hand_over(number, parts)
         # The staging memory is mapped again behind the kernel that reads it.
-        self._gpu = max(self._gpu, self._cpu) + kernel_ms + mapped_ms
+        self._gpu = self._begin() + kernel_ms + mapped_ms
+
+    def _begin(self) -> float:
+        """When the GPU begins with what the CPU enqueues now: once both have got there.
+
+        A launch takes its time to the GPU, which shows where that has nothing else to do.
+        """
+        return max(self._gpu, self._cpu + self._cost.signals.first_launch_ms)
 
     def _wait(self, number: int) -> None:
         """The CPU waits for a region and takes it; what it is to write is mapped long since."""
         step = self._executable.steps[number]
-        assert isinstance(step, Transfer)
+        if not isinstance(step, Transfer):  # nothing arrives: the last kernel is only to be over
+            self._cpu = max(self._cpu, self._gpu)
+            return
         self._cpu = max(self._cpu, self._arrivals.pop(number, 0.0))
         self._hand_over(number, self._parts(step))
 
@@ -135,7 +144,7 @@ class _TwoClocks:
             self._cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
 
     def _parts(self, step: Transfer) -> Mapping[str, float]:
-        return self._cost.sharing_parts(step.direction, _shape(self._executable, step.target))
+        return self._cost.transfer_parts(step.direction, _shape(self._executable, step.target))
 
 
 class _Works:
@@ -174,7 +183,7 @@ class _Works:
         self.launches[number] = 1
         if isinstance(step, Transfer):
             shape = _shape(self._executable, step.target)
-            self.steps_ms[number] = cost.sharing_ms(step.direction, shape)
+            self.steps_ms[number] = sum(cost.transfer_parts(step.direction, shape).values())
             return False
         if isinstance(step, Relayout):
             source, target = (

@@ -67,26 +67,28 @@ def after_stage(
     launches_ms: Pair = START,
     works: Pair = START,
     copies_ms: float = 0.0,
+    first_launch_ms: float = 0.0,
 ) -> Pair:
     """When each processor is done with an exchange and with its shard of a chain.
 
     `clocks` are the milliseconds since the start at which each is done with what it was given;
     `launches_ms` is what enqueueing takes the CPU: what is sent to it first, and then the rest;
-    `works` what each shard takes, and `copies_ms` the GPU's before it.
+    `works` what each shard takes, and `copies_ms` the GPU's before it. The GPU begins with nothing
+    sooner than `first_launch_ms` behind its being enqueued.
     """
     cpu, gpu = clocks
     arrivals = []
     for way, gpu_ms, wait_ms, cpu_ms in transfers:
         if way == "to_cpu":  # enqueued by the CPU, which does not wait yet
-            gpu = max(gpu, cpu) + gpu_ms
+            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
             arrivals.append((gpu + wait_ms, cpu_ms))
     cpu += launches_ms[0]
     for way, gpu_ms, _, cpu_ms in transfers:
         if way == "to_gpu":
             cpu += cpu_ms
-            gpu = max(gpu, cpu) + gpu_ms
+            gpu = max(gpu, cpu + first_launch_ms) + gpu_ms
     if works[1] or copies_ms:
-        gpu = max(gpu, cpu) + copies_ms + works[1]
+        gpu = max(gpu, cpu + first_launch_ms) + copies_ms + works[1]
     cpu += launches_ms[1]
     for arrival, cpu_ms in arrivals:
         cpu = max(cpu, arrival) + cpu_ms
@@ -164,7 +166,9 @@ class Transitions:
             count, works = count + candidate.launches, candidate.work_ms
         first_ms = self.launches_ms(first)
         launches_ms = first_ms, self.launches_ms(count) - first_ms
-        return after_stage(clocks, transfers, launches_ms, works, copies_ms)
+        return after_stage(
+            clocks, transfers, launches_ms, works, copies_ms, self._cost.signals.first_launch_ms
+        )
 
     def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
         """When the results lie whole with the CPU."""
@@ -218,7 +222,7 @@ class Transitions:
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:
-            parts = self._cost.sharing_parts(*move)
+            parts = self._cost.transfer_parts(*move)
             self._transfer_costs[move] = TransferCost.of(move[0], parts)
         return self._transfer_costs[move]
 

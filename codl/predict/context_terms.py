@@ -1,7 +1,8 @@
-"""Context terms: what dispatch, cold caches, batches and contention add to an op's latency.
+"""Context terms: what dispatch, signals, cold caches, batches and contention add to ops.
 
-Each is asked for with an item of its own, beside ops and shapes: how many launches, an op with its
-latency when repeated or for one image, and the loads of the two processors.
+Each is asked for with an item of its own, beside ops and shapes: how many launches, how long a
+queue was empty or the CPU waited, an op with its latency when repeated or for one image, and the
+loads of the two processors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,16 @@ from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, parse, to_text
 from codl.ir.columns import FeatureColumns
 from codl.ir.op_columns import elements
-from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, Dataset, DispatchRow, Row
+from codl.ir.types import Processor
+from codl.measure.dataset import (
+    BatchRow,
+    ColdRow,
+    ContentionRow,
+    Dataset,
+    DispatchRow,
+    Row,
+    SignalRow,
+)
 
 #: FLOPs a byte at which an op waits for memory as long as it computes, on current processors.
 BALANCE = 10.0
@@ -43,6 +53,44 @@ class Launches:
     @staticmethod
     def columns(items: Sequence[Launches]) -> FeatureColumns:
         return {"launches": np.array([item.count for item in items], np.float64)}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A signal from one processor to the other after `gap_ms`; subclasses are of which."""
+
+    gap_ms: float
+
+    kind: ClassVar[str]
+    processor: ClassVar[Processor]
+
+    def __str__(self) -> str:
+        return f"gap_ms={self.gap_ms!r}"
+
+    @classmethod
+    def read(cls: type[GapT], text: str) -> GapT:
+        return cls(_numbers(text, ("gap_ms",))[0])
+
+    @staticmethod
+    def columns(items: Sequence[Gap]) -> FeatureColumns:
+        return {"gap_ms": np.array([item.gap_ms for item in items], np.float64)}
+
+
+GapT = TypeVar("GapT", bound=Gap)
+
+
+class FirstLaunch(Gap):
+    """From enqueueing a kernel to its beginning, on a queue that was empty for so long."""
+
+    kind: ClassVar[str] = "first_launch"
+    processor: ClassVar[Processor] = "gpu"
+
+
+class EventWait(Gap):
+    """From a kernel's end to the CPU's knowing it by an event, having waited about so long."""
+
+    kind: ClassVar[str] = "event_wait"
+    processor: ClassVar[Processor] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -222,21 +270,24 @@ _LOADS = attrgetter(*(f"{side}.{name}" for side in ("own", "other") for name in 
 
 #: What holds many items of a kind as columns, where there is such.
 MANY: dict[type[Any], type[Any]] = {Cold: Colds, Beside: Besides}
-Surrounding: TypeAlias = Launches | Cold | Batch | Beside
-KINDS: dict[str, type[Launches] | type[Cold] | type[Batch] | type[Beside]] = {
-    cls.kind: cls for cls in (Launches, Cold, Batch, Beside)
+Surrounding: TypeAlias = Launches | Gap | Cold | Batch | Beside
+SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
+KINDS: dict[str, type[Any]] = {
+    **{cls.kind: cls for cls in (Launches, Cold, Batch, Beside)},
+    **SIGNALS,
 }
 
 
 def kind_of(target: str) -> str | None:
     """The kind of item of a target such as `contention_cpu`; None where it is for ops or shapes."""
-    kind, _, processor = target.partition("_")
+    kind, _, processor = target.rpartition("_")
     return kind if kind in KINDS and processor in ("cpu", "gpu") else None
 
 
 def read(target: str, text: str) -> Surrounding:
     """The item of a target from its text; raises `CodlError` with the text that is wrong."""
-    return KINDS[target.partition("_")[0]].read(text)
+    found: Surrounding = KINDS[target.rpartition("_")[0]].read(text)
+    return found
 
 
 def _numbers(text: str, names: Sequence[str]) -> list[float]:
@@ -275,16 +326,21 @@ def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[P
         files[kind] = (table.path, len(rows) - len(ok))
         for row in ok:
             try:
-                observed += _of_row(row)
+                observed += _of_row(kind, row)
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
     return observed, files
 
 
-def _of_row(row: DispatchRow | ColdRow | BatchRow | ContentionRow) -> list[Observation]:
+def _of_row(
+    kind: str, row: DispatchRow | SignalRow | ColdRow | BatchRow | ContentionRow
+) -> list[Observation]:
     if isinstance(row, DispatchRow):
         launches = Launches(row.count)
         return [_observed(row.processor, launches, (launches,), row.latency_ms, row)]
+    if isinstance(row, SignalRow):
+        signal = SIGNALS[kind](row.gap_ms)
+        return [_observed(signal.processor, signal, (signal,), row.latency_ms, row)]
     if isinstance(row, ColdRow):
         cold = Cold(parse(row.op), row.warm_ms)
         return [_observed(row.processor, cold, (cold.op,), row.latency_ms, row)]

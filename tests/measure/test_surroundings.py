@@ -19,12 +19,20 @@ from codl.measure import surroundings
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.sampling import batch_tasks, surroundings_tasks
-from codl.measure.tasks import BatchTask, ColdTask, ContentionTask, DispatchTask
+from codl.measure.tasks import BatchTask, ColdTask, ContentionTask, DispatchTask, SignalTask
 from codl.measure.timing import Rounds
 from codl.plan.cost_model import both_ends
 from codl.predict import features
 from codl.predict import training_set as samples
-from codl.predict.context_terms import Batch, Beside, Cold, Launches, Workload
+from codl.predict.context_terms import (
+    Batch,
+    Beside,
+    Cold,
+    EventWait,
+    FirstLaunch,
+    Launches,
+    Workload,
+)
 from codl.targets.base import Target
 from codl.targets.local import LocalTarget
 
@@ -44,14 +52,15 @@ SLOWER = st.floats(1.0, 3.0)
 def test_surroundings_are_measured_and_become_samples(target: Target, tmp_path: Path) -> None:
     dataset, tasks = Dataset.of("test", tmp_path), surroundings_tasks(OPS, target.soc, [3])
     kinds = {type(task) for task in tasks}
-    assert kinds == {DispatchTask, ColdTask, ContentionTask, BatchTask}
+    assert kinds == {DispatchTask, SignalTask, ColdTask, ContentionTask, BatchTask}
     done = collect(target, dataset, tasks, rounds=QUICK)
     assert (done.left, done.failed) == (0, 0)
     found, notes = samples.read(dataset)
     assert not notes
     by_target = {own.target: own for own in found if own.samples}
-    for name in ("dispatch_cpu", "dispatch_gpu", "cold_cpu", "cold_gpu", "contention_cpu",
-                 "contention_gpu", "batch_cpu", "batch_gpu"):  # fmt: skip
+    for name in ("dispatch_cpu", "dispatch_gpu", "first_launch_gpu", "event_wait_cpu",
+                 "cold_cpu", "cold_gpu", "contention_cpu", "contention_gpu",
+                 "batch_cpu", "batch_gpu"):  # fmt: skip
         own = by_target[name]
         assert own.processor == name[-3:]
         table = features.table("variant", name, own.items, target.soc)
@@ -84,6 +93,8 @@ def test_large_caches_are_emptied_too(
     ("target", "item"),
     [
         ("dispatch_cpu", Launches(8)),
+        ("first_launch_gpu", FirstLaunch(0.3)),
+        ("event_wait_cpu", EventWait(1.0)),
         ("cold_gpu", Cold(OPS[0], 0.125)),
         ("batch_cpu", Batch(OPS[2], 0.25, 8)),
         ("contention_cpu", Beside(Workload(1e6, 2e7, 0.3), Workload(4e5, 0.0, 0.01))),

@@ -66,6 +66,7 @@ def price(network: Network, predictors: SyntheticPredictors) -> float:
         ("packing", None),
         ("relayout", None),
         ("exchange", Line(0.0)),
+        ("signals", {}),
     ],
 )
 def test_a_term_makes_a_plan_dearer(term: str, off: Any, network: Network) -> None:

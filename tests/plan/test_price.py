@@ -31,10 +31,12 @@ from codl.plan.price import price
 from codl.plan.search import search
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
-#: A GPU with buffers, one with images too, and one that is a CPU, which launches image by image.
+#: A GPU with buffers, one with images too, one that works on the CPU's arrays, and one that is a
+#: CPU, which launches image by image.
 SOCS = {
     "buffers": SOC,
     "images": replace(SOC, gpu=replace(SOC.gpu, **IMAGES)),  # type: ignore[arg-type]
+    "shared": replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)),
     "one CPU": replace(SOC, gpu=replace(SOC.gpu, type="cpu")),
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from zlib import crc32
 
 import numpy as np
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codl.ir import OP_TYPES, Op, Shape
-from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor
+from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
-from codl.predict.context_terms import Beside
+from codl.predict.context_terms import SIGNALS, Beside
 from codl.predict.features import STORAGES, Item, mulayer_target, sharing_target
 
 Milliseconds = NDArray[np.float64]
@@ -78,6 +78,8 @@ class SyntheticPredictors:
     contention: Mapping[Processor, float] = field(default_factory=dict)
     #: So many launches that compute nothing.
     dispatch: Mapping[Processor, Line] = field(default_factory=dict)
+    #: Milliseconds of a signal from one processor to the other, by what is measured.
+    signals: Mapping[Signalling, float] = field(default_factory=dict)
     #: The images of a batch at once, as a share of one after the other.
     batch: Mapping[Processor, float] = field(default_factory=dict)
     name: str = "synthetic"
@@ -112,6 +114,7 @@ class SyntheticPredictors:
             "contention": {"cpu": 1.4, "gpu": 1.7},
             "dispatch": {"cpu": Line(0.004, 1e3), "gpu": Line(0.005, 2e3)},
             "batch": {"cpu": 0.7, "gpu": 0.5},
+            "signals": {"first_launch": 0.004, "event_wait": 0.006},
         }
         return cls(**{**terms, **changes})
 
@@ -141,15 +144,18 @@ class SyntheticPredictors:
             "dispatch": self.dispatch,
             "batch": self.batch,
         }
-        return [f"{name}_{side}" for name, sides in terms.items() for side in sides]
+        around = [f"{name}_{side}" for name, sides in terms.items() for side in sides]
+        return around + [f"{name}_{SIGNALS[name].processor}" for name in self.signals]
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds:
         self.asked.append(target)
         assert target in self.targets, f"the planner asked for {target!r}, which has no predictor"
-        term, _, side = target.partition("_")
+        term, _, side = target.rpartition("_")
         rows: Sequence[Any] = items
         if target not in self._context_targets:
             return np.array([self._op_ms(target, op) for op in rows])
+        if term in self.signals:
+            return np.full(len(rows), self.signals[term])  # type: ignore[index]
         processor: Processor = "cpu" if side == "cpu" else "gpu"
         if term == "cold":
             return np.array([self.cold[processor] * item.warm_ms for item in rows])
@@ -187,7 +193,7 @@ def of_few_kinds(**changes: Any) -> SyntheticPredictors:
 def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
     """All terms, on SoCs whose processors and whose exchanges differ widely."""
     return st.builds(
-        lambda gpu, exchange, slower, each_ms, batch: SyntheticPredictors.with_all_terms(
+        lambda gpu, exchange, slower, each_ms, batch, signals: SyntheticPredictors.with_all_terms(
             gpu=gpu,
             parts={
                 "to_cpu": {"transform": exchange, "map": Line(exchange.ms), "copy": exchange},
@@ -196,6 +202,7 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
             contention={"cpu": slower, "gpu": slower},
             dispatch={"cpu": Line(each_ms, 1e5 * each_ms), "gpu": Line(each_ms, 1e6 * each_ms)},
             batch={"cpu": batch, "gpu": batch},
+            signals=dict(zip(get_args(Signalling), signals, strict=True)) if signals else {},
         ),
         gpu=st.sampled_from([0.3, 1.0, 3.0]),
         exchange=st.builds(
@@ -204,6 +211,7 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
         slower=st.sampled_from([1.0, 1.3, 2.5]),
         each_ms=st.sampled_from([1e-4, 3e-3, 0.05]),
         batch=st.sampled_from([0.3, 0.8, 1.0]),
+        signals=st.sampled_from([(), (0.0, 0.01), (0.02, 0.0), (0.05, 0.2)]),
     )
 
 

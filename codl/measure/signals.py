@@ -1,0 +1,117 @@
+"""What it takes the processors to know of each other's work: a first launch, and a wait.
+
+Both are what the host's clock sees less what the device's own clock explains, which only ever tells
+differences. A first launch is what lies between enqueueing a kernel on an empty queue and the
+kernel's beginning. A wait is what is left of the host's time from enqueueing until it knows the end
+once the device's time from enqueueing to the end is taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codl.errors import DeviceError
+from codl.measure.tasks import SignalTask
+from codl.measure.timing import WHOLE, Seconds
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_import import cl_module
+from codl.runtime.opencl import OpenClDevice
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+SPIN = """
+kernel void spin(int turns, global float *out) {
+    float x = out[0];
+    for (int i = 0; i < turns; i++) x = 0.5f * x + 1.0f;
+    out[0] = x;
+}
+"""
+#: Turns that the rate is learned from, the first try; enough last so long; and never more.
+TURNS, ENOUGH_MS, MOST_TURNS = 1 << 10, 0.5, 1 << 28
+
+
+class SignalTimer:
+    """Times what `SignalTask`s are about on a device; raises `DeviceError` where its clock lies."""
+
+    def __init__(self, gpu: OpenClDevice) -> None:
+        self._gpu = gpu
+        flags = cl_module().mem_flags.READ_WRITE
+        self._out = cl_module().Buffer(gpu.context, flags, 4)
+
+    def sample(self, task: SignalTask) -> Callable[[int], Seconds]:
+        """What gives the mean seconds of so many, each on a queue that was empty before."""
+        kernel = self._spin(0 if task.kind == "first_launch" else self._turns(task.gap_ms))
+
+        def once() -> float:
+            if task.kind == "first_launch":
+                return self._first_launch(kernel, task.gap_ms)
+            return self._wait(kernel)
+
+        def sample(repeats: int) -> Seconds:
+            with self._gpu.profiling():
+                return {WHOLE: sum(once() for _ in range(repeats)) / repeats}
+
+        return sample
+
+    def _first_launch(self, kernel: BoundKernel, idle_ms: float) -> float:
+        """The CPU works meanwhile, as it does in a network."""
+        self._gpu.queue.finish()
+        end = perf_counter() + 1e-3 * idle_ms
+        while perf_counter() < end:
+            pass
+        event = kernel.enqueue(self._gpu.queue)
+        self._gpu.queue.finish()
+        return 1e-9 * float(event.profile.start - event.profile.queued)
+
+    def _wait(self, kernel: BoundKernel) -> float:
+        begin = perf_counter()
+        event = kernel.enqueue(self._gpu.queue)
+        self._gpu.queue.flush()
+        self._gpu.wait(event)
+        passed = perf_counter() - begin
+        self._gpu.queue.finish()
+        return passed - _from_queued_s(event)
+
+    def _spin(self, turns: int) -> BoundKernel:
+        program = self._gpu.programs.build_text("spin", SPIN)
+        kernel = cl_module().Kernel(program, "spin")
+        return BoundKernel("spin", kernel, (1,), None, [np.int32(turns), self._out])
+
+    def _turns(self, busy_ms: float) -> int:
+        return min(MOST_TURNS, max(1, round(busy_ms * self._turns_per_ms)))
+
+    @cached_property
+    def _turns_per_ms(self) -> float:
+        """By the device's clock, the fastest of some."""
+        turns = TURNS
+        while (took_ms := self._took_ms(turns)) < ENOUGH_MS:
+            if turns >= MOST_TURNS:
+                name = self._gpu.soc.gpu.name
+                raise DeviceError(
+                    f"By the clock of {name}, {turns} dependent steps take {took_ms:.6f} ms: it "
+                    "does not tell when kernels run."
+                )
+            turns *= 4
+        return turns / took_ms
+
+    def _took_ms(self, turns: int) -> float:
+        kernel = self._spin(turns)
+
+        def once() -> float:
+            event = kernel.enqueue(self._gpu.queue)
+            self._gpu.queue.finish()
+            return 1e-6 * float(event.profile.end - event.profile.start)
+
+        with self._gpu.profiling():
+            return min(once() for _ in range(3))
+
+
+def _from_queued_s(event: cl.Event) -> float:
+    """From enqueueing a kernel to its end, by the device's clock."""
+    return 1e-9 * float(event.profile.end - event.profile.queued)
