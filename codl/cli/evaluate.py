@@ -127,6 +127,7 @@ def evaluate_strategies(
             timelines += _timelines(model, spans) if with_timelines else []
     result: dict[str, Any] = {
         "soc": described.to_json(),
+        "serial": serial,
         "batch": batch,
         "energy_sensors": sensors,
         "rows": rows,

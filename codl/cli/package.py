@@ -84,15 +84,16 @@ def package_model(
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
         made = package(network, chosen, target, output, context.tuning)
     note(f"Wrote {output}")
-    result = _result(network, chosen, made)
+    result = _result(network, chosen, made, serial)
     emit("package", result, lambda: _table(result), as_json=json)
 
 
-def _result(network: Network, plan: Plan, made: Packaged) -> dict[str, Any]:
+def _result(network: Network, plan: Plan, made: Packaged, serial: str) -> dict[str, Any]:
     times = made.cold_start
     return {
         "model": network.name,
         "soc": plan.soc,
+        "serial": serial,
         "strategy": plan.strategy,
         "file": str(made.path),
         "bytes": made.bytes,

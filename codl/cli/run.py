@@ -117,7 +117,7 @@ def run_model(
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
             fixed |= {"predictor": predictor}
-            engine, target = _open_bundle(model, soc, wanted, fixed, connected)
+            engine, target = _open_bundle(model, soc, wanted, fixed, serial, connected)
         else:
             placed = wanted.applied(_load_soc(soc, serial))
             asked = Context.of(
@@ -140,7 +140,7 @@ def run_model(
     if outputs is not None:
         np.savez(outputs, **done.outputs)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
-    result = _result(engine, done, batch, wanted)
+    result = {"serial": serial, **_result(engine, done, batch, wanted)}
 
     def render() -> Group:
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
@@ -195,9 +195,10 @@ def _open_bundle(
     soc: str | None,
     wanted: RunOptions,
     fixed: Mapping[str, Any],
+    serial: str,
     connected: Callable[[LocalSoc], Target],
 ) -> tuple[Engine, Target]:
-    """The engine of a bundle and its target.
+    """The engine of a bundle and its target, which a serial leads to.
 
     Raises `UnsupportedError` for what is `fixed` and yet given.
     """
@@ -207,7 +208,7 @@ def _open_bundle(
             f"{', '.join(given)} cannot change {path}: a bundle's plan and shapes are fixed. "
             "`codl package` with these options makes another."
         )
-    own = bundle.soc_of(Archive(Path(path))) if soc is None else load_local(soc)
+    own = bundle.soc_of(Archive(Path(path))) if soc is None else load_local(soc, serial)
     chosen = wanted.applied(own)
     target = connected(chosen)
     return bundle.load(path, soc=chosen, connected=lambda soc: target), target

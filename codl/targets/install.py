@@ -27,7 +27,8 @@ PYTHONS = (
 )
 ARCHIVE, LAUNCHER = "agent.pyz", "agent"
 #: An agent that is put there now finds its Python again by this, whatever the shell's path.
-LAUNCH = '#!/bin/sh\nexec {python} "${{0%/*}}/{archive}" "$@"\n'
+#: The shell stays and tells which signal ended Python: ssh by itself would end as of a cut way.
+LAUNCH = '#!/bin/sh\n{python} "${{0%/*}}/{archive}" "$@"\nexit $?\n'
 #: Codes of what is not there, may not be started, or is not let in.
 NONE_THERE = (1, 126, 127)
 #: Unpacking codl and asking for packages, on a slow card.

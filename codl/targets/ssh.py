@@ -32,14 +32,18 @@ OPTIONS = (
     "ServerAliveCountMax=3",
     "LogLevel=ERROR",
 )
+CUT = "The connection was cut: is the device on, and in this network?"
 FIXES = {
     "Permission denied": "Let a key in: `ssh-copy-id` to this host.",
     "Host key verification failed": "Connect once by hand to accept the host's key.",
     "Could not resolve hostname": "Is the name right, and is this machine in its network?",
     "Connection refused": "Is an ssh server running there, at this port?",
     "timed out": "Is the device on, and in this network?",
+    "ended with code 255": CUT,
+    "crashed (signal": "The ssh client on this machine was ended.",
 }
-
+#: How the client ends that did not get there, or that lost the device.
+CUTS = ("ended with code 255", "crashed (signal")
 
 SERVER = "Is an ssh server running there, and does `ssh` to it work by hand without a password?"
 
@@ -57,7 +61,8 @@ def shell_of(serial: str) -> DeviceShell:
     where = f"{found['user']}@{host}" if found["user"] else host
     port = ("-p", found["port"]) if found["port"] else ()
     settings = [part for option in OPTIONS for part in ("-o", option)]
-    return DeviceShell(serial, (*_client(), "-T", *settings, *port, "--", where), FOLDER, FIXES)
+    client = (*_client(), "-T", *settings, *port, "--", where)
+    return DeviceShell(serial, client, FOLDER, FIXES, CUTS)
 
 
 def checks_of(serial: str) -> tuple[Check, ...]:

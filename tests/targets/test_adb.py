@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,23 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from support import adb as bridge
 from support.adb import Double, Server
 from support.adb_device import ALLOWED, ASKED, MODEL, TRAP
 from support.device_doubles import SteppingClock
-from typer.testing import CliRunner
+from support.whole_way import QUICK, check_table, codl, install_to_train, manifest
 
-from codl.cli.app import app
 from codl.errors import CodlWarning, DeviceError
-from codl.frontend.models.builder import ModelBuilder
 from codl.ir import parse
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
 from codl.measure.tasks import make_tasks
-from codl.measure.timing import Rounds
 from codl.runtime import cache
 from codl.runtime.placement import LocalSoc
 from codl.targets import adb, install
@@ -42,7 +37,6 @@ pytestmark = [
     pytest.mark.skipif(bridge.CLIENT is None, reason="there is no adb here"),
 ]
 
-QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
 OPS = [parse("fc in=1x32x5x5 oc=40")]
 #: More than any buffer on the way holds.
 LARGE = os.urandom(64 << 20)
@@ -82,13 +76,6 @@ def phone(plug: Plug) -> Double:
     double = plug()
     install.install(adb.shell_of(double.serial), [sys.executable])
     return double
-
-
-def codl(*arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    content: dict[str, Any] = json.loads(done.stdout)
-    return content
 
 
 # The real client with the double.
@@ -158,35 +145,13 @@ def test_from_an_empty_device_to_a_table(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
-    write_model(tmp_path / "small.onnx")
     serial = plug().serial
-    done = codl("agent", "install", "--serial", serial, "--python", sys.executable)
-    assert (done["is_new"], done["missing"]) == (True, [])
-    assert not codl("agent", "install", "--serial", serial, "--python", sys.executable)["is_new"]
-    codl("soc", "detect", "--serial", serial, "--name", "there", "--no-measure", "--device",
-         first_soc.placement.icd)  # fmt: skip
-    given = ["--soc", "there", "--serial", serial]
-    collected = codl("collect", *given, "--ops", "small.onnx", "--shares", "0.5,1")
-    assert (collected["failed"], collected["left"]) == (0, 0)
-    manifest = Dataset.of("there", Path("lat_datasets")).manifest()
-    (run,) = manifest["runs"].values()
-    assert (run["serial"], manifest["soc"]["chip"]["board"]) == (serial, MODEL)
-    assert codl("train", "--soc", "there", "--predictor", "codl_linear")["predictors"]
-    plan = ["--predictor", "codl_linear"]
-    result = codl("eval", *given, "--models", "small.onnx", "--strategies", "cpu,codl", *plan,
-                  "--seconds", "0.1")  # fmt: skip
-    assert [row["status"] for row in result["rows"]] == ["ok", "ok"]
-    assert all(row["cosine"] > 0.999 for row in result["rows"])
-    assert codl("run", "small.onnx", *given, "--rounds", "3", *plan)["latency_ms"]["median"] > 0
-
-
-def write_model(path: Path) -> None:
-    b = ModelBuilder("small")
-    x = b.input("image", (1, 3, 16, 16))
-    for oc in (16, 24):
-        x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
-    b.output(b.fully_connected(b.flatten(x), 10))
-    path.write_bytes(b.build().SerializeToString())
+    install_to_train(serial, first_soc.placement.icd)
+    (run,) = manifest()["runs"].values()
+    assert (run["serial"], manifest()["soc"]["chip"]["board"]) == (serial, MODEL)
+    again = ["agent", "install", "--serial", serial, "--python", sys.executable]
+    assert not codl(*again)["is_new"]
+    check_table(serial)
 
 
 def test_a_device_that_is_not_there_is_told_from_those_that_are(plug: Plug) -> None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from support import sshd
-from typer.testing import CliRunner
+from support.plans import make_plan
+from support.whole_way import (
+    MODEL,
+    QUICK,
+    SOC,
+    check_table,
+    codl,
+    install_to_train,
+    manifest,
+)
 
-from codl.cli.app import app
 from codl.errors import DeviceError
-from codl.measure.dataset import Dataset
+from codl.frontend.convert import load_network
 from codl.runtime.placement import LocalSoc
-from codl.targets import ssh
+from codl.targets import local, ssh
 from codl.targets.connect import connect
-from codl.targets.install import install
 
 pytestmark = [
     pytest.mark.device,
@@ -28,59 +35,90 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A serial behind which this machine is, with the agent installed in a folder of its own."""
-    folder = tmp_path / "sshd"
-    folder.mkdir()
-    with sshd.running(folder) as (serial, command):
-        monkeypatch.setenv(ssh.VARIABLE, command)
-        monkeypatch.setattr(ssh, "FOLDER", str(tmp_path / "device"))
-        install(ssh.shell_of(serial), [sys.executable])
-        yield serial
+@dataclass(frozen=True)
+class Board:
+    """This machine behind a server; `folder` is where a user works with it."""
+
+    server: sshd.Server
+    folder: Path
+
+    @property
+    def serial(self) -> str:
+        return self.server.serial
 
 
-def codl(*arguments: str) -> dict[str, object]:
-    done = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    content: dict[str, object] = json.loads(done.stdout)
-    return content
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory, first_soc: LocalSoc) -> Iterator[Board]:
+    """One with the agent, of which a dataset was collected and predictors were trained."""
+    folder = tmp_path_factory.mktemp("board")
+    for name in ("sshd", "work"):
+        (folder / name).mkdir()
+    with sshd.serving(folder / "sshd") as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ssh.VARIABLE, server.client)
+        patch.setattr(ssh, "FOLDER", str(folder / "device"))
+        patch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
+        with pytest.MonkeyPatch.context() as there:
+            there.chdir(folder / "work")
+            install_to_train(server.serial, first_soc.placement.icd)
+        yield Board(server, folder / "work")
 
 
-def test_a_device_is_detected_measured_and_run(
-    serial: str, first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(autouse=True)
+def _in_its_folder(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(board.folder)
+
+
+def test_from_an_empty_board_to_a_table(board: Board) -> None:
+    (run,) = manifest()["runs"].values()
+    assert run["serial"] == board.serial
+    again = ["agent", "install", "--serial", board.serial, "--python", sys.executable]
+    assert not codl(*again)["is_new"]
+    check_table(board.serial)
+
+
+def test_facts_are_measured_there(board: Board, first_soc: LocalSoc) -> None:
+    with closing(connect(board.serial)) as target:
+        (fact,) = target.measure_facts(
+            first_soc.placement.icd, first_soc.gpu.name, ["gpu.zero_copy"]
+        )
+    assert isinstance(fact.value, bool)
+
+
+def test_a_split_model_is_packaged_and_runs_there(
+    board: Board, first_soc: LocalSoc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    detected: Any = codl(
-        "soc", "detect", "--serial", serial, "--name", "there", "--device", first_soc.placement.icd
-    )
-    assert detected["sources"]["gpu.zero_copy"].startswith("measured")
-    given = ["--soc", "there", "--serial", serial]
-    done = codl("collect", *given, "--ops", "mobilenet_v2", "--samples", "3")
-    assert done["failed"] == 0
-    (run,) = Dataset.of("there", Path("lat_datasets")).manifest()["runs"].values()
-    assert run["serial"] == serial
+    """This process opens no OpenCL device: all kernels are compiled on the board."""
+    network = load_network(MODEL)
+    cuts = [(1, "H", 0.5), (1, "H", 1.0), (1, "OC", 0.5)]
+    make_plan(network, replace(first_soc, name=SOC), cuts).save(Path("plan.json"))
+    x = np.random.default_rng(0).random(tuple(network.inputs["image"]), np.float32)
+    np.savez("in.npz", image=x)
+    session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"image": x})
+    monkeypatch.setattr(local, "OpenClDevice", lambda *arguments: pytest.fail("opened here"))
+    there, plan = ["--serial", board.serial, "--soc", SOC], ["--plan", "plan.json"]
+    made = codl("package", MODEL, *there, *plan, "-o", "small.codl")
+    assert made["cold_start_ms"] > made["without_interpreter_ms"] > 0
+    assert made["serial"] == board.serial
+    for model, how in (("small.codl", there[:2]), ("small.codl", there), (MODEL, [*there, *plan])):
+        given = [*how, "--rounds", "2", "--input", "in.npz", "--output", "out.npz"]
+        ran = codl("run", model, *given)
+        assert (ran["serial"], ran["soc"], ran["fallbacks"]) == (board.serial, SOC, [])
+        assert {span["processor"] for span in ran["spans"]} == {"cpu", "gpu"}
+        with np.load("out.npz") as content:
+            (found,) = (content[name] for name in content.files)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_outputs_are_those_of_this_machine(serial: str, first_soc: LocalSoc) -> None:
-    from support.plans import branching, make_plan
-
-    from codl.frontend.convert import convert
-    from codl.frontend.graph.onnx_import import import_onnx
-    from codl.frontend.graph.simplify_pipeline import simplify
-    from codl.runtime.engine import Engine
-
-    network = convert(simplify(import_onnx(branching().build(), "branching")))
-    plan = make_plan(network, first_soc, [(1, "H", 0.5)])
-    image = np.random.default_rng(0).random((1, 3, 37, 29), np.float32)
-    with closing(connect("local", first_soc)) as here, closing(connect(serial, first_soc)) as there:
-        engines = [Engine(network, plan, target) for target in (here, there)]
-        near, far = (engine({"image": image}) for engine in engines)
-    for name, expected in near.items():
-        np.testing.assert_allclose(far[name], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_a_key_that_is_not_let_in(serial: str, tmp_path: Path) -> None:
-    (tmp_path / "sshd" / "user.pub").write_text("")
-    with closing(connect(serial)) as target, pytest.raises(DeviceError, match="ssh-copy-id"):
-        target.describe()
+def test_a_key_that_is_not_let_in(board: Board) -> None:
+    keys = board.server.folder / "user.pub"
+    known = keys.read_text()
+    keys.write_text("")
+    try:
+        with (
+            closing(connect(board.serial)) as target,
+            pytest.raises(DeviceError, match="ssh-copy-id"),
+        ):
+            target.describe()
+    finally:
+        keys.write_text(known)

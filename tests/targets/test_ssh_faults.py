@@ -30,13 +30,14 @@ from codl.targets import measure_messages, ssh
 from codl.targets.arriving_rows import Arriving
 from codl.targets.client import AgentLostError
 from codl.targets.connect import connect
-from codl.targets.install import LAUNCHER
+from codl.targets.install import ARCHIVE, LAUNCH, LAUNCHER
 from codl.targets.measure_messages import MeasuredRow
 from codl.targets.remote import RemoteTarget
 
 pytestmark = pytest.mark.skipif(sshd.SERVER is None, reason="there is no sshd here")
 TASKS = conv_tasks()[:10]
 QUICK = Rounds(span_s=1.0)
+BATCH = MeasureBatch(tuple(TASKS), "run1", QUICK, Tuning(), float("inf"), {}, {})
 TESTS = Path(__file__).parent.parent
 LONGEST_S = 60.0
 
@@ -52,7 +53,7 @@ class Board:
         self.fault = fault
         paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
         program = [sys.executable, "-m", "support.scripted_agent", str(self.folder), fault]
-        text = f"PYTHONPATH={shlex.quote(paths)} exec {shlex.join(program)}\n"
+        text = f"PYTHONPATH={shlex.quote(paths)} {shlex.join(program)}\nexit $?\n"
         (self.folder / LAUNCHER).write_text(text)
 
     @property
@@ -127,6 +128,43 @@ def test_an_agent_that_goes_wrong_costs_no_row(board: Board, dataset: Dataset, f
     assert done.devices[0].lost == 1
 
 
+def test_a_crash_is_told_from_a_cut(board: Board) -> None:
+    """A task may have crashed an agent; where the connection was cut, none is suspected."""
+    crash = LAUNCH.format(python="sh -c 'kill -SEGV $$'", archive=ARCHIVE)
+    (board.folder / LAUNCHER).write_text(crash)
+    with closing(board.target()) as target:
+        with pytest.raises(AgentLostError, match="ended with code 139") as crashed:
+            target.describe()
+        board.breaks("none")
+        target.describe()
+        os.kill(board.server.session(), signal.SIGKILL)
+        reason = r"ended with code 255: .*closed by remote host\. The connection was cut: is the"
+        with pytest.raises(AgentLostError, match=reason) as cut:
+            target.describe()
+    assert (crashed.value.is_cut, cut.value.is_cut) == (False, True)
+
+
+def test_a_device_that_does_not_come_back_in_mid_row_is_gone_on_with_later(
+    board: Board, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.breaks("none")
+    after_rows(3, board.server.stop, monkeypatch)
+    with closing(board.target()) as target:
+        reason = r"No device has answered .* Is an ssh server running there.* go on by --resume\.$"
+        with (
+            pytest.warns(CodlWarning, match="is tried again"),
+            pytest.raises(DeviceError, match=reason),
+        ):
+            collect(target, dataset, TASKS, rounds=QUICK, clock=SteppingClock())
+        kept = keys(dataset)
+        assert len(kept) >= 3
+        board.server.start()
+        done = collect(target, dataset, TASKS, rounds=QUICK, resume=True)
+    assert (done.left, done.failed) == (0, 0)
+    assert keys(dataset) == wanted(TASKS)
+    assert [key for key in keys(dataset) if key in kept] == kept
+
+
 @pytest.mark.filterwarnings("ignore:.* is tried again")
 @pytest.mark.parametrize("end", ["client", "server"])
 def test_a_connection_that_is_cut_mid_row_costs_none(
@@ -198,8 +236,7 @@ def test_a_kernel_that_hangs_is_ended_on_both_sides(
     monkeypatch.setattr(measure_messages.Measure, "limit_s", 0.5 - 4 * QUICK.span_s)
     with closing(board.target()) as target:
         target.describe()  # what starts an agent is not what hangs
-        batch = MeasureBatch(tuple(TASKS), "run1", QUICK, Tuning(), float("inf"), {}, {})
-        result = target.measure(batch)
+        result = target.measure(BATCH)
         assert "gave no answer in time and was ended" in result.lost
         assert result.has_hung
         assert len(result.measurements) == 2
