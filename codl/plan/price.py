@@ -8,7 +8,7 @@ ncnn's nets pack and unpack, calls of nets, residual adds that run in a convolut
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,20 +33,39 @@ from codl.plan.cost_model import ADDED_INSIDE, LEAST_SHARE, CostModel, Move, Pai
 
 
 @dataclass(frozen=True)
-class StagePrice:
-    """Milliseconds of one stage.
+class StageTimes:
+    """Milliseconds of what a stage does, as if nobody waited for anybody.
 
-    `ends_ms` is when each processor is done with it since the start of the inference. `steps_ms`
-    are by a step's number what it takes its processors in all, and `nets_ms` by a net's number,
-    with what both slow each other down; `alone_ms` what each processor computes, were it alone.
+    `nets_ms` are by a net's number, `kernels_ms` by the number of a step that the GPU computes or
+    copies, both with what the processors slow each other down; `transfers_ms` by a transfer's
+    number its parts. `flushes_ms` is what enqueueing has taken the CPU by each flush of the queue,
+    and `first_launch_ms` how long a launch is on its way to a GPU that has nothing else to do.
+    `alone_ms` is what each processor computes, were it alone.
     """
 
     label: str
-    ends_ms: Pair
-    alone_ms: Pair
-    steps_ms: Mapping[int, float]
     nets_ms: Mapping[int, float]
-    launches_ms: float
+    kernels_ms: Mapping[int, float]
+    transfers_ms: Mapping[int, Mapping[str, float]]
+    flushes_ms: tuple[float, ...]
+    first_launch_ms: float
+    alone_ms: Pair
+
+    @property
+    def works_ms(self) -> Pair:
+        """What nets take the CPU in all, and kernels the GPU."""
+        return sum(self.nets_ms.values()), sum(self.kernels_ms.values())
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """One stage: what it takes, and when each processor is done with it, in milliseconds.
+
+    `ends_ms` are since the start of the inference.
+    """
+
+    times: StageTimes
+    ends_ms: Pair
 
 
 @dataclass(frozen=True)
@@ -61,16 +80,35 @@ class Price:
 
 
 def price(executable: Executable, cost: CostModel) -> Price:
-    """Walk over the commands of one inference."""
-    clocks = _TwoClocks(executable, cost)
-    return Price(tuple(clocks.stage(stage) for stage in executable.stages))
+    """What an inference is predicted to take."""
+    return walk(executable, stage_times(executable, cost))
+
+
+def stage_times(executable: Executable, cost: CostModel) -> tuple[StageTimes, ...]:
+    """What every stage is predicted to do."""
+    _prefetch(executable, cost)
+    return tuple(_Works(executable, stage, cost).times() for stage in executable.stages)
+
+
+def _prefetch(executable: Executable, cost: CostModel) -> None:
+    """Predict all ops in one batch for each kernel variant."""
+    steps = (step for step in executable.steps if isinstance(step, GpuOp))
+    cost.prefetch([parse(layer.op) for net in executable.nets for layer in net.layers], "cpu")
+    cost.prefetch([parse(text) for step in steps for text in step.ops], "gpu")
+
+
+def walk(executable: Executable, times: Sequence[StageTimes]) -> Price:
+    """Walk over the commands of one inference, whose stages take such times."""
+    clocks = _TwoClocks(executable)
+    stages = zip(executable.stages, times, strict=True)
+    return Price(tuple(StagePrice(own, clocks.after(stage, own)) for stage, own in stages))
 
 
 class _TwoClocks:
     """The two clocks, and when what the CPU waits for is there."""
 
-    def __init__(self, executable: Executable, cost: CostModel) -> None:
-        self._executable, self._cost = executable, cost
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
         self._cpu, self._gpu = 0.0, 0.0
         #: By the number of a transfer to the CPU, when its region is there.
         self._arrivals: dict[int, float] = {}
@@ -78,64 +116,54 @@ class _TwoClocks:
         self._enqueued: set[int] = set()
         self._handed: set[int] = set()
 
-    def stage(self, stage: Stage) -> StagePrice:
-        """Walk over one stage."""
-        works = _Works(self._executable, stage, self._cost)
+    def after(self, stage: Stage, times: StageTimes) -> Pair:
+        """Walk over one stage; when each processor is done with it."""
         self._enqueued, self._handed = set(), set()
-        launches, launches_ms = 0, 0.0
+        flushes, launches_ms = iter(times.flushes_ms), 0.0
         for command in stage.commands:
             if isinstance(command, Flush):
                 self._cpu -= launches_ms
-                launches_ms = self._cost.launches_ms(launches)
+                launches_ms = next(flushes)
                 self._cpu += launches_ms
             elif isinstance(command, RunNet):
-                self._cpu += works.nets_ms[command.net]
+                self._cpu += times.nets_ms[command.net]
             elif isinstance(command, Wait):
-                self._wait(command.step)
+                self._wait(command.step, times)
             elif isinstance(command, Launch) and command.step not in self._enqueued:
                 self._enqueued.add(command.step)
-                launches += works.launches[command.step]
-                self._launch(command.step, works.steps_ms[command.step])
-        return StagePrice(
-            label=stage.label,
-            ends_ms=(self._cpu, self._gpu),
-            alone_ms=works.alone_ms,
-            steps_ms=works.steps_ms,
-            nets_ms=works.nets_ms,
-            launches_ms=launches_ms,
-        )
+                self._launch(command.step, times)
+        return self._cpu, self._gpu
 
-    def _launch(self, number: int, step_ms: float) -> None:
+    def _launch(self, number: int, times: StageTimes) -> None:
         """The GPU works on a step; what is to arrive at the CPU, or come from it, with it."""
         step = self._executable.steps[number]
         if not isinstance(step, Transfer):
-            self._gpu = self._begin() + step_ms
+            self._gpu = self._begin(times) + times.kernels_ms[number]
             return
-        parts = self._parts(step)
+        parts = times.transfers_ms[number]
         kernel_ms, mapped_ms = parts.get("transform", 0.0), parts.get("map", 0.0)
         if step.direction == "to_cpu":
-            self._gpu = self._begin() + kernel_ms
+            self._gpu = self._begin(times) + kernel_ms
             self._arrivals[number] = self._gpu + parts.get("sync", 0.0) + mapped_ms
             return
         self._hand_over(number, parts)
         # The staging memory is mapped again behind the kernel that reads it.
-        self._gpu = self._begin() + kernel_ms + mapped_ms
+        self._gpu = self._begin(times) + kernel_ms + mapped_ms
 
-    def _begin(self) -> float:
+    def _begin(self, times: StageTimes) -> float:
         """When the GPU begins with what the CPU enqueues now: once both have got there.
 
         A launch takes its time to the GPU, which shows where that has nothing else to do.
         """
-        return max(self._gpu, self._cpu + self._cost.signals.first_launch_ms)
+        return max(self._gpu, self._cpu + times.first_launch_ms)
 
-    def _wait(self, number: int) -> None:
+    def _wait(self, number: int, times: StageTimes) -> None:
         """The CPU waits for a region and takes it; what it is to write is mapped long since."""
-        step = self._executable.steps[number]
-        if not isinstance(step, Transfer):  # nothing arrives: the last kernel is only to be over
-            self._cpu = max(self._cpu, self._gpu)
+        if not isinstance(self._executable.steps[number], Transfer):
+            self._cpu = max(self._cpu, self._gpu)  # nothing arrives: a kernel is only to be over
             return
         self._cpu = max(self._cpu, self._arrivals.pop(number, 0.0))
-        self._hand_over(number, self._parts(step))
+        self._hand_over(number, times.transfers_ms.get(number, {}))
 
     def _hand_over(self, number: int, parts: Mapping[str, float]) -> None:
         """The CPU copies a region, in either direction, and unmaps the memory between."""
@@ -143,21 +171,17 @@ class _TwoClocks:
             self._handed.add(number)
             self._cpu += parts.get("copy", 0.0) + parts.get("unmap", 0.0)
 
-    def _parts(self, step: Transfer) -> Mapping[str, float]:
-        return self._cost.transfer_parts(step.direction, _shape(self._executable, step.target))
-
 
 class _Works:
-    """What both processors compute in a stage: alone, and while both are at work.
-
-    `launches` are by step how many kernels, or small groups of them, are enqueued for it.
-    """
+    """What both processors do in a stage, in the making."""
 
     def __init__(self, executable: Executable, stage: Stage, cost: CostModel) -> None:
-        self._executable, self._cost = executable, cost
-        self.launches: dict[int, int] = {}
-        self.steps_ms: dict[int, float] = {}
-        self.nets_ms: dict[int, float] = {}
+        self._executable, self._stage, self._cost = executable, stage, cost
+        #: By step how many kernels, or small groups of them, are enqueued for it.
+        self._launches: dict[int, int] = {}
+        self._kernels_ms: dict[int, float] = {}
+        self._transfers_ms: dict[int, Mapping[str, float]] = {}
+        self._nets_ms: dict[int, float] = {}
         launched = (command.step for command in stage.commands if isinstance(command, Launch))
         numbers = tuple(dict.fromkeys(launched))
         self._made = {
@@ -170,20 +194,40 @@ class _Works:
         nets = [command.net for command in stage.commands if isinstance(command, RunNet)]
         self._nets(nets, loads[0, 0])
         alone, ends = loads[0, :, 2], both_ends(loads[:, :, 2], cost.slowdowns(loads))[0]
-        self.alone_ms: Pair = (float(alone[0]), float(alone[1]))
+        self._alone_ms: Pair = (float(alone[0]), float(alone[1]))
         stretch = np.divide(ends, alone, out=np.ones(2), where=alone > 0)
         for number in inner:
-            self.steps_ms[number] *= float(stretch[1])
+            self._kernels_ms[number] *= float(stretch[1])
         for number in nets:
-            self.nets_ms[number] *= float(stretch[0])
+            self._nets_ms[number] *= float(stretch[0])
+
+    def times(self) -> StageTimes:
+        return StageTimes(
+            label=self._stage.label,
+            nets_ms=self._nets_ms,
+            kernels_ms=self._kernels_ms,
+            transfers_ms=self._transfers_ms,
+            flushes_ms=tuple(self._flushes_ms()),
+            first_launch_ms=self._cost.signals.first_launch_ms,
+            alone_ms=self._alone_ms,
+        )
+
+    def _flushes_ms(self) -> Iterator[float]:
+        """What enqueueing takes the CPU up to each flush."""
+        enqueued: set[int] = set()
+        for command in self._stage.commands:
+            if isinstance(command, Launch):
+                enqueued.add(command.step)
+            elif isinstance(command, Flush):
+                yield self._cost.launches_ms(sum(self._launches[step] for step in enqueued))
 
     def _step(self, number: int, load: NDArray[np.float64]) -> bool:
         """A step's milliseconds, and whether the other processor's work slows it down."""
         step, cost = self._executable.steps[number], self._cost
-        self.launches[number] = 1
+        self._launches[number] = 1
         if isinstance(step, Transfer):
             shape = _shape(self._executable, step.target)
-            self.steps_ms[number] = sum(cost.transfer_parts(step.direction, shape).values())
+            self._transfers_ms[number] = cost.transfer_parts(step.direction, shape)
             return False
         if isinstance(step, Relayout):
             source, target = (
@@ -191,18 +235,18 @@ class _Works:
             )
             shape = _shape(self._executable, step.target)
             own_ms = cost.relayout_ms(source.storage, target.storage, shape)
-            self.steps_ms[number] = own_ms
+            self._kernels_ms[number] = own_ms
             is_inner = source.name in self._made
             load[2] += own_ms if is_inner else 0.0
             return is_inner
         ops = [parse(text) for text in step.ops]
         if cost.soc.gpu.is_cpu:
-            self.launches[number] = ops[0].images
+            self._launches[number] = ops[0].images
         own_ms = cost.variant_ms(ops[0], "gpu", step.variant)
         for add in ops[1:]:
             storage = self._executable.tensors[step.writes.tensor].storage
             own_ms += ADDED_INSIDE * cost.fastest_by_storage(add, "gpu")[storage].latency_ms
-        self.steps_ms[number] = own_ms
+        self._kernels_ms[number] = own_ms
         load += [sum(op.bytes for op in ops), sum(op.flops for op in ops), own_ms]
         return True
 
@@ -231,8 +275,8 @@ class _Works:
             share = (own_ms - saved) / left if computing_ms == left > 0 else own_ms / total_ms
             moves = self._packed(net)
             packing_ms = sum(cost.sharing_ms(*move) for move in moves)
-            self.nets_ms[number] = share * computing_ms + packing_ms
-            load += [sum(2 * shape.bytes for _, shape in moves), 0.0, self.nets_ms[number]]
+            self._nets_ms[number] = share * computing_ms + packing_ms
+            load += [sum(2 * shape.bytes for _, shape in moves), 0.0, self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
         load[1] += sum(op.flops for op in every)
 

@@ -93,10 +93,10 @@ def _timed(
     executable: Executable, stage: StagePrice, cost: CostModel
 ) -> Iterator[tuple[Processor, str, float, list[tuple[str, str]]]]:
     """What is timed by itself in a stage: where, its label, its price, its ops and variants."""
-    for number, net_ms in stage.nets_ms.items():
+    for number, net_ms in stage.times.nets_ms.items():
         net = executable.nets[number]
         yield "cpu", net.label, net_ms, [(layer.op, layer.variant) for layer in net.layers]
-    for number, step_ms in stage.steps_ms.items():
+    for number, step_ms in stage.times.kernels_ms.items():
         step = executable.steps[number]
         if isinstance(step, GpuOp):
             storage = executable.tensors[step.writes.tensor].storage

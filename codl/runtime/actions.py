@@ -20,12 +20,12 @@ from codl.ir.executable import (
     Launch,
     Map,
     RunNet,
-    Transfer,
     Unmap,
     Wait,
 )
 from codl.ir.ops.base import Array
 from codl.ir.results import SpanKind
+from codl.ir.span_names import SpanName, span_of
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.handles import Handles
 from codl.runtime.image_parallel import Lanes
@@ -136,7 +136,7 @@ class Binder:
                 group = actions[-1]
                 assert isinstance(group, KernelLaunches)
                 group.kernels.append(self._handles.kernel(command))
-                group.kinds.append(self._kernel_kind(command))
+                group.kinds.append(self._span(command).kind)
             else:
                 actions.append(self._action(command))
         return actions
@@ -145,33 +145,30 @@ class Binder:
         handles = self._handles
         if isinstance(command, Launch):
             assert command.signals is not None
-            kernel, kind = handles.kernel(command), self._kernel_kind(command)
+            kernel, kind = handles.kernel(command), self._span(command).kind
             return SignallingLaunch(kernel, kind, command.signals, self._events, self._device)
         if isinstance(command, RunNet):
-            net = handles.host.nets[command.net]
-            return HostAction(net.run, "net", net.label)
+            return self._host(command, handles.host.nets[command.net].run)
         if isinstance(command, Flush):
             return HostAction(lambda: self._device.queue.flush())
         if isinstance(command, Fill):
             return HostAction(partial(handles.host.fill, command))
-        label = self._executable.steps[command.step].label
         if isinstance(command, Map):
             return MapStaging(handles.staging(command.buffer), command, self._events)
         if isinstance(command, Unmap):
-            return HostAction(handles.staging(command.buffer).unmap, "unmap", label)
+            return self._host(command, handles.staging(command.buffer).unmap)
         if isinstance(command, Wait):
-            return HostAction(partial(self._wait, command.event), self._wait_kind(command), label)
-        return HostAction(self._copy(command), "copy", label)
+            return self._host(command, partial(self._wait, command.event))
+        return self._host(command, self._copy(command))
 
-    def _kernel_kind(self, launch: Launch) -> SpanKind:
-        is_shared = isinstance(self._executable.steps[launch.step], Transfer)
-        return "transform" if is_shared else "kernel"
+    def _host(self, command: Command, work: Callable[[], object]) -> HostAction:
+        """Work of the CPU that profiles show."""
+        return HostAction(work, *self._span(command))
 
-    def _wait_kind(self, wait: Wait) -> SpanKind:
-        """The CPU waits for memory that it is to fill, or for what the GPU computes."""
-        step = self._executable.steps[wait.step]
-        is_to_gpu = isinstance(step, Transfer) and step.direction == "to_gpu"
-        return "map" if is_to_gpu else "sync"
+    def _span(self, command: Command) -> SpanName:
+        span = span_of(self._executable, command)
+        assert span is not None
+        return span
 
     def _wait(self, event: int) -> None:
         self._device.wait(self._events[event])

@@ -21,6 +21,7 @@ from codl.ir.executable import (
 )
 from codl.ir.executable_ops import UnfitError, check_weight
 from codl.ir.ops.base import Array
+from codl.ir.span_names import span_of
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
@@ -136,7 +137,7 @@ class Handles:
                 kernel = cl_module().Kernel(program, launch.kernel)
                 values = [value for arg in launch.args for value in self._values(arg)]
                 bound = BoundKernel(
-                    self._label(launch), kernel, launch.global_size, launch.local_size, values
+                    self._name(launch), kernel, launch.global_size, launch.local_size, values
                 )
             bound.check(self._device.device)
         except DeviceError as error:
@@ -163,11 +164,11 @@ class Handles:
             return [self._memory[arg.buffer].argument]
         return [np.float32(arg) if isinstance(arg, float) else np.int32(arg)]
 
-    def _label(self, launch: Launch) -> str:
-        step = self._executable.steps[launch.step]
-        if isinstance(step, GpuOp):
-            return step.label
-        return f"transform {self._executable.tensors[step.source.tensor].name}"
+    def _name(self, launch: Launch) -> str:
+        """What spans and messages call a kernel."""
+        span = span_of(self._executable, launch)
+        assert span is not None
+        return span.label
 
     def refuse_distrusted(self) -> None:
         """Leave steps to other variants whose own is known to compute something wrong here."""

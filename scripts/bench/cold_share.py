@@ -71,7 +71,7 @@ def in_turns(engines: Mapping[tuple[str, Processor], Engine]) -> dict[tuple[str,
 def predicted_ms(engine: Engine, side: Processor, cost: CostModel) -> float:
     """The shards of one processor, without sharing."""
     stages = price(engine.executable, cost).stages
-    return sum(stage.alone_ms[PROCESSORS.index(side)] for stage in stages)
+    return sum(stage.times.alone_ms[PROCESSORS.index(side)] for stage in stages)
 
 
 if __name__ == "__main__":
