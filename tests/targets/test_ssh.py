@@ -25,6 +25,7 @@ from support.whole_way import (
 
 from codl.errors import DeviceError
 from codl.frontend.convert import load_network
+from codl.measure.check_variants import task_of as check_task
 from codl.runtime.placement import LocalSoc
 from codl.targets import local, ssh
 from codl.targets.connect import connect
@@ -82,6 +83,20 @@ def test_facts_are_measured_there(board: Board, first_soc: LocalSoc) -> None:
             first_soc.placement.icd, first_soc.gpu.name, ["gpu.zero_copy"]
         )
     assert isinstance(fact.value, bool)
+
+
+def test_what_the_doctor_asks_is_answered_there(board: Board, first_soc: LocalSoc) -> None:
+    """Its checks are the host's: none of them is in the agent's file."""
+    tasks = [
+        check_task("fc in=1x19x3x2 oc=21 act=relu", name) for name in ("cpu_gemv", "gpu_direct")
+    ]
+    with closing(connect(board.serial, first_soc)) as target, closing(connect("local")) as here:
+        there = target.examine()
+        assert (there.packages, there.cores) == (here.examine().packages, here.examine().cores)
+        assert target.import_package("numpy") >= 0
+        assert target.pace(0.01)
+        run = target.check_kernels(tasks)
+    assert [(own.task.key, own.problem) for own in run.checked] == [(t.key, "") for t in tasks]
 
 
 def test_a_split_model_is_packaged_and_runs_there(
