@@ -17,7 +17,7 @@ from codl.predict import features, model_set, names, training_set
 from codl.predict.model_set import Predictors
 from codl.predict.training_set import Samples
 from codl.report.load import load_result
-from codl.report.results import EvalResult, TrainResult
+from codl.report.results import EvalResult, SearchesResult, TrainResult
 
 #: Of a result: where it comes from and what it ran on, and when its parts ran.
 LEFT_OUT = frozenset({"origin", "soc", "timeline"})
@@ -96,10 +96,10 @@ def results(*files: str | Path) -> pd.DataFrame:
     """Result files (`codl ... -o FILE`) as rows, those of several files one behind the other.
 
     A row is a strategy's of a model (`codl eval`), a predictor's of a target under a split (`codl
-    train`), or else a whole file. Columns are the keys of the JSON, nested ones with a dot between
-    (`latency_ms.median`); `file`, `command` and `soc` come first. What does not fit in a cell, such
-    as a timeline or chains, is left out. Raises `InvalidFileError` with the key and value that are
-    wrong.
+    train`), a model's (`codl search` of several), or else a whole file. Columns are the keys of the
+    JSON, nested ones with a dot between (`latency_ms.median`); `file`, `command` and `soc` come
+    first. What does not fit in a cell, such as a timeline or chains, is left out. Raises
+    `InvalidFileError` with the key and value that are wrong.
 
     >>> rows = codl.results("eval.json")
     >>> rows.pivot(index="model", columns="strategy", values="latency_ms.median")
@@ -113,7 +113,7 @@ def _result_rows(path: Path) -> Iterator[dict[str, Any]]:
     soc = getattr(result, "soc", None)
     head = {
         "file": str(path),
-        "command": type(result).__name__.removesuffix("Result").lower(),
+        "command": result.command,
         "soc": soc if isinstance(soc, str) else getattr(soc, "name", None),
     }
     rows: Iterable[Any] = (result,)
@@ -121,6 +121,8 @@ def _result_rows(path: Path) -> Iterator[dict[str, Any]]:
         rows = result.rows
     elif isinstance(result, TrainResult):
         rows = result.predictors
+    elif isinstance(result, SearchesResult):
+        rows = (*result.plans, *result.failed)
     for row in rows:
         yield head | {name: value for name, value in _cells(asdict(row)) if name not in head}
 

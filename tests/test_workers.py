@@ -30,6 +30,8 @@ from codl.optional import MissingPackageError
 from codl.plugins import VARIABLE, load_plugin
 from codl.predict.training import train
 from codl.registry import rolled_back
+from codl.report.load import load_result
+from codl.report.results import SearchesResult
 from codl.strategies import Context
 from codl.strategies.model_search import FoundPlan, Search, search_models
 from codl.workers import Workers
@@ -287,6 +289,10 @@ def test_one_model_is_searched_as_several_are(
     assert "Unknown model 'yolo'" in failed["reason"]
     assert alone.exit_code == 0
     assert str(several.exception) == "1 of 2 models have no plan: yolo."
+    (workplace / "several.json").write_text(several.stdout)
+    result = load_result(workplace / "several.json")
+    assert isinstance(result, SearchesResult)
+    assert [own.model for own in (*result.plans, *result.failed)] == ["small", "yolo"]
 
 
 @pytest.mark.parametrize(

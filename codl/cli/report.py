@@ -11,12 +11,16 @@ from codl.cli.output import note
 
 
 def write_report(
-    results: Annotated[list[Path], typer.Argument(help="Result files written with -o.")],
+    results: Annotated[
+        list[Path], typer.Argument(help="Result files, written with -o or by --json.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
 ) -> None:
-    """Make one HTML page of result files.
+    """Make one HTML page of result files: what commands write with -o, or print with --json.
 
-    [dim]Example:[/dim] codl report eval.json train.json -o report.html
+    [dim]Examples:[/dim]
+    codl report eval.json train.json -o report.html
+    codl search yolov2,vgg16 --soc host --json > plans.json && codl report plans.json
     """
     from codl.report.html import write_report as write
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from codl.report.results import (
     Result,
     ResultFile,
     RunResult,
+    SearchesResult,
     SearchResult,
     TrainResult,
 )
@@ -150,17 +151,36 @@ def _train(key: str, result: TrainResult) -> PageSection:
 
 
 def _search(key: str, result: SearchResult) -> PageSection:
-    title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
-    svg = plots.plan_svg(result, key=f"{key}-plan", title=title)
-    what = f"{title}: every op's share of the GPU. Letters: the partition dimension."
-    figure = _figure(svg, what, result, ())
     return PageSection(
         key=key,
         heading=f"Plan for {result.model}",
         origin=result,
-        parts=(PagePart(figures=(figure,), tables=(tables.plan_content(result),)),),
+        parts=(_plan(f"{key}-plan", result),),
         is_one_cpu=_is_one_cpu(result),
     )
+
+
+def _searches(key: str, result: SearchesResult) -> PageSection:
+    parts = [PagePart(tables=(summaries.plans_content(result),))]
+    parts += [
+        replace(_plan(f"{key}-m{i}", own), heading=own.model)
+        for i, own in enumerate(result.results, start=1)
+    ]
+    return PageSection(
+        key=key,
+        heading=f"Plans on {result.soc.name}",
+        origin=result,
+        parts=tuple(parts),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
+def _plan(key: str, result: SearchResult) -> PagePart:
+    title = f"Plan of {result.strategy} for {result.model} on {result.soc.name}"
+    svg = plots.plan_svg(result, key=key, title=title)
+    what = f"{title}: every op's share of the GPU. Letters: the partition dimension."
+    figure = _figure(svg, what, result, ())
+    return PagePart(figures=(figure,), tables=(tables.plan_content(result),))
 
 
 def _collect(key: str, result: CollectResult) -> PageSection:
@@ -207,6 +227,7 @@ SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
     SearchResult: _search,
+    SearchesResult: _searches,
     CollectResult: _collect,
     RunResult: _run,
     ConformanceResult: _conformance,

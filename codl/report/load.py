@@ -19,7 +19,14 @@ from codl.errors import InvalidFileError, UnknownNameError
 from codl.ir.ops.base import Dim
 from codl.ir.results import Source, SpanKind, Split, Status
 from codl.ir.types import PROCESSORS
-from codl.report.results import COMMANDS, EvalResult, Result, SearchResult, TrainResult
+from codl.report.results import (
+    COMMANDS,
+    EvalResult,
+    Result,
+    SearchesResult,
+    SearchResult,
+    TrainResult,
+)
 
 VERSION = 1
 HOW = "A result file is what a command writes with `-o FILE`."
@@ -75,6 +82,8 @@ def parse_result(content: Any, path: str | Path = "result") -> Result:
     if not isinstance(command, str) or command not in COMMANDS:
         problem = str(UnknownNameError("command", str(command), COMMANDS))
         raise InvalidFileError(path, problem, where="command")
+    if command == "search" and "plans" in content:
+        return _parse(SearchesResult, content, path)
     return _parse(COMMANDS[command], content, path)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePath
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl.ir.plan import Chain
 from codl.ir.results import (
@@ -42,6 +42,8 @@ class ResultFile:
     `path` is where it was read.
     """
 
+    #: What wrote it.
+    command: ClassVar[str] = ""
     path: str = "result"
     codl: str = ""
     commit: str = ""
@@ -118,6 +120,7 @@ class InferenceProfile:
 class EvalResult(ResultFile):
     """What `codl eval` wrote: rows, and a profile for each strategy that ran."""
 
+    command: ClassVar[str] = "eval"
     soc: SocSummary
     rows: tuple[EvalRow, ...]
     timelines: tuple[InferenceProfile, ...] = ()
@@ -150,6 +153,7 @@ class EvalResult(ResultFile):
 class TrainResult(ResultFile):
     """What `codl train` wrote; `sources` are those of the dataset that it read."""
 
+    command: ClassVar[str] = "train"
     soc: SocSummary
     predictors: tuple[PredictorRow, ...]
     train_s: Amount
@@ -158,10 +162,9 @@ class TrainResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult(ResultFile):
-    """A plan; its latency is a prediction."""
+class PlanSummary:
+    """The plan of one model; its latency is a prediction."""
 
-    soc: SocSummary
     model: str
     strategy: str
     chains: tuple[Chain, ...]
@@ -183,9 +186,42 @@ class SearchResult(ResultFile):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchResult(PlanSummary, ResultFile):
+    """What `codl search` wrote of one model."""
+
+    command: ClassVar[str] = "search"
+    soc: SocSummary
+
+
+@dataclass(frozen=True)
+class FailedSearch:
+    """A model without a plan, and why."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchesResult(ResultFile):
+    """What `codl search` wrote of several models."""
+
+    command: ClassVar[str] = "search"
+    soc: SocSummary
+    plans: tuple[PlanSummary, ...]
+    failed: tuple[FailedSearch, ...] = ()
+
+    @property
+    def results(self) -> tuple[SearchResult, ...]:
+        """Each plan as if its model had been searched alone."""
+        common = {own.name: getattr(self, own.name) for own in fields(ResultFile)}
+        return tuple(SearchResult(soc=self.soc, **common, **vars(plan)) for plan in self.plans)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectResult(ResultFile):
     """What `codl collect` wrote: counts of rows, and seconds."""
 
+    command: ClassVar[str] = "collect"
     rows: Count
     failed: Count
     seconds: Amount
@@ -198,6 +234,7 @@ class CollectResult(ResultFile):
 class RunResult(ResultFile):
     """What `codl run` wrote: one plan, measured."""
 
+    command: ClassVar[str] = "run"
     model: str
     latency_ms: Latency
     soc: SocSummary | None = None
@@ -218,6 +255,7 @@ class RunResult(ResultFile):
 class ConformanceResult(ResultFile):
     """What `codl conformance` wrote: counts of ONNX's cases, and why some were refused."""
 
+    command: ClassVar[str] = "conformance"
     gpu: str
     driver: str
     onnx: str
@@ -235,6 +273,7 @@ class ConformanceResult(ResultFile):
 class PackageResult(ResultFile):
     """What `codl package` said: a bundle, and what a new process took to its first output."""
 
+    command: ClassVar[str] = "package"
     model: str
     soc: SocSummary
     strategy: str
@@ -249,18 +288,22 @@ Result = (
     EvalResult
     | TrainResult
     | SearchResult
+    | SearchesResult
     | CollectResult
     | RunResult
     | ConformanceResult
     | PackageResult
 )
-#: Every command whose results can be reported.
+#: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {
-    "eval": EvalResult,
-    "train": TrainResult,
-    "search": SearchResult,
-    "collect": CollectResult,
-    "run": RunResult,
-    "conformance": ConformanceResult,
-    "package": PackageResult,
+    kind.command: kind
+    for kind in (
+        EvalResult,
+        TrainResult,
+        SearchResult,
+        CollectResult,
+        RunResult,
+        ConformanceResult,
+        PackageResult,
+    )
 }

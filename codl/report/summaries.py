@@ -1,4 +1,4 @@
-"""Tables for documents: models by strategies, targets by predictors, conformance, bundles."""
+"""Tables of several: models by strategies, targets by predictors, plans, conformance, bundles."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from codl.report.results import (
     EvalResult,
     PackageResult,
     ResultFile,
+    SearchesResult,
     TrainResult,
 )
 from codl.report.tables import (
@@ -57,6 +58,36 @@ def comparison_content(result: EvalResult) -> TextTable:
         *origin_lines(result),
     )
     return TextTable(f"Latency on {result.soc.name}", columns, (TextSection("", rows),), caption)
+
+
+def plans_content(result: SearchesResult) -> TextTable:
+    """A row per model that was searched."""
+    columns = (
+        Column("model", numeric=False),
+        Column("strategy", numeric=False),
+        Column("chains"),
+        Column("on both"),
+        Column("predicted (ms)"),
+        Column("search (ms)"),
+    )
+    rows = [
+        TextRow(
+            (
+                plan.model,
+                plan.strategy,
+                count(len(plan.chains)),
+                count(sum(0 < chain.gpu_ratio < 1 for chain in plan.chains)),
+                digits(plan.predicted_ms),
+                digits(plan.search_ms),
+            )
+        )
+        for plan in result.plans
+    ]
+    rows += [TextRow((own.model,), failure=own.reason) for own in result.failed]
+    caption = (*soc_lines(result.soc), "Latencies are predicted; nothing was run.")
+    return TextTable(
+        f"Plans on {result.soc.name}", columns, (TextSection("", tuple(rows)),), caption
+    )
 
 
 def _comparison_cells(

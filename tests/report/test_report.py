@@ -382,6 +382,32 @@ def test_a_plan_file_is_a_result_too(tmp_path: Path) -> None:
     assert found.starting("1")
 
 
+def searches(**values: Any) -> JsonObject:
+    """What `codl search --json` holds of several models."""
+    first = {k: v for k, v in search().items() if k != "command"}
+    plans = [first, {**first, "model": "other", "predicted_ms": None, "search_ms": 2.5}]
+    failed = [{"model": "third", "reason": HOSTILE}]
+    found = {"command": "search", "version": 1, "commit": "abc1234", "soc": "testhost"}
+    return {**found, "plans": plans, "failed": failed, **values}
+
+
+def test_plans_of_several_models(tmp_path: Path) -> None:
+    found = page(tmp_path, searches())
+    assert found.starting("testnet") == [["testnet", "codl", "2", "1", "43.2", "8.77"]]
+    assert found.starting("other") == [["other", "codl", "2", "1", "-", "2.50"]]
+    assert found.starting("third") == [["third", f"failed: {HOSTILE}"]]
+    assert found.text("h3").split() == ["testnet", "other"]
+    assert len(found.starting("1")) == len(found.svgs) == 2
+    assert "Plan of codl for other on testhost" in found.text("title")
+    assert "commit abc1234" in found.text("p")
+
+
+def test_no_model_had_a_plan(tmp_path: Path) -> None:
+    found = page(tmp_path, searches(plans=[]))
+    assert found.starting("third")
+    assert not found.svgs
+
+
 def test_collection_and_run(tmp_path: Path) -> None:
     found = page(tmp_path, {**collection(), "soc": soc()}, running(source="replayed"))
     assert found.starting("testhost") == [["testhost", "4,321", "12", "59.9", "not recorded"]]
@@ -447,6 +473,9 @@ def wrong_eval(**values: Any) -> JsonObject:
         ({**search(), "chains": [{**search()["chains"][0], "gpu_ratio": 1.5}]}, ["0 (CPU only)"]),
         ({**search(), "chains": [{**search()["chains"][0], "dim": "W"}]}, ["chains[0].dim", "'W'"]),
         ({**search(), "chains": [{**search()["chains"][0], "ops": []}]}, ["chains[0].ops"]),
+        (searches(plans=[7]), ["plans[0]", "must be a mapping, got 7"]),
+        (searches(plans=[{**search(), "model": 3}]), ["plans[0].model", "must be a string, got 3"]),
+        (searches(failed=[{"model": "m"}]), ["failed[0]", "the key 'reason' is missing"]),
         ({**collection(), "rows": [1]}, ["rows", "whole number", "[1]"]),
         (running(spans=[span("cpu", "nap", 0, 1)]), ["spans[0].kind", "'nap'", "kernel"]),
         (running(spans=[span("npu", "net", 0, 1)]), ["spans[0].processor", "'npu'", "cpu"]),
