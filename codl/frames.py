@@ -17,7 +17,7 @@ from codl.predict import features, model_set, names, training_set
 from codl.predict.model_set import Predictors
 from codl.predict.training_set import Samples
 from codl.report.load import load_result
-from codl.report.results import EvalResult, SearchesResult, TrainResult
+from codl.report.results import EvalResult, ExplainResult, SearchesResult, TrainResult
 
 #: Of a result: where it comes from and what it ran on, and when its parts ran.
 LEFT_OUT = frozenset({"origin", "soc", "timeline"})
@@ -96,10 +96,11 @@ def results(*files: str | Path) -> pd.DataFrame:
     """Result files (`codl ... -o FILE`) as rows, those of several files one behind the other.
 
     A row is a strategy's of a model (`codl eval`), a predictor's of a target under a split (`codl
-    train`), a model's (`codl search` of several), or else a whole file. Columns are the keys of the
-    JSON, nested ones with a dot between (`latency_ms.median`); `file`, `command` and `soc` come
-    first. What does not fit in a cell, such as a timeline or chains, is left out. Raises
-    `InvalidFileError` with the key and value that are wrong.
+    train`), a model's (`codl search` of several), a term of a waterfall (`codl explain`), or else a
+    whole file. Columns are the keys of the JSON, nested ones with a dot between
+    (`latency_ms.median`); `file`, `command` and `soc` come first. What does not fit in a cell, such
+    as a timeline or chains, is left out. Raises `InvalidFileError` with the key and value that are
+    wrong.
 
     >>> rows = codl.results("eval.json")
     >>> rows.pivot(index="model", columns="strategy", values="latency_ms.median")
@@ -123,6 +124,8 @@ def _result_rows(path: Path) -> Iterator[dict[str, Any]]:
         rows = result.predictors
     elif isinstance(result, SearchesResult):
         rows = (*result.plans, *result.failed)
+    elif isinstance(result, ExplainResult):
+        rows = result.rows
     for row in rows:
         yield head | {name: value for name, value in _cells(asdict(row)) if name not in head}
 

@@ -30,6 +30,7 @@ from codl.frontend.models import BUILT_IN, described
 from codl.frontend.models.summary import summary
 from codl.ir import OP_TYPES
 from codl.ir.types import PROCESSORS, Processor
+from codl.ir.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.kernels import registry
 from codl.report.content import Column, TextRow, TextSection, TextTable, count
 from codl.report.load import load_result
@@ -115,10 +116,21 @@ def _variant_names(kind: str, processor: Processor) -> str:
     return ", ".join(f"`{name}`" for name in own) or "none"
 
 
+def terms_content() -> TextTable:
+    """The terms of a waterfall, in order."""
+    columns = (Column("term", numeric=False), Column("what it is", numeric=False))
+    measured = tuple(
+        TextRow((f"`{n}`", f"{what} (needs a run)")) for n, what in MEASURED_TERMS.items()
+    )
+    rows = tuple(TextRow((f"`{n}`", what)) for n, what in PREDICTED_TERMS.items())
+    return TextTable("Terms", columns, (TextSection("", (*rows, *measured)),))
+
+
 #: Tables of what there is, which need no result file.
 LISTS: Mapping[str, Callable[[], TextTable]] = {
     "models": models_content,
     "variants": variants_content,
+    "terms": terms_content,
 }
 
 

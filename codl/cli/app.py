@@ -19,6 +19,7 @@ from codl.cli import (
     devices,
     doctor,
     evaluate,
+    explain,
     models,
     package,
     report,
@@ -61,6 +62,7 @@ app.command("show")(show.show_file)
 app.command("package")(package.package_model)
 app.command("run")(run.run_model)
 app.command("eval")(evaluate.evaluate_strategies)
+app.command("explain")(explain.explain_model)
 app.command("conformance")(conformance.run_conformance)
 app.command("report")(report.write_report)
 app.add_typer(agent.agent_app, name="agent")

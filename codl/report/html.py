@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from codl.errors import CodlError
-from codl.report import plots, summaries, tables
+from codl.report import plots, summaries, tables, waterfalls
 from codl.report.content import TextTable
 from codl.report.findings import findings
 from codl.report.load import load_result
@@ -21,6 +21,7 @@ from codl.report.results import (
     CollectResult,
     ConformanceResult,
     EvalResult,
+    ExplainResult,
     PackageResult,
     Result,
     ResultFile,
@@ -223,6 +224,22 @@ def _package(key: str, result: PackageResult) -> PageSection:
     return PageSection(key, f"Bundle of {result.model}", result, (PagePart(tables=shown),))
 
 
+def _explain(key: str, result: ExplainResult) -> PageSection:
+    title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
+    svg = waterfalls.waterfall_svg(result, key=f"{key}-waterfall", title=title)
+    figure = _figure(svg, f"{title}, from the lossless bound on.", result, [result.source])
+    shown = (waterfalls.waterfall_content(result), waterfalls.chains_content(result))
+    return PageSection(
+        key=key,
+        heading=f"Waterfall of {result.model}",
+        origin=result,
+        parts=(PagePart(figures=(figure,), tables=shown),),
+        findings=waterfalls.findings(result),
+        unmeasured=_unmeasured([result.source]),
+        is_one_cpu=_is_one_cpu(result),
+    )
+
+
 SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
@@ -232,6 +249,7 @@ SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     RunResult: _run,
     ConformanceResult: _conformance,
     PackageResult: _package,
+    ExplainResult: _explain,
 }
 
 

@@ -22,6 +22,7 @@ from codl.ir.types import PROCESSORS
 from codl.report.results import (
     COMMANDS,
     EvalResult,
+    ExplainResult,
     Result,
     SearchesResult,
     SearchResult,
@@ -95,6 +96,11 @@ def eval_result(content: Mapping[str, Any]) -> EvalResult:
 def train_result(content: Mapping[str, Any]) -> TrainResult:
     """What `codl train` has in hand before it is written: the keys of its `--json`."""
     return _parse(TrainResult, content, "result")
+
+
+def explain_result(content: Mapping[str, Any]) -> ExplainResult:
+    """What `codl explain` has in hand before it is written: the keys of its `--json`."""
+    return _parse(ExplainResult, content, "result")
 
 
 def _parse(kind: type[T], content: Mapping[str, Any], path: str | Path) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import fsum
 from pathlib import PurePath
 from typing import ClassVar, Literal, TypeAlias, get_args
 
@@ -19,6 +20,7 @@ from codl.ir.results import (
     TimeSpan,
 )
 from codl.ir.types import Processor
+from codl.ir.waterfall import BOUND, ChainTerms, Term
 
 #: Sources of which a reader must be warned: codl did not measure these numbers for this report.
 UNMEASURED = ("replayed", "simulated", "codl_op_run")
@@ -33,6 +35,8 @@ WAITING: tuple[SpanKind, ...] = ("sync",)
 SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 
 IDEAL = "ideal"
+#: Bound and terms of a waterfall may differ from its last total by this part.
+ADDS_UP = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +288,59 @@ class PackageResult(ResultFile):
     first_run_ms: Amount
 
 
+@dataclass(frozen=True)
+class WaterfallRow:
+    """One step of a waterfall: the bound, or a term."""
+
+    model: str
+    strategy: str
+    name: str
+    ms: float
+    source: AnySource
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainResult(ResultFile):
+    """What `codl explain` wrote: a waterfall of one plan, predicted alone or measured too."""
+
+    command: ClassVar[str] = "explain"
+    model: str
+    soc: SocSummary
+    strategy: str
+    bound_ms: Amount
+    side_by_side_ms: Amount
+    terms: tuple[Term, ...]
+    predicted_ms: Amount
+    chains: tuple[ChainTerms, ...]
+    measured_ms: Amount | None = None
+    latency_ms: Latency | None = None
+    slowdown: Mapping[str, Amount] | None = None
+    predictor: str = ""
+    source: AnySource = NOT_RECORDED
+    not_counted: tuple[str, ...] = ()
+    estimated: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [term.name for term in self.terms]
+        own = [("", self)] + [(f"chains[{at}].", chain) for at, chain in enumerate(self.chains)]
+        for where, part in own:
+            last_ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
+            total_ms = part.bound_ms + fsum(term.ms for term in part.terms)
+            if abs(total_ms - last_ms) > ADDS_UP * max(abs(last_ms), self.bound_ms):
+                raise ValueError(
+                    f"{where}terms must add up with bound_ms to {last_ms!r}, got {total_ms!r}"
+                )
+            if [term.name for term in part.terms] != names:
+                raise ValueError(f"{where}terms must be those of the model, {', '.join(names)}")
+
+    @property
+    def rows(self) -> tuple[WaterfallRow, ...]:
+        """The bound and all terms."""
+        steps = (Term(BOUND, self.bound_ms), *self.terms)
+        about = self.model, self.strategy
+        return tuple(WaterfallRow(*about, one.name, one.ms, self.source) for one in steps)
+
+
 Result = (
     EvalResult
     | TrainResult
@@ -293,6 +350,7 @@ Result = (
     | RunResult
     | ConformanceResult
     | PackageResult
+    | ExplainResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {
@@ -305,5 +363,6 @@ COMMANDS: Mapping[str, type[Result]] = {
         RunResult,
         ConformanceResult,
         PackageResult,
+        ExplainResult,
     )
 }

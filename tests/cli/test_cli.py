@@ -174,6 +174,24 @@ def test_eval_and_report(workplace: Path) -> None:
     assert "<svg" in page
 
 
+def test_explain_adds_up_with_a_device_and_without(workplace: Path) -> None:
+    common = ["explain", "small.onnx", "--soc", "test"]
+    predicted = answer(workplace, *common, "--predicted")
+    assert predicted["measured_ms"] is None
+    assert predicted["source"] == "computed"
+    found = answer(workplace, "search", "small.onnx", "--soc", "test", "-o", "explained.json")
+    assert predicted["predicted_ms"] == pytest.approx(found["predicted_ms"])
+    by_plan = ["--plan", "explained.json", "--rounds", "4", "-o", "explain.json"]
+    measured = answer(workplace, *common, *by_plan)
+    for one, last in ((predicted, "predicted_ms"), (measured, "measured_ms")):
+        total_ms = one["bound_ms"] + sum(term["ms"] for term in one["terms"])
+        assert total_ms == pytest.approx(one[last])
+    assert measured["latency_ms"]["runs"] == 4
+    assert [term["name"] for term in measured["terms"]][-1] == "engine"
+    run(workplace, "report", "explain.json", "-o", "explain.html")
+    assert "Waterfall of small" in (workplace / "explain.html").read_text()
+
+
 def test_tune_keeps_what_it_found(
     workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +255,10 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
         (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such plan"),
         (["run", "small.onnx", "--soc", "test", "--input", "small.onnx"], "expected an .npz file"),
         (["report", "none.json"], "none.json"),
+        (
+            ["explain", "small.onnx", "--soc", "test", "--predicted", "--strategy", "codl-refined"],
+            "leave out --predicted",
+        ),
         (["tune"], "Name the SoC to tune for by --soc"),
         (["tune", "--soc", "test", "--ops", "conv3d in=1x1x1x1"], "Did you mean 'conv2d'?"),
         (
@@ -316,6 +338,7 @@ COMMANDS = [
     "search",
     "run",
     "eval",
+    "explain",
     "report",
 ]
 

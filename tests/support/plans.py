@@ -112,10 +112,10 @@ def one_by_one(network: Network, soc: Soc, prefer: str) -> Plan:
     )
 
 
-def row(length: int) -> Network:
-    """Convolutions in a row."""
+def row(length: int, size: int = 24) -> Network:
+    """Convolutions in a row, of an image of so many rows."""
     b = ModelBuilder("row")
-    x = b.input("x", (1, 16, 24, 24))
+    x = b.input("x", (1, 16, size, 24))
     for _ in range(length):
         x = b.relu(b.conv(x, 16, 3, pad=1))
     b.output(x)

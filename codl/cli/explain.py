@@ -1,0 +1,132 @@
+"""`codl explain`: where the time goes between the lossless bound of a model and its run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+
+from codl.cli.deployed import adapted, deployment_of, plan_of, strategy_of
+from codl.cli.options import (
+    BatchOption,
+    DatasetsOption,
+    JsonOption,
+    ModelArgument,
+    OutputOption,
+    PlanOption,
+    PredictorOption,
+    PredictorsOption,
+    SerialOption,
+    ShapeOption,
+    SocOption,
+    StrategyOption,
+    read_shapes,
+)
+from codl.cli.output import emit, note
+from codl.errors import UnsupportedError
+from codl.frontend.convert import load_network
+from codl.ir import Network
+from codl.ir import soc as socs
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.measure import dataset as datasets
+from codl.predict.names import FOLDER
+from codl.runtime.engine import Engine
+from codl.runtime.placement import LocalSoc
+from codl.strategies import Context, find
+from codl.strategies.explain import Explanation, explain_measured, explain_predicted
+from codl.targets.connect import connect
+from codl.targets.detect import load_local
+
+#: More columns do not fit into a terminal; --json and a report have them all.
+MOST_TERMS = 7
+PredictedOption = Annotated[
+    bool, typer.Option("--predicted", help="Run nothing: end at the predicted latency.")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs.")]
+
+
+def explain_model(
+    model: ModelArgument,
+    soc: SocOption,
+    serial: SerialOption = "local",
+    predicted: PredictedOption = False,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    rounds: RoundsOption = 20,
+    batch: BatchOption = None,
+    shape: ShapeOption = None,
+    dataset: DatasetsOption = datasets.FOLDER,
+    predictors: PredictorsOption = FOLDER,
+    predictor: PredictorOption = None,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Say where the time of a plan goes, from the lossless bound of the model to its run.
+
+    Terms add up: each is the difference of two totals, for the model and for every chain, and is
+    negative where something is gained. docs/explain.md defines them. With --predicted no device is
+    needed; without, the plan runs on --serial, and what predictions missed follows.
+
+    [dim]Examples:[/dim]
+    codl explain yolov2 --soc epyc2 --predicted
+    codl explain yolov2 --soc host --plan plan.json -o explain.json
+    codl explain vgg16 --soc host --strategy codl-paper --json
+    """
+    deployed = deployment_of(model)
+    name = None if plan else strategy_of(strategy, deployed)
+    if predicted and name and find(name).runs_plans:
+        raise UnsupportedError(
+            f"{name} runs plans on the device to find the best: leave out --predicted, or give a "
+            "plan that it has found by --plan."
+        )
+    described: Soc = socs.load(soc) if predicted else load_local(soc, serial)
+    asked = Context.of(
+        described,
+        dataset,
+        predictors_folder=predictors,
+        predictor=predictor,
+        note=note,
+    )
+    context = adapted(asked, deployed)
+    network = load_network(model, batch, read_shapes(shape))
+    if predicted:
+        chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+        explained = explain_predicted(network, chosen, context)
+    else:
+        with closing(connect(serial, described)) as target:
+            context = replace(context, target=target)
+            chosen = plan_of(plan, strategy, deployed, network=network, context=context)
+            with Engine(network, chosen, target, context.tuning) as engine:
+                explained = explain_measured(engine, context, rounds=rounds)
+    result = _result(network, chosen, described, explained, batch)
+
+    def render() -> Group:
+        from codl.report.load import explain_result
+        from codl.report.waterfalls import chains_content, waterfall_content
+
+        checked = explain_result(result)
+        tables = waterfall_content(checked), chains_content(checked, most=MOST_TERMS)
+        return Group(*(table.to_rich() for table in tables))
+
+    emit("explain", result, render, as_json=json, output=output)
+
+
+def _result(
+    network: Network, plan: Plan, soc: Soc, explained: Explanation, batch: int | None
+) -> dict[str, Any]:
+    source = "computed" if soc.source == "measured" else soc.source
+    return {
+        "model": network.name,
+        "soc": soc.to_json() if isinstance(soc, LocalSoc) else soc.to_dict(),
+        "batch": batch,
+        "strategy": plan.strategy,
+        **asdict(explained),
+        "measured_ms": explained.measured_ms,
+        "source": source if explained.measured_ms is None else "measured",
+        "not_counted": plan.not_counted,
+        "estimated": plan.estimated,
+    }

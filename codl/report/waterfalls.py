@@ -1,0 +1,273 @@
+"""Waterfalls of `codl explain`, as tables and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import floor, fsum, log10
+from typing import Any
+
+from codl.ir.types import PROCESSORS, Processor
+from codl.ir.waterfall import BOUND, MEASURED_TERMS, TERMS, ChainTerms, Term
+from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, digits
+from codl.report.results import ExplainResult
+from codl.report.svg import INK, style, to_svg
+from codl.report.tables import mark, soc_lines, warnings
+
+PREDICTED, MEASURED = "predicted", "measured"
+#: Less is the rounding of sums, in milliseconds.
+NOTHING = 1e-9
+#: Okabe and Ito's: totals, what is lost, what is gained.
+COLOURS = {"total": "#0072B2", "loss": "#D55E00", "gain": "#009E73"}
+WIDTH = 6.4
+#: The results on their way to the CPU, and the terms that have no column.
+RESULTS, OTHERS = "(results)", "others"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of a waterfall: what is added to the total before, and the total; or a total alone."""
+
+    name: str
+    ms: float | None
+    total_ms: float
+
+
+def steps_of(result: ExplainResult) -> list[Step]:
+    """The bound, every term, and behind their last terms the predicted and the measured latency."""
+    totals = accumulate((term.ms for term in result.terms), initial=result.bound_ms)
+    steps = [Step(BOUND, None, next(totals))]
+    ends = [at for at, term in enumerate(result.terms) if term.name not in MEASURED_TERMS][-1:]
+    for at, (term, total_ms) in enumerate(zip(result.terms, totals, strict=True)):
+        steps.append(Step(term.name, term.ms, total_ms))
+        if at in ends:
+            steps.append(Step(PREDICTED, None, result.predicted_ms))
+    if result.measured_ms is not None:
+        steps.append(Step(MEASURED, None, result.measured_ms))
+    return steps
+
+
+def waterfall_content(result: ExplainResult) -> TextTable:
+    """A line for every term of the model."""
+    columns = (
+        Column("", numeric=False),
+        Column("ms"),
+        Column("total (ms)"),
+        Column("of the bound (%)"),
+        Column("what it is", numeric=False),
+    )
+    rows = tuple(
+        TextRow(
+            (
+                step.name,
+                NONE if step.ms is None else _signed(step.ms),
+                digits(step.total_ms),
+                digits(step.total_ms / result.bound_ms, percent=True) if result.bound_ms else NONE,
+                _what(step.name, result),
+            ),
+            mark=mark([result.source]),
+        )
+        for step in steps_of(result)
+    )
+    caption = (
+        *soc_lines(result.soc),
+        f"Both processors side by side without loss, all ops cut at one ratio: "
+        f"{digits(result.side_by_side_ms)} ms.",
+        *_machine_notes(result),
+        *_coverage_notes(result),
+        *warnings([result.source]),
+    )
+    title = f"Where the time goes: {result.model} by {result.strategy} on {result.soc.name}"
+    return TextTable(title, columns, (TextSection("", rows),), caption)
+
+
+def _what(name: str, result: ExplainResult) -> str:
+    others = {
+        BOUND: "every op on both processors without loss: 1 / (1 / CPU + 1 / GPU)",
+        PREDICTED: f"the plan's latency by {result.predictor or 'predictors'}",
+        MEASURED: "the median of plain runs",
+    }
+    return others.get(name) or TERMS.get(name, "")
+
+
+def _machine_notes(result: ExplainResult) -> list[str]:
+    latency = result.latency_ms
+    if latency is None:
+        return ["Nothing was run: what a run adds is not known."]
+    notes = [
+        f"Plain runs: p20 {digits(latency.p20)} ms, p80 {digits(latency.p80)} ms, "
+        f"{latency.runs} runs."
+    ]
+    if result.slowdown:
+        each = ", ".join(f"{side} {digits(factor)}" for side, factor in result.slowdown.items())
+        notes.append(f"Anchor ops took {each} of what they did when the dataset was measured.")
+    else:
+        notes.append("There are no anchors to tell the pace of the machine: it is in cpu and gpu.")
+    return notes
+
+
+def _coverage_notes(result: ExplainResult) -> list[str]:
+    notes = []
+    if result.not_counted:
+        notes.append(f"Not counted, for want of latencies: {', '.join(result.not_counted)}.")
+    if result.estimated:
+        notes.append(f"Estimated, for want of predictors: {', '.join(result.estimated)}.")
+    return notes
+
+
+def chains_content(result: ExplainResult, *, most: int | None = None) -> TextTable:
+    """A line for every chain, of the `most` largest terms or of all that are not nothing.
+
+    Those that are left out stand together, so that lines add up.
+    """
+    sizes = _largest(result)
+    named = [name for name, size in sizes.items() if size > NOTHING]
+    if most is not None and len(named) > most:
+        kept = sorted(named, key=lambda name: -sizes[name])[:most]
+        named = [name for name in named if name in kept]
+    rest = [] if all(size <= NOTHING or name in named for name, size in sizes.items()) else [OTHERS]
+    is_run = result.measured_ms is not None
+    columns = (
+        Column("chain", numeric=False),
+        Column("cut", numeric=False),
+        Column("CPU"),
+        Column("GPU"),
+        *(Column(name) for name in (BOUND, *named, *rest, MEASURED if is_run else PREDICTED)),
+    )
+    cells = _ChainCells(tuple(named), bool(rest), _decimals(result))
+    rows = tuple(TextRow(cells.of(own), mark=mark([result.source])) for own in result.chains)
+    caption = (
+        "Milliseconds. CPU and GPU: what nets and kernels take, predicted"
+        + (" / profiled." if is_run else "."),
+        *warnings([result.source]),
+    )
+    title = f"By chain: {result.model} by {result.strategy} on {result.soc.name}"
+    return TextTable(title, columns, (TextSection("", rows),), caption)
+
+
+def _largest(result: ExplainResult) -> dict[str, float]:
+    """The most that each term adds or takes in any chain."""
+    return {
+        term.name: max((abs(chain.terms[at].ms) for chain in result.chains), default=0.0)
+        for at, term in enumerate(result.terms)
+    }
+
+
+def _decimals(result: ExplainResult) -> int:
+    """So many that the longest chain has four digits: all cells of a table stand in line."""
+    longest = max((_last(chain) for chain in result.chains), default=0.0)
+    return max(0, 3 - floor(log10(longest))) if longest > NOTHING else 3
+
+
+def _last(part: ExplainResult | ChainTerms) -> float:
+    """The last total."""
+    return part.predicted_ms if part.measured_ms is None else part.measured_ms
+
+
+@dataclass(frozen=True)
+class _ChainCells:
+    """The cells of chains, in which terms without a column of their own may stand together."""
+
+    named: tuple[str, ...]
+    with_others: bool
+    decimals: int
+
+    def of(self, chain: ChainTerms) -> tuple[str, ...]:
+        own = {term.name: term.ms for term in chain.terms}
+        others = fsum(ms for name, ms in own.items() if name not in self.named)
+        added = [*(own[name] for name in self.named), *([others] if self.with_others else [])]
+        return (
+            _label(chain),
+            _cut(chain),
+            *(self._work(chain, side) for side in PROCESSORS),
+            self._ms(chain.bound_ms),
+            *(self._ms(ms, sign="+") for ms in added),
+            self._ms(_last(chain)),
+        )
+
+    def _work(self, chain: ChainTerms, side: Processor) -> str:
+        predicted = self._ms(chain.work_ms.get(side, 0.0))
+        if chain.measured_work_ms is None:
+            return predicted
+        return f"{predicted} / {self._ms(chain.measured_work_ms.get(side, 0.0))}"
+
+    def _ms(self, ms: float, sign: str = "-") -> str:
+        return f"{ms:{sign}.{self.decimals}f}" if round(ms, self.decimals) else "0"
+
+
+def _label(chain: ChainTerms) -> str:
+    first, *others = chain.ops or (RESULTS,)
+    return f"{first} \N{HORIZONTAL ELLIPSIS} {others[-1]} ({len(chain.ops)})" if others else first
+
+
+def _cut(chain: ChainTerms) -> str:
+    if 0 < chain.gpu_ratio < 1:
+        return f"{chain.dim} {chain.gpu_ratio:.2f}"
+    return ("GPU" if chain.gpu_ratio else "CPU") if chain.ops else NONE
+
+
+def _signed(ms: float) -> str:
+    """With its sign: it is added."""
+    return f"+{digits(ms)}" if ms >= NOTHING else digits(0.0 if ms > -NOTHING else ms)
+
+
+def findings(result: ExplainResult) -> tuple[str, ...]:
+    """What is lost in all, and the largest terms."""
+    last = _last(result)
+    if not result.bound_ms:
+        return ()
+    largest = sorted(result.terms, key=lambda term: -term.ms)[:3]
+    named = ", ".join(_named(term) for term in largest if term.ms > NOTHING)
+    return (
+        f"{result.model} by {result.strategy}: {digits(last)} ms is "
+        f"{digits(last / result.bound_ms)} times the lossless bound of {digits(result.bound_ms)} "
+        f"ms{'; most is lost to ' + named if named else ''}.",
+    )
+
+
+def _named(term: Term) -> str:
+    return f"{term.name} ({_signed(term.ms)} ms)"
+
+
+def waterfall_svg(result: ExplainResult, *, key: str, title: str) -> str:
+    """A bar for every total and term, the axis cut off where nothing is lost."""
+    from matplotlib.figure import Figure
+
+    steps = steps_of(result)
+    totals = [step.total_ms for step in steps]
+    least, most = min(totals), max(totals)
+    spread = (most - least) or most or 1.0
+    left = max(0.0, least - 0.5 * spread)
+    with style():
+        figure = Figure(figsize=(WIDTH, 0.7 + 0.26 * len(steps)), layout="constrained")
+        axes = figure.add_subplot()
+        for y, step in enumerate(steps):
+            _bar(axes, y, step, left)
+        axes.set_yticks(range(len(steps)), [step.name for step in steps])
+        axes.set_ylim(len(steps) - 0.4, -0.6)
+        axes.set_xlim(left, most + 0.25 * spread)
+        cut_off = f", from {digits(left)} on" if left else ""
+        axes.set_xlabel(f"milliseconds{cut_off}")
+        axes.grid(axis="x", color=INK, alpha=0.15, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(axis="y", length=0)
+        return to_svg(figure, key=key, title=title, description=_words(steps))
+
+
+def _bar(axes: Any, y: int, step: Step, left: float) -> None:
+    if step.ms is None:
+        axes.barh(y, step.total_ms - left, left=left, height=0.62, color=COLOURS["total"])
+        end, text = step.total_ms, digits(step.total_ms)
+    else:
+        colour = COLOURS["loss" if step.ms >= 0 else "gain"]
+        axes.barh(y, step.ms, left=step.total_ms - step.ms, height=0.62, color=colour)
+        end, text = max(step.total_ms, step.total_ms - step.ms), _signed(step.ms)
+    axes.annotate(text, (end, y), (6, 0), textcoords="offset points", va="center")
+
+
+def _words(steps: Sequence[Step]) -> str:
+    return "; ".join(
+        f"{step.name} {digits(step.total_ms) if step.ms is None else _signed(step.ms)} ms"
+        for step in steps
+    )
