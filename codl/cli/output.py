@@ -18,6 +18,7 @@ from rich.progress import (
     TextColumn,
 )
 
+from codl.printable import printable
 from codl.provenance import provenance
 
 STDOUT = Console(width=None if Console().is_terminal else 160)
@@ -53,7 +54,7 @@ def emit(
 
 def note(text: str) -> None:
     """A line about what is being done."""
-    STDERR.print(f"[dim]{text}[/dim]", highlight=False, soft_wrap=True)
+    STDERR.print(f"[dim]{printable(text)}[/dim]", highlight=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -67,8 +68,8 @@ def fail(text: str) -> None:
 
 
 def _message(kind: str, text: str) -> None:
-    # Square brackets in messages are not markup.
-    plain = text.replace("[", "\\[")
+    # Square brackets in messages are not markup; and a device may have had a word in one.
+    plain = printable(text).replace("[", "\\[")
     STDERR.print(f"{kind} {plain}", highlight=False, soft_wrap=True)
 
 

@@ -29,7 +29,7 @@ def read_content(path: Path) -> Any:
     """What a YAML file holds; raises `InvalidFileError` for what is none."""
     try:
         return yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # as of a date that is none
         raise InvalidFileError(path, f"not YAML: {error}") from error
 
 

@@ -19,6 +19,7 @@ from codl.errors import InvalidFileError, UnknownNameError
 from codl.ir.ops.base import Dim
 from codl.ir.results import Source, SpanKind, Split, Status
 from codl.ir.types import PROCESSORS
+from codl.printable import printable
 from codl.report.results import (
     COMMANDS,
     EvalResult,
@@ -165,10 +166,3 @@ def shortened(value: Any) -> str:
     """A value in a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def printable(text: Any) -> str:
-    """Text without control characters, which neither a terminal nor XML should get from a file."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
-    )

@@ -25,7 +25,7 @@ from codl.runtime import settings_note
 from codl.runtime.child import own_streams
 from codl.runtime.frames import Connection, ConnectionEnded, FrameError, Reader, Writer
 from codl.runtime.orphan import ending_with
-from codl.targets.arrays import from_wire, to_wire
+from codl.targets.arrays import from_wire, headed, one_each, to_wire
 from codl.targets.check_messages import CheckKernels, Examine, Import, MeasurePace
 from codl.targets.fact_messages import FactMeasured, FactsMeasured, MeasureFact, MeasureFacts
 from codl.targets.measure_messages import (
@@ -238,7 +238,7 @@ class Agent:
         from codl.kernels.tuning import Tuning
         from codl.measure.task_records import from_record
 
-        models = dict(zip(request.models, blobs, strict=True))
+        models = dict(one_each(request.models, blobs, "models"))
         self.target.compile(from_record(request.task, models), Tuning.of(request.tuning))
         return Done(), ()
 
@@ -247,7 +247,7 @@ class Agent:
         from codl.measure.batch import MeasureBatch
         from codl.measure.task_records import from_record
 
-        models = dict(zip(request.models, blobs, strict=True))
+        models = dict(one_each(request.models, blobs, "models"))
         tasks = tuple(from_record(record, models) for record in request.tasks)
         batch = MeasureBatch(
             tasks=tasks,
@@ -282,7 +282,7 @@ class Agent:
         from codl.kernels.tuning import Tuning
         from codl.measure.task_records import op_of
 
-        op = op_of(request.op, dict(zip(request.models, blobs, strict=True)))
+        op = op_of(request.op, dict(one_each(request.models, blobs, "models")))
         rows, refused = self.target.bench(op, Tuning.of(request.tuning), every=request.every)
         return Benched(tuple(rows), tuple(refused)), ()
 
@@ -313,7 +313,7 @@ class Agent:
 
         if self._peer is not None:
             raise self._connection.refuse("This process is a peer already: BecomePeer comes once.")
-        (model,) = blobs
+        model, _ = headed(blobs)
         self._peer = PeerHost(request, model)
         return PeerReady(self._peer.version), ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 
+T = TypeVar("T")
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 #: Types that elements may have: what holds pointers is none.
 TYPES = frozenset({"bool", "float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64",
@@ -38,9 +39,23 @@ def to_wire(arrays: Arrays) -> tuple[tuple[ArrayRecord, ...], list[memoryview]]:
 
 def from_wire(records: Sequence[ArrayRecord], blobs: Sequence[bytes]) -> dict[str, NDArray[Any]]:
     """The arrays, over the blobs' own memory; raises `CodlError` for sizes that do not fit."""
-    if len(records) != len(blobs):
-        raise CodlError(f"{len(records)} arrays came with {len(blobs)} blobs; one each is right.")
-    return {record.name: _array(record, blob) for record, blob in zip(records, blobs, strict=True)}
+    return {record.name: _array(record, blob) for record, blob in one_each(records, blobs)}
+
+
+def one_each(
+    things: Sequence[T], blobs: Sequence[bytes], what: str = "arrays"
+) -> list[tuple[T, bytes]]:
+    """Each of some things with its blob; raises `CodlError` where there are more or fewer."""
+    if len(things) != len(blobs):
+        raise CodlError(f"{len(things)} {what} came with {len(blobs)} blobs; one each is right.")
+    return list(zip(things, blobs, strict=True))
+
+
+def headed(blobs: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
+    """The first blob, which is a model or an executable, and the others; raises `CodlError`."""
+    if not blobs:
+        raise CodlError("No blob came, where the first one is a model.")
+    return blobs[0], blobs[1:]
 
 
 def _array(record: ArrayRecord, blob: bytes) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from codl.runtime.frames import FrameError
 from codl.targets.measure_messages import MeasuredRow
 from codl.targets.message_base import Building, Reply, Timing
 
+T = TypeVar("T")
 #: So many letters of a device's own words are kept.
 MOST_LETTERS = 300
 
@@ -62,9 +63,14 @@ class Arriving:
         return tuple(self.batch.tasks[index] for index in built if index not in self.rows)
 
     def _task(self, index: int) -> Task:
-        if not 0 <= index < len(self.batch.tasks):
-            raise FrameError(f"It spoke of task {index} of {len(self.batch.tasks)}.")
-        return self.batch.tasks[index]
+        return task_at(self.batch.tasks, index)
+
+
+def task_at(tasks: Sequence[T], index: int) -> T:
+    """The task that an agent speaks of; raises `FrameError` where it was asked for none such."""
+    if not 0 <= index < len(tasks):
+        raise FrameError(f"It spoke of task {index} of {len(tasks)}.")
+    return tasks[index]
 
 
 def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from codl.errors import CodlError, CodlWarning, DeviceError
+from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError
 from codl.ir import soc as socs
 from codl.ir.soc import ELEMENT_NAMES, Soc
 from codl.ir.soc_facts import Chip, SensorFact
@@ -33,20 +33,25 @@ def detect(
     `device` picks the OpenCL device by driver or device name; otherwise a real GPU is taken before
     a CPU. `memory_types` and `element` are as in `GpuSide`; by default all that the device is good
     at, and float32. Raises `DeviceError` where there is no OpenCL device or only one core for two
-    sides, or where the device has no such memory, and `UnsupportedError` where the target is no
-    machine.
+    sides, or where the device has no such memory or says what cannot be, and `UnsupportedError`
+    where the target is no machine.
     """
     if target.replays is not None:
         raise refusal(target.serial, f"be described as the SoC {name!r}")
     chosen = choose(target.probe(), device)
     info = target.describe()
     soc = describe(name, chosen, cpu=info.cpu, memory_types=memory_types, element=element)
-    return replace(
+    found = replace(
         soc,
         chip=info.chip if info.chip != Chip() else None,
         sensors=sensors_of(info),
         sources={"gpu.wave_size": "driver: the multiple of a work-group's size that it prefers"},
     )
+    try:
+        socs.from_dict(found.to_dict(), socs.own_path_of(name))
+    except InvalidFileError as error:
+        raise DeviceError(f"{target.serial!r} says of itself what cannot be: {error}") from error
+    return found
 
 
 def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:

@@ -64,8 +64,8 @@ class Checked(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> dict[str, str]:
-        """What each missing package is for."""
-        return {p: PURPOSES.get(p, "") for p, v in self.packages.items() if v is None}
+        """What each missing package is for; those that codl does not need do not count."""
+        return {p: use for p, use in PURPOSES.items() if self.packages.get(p, "") is None}
 
     @property
     def can_serve(self) -> bool:

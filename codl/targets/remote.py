@@ -30,8 +30,8 @@ from codl.runtime.frames import FrameError
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
-from codl.targets.arrays import Arrays, to_wire
-from codl.targets.arriving_rows import Arriving, check_anchors
+from codl.targets.arrays import Arrays, one_each, to_wire
+from codl.targets.arriving_rows import Arriving, check_anchors, task_at
 from codl.targets.check_messages import (
     Examine,
     Examined,
@@ -220,9 +220,10 @@ class RemoteTarget:
             except AgentLostError as error:
                 missing = search.rest(error)
                 continue
-            search.failures += [
-                Failure(missing[f.index], f.reason, f.trials) for f in answer.failures
-            ]
+            try:
+                search.end(answer)
+            except FrameError as error:
+                raise self.agent.refuse(str(error)) from error
             missing = []
         results, failures = tuple(search.results), tuple(search.failures)
         left = len(tasks) - len(known) - len(results) - len(failures)
@@ -275,7 +276,10 @@ class RemoteTarget:
 
     def binaries(self, model: RemoteModel) -> tuple[Binary, ...]:
         answer, blobs = self.agent.ask(ReadBinaries(model.handle()), BinariesRead)
-        pairs = zip(answer.binaries, blobs, strict=True)
+        try:
+            pairs = one_each(answer.binaries, blobs, "programs")
+        except CodlError as error:
+            raise self.agent.refuse(str(error)) from error
         return tuple(Binary(own.name, own.source, own.options, blob) for own, blob in pairs)
 
     def start_peer(
@@ -306,7 +310,11 @@ class RemoteTarget:
                 tuning=choices_of(anchors or Tuning()),
             )
             answer, _ = self.agent.ask(request, TimesTogether, on_event=lambda event: None)
-        return answer.times
+        times = answer.times
+        if {*times.latency_ms, *times.failed} != {*models}:
+            timed = ", ".join(sorted({*times.latency_ms, *times.failed})) or "nothing"
+            raise self.agent.refuse(f"It timed {timed}, where {', '.join(models)} was asked.")
+        return times
 
     def fresh(self) -> RemoteTarget:
         return self._start()
@@ -342,20 +350,32 @@ class _RemoteSearch:
 
     def hear(self, event: Reply) -> None:
         if isinstance(event, Found):
+            key = event.result.key
+            if key in self._done or key not in {task.key for task in self.tasks}:
+                raise FrameError(f"It sent a result of {key}, which was not asked, or twice.")
             self.results.append(event.result)
             self.keep(event.result)
         elif isinstance(event, Searching):
+            task_at(self.tasks, event.index)
             self.current = event.index
         elif isinstance(event, Advanced):
             self.progress(event.done, event.total, event.seconds_left)
+
+    def end(self, answer: TuneEnded) -> None:
+        """Take what failed; raises `FrameError` for what was not asked."""
+        for own in answer.failures:
+            self.failures.append(Failure(task_at(self.tasks, own.index), own.reason, own.trials))
+
+    @property
+    def _done(self) -> set[tuple[str, str]]:
+        return {own.key for own in self.results} | {own.task.key for own in self.failures}
 
     def rest(self, error: AgentLostError) -> list[TuneTask]:
         """The tasks behind the one that took the agent down; raises where none did."""
         if self.current is None or error.is_cut:
             raise error
         self.failures.append(Failure(self.tasks[self.current], str(error), ()))
-        done = {result.key for result in self.results} | {f.task.key for f in self.failures}
-        return [task for task in self.tasks if task.key not in done]
+        return [task for task in self.tasks if task.key not in self._done]
 
 
 def _request(batch: MeasureBatch, models: dict[str, bytes]) -> Measure:

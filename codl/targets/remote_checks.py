@@ -8,6 +8,8 @@ from time import monotonic
 
 from codl.measure.check_variants import Checked, CheckRun, CheckTask
 from codl.measure.progress import Progress, seconds_left
+from codl.runtime.frames import FrameError
+from codl.targets.arriving_rows import task_at
 from codl.targets.check_messages import (
     Checking,
     CheckKernels,
@@ -69,9 +71,13 @@ class RemoteChecks:
 
     def _hear(self, event: Reply) -> None:
         if isinstance(event, Checking):
+            task_at(self._tasks, event.index)
             self._current = event.index
         elif isinstance(event, KernelChecked):
-            self._keep(Checked(self._tasks[event.index], event.problem))
+            task = task_at(self._tasks, event.index)
+            if any(own.task is task for own in self._done.checked):
+                raise FrameError(f"It checked task {event.index} twice.")
+            self._keep(Checked(task, event.problem))
 
     def _behind(self, error: AgentLostError) -> list[CheckTask]:
         """The tasks behind the one that an agent was lost with; raises where it was none."""

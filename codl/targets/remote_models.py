@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.errors import CodlError
 from codl.ir.constants import array_digest
 from codl.ir.executable import Executable
 from codl.ir.executable_json import encode
 from codl.ir.results import TimeSpan
 from codl.runtime.loaded import RefusedError
-from codl.targets.arrays import Arrays, from_wire, to_wire
+from codl.targets.arrays import ArrayRecord, Arrays, from_wire, to_wire
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.message_base import Done
 from codl.targets.model_messages import (
@@ -58,8 +60,13 @@ class RemoteModel:
             records, blobs = to_wire(self.inputs)
             self._reload()
             answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
+            found = received(self._agent, answer.outputs, parts)
+            shapes, wanted = ({n: own.shape for n, own in all_of.items()}
+                              for all_of in (found, self.outputs))  # fmt: skip
+            if shapes != wanted:
+                raise self._agent.refuse(f"It sent outputs of {shapes}, where {wanted} was asked.")
             self._fed = [bytes(blob) for blob in blobs]
-            for name, value in from_wire(answer.outputs, parts).items():
+            for name, value in found.items():
                 np.copyto(self.outputs[name], value)
 
     def profile(self) -> list[TimeSpan]:
@@ -108,12 +115,24 @@ def load(agent: AgentClient, executable: Executable, *, tries: bool) -> ModelLoa
 
     content = encode(executable, put)
     answer, _ = agent.ask(Lacks(tuple(arrays)), Lacking)
+    if unknown := {*answer.digests} - {*arrays}:
+        raise agent.refuse(f"It lacks {', '.join(sorted(unknown))}, of which it was not asked.")
     records, blobs = to_wire({digest: arrays[digest] for digest in answer.digests})
     loaded, _ = agent.ask(Load(records, tries), LoadAnswer, [content, *blobs])
     if isinstance(loaded, KernelsRefused):
         raise RefusedError(loaded.refusals)
     assert isinstance(loaded, ModelLoaded)
     return loaded
+
+
+def received(
+    agent: AgentClient, records: Sequence[ArrayRecord], blobs: Sequence[bytes]
+) -> dict[str, NDArray[Any]]:
+    """Arrays that an agent sent; one whose arrays cannot be is ended."""
+    try:
+        return from_wire(records, blobs)
+    except CodlError as error:
+        raise agent.refuse(str(error)) from error
 
 
 class RemotePeer:
@@ -129,7 +148,7 @@ class RemotePeer:
 
     def outputs(self) -> Arrays:
         answer, blobs = self._agent.ask(ReadPeerOf(self._handle), PeerOutputs)
-        return from_wire(answer.arrays, blobs)
+        return received(self._agent, answer.arrays, blobs)
 
     def close(self) -> None:
         if self._agent.pid is not None:

@@ -17,7 +17,7 @@ from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
 from codl.runtime.loaded import RefusedError
 from codl.runtime.program_cache import Binary, Offer
-from codl.targets.arrays import from_wire, to_wire
+from codl.targets.arrays import from_wire, headed, one_each, to_wire
 from codl.targets.measure_messages import Identified, OfferedBinary, OpenDevice
 from codl.targets.message_base import Done, Reply
 from codl.targets.model_messages import (
@@ -66,7 +66,7 @@ class ServedModels:
         return Lacking(tuple(d for d in request.digests if d not in self._arrays)), ()
 
     def load(self, request: Load, blobs: Sequence[bytes]) -> Answer:
-        executable, *arrays = blobs
+        executable, arrays = headed(blobs)
         for digest, array in from_wire(request.arrays, arrays).items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
@@ -115,7 +115,7 @@ class ServedModels:
         return Done(), ()
 
     def open(self, request: OpenDevice, blobs: Sequence[bytes]) -> Answer:
-        pairs = zip(request.offered, blobs, strict=True)
+        pairs = one_each(request.offered, blobs, "programs")
         binaries = tuple(Binary(own.name, own.source, own.options, blob) for own, blob in pairs)
         offer = Offer(request.identity, binaries) if binaries else None
         return Identified(dict(self._target.open(offer))), ()
@@ -127,8 +127,9 @@ class ServedModels:
 
     def start_peer(self, request: StartPeer, blobs: Sequence[bytes]) -> Answer:
         plan = None if request.plan is None else read_plan(request.plan, Path("plan"))
-        inputs = from_wire(request.inputs, blobs[1:])
-        peer = self._target.start_peer(request.name, blobs[0], inputs, plan)
+        model, arrays = headed(blobs)
+        inputs = from_wire(request.inputs, arrays)
+        peer = self._target.start_peer(request.name, model, inputs, plan)
         handle = next(self._handles)
         self._models[handle] = peer
         return PeerStarted(handle, peer.version, peer.observed_cores, peer.busy_cores), ()
