@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from codl.cli.collect_course import AllOption, Course, Limits, ToleranceOption, course_of
 from codl.cli.collect_original import (
     DEFAULTS,
     RUNNERS,
@@ -37,22 +38,19 @@ from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, DeviceError
 from codl.frontend.models import MEASURED
 from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
 from codl.measure.devices_at_work import DeviceNews
-from codl.measure.measurement_order import MOST_SIMILAR, Scope, Tier, everything, within
+from codl.measure.measurement_order import MOST_SIMILAR, Scope
 from codl.measure.recording import Recording
-from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_ops
+from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_sources
+from codl.strategies.settled_plans import SettledPlans
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured
 from codl.targets.replay import folder_of
-
-if TYPE_CHECKING:
-    from codl.predict.active_learning import ActiveLearner
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
 #: Why a collection ended.
@@ -60,12 +58,9 @@ STOPPED = {
     "done": "all is measured",
     "budget": "the budget is over",
     "samples": "as many as wanted",
-    "settled": "accuracy has settled",
+    "settled": "more would change nothing",
     "battery": "the battery is low",
 }
-#: This part of a budget is measured in; the rest is for a last look at what came of it.
-MEASURING = 0.97
-
 
 OpsOption = Annotated[
     list[str] | None,
@@ -122,6 +117,8 @@ def collect_data(
     batch: BatchesOption = None,
     budget: BudgetOption = None,
     samples: SamplesOption = None,
+    everything: AllOption = False,
+    tolerance: ToleranceOption = None,
     resume: ResumeOption = False,
     governor: GovernorOption = None,
     cool_down: CoolDownOption = COOL_DOWN,
@@ -138,6 +135,12 @@ def collect_data(
     Ops are measured in batches of about ten seconds, in turns, so that a disturbance hits a few
     samples of each and not all samples of one. Rows are written at the end of each batch; a run
     that was killed goes on with --resume.
+
+    It ends when more would change no plan. Whole ops come first, and what --similar and --batch ask
+    for. Then, with every fifth more measurements, predictors are trained and the models of --ops
+    are planned; where it names none, the built-in ones. Plans that take at most --tolerance longer
+    than new ones are unchanged. After three looks in a row without a change it is over. --all
+    measures everything, --budget for a fixed time, --samples a fixed number.
 
     With --budget, whole ops come first, then their parts, then similar ops. One of two measurements
     is random; the other is chosen by active learning. Collection ends early when more rows would
@@ -159,6 +162,8 @@ def collect_data(
 
     [dim]Examples:[/dim]
     codl collect --soc host --serial local
+    codl collect --soc host --serial local --ops yolov2 --tolerance 1
+    codl collect --soc host --serial local --all --resume
     codl collect --soc host --serial local --budget 10m
     codl collect --soc host --serial local --ops yolov2 --budget 10m --resume
     codl collect --soc phone --serial X --governor performance --cool-down 5m
@@ -183,12 +188,13 @@ def collect_data(
             budget_s=read_seconds(budget),
             samples=samples,
         )
-        result = {**asdict(done), "expected": None}
-        emit("collect", result, lambda: _table(dataset, done, None), as_json=json)
+        result = {**asdict(done), "expected": None, "plans": None}
+        emit("collect", result, lambda: _table(dataset, done, None, None), as_json=json)
         return
     described, limit_s = _described(soc, serials), read_seconds(budget)
+    given, networks = load_sources([part for text in ops or MEASURED for part in text.split(",")])
     scope = Scope(
-        ops=load_ops([part for text in ops or MEASURED for part in text.split(",")]),
+        ops=given,
         similar=_similar(similar),
         batches=_batches(batch or []),
         shares=_shares(shares, few=limit_s is not None),
@@ -196,16 +202,12 @@ def collect_data(
     )
     dataset = Dataset.of(described.name, output)
     recorded = _recorded(serials)
-    tuning, chooser, time_s = tuning_file.read(recorded or dataset, described), None, None
-    if limit_s is None:
-        tasks = everything(scope, described)
-    else:
-        time_s = MEASURING * limit_s
-        tasks, tiers = within(time_s, scope, described)
-        chooser = _chooser(described, dataset, limit_s, tiers, tuning)
+    tuning = tuning_file.read(recorded or dataset, described)
+    limits = Limits(limit_s, samples, everything, tolerance)
+    course = course_of(limits, scope, networks, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
-        tasks = _answered(tasks, recorded)
-    shown = _Shown()
+        course = course.of(_answered(course.tasks, recorded))
+    shown = _Shown(course.plans)
     with ExitStack() as opened:
         targets = [opened.enter_context(closing(connect(own, described))) for own in serials]
         by_serial = {target.serial: target for target in targets}
@@ -213,41 +215,43 @@ def collect_data(
         done = collect(
             targets,
             dataset,
-            tasks,
+            course.tasks,
             tuning,
             resume=resume,
-            budget_s=time_s,
+            budget_s=course.time_s,
             samples=samples,
-            chooser=chooser,
+            chooser=course.chooser,
             progress=update,
             cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
             watch=shown.watch,
         )
     if recorded is not None and tuning.results:
         tuning_file.add(dataset, described, tuning.results.values())
-    expected = chooser.expected() if chooser else None
+    expected = course.learner.expected() if course.learner else None
     result = {**asdict(done), "expected": expected}
-    emit("collect", result, lambda: _table(dataset, done, expected), as_json=json)
+    result["plans"] = course.plans.to_json() if course.plans else None
+    emit("collect", result, lambda: _table(dataset, done, expected, course), as_json=json)
     if done.reason:
         raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
 
 
 @dataclass
 class _Shown:
-    """How it stands with each device, for lines below the progress."""
+    """How it stands with the plans and with each device, for lines below the progress."""
 
+    plans: SettledPlans | None
     news: Sequence[DeviceNews] = ()
 
     def watch(self, news: Sequence[DeviceNews]) -> None:
         self.news = news
 
     def lines(self) -> RenderableType:
-        """A line for each of several devices."""
+        """A line for plans, where they end the collection, and one for each of several devices."""
         grid = Table.grid(padding=(0, 2))
         for own in self.news if len(self.news) > 1 else ():
             again = f"tried again in {own.retry_s:.0f} s" if own.state == "away" else ""
             grid.add_row(Text(own.serial), own.state, f"{own.measured} measurements", again)
-        return grid
+        return Group(Text(self.plans.describe()), grid) if self.plans else grid
 
 
 def _described(name: str, serials: Sequence[str]) -> Soc:
@@ -277,15 +281,6 @@ def _answered(tasks: Sequence[Task], recorded: Dataset) -> list[Task]:
     return found
 
 
-def _chooser(
-    soc: Soc, dataset: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
-) -> ActiveLearner:
-    """Imported here: without a budget the libraries of predictors are not needed."""
-    from codl.predict.active_learning import ActiveLearner
-
-    return ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)
-
-
 def _similar(given: int | None) -> int | None:
     if given is not None and given < 0:
         raise CodlError(f"--similar must not be negative, got {given}.")
@@ -304,7 +299,9 @@ def _shares(given: str | None, *, few: bool) -> Sequence[float]:
     return FEW_SHARES if few else SHARES
 
 
-def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -> RenderableType:
+def _table(
+    dataset: Dataset, done: Collected, expected: dict[str, Any] | None, course: Course | None
+) -> RenderableType:
     title = f"Dataset of {dataset.folder.name}"
     names = ("file", "rows") + (("within 10 %", "within 5 %", "MAPE") if expected else ())
     table = Table(*names, title=title, title_justify="left")
@@ -314,8 +311,9 @@ def _table(dataset: Dataset, done: Collected, expected: dict[str, Any] | None) -
         table.add_row(f"t_{name}.csv", str(len(rows.read())), *_accuracy(look))
     for name, look in looks.items():  # the directions of data sharing
         table.add_row(name, str(look["rows"]), *_accuracy(look))
+    stopped = course.settled if course and done.stopped == "settled" else STOPPED[done.stopped]
     table.caption = (
-        f"{done.rows} rows written in {done.seconds:.0f} s ({STOPPED[done.stopped]}), "
+        f"{done.rows} rows written in {done.seconds:.0f} s ({stopped}), "
         f"{done.failed} failed, {done.skipped} there before, {done.left} measurements left, "
         f"{done.again} measured twice"
     )

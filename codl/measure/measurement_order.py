@@ -1,4 +1,4 @@
-"""What a budget is spent on: the models' own ops first, as far as they fit, then similar ones."""
+"""What is measured first: the ops of models, in a budget as far as they fit, then similar ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from typing import NamedTuple
 
 from codl.ir import Op
@@ -14,7 +15,16 @@ from codl.ir.types import PROCESSORS
 from codl.measure.attention_ops import attention_ops
 from codl.measure.sampling import surroundings_tasks
 from codl.measure.synthetic_ops import similar_ops
-from codl.measure.tasks import SEED, OpTask, SharingTask, Task, make_tasks, op_tasks
+from codl.measure.tasks import (
+    SEED,
+    BatchTask,
+    DispatchTask,
+    OpTask,
+    SharingTask,
+    Task,
+    make_tasks,
+    op_tasks,
+)
 
 #: Seconds that a task takes in the mean, building and looking at the rows included: 5,500 of them
 #: took 507 s on two cores of a server.
@@ -78,6 +88,23 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
     return mixed(surroundings_tasks(scope.ops, soc, scope.batches), tasks)
 
 
+def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
+    """All tasks: those of the first tier, then others of which any first part is representative.
+
+    The first has whole ops and some exchanges, without which nothing can be planned, launches, and
+    what was asked for beside the models' own ops: similar ones, batches, those of attention.
+    """
+    own = _first(make_tasks(scope.ops, soc, scope.shares), inf)
+    tasks = everything(scope, soc)
+    tiers = {task: own.get(task, _tier_beside(task)) for task in tasks}
+    return OpSelection(sorted(tasks, key=lambda task: tiers[task]), tiers)
+
+
+def _tier_beside(task: Task) -> Tier:
+    """Of what is no op of the models, and no exchange of theirs."""
+    return Tier.WHOLE if isinstance(task, OpTask | BatchTask | DispatchTask) else Tier.OWN
+
+
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:
     """The tasks for so many seconds."""
     surroundings = surroundings_tasks(scope.ops, soc, scope.batches)
@@ -127,7 +154,7 @@ def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:
     exchanges = [task for task in own if isinstance(task, SharingTask)][:EXCHANGES]
     chosen: set[Task] = {*wholes, *exchanges}
     parts = [task for task in own if isinstance(task, OpTask) and task not in chosen]
-    chosen |= set(parts[: max(0, round(fits) - len(chosen))])
+    chosen |= set(parts[: round(min(max(0, fits - len(chosen)), len(parts)))])
     first: list[Task] = [*wholes, *exchanges[:FIRST_EXCHANGES]]
     return dict.fromkeys(chosen, Tier.OWN) | dict.fromkeys(first, Tier.WHOLE)
 

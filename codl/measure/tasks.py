@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from codl.errors import CodlError, InvalidFileError
-from codl.ir import Dim, Op, Pad, Region, Shape, parse, split, to_text
+from codl.ir import Dim, Network, Op, Pad, Region, Shape, parse, split, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.fully_connected import FullyConnected
 from codl.ir.ops.pool2d import Pool2d
@@ -190,16 +190,24 @@ Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
 
 def load_ops(sources: Sequence[str]) -> list[Op]:
     """The distinct ops of models (built-in or `.onnx`) and of `.csv` files, in order."""
+    return load_sources(sources)[0]
+
+
+def load_sources(sources: Sequence[str]) -> tuple[list[Op], list[Network]]:
+    """The distinct ops as `load_ops` gives them, and the models, without weights."""
     from codl.frontend.convert import load_network  # an agent measures tasks without it
 
     found: dict[Op, None] = {}
+    networks = []
     for source in sources:
         if source.endswith(".csv"):
             ops = read_csv(Path(source))
         else:
-            ops = [layer.op for layer in load_network(source).layers]
+            network = load_network(source)
+            networks.append(network.structure)
+            ops = [layer.op for layer in network.layers]
         found.update(dict.fromkeys(ops))
-    return list(found)
+    return list(found), networks
 
 
 def make_tasks(

@@ -19,7 +19,8 @@ from codl.predict import serialization as store
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import HeldOut
 from codl.predict.estimators import LatencyEstimator
-from codl.predict.names import ESTIMATORS, FOLDER
+from codl.predict.model_set import Predictors
+from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
 from codl.predict.training_set import Samples
 from codl.predict.training_steps import Step, TrainingTask, beside, steps_of
@@ -125,9 +126,9 @@ def train(
     steps = found.steps
     work = _Work(workers, steps, progress, passes=1 + evaluate)
     fits = zip(steps, work.map(_fit, None), strict=True)
-    stored = [step.stored(soc, tuning, fitted) for step, fitted in fits]
+    stored = [step.stored(soc, tuning, own) for step, own in fits]
     files = _save(stored, folder)
-    fitted = perf_counter()
+    stored_at = perf_counter()
     looks: list[dict[Split, HeldOut]] = [{} for _ in steps]
     if evaluate:
         looks = work.map(_hold_out, seeds)
@@ -139,8 +140,8 @@ def train(
     return TrainReport(
         soc=soc.name,
         predictors=tuple(row for each in rows for row in _rows(soc, tuning, *each)),
-        train_s=fitted - start,
-        evaluate_s=done - fitted,
+        train_s=stored_at - start,
+        evaluate_s=done - stored_at,
         seeds=seeds,
         bytes={name: path.stat().st_size for name, path in files.items()},
         failed=found.failed,
@@ -148,6 +149,25 @@ def train(
         notes=tuple(found.notes),
         files=tuple(files.values()),
     )
+
+
+def fitted(
+    soc: Soc,
+    dataset: Dataset,
+    tuning: Tuning = Tuning(),
+    *,
+    predictor: str = DEFAULT,
+    workers: Workers = Workers(),
+) -> Predictors:
+    """One predictor of every target with an ok row, as `train` fits it; nothing is stored.
+
+    Raises as `train` does.
+    """
+    ESTIMATORS.find(predictor)
+    steps = _TrainingSet.read(soc, dataset, tuning, [predictor], ()).steps
+    fits = zip(steps, _Work(workers, steps, None, passes=1).map(_fit, None), strict=True)
+    stored = {step.own.target: step.stored(soc, tuning, own) for step, own in fits}
+    return Predictors(predictor, soc, dataset.folder, stored, tuning)
 
 
 def _save(stored: Sequence[StoredPredictor], folder: Path) -> dict[str, Path]:

@@ -75,12 +75,19 @@ class Context:
         from codl.predict.model_set import load
 
         name = self.predictor or default
-        key = (self.soc, self.tuning.fingerprint, self.predictors_folder, name)
+        key = self._key(name)
         if key not in self._loaded:
             self._loaded[key] = load(self.soc, name, self.predictors_folder, self.tuning)
         loaded = self._loaded[key]
         predictors = loaded if self.winograd else WithoutWinograd(loaded)
         return CostModel(self.soc, predictors, by_op, tuning=self.tuning)
+
+    def with_predictors(self, predictors: LatencyPredictors) -> Context:
+        """The same with predictors in the place of the stored ones of their name."""
+        return replace(self, _loaded={**self._loaded, self._key(predictors.name): predictors})
+
+    def _key(self, name: str) -> tuple[Soc, str, Path, str]:
+        return self.soc, self.tuning.fingerprint, self.predictors_folder, name
 
     def default_cost(self, network: Network) -> CostModel | None:
         """That by which any plan of a network is timed, with estimates of what has no predictor.

@@ -1,0 +1,147 @@
+"""What `codl collect` measures, in which order, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from codl.errors import CodlError
+from codl.frontend.convert import load_network
+from codl.frontend.models import MEASURED
+from codl.ir import Network
+from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
+from codl.measure.collection import Chooser
+from codl.measure.dataset import Dataset
+from codl.measure.measurement_order import Scope, Tier, everything, wholes_first, within
+from codl.measure.tasks import Task
+from codl.strategies import Context
+from codl.strategies.settled_plans import TOLERANCE, SettledPlans
+
+if TYPE_CHECKING:
+    from codl.predict.active_learning import ActiveLearner
+
+#: This part of a budget is measured in; the rest is for a last look at what came of it.
+MEASURING = 0.97
+
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Measure everything, however little plans change by it.")
+]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        min=0,
+        help="Percent by which a plan may take longer than a newer one and still count as "
+        f"unchanged; {100 * TOLERANCE:g} by default.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the options say of a collection's end; without any it ends when plans have settled.
+
+    `tolerance` is in percent.
+    """
+
+    budget_s: float | None = None
+    samples: int | None = None
+    everything: bool = False
+    tolerance: float | None = None
+
+    def check(self) -> None:
+        """Raise `CodlError` for options that contradict each other."""
+        given = {
+            "--budget": self.budget_s is not None,
+            "--samples": self.samples is not None,
+            "--all": self.everything,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if self.everything and len(names) > 1:
+            raise CodlError(f"--all measures everything: leave out {names[0]}.")
+        if self.tolerance is not None and names:
+            raise CodlError(
+                f"--tolerance is of plans that end a collection, which {names[0]} does instead: "
+                "leave out one of the two."
+            )
+
+    @property
+    def are_plans(self) -> bool:
+        """Whether plans end the collection."""
+        return self.budget_s is None and self.samples is None and not self.everything
+
+
+@dataclass(frozen=True)
+class Course:
+    """Tasks in their order, and what chooses among them: at most one of the two.
+
+    Measuring takes `time_s` seconds at most.
+    """
+
+    tasks: Sequence[Task]
+    time_s: float | None = None
+    learner: ActiveLearner | None = None
+    plans: SettledPlans | None = None
+
+    @property
+    def chooser(self) -> Chooser | None:
+        return self.learner or self.plans
+
+    @property
+    def settled(self) -> str:
+        """What has settled where the chooser ended the collection."""
+        return "accuracy has settled" if self.learner else "more would change no plan"
+
+    def of(self, tasks: Sequence[Task]) -> Course:
+        """The same of some of the tasks."""
+        plans = replace(self.plans, total=len(tasks)) if self.plans else None
+        return replace(self, tasks=tasks, plans=plans)
+
+
+def course_of(
+    limits: Limits,
+    scope: Scope,
+    networks: Sequence[Network],
+    *,
+    soc: Soc,
+    dataset: Dataset,
+    tuning: Tuning,
+) -> Course:
+    """Where plans end it, they are of `networks`, or of built-in models where there is none."""
+    limits.check()
+    if limits.budget_s is not None:
+        time_s = MEASURING * limits.budget_s
+        tasks, tiers = within(time_s, scope, soc)
+        learner = _learner(soc, dataset, limits.budget_s, tiers, tuning)
+        return Course(tasks, time_s, learner)
+    if not limits.are_plans:
+        return Course(everything(scope, soc))
+    tasks, tiers = wholes_first(scope, soc)
+    tolerance = TOLERANCE if limits.tolerance is None else limits.tolerance / 100
+    plans = SettledPlans(
+        models=lambda: networks or _built_in(),
+        context=Context(soc, tuning),
+        dataset=dataset,
+        tiers=tiers,
+        total=len(tasks),
+        tolerance=tolerance,
+    )
+    return Course(tasks, plans=plans)
+
+
+def _built_in() -> list[Network]:
+    return [load_network(name).structure for name in MEASURED]
+
+
+def _learner(
+    soc: Soc, dataset: Dataset, budget_s: float, tiers: Mapping[Task, Tier], tuning: Tuning
+) -> ActiveLearner:
+    """Imported here: without a budget the libraries of predictors are not needed."""
+    from codl.predict.active_learning import ActiveLearner
+
+    return ActiveLearner(soc, dataset, budget_s, tiers, tuning=tuning)
