@@ -12,14 +12,17 @@ from rich.console import RenderableType
 
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
 from codl.cli.options import (
+    REFINE,
     BatchOption,
     DatasetsOption,
     JsonOption,
     OutputOption,
     PredictorOption,
     PredictorsOption,
+    RefineOption,
     SerialOption,
     SocOption,
+    read_budget,
     read_models,
 )
 from codl.cli.output import emit, note
@@ -67,6 +70,7 @@ def evaluate_strategies(
     peers: PeersOption = "",
     seconds: SecondsOption = 20,
     predictor: PredictorOption = None,
+    budget: RefineOption = REFINE,
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -99,6 +103,7 @@ def evaluate_strategies(
         dataset,
         predictors_folder=predictors,
         predictor=predictor,
+        budget_s=read_budget(budget),
         note=note,
     )
     names = _names(strategies)

@@ -21,8 +21,11 @@ from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
 from codl.runtime.placement import HINTS
 from codl.strategies import DEFAULT, STRATEGIES
+from codl.strategies.base import BUDGET_S
 from codl.workers import Workers
 
+#: The strategies that run plans on the device to find the best.
+RUN_PLANS = ", ".join(name for name, own in STRATEGIES.items() if own.runs_plans)
 MODELS = (
     f"A built-in model ({', '.join(sorted(BUILT_IN))}), an .onnx file, a model in .yaml, "
     "or a deployment .yaml (with #NAME where it has several models)"
@@ -114,6 +117,16 @@ DaskOption = Annotated[
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", help="Stop after this time, such as 90s, 10m or 1h.")
 ]
+#: Of strategies that run plans on the device.
+RefineOption = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        help=f"Time that a strategy which runs plans ({RUN_PLANS}) may take for a model, such as "
+        "90s or 10m: the best so far is taken.",
+    ),
+]
+REFINE = f"{BUDGET_S:g}s"
 
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[1-9]\d*(x[1-9]\d*)*)")
 
@@ -141,6 +154,14 @@ def read_workers(jobs: int | None, dask: str | None, *, usual: int = 1) -> Worke
             "a Dask cluster has as many workers as it has.", param_hint="--jobs with --dask"
         )
     return Workers(dask=dask) if dask is not None else Workers(jobs or usual)
+
+
+def read_budget(text: str) -> float:
+    """The seconds of --budget of strategies; raises `CodlError` for none, or for no time at all."""
+    seconds = read_seconds(text)
+    if not seconds:
+        raise CodlError(f"--budget must be above 0, got {text!r}.")
+    return seconds
 
 
 def read_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from codl.bundle.packaging import Packaged, package
 from codl.cli.deployed import adapted, deployment_of, plan_of
 from codl.cli.options import (
+    REFINE,
     BatchOption,
     DatasetsOption,
     JsonOption,
@@ -21,10 +22,12 @@ from codl.cli.options import (
     PlanOption,
     PredictorOption,
     PredictorsOption,
+    RefineOption,
     SerialOption,
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_budget,
     read_shapes,
 )
 from codl.cli.output import emit, note
@@ -48,6 +51,7 @@ def package_model(
     serial: SerialOption = "local",
     plan: PlanOption = None,
     strategy: StrategyOption = None,
+    budget: RefineOption = REFINE,
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -75,6 +79,7 @@ def package_model(
         dataset,
         predictors_folder=predictors,
         predictor=predictor,
+        budget_s=read_budget(budget),
         note=note,
     )
     context = adapted(asked, deployed)

@@ -18,6 +18,7 @@ from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     MODELS,
+    REFINE,
     SOCS,
     AffinityOption,
     BatchOption,
@@ -29,10 +30,12 @@ from codl.cli.options import (
     PredictorOption,
     PredictorsOption,
     PriorityOption,
+    RefineOption,
     SerialOption,
     ShapeOption,
     StrategyOption,
     ThreadsOption,
+    read_budget,
     read_shapes,
 )
 from codl.cli.output import emit, note
@@ -77,6 +80,7 @@ def run_model(
     serial: SerialOption = "local",
     plan: PlanOption = None,
     strategy: StrategyOption = None,
+    budget: RefineOption = REFINE,
     inputs: InputsOption = None,
     outputs: OutputsOption = None,
     result_file: ResultOption = None,
@@ -125,6 +129,7 @@ def run_model(
                 dataset,
                 predictors_folder=predictors,
                 predictor=predictor,
+                budget_s=read_budget(budget),
                 note=note,
             )
             context = adapted(asked, deployed)

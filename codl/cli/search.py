@@ -18,6 +18,7 @@ from rich.table import Table
 from codl.cli.deployed import adapted, deployment_of, strategy_of
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
+    REFINE,
     BatchOption,
     DaskOption,
     DatasetsOption,
@@ -27,10 +28,12 @@ from codl.cli.options import (
     PlacementOption,
     PredictorOption,
     PredictorsOption,
+    RefineOption,
     SerialOption,
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_budget,
     read_models,
     read_shapes,
     read_workers,
@@ -87,6 +90,7 @@ def search_plan(
     method: MethodOption = "dp",
     objective: ObjectiveOption = "latency",
     memory_limit: MemoryOption = None,
+    budget: RefineOption = REFINE,
     batch: BatchOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     predictors: PredictorsOption = FOLDER,
@@ -99,8 +103,9 @@ def search_plan(
 ) -> None:
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
 
-    Strategies that run plans to find the best run them on --serial. The strategy `ideal` prints the
-    paper's bound, computed from measured ops; it gives no plan.
+    Strategies that run plans to find the best run them on --serial, for --budget, and give the best
+    so far. The strategy `ideal` prints the paper's bound, computed from measured ops; it gives no
+    plan.
 
     Several models are searched one by one, --jobs at a time, or by the workers of a Dask cluster
     (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
@@ -109,6 +114,7 @@ def search_plan(
 
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
+    codl search yolov2 --soc host --strategy codl-refined --budget 2m
     codl search yolov2,vgg16,bert --soc host --jobs 3 -o plans
     codl search zoo/*.onnx --soc host --dask tcp://10.0.0.7:8786 -o plans
     """
@@ -128,6 +134,7 @@ def search_plan(
         dataset,
         predictors_folder=predictors,
         predictor=predictor,
+        budget_s=read_budget(budget),
         method=method,
         objective=Objective.of(objective, described, _bytes(memory_limit)),
         note=note,

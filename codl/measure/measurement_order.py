@@ -17,8 +17,8 @@ from codl.measure.sampling import surroundings_tasks
 from codl.measure.synthetic_ops import similar_ops
 from codl.measure.tasks import (
     SEED,
-    BatchTask,
-    DispatchTask,
+    ColdTask,
+    ContentionTask,
     OpTask,
     SharingTask,
     Task,
@@ -91,8 +91,8 @@ def everything(scope: Scope, soc: Soc) -> Sequence[Task]:
 def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
     """All tasks: those of the first tier, then others of which any first part is representative.
 
-    The first has whole ops and some exchanges, without which nothing can be planned, launches, and
-    what was asked for beside the models' own ops: similar ones, batches, those of attention.
+    The first has whole ops and some exchanges, without which nothing can be planned, launches and
+    waits, and what was asked for beside: similar ops, batches, ops of attention.
     """
     own = _first(make_tasks(scope.ops, soc, scope.shares), inf)
     tasks = everything(scope, soc)
@@ -102,7 +102,7 @@ def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
 
 def _tier_beside(task: Task) -> Tier:
     """Of what is no op of the models, and no exchange of theirs."""
-    return Tier.WHOLE if isinstance(task, OpTask | BatchTask | DispatchTask) else Tier.OWN
+    return Tier.OWN if isinstance(task, SharingTask | ColdTask | ContentionTask) else Tier.WHOLE
 
 
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:

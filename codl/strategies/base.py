@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeAlias
 
 from codl.errors import CodlError, InvalidFileError
@@ -22,6 +23,9 @@ from codl.predict.names import DEFAULT, FOLDER
 from codl.registry import Registry
 from codl.targets.base import Target
 
+#: Seconds that strategies which run plans take for a model, where nothing else is said.
+BUDGET_S = 30.0
+
 
 def _tell_nobody(text: str) -> None:
     """Where nobody listens."""
@@ -35,7 +39,8 @@ class Context:
 
     `predictor` overrides the predictor that the strategy would take; `method` is how `codl`
     searches, one of `codl.plan.search.METHODS`, and `objective` what for. Without `winograd`,
-    kernel variants that use it count as unmeasured.
+    kernel variants that use it count as unmeasured. Strategies that run plans take `budget_s`
+    seconds for each model, by `clock`.
     """
 
     soc: Soc
@@ -46,6 +51,8 @@ class Context:
     method: str = "dp"
     objective: Objective = LATENCY
     winograd: bool = True
+    budget_s: float = BUDGET_S
+    clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
     target: Target | None = field(default=None, repr=False, compare=False)
     #: Told what goes on where planning takes long.
     note: Callable[[str], None] = field(default=_tell_nobody, repr=False, compare=False)

@@ -5,12 +5,14 @@ other processor works. So each processor alone and the predicted plan run on the
 of every net and kernel corrects the predictions, and the search runs again, a few times. Plans are
 compared by runs in turns, and the fastest is kept. One processor alone is among them, so a split
 that does not pay on this device is never kept.
+
+All of that has a budget of seconds, `Context.budget_s`. Where it is over, the best so far is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
@@ -35,6 +37,12 @@ ROUNDS, PATIENCE = 8, 2
 #: How long two plans are compared, and at the end the best one with one processor alone.
 DUEL = Effort(min_rounds=3, min_seconds=2.0)
 FINAL = Effort(min_rounds=5, min_seconds=3.0)
+#: Of the budget, one comparison takes at most so much, and the one at the end, which is kept free.
+DUEL_PART, FINAL_PART = 0.1, 0.2
+#: So many runs of a turn at least, the cold one included.
+LEAST_RUNS = 2
+#: Runs of a plan that are profiled, at most and at least.
+PROFILED, LEAST_PROFILED = 7, 2
 #: Runs before a plan is profiled: the first ones allocate and fault pages in.
 WARM_UP = 2
 #: Two processors must take less than this part of what one takes alone: other programs hit a plan
@@ -44,7 +52,7 @@ WORTH = 0.97
 
 @strategy(NAME, runs_plans=True)
 def codl_refined(network: Network, context: Context) -> Plan:
-    """Takes some seconds, and about a minute where an inference takes half a second.
+    """Takes some seconds, and hardly more than the context's budget.
 
     Raises `UnsupportedError` where plans cannot run, or are to be best in something else.
     """
@@ -54,13 +62,18 @@ def codl_refined(network: Network, context: Context) -> Plan:
             f"{context.objective.goal!r} nor a memory limit: plan with `codl`."
         )
     cost = covered(context.cost(DEFAULT), network)
-    with Trials(network, cost, context.device, context.note) as trials:
+    timer = Timer(context.budget_s, context.clock)
+    with Trials(network, cost, context.device, timer, context.note) as trials:
         for processor in PROCESSORS:
-            trials.run(one_processor(network, cost, processor, strategy=NAME))
+            if timer.has_time():
+                trials.run(one_processor(network, cost, processor, strategy=NAME))
         single = trials.best
-        trials.run(search(network, cost, NAME, method=context.method))
+        if timer.has_time():
+            trials.run(search(network, cost, NAME, method=context.method))
         losses = 0
         for _ in range(ROUNDS):
+            if not timer.has_time():
+                break
             corrected = cost.corrected(ProfileCorrections(trials.samples))
             plan = search(network, corrected, NAME, method=context.method)
             if trials.has_run(plan):
@@ -71,30 +84,83 @@ def codl_refined(network: Network, context: Context) -> Plan:
         return trials.result(single)
 
 
+class Timer:
+    """What is left of a budget of seconds, by a clock in seconds."""
+
+    def __init__(self, budget_s: float, clock: Callable[[], float]) -> None:
+        self.budget_s, self._clock = budget_s, clock
+        self._begin = self._asked = clock()
+        self._longest_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._begin
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.now_s
+
+    def has_time(self) -> bool:
+        """Whether the next step ends in time, if it takes as long as the longest one so far.
+
+        A step is what happens between two calls. The comparison at the end keeps its part. The
+        first step is done in any case.
+        """
+        now = self._clock()
+        self._longest_s = max(self._longest_s, now - self._asked)
+        self._asked = now
+        return self._longest_s <= max(0.0, self.left_s - FINAL_PART * self.budget_s)
+
+
+def within(effort: Effort, seconds: float, round_s: float) -> Effort:
+    """As much of an effort as takes so many seconds, where everybody's run takes `round_s` in all.
+
+    At least one round of `LEAST_RUNS`.
+    """
+    runs = seconds / max(round_s, 1e-9)
+    rounds = min(effort.min_rounds, max(1, int(runs / effort.turn)))
+    warm = min(effort.warm, max(LEAST_RUNS, int(runs)) - 1)
+    return Effort(min_rounds=rounds, min_seconds=min(effort.min_seconds, seconds), warm=warm)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that is ready to run; one run takes about `run_s` seconds."""
+
+    engine: Engine
+    run_s: float
+
+
 class Trials:
     """Plans that run on the device, what they say of predictions, and the fastest of them."""
 
     def __init__(
-        self, network: Network, cost: CostModel, target: Target, note: Callable[[str], None]
+        self,
+        network: Network,
+        cost: CostModel,
+        target: Target,
+        timer: Timer,
+        note: Callable[[str], None],
     ) -> None:
         self.samples: list[OpRatio] = []
         self._network, self._cost, self._note = network, cost, note
-        self._target = target
+        self._target, self._timer = target, timer
         self._run: set[str] = set()
-        self._best: Engine | None = None
+        self._best: Candidate | None = None
 
     def __enter__(self) -> Trials:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._best is not None:
-            self._best.close()
+            self._best.engine.close()
 
     @property
     def best(self) -> Plan:
         """The fastest so far."""
         assert self._best is not None
-        return self._best.plan
+        return self._best.engine.plan
 
     def has_run(self, plan: Plan) -> bool:
         return repr(plan.chains) in self._run
@@ -102,27 +168,45 @@ class Trials:
     def run(self, plan: Plan) -> bool:
         """Whether a plan is faster than all before it."""
         self._run.add(repr(plan.chains))
-        engine = self._engine(plan)
-        self.samples += observe(engine, self._cost)
-        return self._is_best(engine, DUEL)
+        new = self._candidate(plan)
+        share_s = DUEL_PART * self._timer.budget_s
+        runs = max(LEAST_PROFILED, min(PROFILED, int(share_s / max(new.run_s, 1e-9))))
+        self.samples += observe(new.engine, self._cost, runs)
+        return self._is_best(new, DUEL, share_s)
 
     def result(self, single: Plan) -> Plan:
-        """The fastest, compared once more with one processor alone."""
-        if self.best is not single:
-            self._is_best(self._engine(single), FINAL, worth=WORTH)
+        """The fastest, compared once more with one processor alone where there is time."""
+        if self.best is not single and self._timer.left_s > 0:
+            self._compare_last(self._candidate(single))
         count = len(self._run)
-        return replace(self.best, method=f"{self.best.method}, refined by {count} plans that ran")
+        took = f"{self._timer.now_s:.0f} of {self._timer.budget_s:g} s"
+        method = f"{self.best.method}, refined by {count} plans that ran in {took}"
+        return replace(self.best, method=method)
 
-    def _engine(self, plan: Plan) -> Engine:
+    def _compare_last(self, single: Candidate) -> None:
+        """Where a round fits in what is left."""
+        assert self._best is not None
+        share_s = min(FINAL_PART * self._timer.budget_s, self._timer.left_s)
+        if share_s >= LEAST_RUNS * (self._best.run_s + single.run_s):
+            self._is_best(single, FINAL, share_s, worth=WORTH)
+        else:
+            single.engine.close()
+
+    def _candidate(self, plan: Plan) -> Candidate:
         cost = self._cost
         engine = Engine(self._network, plan, self._target, cost.tuning)
         engine.feed(random_inputs(self._network))
+        run_s = 0.0
         for _ in range(WARM_UP):
+            start = self._timer.now_s
             engine.run()
-        return engine
+            run_s = self._timer.now_s - start
+        return Candidate(engine, run_s)
 
-    def _is_best(self, new: Engine, effort: Effort, *, worth: float = 1.0) -> bool:
-        """Compare an engine with the best one, and keep the faster of the two.
+    def _is_best(
+        self, new: Candidate, effort: Effort, share_s: float, *, worth: float = 1.0
+    ) -> bool:
+        """Compare with the best one, for at most so many seconds, and keep the faster of the two.
 
         The best one must take less than `worth` of what the new one takes to stay. By the fifth of
         runs that is fastest: what other programs do to a plan on two processors and to one on a
@@ -131,22 +215,24 @@ class Trials:
         if self._best is None:
             self._best = new
             return True
-        both = {"best": self._best.loaded, "new": new.loaded}
-        times = self._target.time(both, effort)
+        best = self._best
+        both = {"best": best.engine.loaded, "new": new.engine.loaded}
+        times = self._target.time(both, within(effort, share_s, best.run_s + new.run_s))
         for reason in times.failed.values():
             raise DeviceError(reason)
         new_ms, best_ms = times.latency_ms["new"].p20, times.latency_ms["best"].p20
         self._note(
-            f"{self._network.name}: plan {len(self._run)}, {_summary(new.plan)}, takes "
-            f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms"
+            f"{self._network.name}: plan {len(self._run)}, {_summary(new.engine.plan)}, takes "
+            f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms "
+            f"({self._timer.now_s:.0f} of {self._timer.budget_s:g} s)"
         )
         faster = worth * new_ms < best_ms
-        loser, self._best = (self._best, new) if faster else (new, self._best)
-        loser.close()
+        loser, self._best = (best, new) if faster else (new, best)
+        loser.engine.close()
         return faster
 
 
-def observe(engine: Engine, cost: CostModel, runs: int = 7) -> list[OpRatio]:
+def observe(engine: Engine, cost: CostModel, runs: int) -> list[OpRatio]:
     """Run an engine on what it was fed, and compare each net and kernel with its prediction."""
     profiles = [totals_ms(engine.profile(1)) for _ in range(runs)]
     return op_ratios(engine.executable, profiles, cost)

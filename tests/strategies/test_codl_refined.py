@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +54,17 @@ def test_a_mistaken_predictor_still_gives_a_plan_that_runs(gpu: float, first_soc
             np.testing.assert_allclose(engine(inputs)[name], expected, rtol=1e-4, atol=1e-5)
 
 
+class StandIn:
+    """An engine, and what its target loaded."""
+
+    def __init__(self, network: Network, plan: Plan, *how: Any) -> None:
+        self.plan, self.loaded = plan, self
+
+    def run(self) -> None: ...
+
+    feed = close = lambda self, *inputs: None
+
+
 @pytest.mark.parametrize(("both_ms", "taken"), [(9.9, "one"), (9.6, "both")])
 def test_two_processors_must_be_worth_it(
     both_ms: float, taken: str, monkeypatch: pytest.MonkeyPatch
@@ -61,30 +75,16 @@ def test_two_processors_must_be_worth_it(
     plans = {name: replace(default_plan(network, SOC, "gpu"), strategy=name) for name in latency_ms}
     plans["both"] = replace(plans["both"], chains=plans["both"].chains * 2)
 
-    class StandIn:
-        """An engine, and what its target loaded."""
-
-        def __init__(self, network: Network, plan: Plan, *how: Any) -> None:
-            self.plan, self.loaded = plan, self
-
-        def run(self) -> None: ...
-
-        feed = close = lambda self, *inputs: None
-
-    class Timing:
-        """A target that knows how long plans take."""
-
-        def time(self, models: dict[str, StandIn], effort: Effort) -> TimedTogether:
-            taken = {name: latency_ms[own.plan.strategy] for name, own in models.items()}
-            return TimedTogether({name: Latency(ms, ms, ms, 3) for name, ms in taken.items()})
+    def time(models: dict[str, StandIn], effort: Effort) -> TimedTogether:
+        taken = {name: latency_ms[own.plan.strategy] for name, own in models.items()}
+        return TimedTogether({name: Latency(ms, ms, ms, 3) for name, ms in taken.items()})
 
     monkeypatch.setattr(codl_refined, "Engine", StandIn)
-    monkeypatch.setattr(codl_refined, "observe", lambda engine, cost: [])
+    monkeypatch.setattr(codl_refined, "observe", lambda engine, cost, runs: [])
     notes: list[str] = []
-    target: Any = Timing()
-    with codl_refined.Trials(
-        network, CostModel(SOC, SyntheticPredictors()), target, notes.append
-    ) as trials:
+    target: Any = SimpleNamespace(time=time)
+    cost, timer = CostModel(SOC, SyntheticPredictors()), codl_refined.Timer(30.0, lambda: 0.0)
+    with codl_refined.Trials(network, cost, target, timer, notes.append) as trials:
         trials.run(plans["one"])
         assert trials.run(plans["both"])
         assert trials.result(plans["one"]).strategy == taken
@@ -100,3 +100,84 @@ def test_what_it_cannot_compare_is_refused(first_soc: Soc) -> None:
         find("codl-refined").plan(
             network, Mistaken(replace(first_soc, source="replayed"), target=target)
         )
+
+
+class Bench:
+    """A device in which only a clock goes on: building takes `build_s`, every run `run_s`.
+
+    Searches find one plan after the other, each with a percent less on the GPU, and faster.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, build_s: float, run_s: float) -> None:
+        self.now, self.run_s, self.plans = 1000.0, run_s, 0
+        bench = self
+
+        class Slow(StandIn):
+            def __init__(self, network: Network, plan: Plan, *how: Any) -> None:
+                super().__init__(network, plan)
+                bench.now += build_s
+                bench.plans += 1
+
+            def run(self) -> None:
+                bench.now += run_s
+
+        monkeypatch.setattr(codl_refined, "Engine", Slow)
+        monkeypatch.setattr(codl_refined, "observe", self.observe)
+        ratios = self.ratios()
+        monkeypatch.setattr(codl_refined, "search", lambda *how, **more: next(ratios))
+
+    def ratios(self) -> Iterator[Plan]:
+        plan = default_plan(row(2), SOC, "gpu")
+        for number in count(1):
+            (chain,) = plan.chains
+            yield replace(plan, chains=(replace(chain, gpu_ratio=1 - number / 100),))
+
+    def observe(self, engine: StandIn, cost: CostModel, runs: int) -> Sequence[Any]:
+        for _ in range(runs):
+            engine.run()
+        return []
+
+    def time(self, models: dict[str, StandIn], effort: Effort) -> TimedTogether:
+        self.now += max(
+            effort.min_seconds, effort.min_rounds * effort.turn * self.run_s * len(models)
+        )
+        taken = {name: latency_ms(own.plan) for name, own in models.items()}
+        return TimedTogether({name: Latency(ms, ms, ms, 3) for name, ms in taken.items()})
+
+
+def latency_ms(plan: Plan) -> float:
+    ratio = plan.chains[0].gpu_ratio
+    return 10.0 if ratio in (0, 1) else 5.0 * ratio
+
+
+def refined(bench: Bench, budget_s: float) -> tuple[Plan, float]:
+    """A plan, and the seconds that it took."""
+    begin, target = bench.now, SimpleNamespace(time=bench.time)
+    context: Any = Mistaken(SOC, target=target, budget_s=budget_s, clock=lambda: bench.now)  # type: ignore[arg-type]
+    plan = find("codl-refined").plan(row(2), context)
+    return plan, bench.now - begin
+
+
+@pytest.mark.parametrize("run_s", [0.001, 0.05, 0.5])
+@pytest.mark.parametrize("build_s", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("budget_s", [15.0, 30.0, 300.0])
+def test_it_keeps_its_budget(
+    budget_s: float, build_s: float, run_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, took_s = refined(Bench(monkeypatch, build_s=build_s, run_s=run_s), budget_s)
+    assert took_s <= budget_s
+    assert f"of {budget_s:g} s" in plan.method
+
+
+def test_a_longer_budget_tries_more_plans_and_any_takes_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+    for budget_s in (0.5, 20.0, 30.0, 60.0):
+        bench = Bench(monkeypatch, build_s=1.0, run_s=0.01)
+        plan, _ = refined(bench, budget_s)
+        searched = bench.plans - 3  # each processor alone, and the better one again at the end
+        assert plan.chains[0].gpu_ratio == (1 - searched / 100 if searched > 0 else 0)
+        tried.append(bench.plans)
+    assert tried[0] == 1  # the first plan runs whatever the budget
+    assert tried == sorted(set(tried))
