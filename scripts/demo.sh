@@ -9,14 +9,15 @@ step() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; "$@"; }
 
 step codl devices
 step codl soc detect --serial local --name host
-# A dataset that is there is kept: only what is missing is measured.
-step codl collect --soc host --serial local --ops yolov2 --shares 0.2,0.4,0.6,0.8,1 \
-    --resume -o lat_datasets
-step codl train --soc host --json > train.json
+# It ends when more would change no plan. A dataset that is there is gone on with.
+step codl collect --soc host --serial local --ops yolov2 --resume -o lat_datasets
+# The predictors of the strategies below; without --no-evaluate it says how accurate they are.
+step codl train --soc host --predictor codl --predictor codl_linear --predictor flops_linear \
+    --no-evaluate --json > train.json
 step codl search yolov2 --soc host -o plan.json
 step codl eval --soc host --serial local --models yolov2 \
     --strategies cpu,gpu,mulayer,codl-paper,codl,ideal --seconds 15 -o eval.json
-step codl report eval.json train.json -o report.html
+step codl report eval.json -o report.html
 
 printf '\nLeft in %s:\n' "$folder" >&2
 ls -d lat_datasets predictors plan.json eval.json report.html >&2

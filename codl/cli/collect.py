@@ -192,6 +192,8 @@ def collect_data(
         emit("collect", result, lambda: _table(dataset, done, None, None), as_json=json)
         return
     described, limit_s = _described(soc, serials), read_seconds(budget)
+    limits = Limits(limit_s, samples, everything, tolerance)
+    limits.check()
     given, networks = load_sources([part for text in ops or MEASURED for part in text.split(",")])
     scope = Scope(
         ops=given,
@@ -203,7 +205,6 @@ def collect_data(
     dataset = Dataset.of(described.name, output)
     recorded = _recorded(serials)
     tuning = tuning_file.read(recorded or dataset, described)
-    limits = Limits(limit_s, samples, everything, tolerance)
     course = course_of(limits, scope, networks, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
         course = course.of(_answered(course.tasks, recorded))

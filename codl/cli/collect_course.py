@@ -113,7 +113,6 @@ def course_of(
     tuning: Tuning,
 ) -> Course:
     """Where plans end it, they are of `networks`, or of built-in models where there is none."""
-    limits.check()
     if limits.budget_s is not None:
         time_s = MEASURING * limits.budget_s
         tasks, tiers = within(time_s, scope, soc)

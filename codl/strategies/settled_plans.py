@@ -33,7 +33,7 @@ from codl.strategies.base import STRATEGIES, Context
 #: What plans; it must run nothing.
 STRATEGY = "codl"
 #: The part by which a kept plan may take longer than a new one and still count as unchanged.
-TOLERANCE = 0.02
+TOLERANCE = 0.03
 #: The plans are unchanged in so many looks in a row at the end.
 LOOKS = 3
 #: A look comes with this share of more measurements than at the last one.
@@ -162,7 +162,7 @@ class SettledPlans:
         for network in self._networks:
             plan = STRATEGIES.find(STRATEGY).plan(network, context)
             kept = self._kept.get(network.name, plan)
-            found[network.name] = plan, _longer(kept, plan, network, context)
+            found[network.name] = plan, longer(kept, plan, network, context)
         return found
 
     @property
@@ -208,7 +208,7 @@ class SettledPlans:
             raise UnwritableFileError(self._path, error) from error
 
 
-def _longer(kept: Plan, new: Plan, network: Network, context: Context) -> float:
+def longer(kept: Plan, new: Plan, network: Network, context: Context) -> float:
     """By how much longer the kept plan takes than the new one, by the new one's predictors."""
     if kept.chains == new.chains:
         return 0.0

@@ -48,7 +48,8 @@ def make_workplace(folder: Path, first_soc: Soc) -> Path:
         x = b.max_pool(b.relu(b.conv(x, oc, 3, pad=1)), 2, 2)
     b.output(b.fully_connected(b.flatten(x), 10))
     (folder / "small.onnx").write_bytes(b.build().SerializeToString())
-    run(folder, "collect", "--soc", "test", "--ops", "small.onnx", "--shares", "0.25,0.5,0.75,1")
+    shares = ["--shares", "0.25,0.5,0.75,1"]
+    run(folder, "collect", "--soc", "test", "--ops", "small.onnx", *shares, "--all")
     run(folder, "train", "--soc", "test")
     return folder
 
@@ -251,6 +252,9 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
         (["collect", "--soc", "test", "--serial", "adb"], "Unknown serial 'adb'"),
         (["collect", "--soc", "test", "--ops", "small.onnx"], "holds a dataset. Go on with it"),
         (["collect", "--soc", "test", "--ops", "nothing.csv"], "there is no such file"),
+        (["collect", "--soc", "test", "--all", "--budget", "9s"], "leave out --budget"),
+        (["collect", "--soc", "test", "--samples", "9", "--tolerance", "1"], "--samples does"),
+        (["search", "small.onnx", "--soc", "test", "--budget", "0s"], "must be above 0"),
         (["train", "--soc", "test", "--predictor", "gbd"], "Did you mean 'gbdt'?"),
         (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such plan"),
         (["run", "small.onnx", "--soc", "test", "--input", "small.onnx"], "expected an .npz file"),

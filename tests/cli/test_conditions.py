@@ -23,7 +23,7 @@ from codl.runtime.system_files import SystemFiles
 from codl.targets.local import LocalTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
-COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--json"]
+COLLECT = ["collect", "--soc", "test", "--ops", "ops.csv", "--shares", "1", "--all", "--json"]
 
 
 @pytest.fixture
