@@ -3,7 +3,8 @@
 Totals stand in a row: each is the milliseconds of one inference with one cause of loss more than
 the total before, and each is computed by itself. A term is the difference of two neighbours,
 negative where the second is smaller. So the bound and all terms add up to the last total, for the
-model and for each of its chains. docs/explain.md tells how totals are computed.
+model and for each of its chains. `codl.plan.predicted_totals`, `codl.strategies.explain` and
+docs/explain.md define the totals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,20 @@
-"""All totals of a waterfall that need no run, from the lossless bound to the predicted latency."""
+"""All totals of a waterfall that need no run, from the lossless bound to the predicted latency.
+
+By the names of the terms that end with them; `codl.plan.computing_totals` has the first six:
+
+- `bound`: every op on both processors without loss, 1 / (1 / CPU + 1 / GPU);
+- `cuts`: every op by itself at its best cut, whichever processor is slower;
+- `steps`: at the best of the ratios that a search tries;
+- `chains`: every chain at the best cut for all of its ops, with nothing computed twice;
+- `choices`: every chain at the plan's cut, in the plan's kernel variants;
+- `halo`: with what both processors compute;
+- `fusion`: of the executable's stages in turn, with what running ops together saves;
+- `layouts`: with packing, and copies between storages;
+- `overlap`: a walk over the executable's commands, in which nobody waits for the end of a stage;
+- `sharing`: the walk with data sharing;
+- `launches`: the walk with launches;
+- `contention`: the walk with what processors slow each other down, which is the price.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from math import fsum
+from statistics import fmean
 from typing import TypeAlias
 
 from codl.errors import DeviceError
@@ -18,6 +19,8 @@ from codl.plan.price import StageTimes
 #: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
 #: there, it does not.
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
+#: Of profiled runs one part of so many is too short to count, and one too long.
+MIDDLE = 3
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
 _Found: TypeAlias = dict[SpanName, deque[TimeSpan]]
@@ -53,16 +56,23 @@ class ProfiledTimes:
 
     @classmethod
     def typical(cls, profiles: Sequence[ProfiledTimes]) -> ProfiledTimes:
-        """The medians of several profiles of one executable."""
-        first = profiles[0]
+        """The mean of the runs in the middle, by length, of several of one executable.
+
+        Parts of the same runs add up to what these took; medians of parts would not, where other
+        programs disturb each run in another part.
+        """
+        by_length = sorted(profiles, key=lambda one: fsum(one.stages_ms))
+        out = len(by_length) // MIDDLE
+        middle = by_length[out : len(by_length) - out]
+        first = middle[0]
         return cls(
-            {n: median(one.nets_ms[n] for one in profiles) for n in first.nets_ms},
-            {n: median(one.kernels_ms[n] for one in profiles) for n in first.kernels_ms},
+            {n: fmean(one.nets_ms[n] for one in middle) for n in first.nets_ms},
+            {n: fmean(one.kernels_ms[n] for one in middle) for n in first.kernels_ms},
             {
-                n: {part: median(one.transfers_ms[n][part] for one in profiles) for part in parts}
+                n: {part: fmean(one.transfers_ms[n][part] for one in middle) for part in parts}
                 for n, parts in first.transfers_ms.items()
             },
-            [median(own) for own in zip(*(one.stages_ms for one in profiles), strict=True)],
+            [fmean(own) for own in zip(*(one.stages_ms for one in middle), strict=True)],
         )
 
     def _add(self, executable: Executable, command: Command, span: TimeSpan) -> None:

@@ -1,8 +1,14 @@
 """The waterfall of one model by one plan: predicted without a device, measured on one.
 
-docs/explain.md has every total's definition; what needs no run is computed in
-`codl.plan.predicted_totals`. The rest rests on two kinds of runs of one engine: plain ones, which
-are timed as a whole, and profiled ones, which tell what each net, kernel and copy took.
+What needs no run is defined and computed in `codl.plan.predicted_totals`. The rest rests on two
+kinds of runs of one engine: plain ones, which are timed as a whole, and profiled ones, which tell
+what each net, kernel and copy took. The totals, by the names of the terms that end with them:
+
+- `pace`: the predicted walk on a machine as slow as its anchors are now;
+- `cpu`: the walk with the profiled times of nets;
+- `gpu`: with those of kernels and of copies between storages, too;
+- `exchange`: with those of transfers, too, as far as a profile tells them;
+- `engine`: the median of plain runs.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ from codl.runtime.engine import Engine
 from codl.strategies.base import Context
 
 #: Profiled inferences before the timed runs, and as many behind them.
-PROFILES = 5
+PROFILES = 6
 #: Runs before anything is timed, and timed runs in a row: between such turns anchors are looked at.
 WARM_UP, TURN = 3, 5
 
