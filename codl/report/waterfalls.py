@@ -18,6 +18,8 @@ from codl.report.tables import mark, soc_lines, warnings
 PREDICTED, MEASURED = "predicted", "measured"
 #: Less is the rounding of sums, in milliseconds.
 NOTHING = 1e-9
+#: Runs of which the slow ones take so many times longer than the fast ones were disturbed.
+DISTURBED = 1.2
 #: Okabe and Ito's: totals, what is lost, what is gained.
 COLOURS = {"total": "#0072B2", "loss": "#D55E00", "gain": "#009E73"}
 WIDTH = 6.4
@@ -99,6 +101,8 @@ def _machine_notes(result: ExplainResult) -> list[str]:
         f"Plain runs: p20 {digits(latency.p20)} ms, p80 {digits(latency.p80)} ms, "
         f"{latency.runs} runs."
     ]
+    if latency.p80 > DISTURBED * latency.p20:
+        notes.append("Something disturbed them: measured terms are of that, too.")
     if result.slowdown:
         each = ", ".join(f"{side} {digits(factor)}" for side, factor in result.slowdown.items())
         notes.append(f"Anchor ops took {each} of what they did when the dataset was measured.")
