@@ -127,7 +127,25 @@ def _chain(path: Path, content: Any, where: str) -> Chain:
     if values["dim"] not in get_args(Dim):
         problem = f"must be one of {', '.join(get_args(Dim))}, got {values['dim']!r}."
         raise InvalidFileError(path, problem, where=f"{where}.dim")
-    return Chain(tuple(values["ops"]), values["dim"], float(ratio), values["variants"])
+    ops, variants = values["ops"], values["variants"]
+    if (
+        not isinstance(ops, list | tuple)
+        or not ops
+        or not all(isinstance(name, str) for name in ops)
+    ):
+        problem = f"must be a list of the names of at least one op, got {ops!r:.60}."
+        raise InvalidFileError(path, problem, where=f"{where}.ops")
+    if not _are_variants(variants):
+        problem = f"must name variants by op and processor, got {variants!r:.60}."
+        raise InvalidFileError(path, problem, where=f"{where}.variants")
+    return Chain(tuple(ops), values["dim"], float(ratio), variants)
+
+
+def _are_variants(content: Any) -> bool:
+    return isinstance(content, dict) and all(
+        isinstance(own, dict) and all(isinstance(name, str) for name in own.values())
+        for own in content.values()
+    )
 
 
 def _fields(path: Path, content: Any, cls: type[Plan | Chain], where: str) -> dict[str, Any]:

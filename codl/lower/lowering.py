@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from codl.errors import MismatchError
 from codl.ir.executable import (
     Access,
     Constant,
@@ -28,7 +29,7 @@ from codl.ir.plan import Plan
 from codl.ir.region import Region
 from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
-from codl.ir.types import PLANAR
+from codl.ir.types import PLANAR, PROCESSORS
 from codl.kernels.tuning import Tuning
 from codl.lower.assembly import Assembly
 from codl.lower.cpu import CpuLayer, Group, grouped
@@ -58,10 +59,26 @@ def lower(
 
     `tuning` has the tuned choices of kernels, `without` what a device has refused to run. With
     `fuse` off, for comparisons, every layer has kernels of its own. Raises `MismatchError` where
-    the plan is for another model or SoC, and `DeviceError` where no kernel is left for a layer.
+    the plan is for another model or SoC or lacks a variant, and `DeviceError` where no kernel is
+    left for a layer.
     """
     selector = Selector(soc, tuning, tuple(without), fuse)
-    return Lowering(network, partition_plan(network, plan, soc), selector).run()
+    partitioned = partition_plan(network, plan, soc)
+    _check_variants(partitioned)
+    return Lowering(network, partitioned, selector).run()
+
+
+def _check_variants(partitioned: PartitionedPlan) -> None:
+    """Raise `MismatchError` where a plan has no variant for what a processor is to compute."""
+    for segment in partitioned.segments:
+        for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
+            for part in shard.parts:
+                name = part.layer.name
+                if processor not in segment.chain.variants.get(name, {}):
+                    raise MismatchError(
+                        f"The plan names no kernel variant of the {processor} for {name!r}, of "
+                        "which that computes a part: `codl search` makes one that does."
+                    )
 
 
 class Lowering:

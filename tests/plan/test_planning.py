@@ -11,7 +11,7 @@ import pytest
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors
 
-from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
@@ -21,6 +21,8 @@ from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
 from codl.ir.types import Direction
 from codl.kernels import registry
+from codl.kernels.tuning import Tuning
+from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
 from codl.plan.build_plan import chain_of, make_plan
@@ -155,6 +157,9 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         (content | {"chainz": []}, "Did you mean 'chains'?"),
         (with_chain(content, gpu_ratio=1.5), r"chains[0].gpu_ratio: must be 0 ... 1, got 1.5"),
         (with_chain(content, dim="W"), "chains[0].dim: must be one of H, OC, N, got 'W'"),
+        (with_chain(content, ops=[]), "chains[0].ops: must be a list of the names of at least one"),
+        (with_chain(content, ops=[7]), "chains[0].ops: must be a list of the names"),
+        (with_chain(content, variants={"a": "cpu_direct"}), "must name variants by op and"),
     ]
     for text, message in broken:
         path.write_text(text if isinstance(text, str) else json.dumps(text))
@@ -163,6 +168,14 @@ def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:
         assert message in str(error.value)
     with pytest.raises(InvalidFileError, match="no such plan"):
         load_plan(tmp_path / "none.json")
+
+
+def test_a_plan_without_a_variant_is_not_lowered(network: Network) -> None:
+    s = search(network)
+    plan = s.plan("test", greedy_chains(s))
+    chains = tuple(replace(chain, variants={}) for chain in plan.chains)
+    with pytest.raises(MismatchError, match=r"names no kernel variant of the [cg]pu for 'conv1'"):
+        lower(network, replace(plan, chains=chains), s.cost.soc, Tuning())
 
 
 def with_chain(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
