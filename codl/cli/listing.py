@@ -18,6 +18,7 @@ from codl.ir.executable import (
     Map,
     NcnnNet,
     Net,
+    Raise,
     RunNet,
     Transfer,
     Unmap,
@@ -80,7 +81,7 @@ def buffers(executable: Executable) -> list[dict[str, Any]]:
 
 def programs(executable: Executable) -> list[dict[str, Any]]:
     """Every program with the number of its launches in one inference."""
-    launches = [one.program for one in executable.commands if isinstance(one, Launch)]
+    launches = [one.program for one in executable.commands if isinstance(one, Launch | Raise)]
     return [
         {"name": one.name, "options": one.options, "launches": launches.count(number)}
         for number, one in enumerate(executable.programs)
@@ -95,7 +96,7 @@ def _net(net: Net) -> dict[str, Any]:
 
 def _line(command: Command, executable: Executable) -> dict[str, Any]:
     """The side, the kind, what it is for, and sizes of one command."""
-    side: Processor = "gpu" if isinstance(command, Launch) else "cpu"
+    side: Processor = "gpu" if isinstance(command, Launch | Raise) else "cpu"
     kind = "run" if isinstance(command, RunNet) else type(command).__name__.lower()
     return {
         "side": side,
@@ -123,6 +124,8 @@ def _detail(command: Command, executable: Executable) -> str:
         groups = f" in groups of {local}" if local else ""
         signals = "" if command.signals is None else f", signals {command.signals}"
         return f"{command.kernel}, {sizes} work-items{groups}{signals}"
+    if isinstance(command, Raise):
+        return f"flag in buffer {command.buffer}, signals {command.signals}"
     if isinstance(command, RunNet):
         net = executable.nets[command.net]
         return f"{_net(net)['library']}, {len(net.layers)} layers"
@@ -167,7 +170,8 @@ def _buffers(listed: Sequence[dict[str, Any]]) -> Table:
     for own in listed:
         names = own["tensors"]
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        text = ", ".join(names[:MOST_NAMES]) + more if names else "scratch of kernels"
+        none = "flag" if own["place"] == "flag" else "scratch of kernels"
+        text = ", ".join(names[:MOST_NAMES]) + more if names else none
         place = own["place"] if own["image"] is None else f"{own['place']}, {own['image']}"
         table.add_row(str(own["buffer"]), place, f"{own['bytes']:,}", text)
     return table

@@ -5,7 +5,8 @@ its commands; the planner prices it; a bundle is one on disk, and an agent gets 
 
 Commands are OpenCL's own: launches go to one in-order queue, and everything else is done by the
 CPU's thread in order. A command that `signals` an event tells the CPU, which waits for it, when all
-before it on the queue is done. Numbers refer to the tuples of the executable.
+before it on the queue is done: by an event of OpenCL's, or, of a `Raise`, by a flag. Numbers refer
+to the tuples of the executable.
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ from codl.ir.region import Region, Span
 from codl.ir.tensor import Tensor
 from codl.ir.types import Direction, ImageSize
 
-VERSION = 1
+#: The version of executables, and of those that have flags. All that are read, the last one first.
+VERSION, WITH_FLAGS = 1, 2
+VERSIONS = (WITH_FLAGS, VERSION)
 
 #: `cpu`: host memory. `gpu`: the device's. `staging`: what both map by turns. `shared`: what both
-#: see at once (fine-grained shared virtual memory).
-Place: TypeAlias = Literal["cpu", "gpu", "staging", "shared"]
+#: see at once (fine-grained shared virtual memory). `flag`: a count that the GPU writes and the CPU
+#: looks at while kernels run (the same with atomics).
+Place: TypeAlias = Literal["cpu", "gpu", "staging", "shared", "flag"]
+#: A flag has a cache line of its own.
+FLAG_BYTES = 64
 Sizes: TypeAlias = tuple[int, ...]
 
 
@@ -215,6 +221,16 @@ class Launch(Tagged, frozen=True):
     signals: int | None = None
 
 
+class Raise(Tagged, frozen=True):
+    """Enqueue the kernel that counts a flag up; no other command uses that buffer."""
+
+    step: int
+    program: int
+    kernel: str
+    buffer: int
+    signals: int
+
+
 class RunNet(Tagged, frozen=True):
     """Run a net on the CPU."""
 
@@ -254,7 +270,7 @@ class Unmap(Tagged, frozen=True):
 
 
 class Wait(Tagged, frozen=True):
-    """Wait on the CPU for an event."""
+    """Wait on the CPU for an event, however it is signalled."""
 
     step: int
     event: int
@@ -264,7 +280,7 @@ class Flush(Tagged, frozen=True):
     """Let the GPU begin with what is enqueued."""
 
 
-Command: TypeAlias = Launch | RunNet | Copy | Fill | Map | Unmap | Wait | Flush
+Command: TypeAlias = Launch | Raise | RunNet | Copy | Fill | Map | Unmap | Wait | Flush
 
 
 class Stage(Record, frozen=True):
@@ -306,6 +322,7 @@ class Executable(Record, frozen=True):
     `model`, `network` and `soc` say what it was lowered for: the model's name, the digest of its
     structure, the SoC's name. `setup` runs once, when everything is allocated; the commands of all
     `stages` in order are one inference. `texts` has the sources of programs by SHA-256.
+    `version` is `WITH_FLAGS` where commands raise flags, and else `VERSION`.
     """
 
     model: str

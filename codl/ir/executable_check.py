@@ -31,6 +31,7 @@ from codl.ir.executable import (
     NetValue,
     OnnxNet,
     Program,
+    Raise,
     RunNet,
     Scratch,
     Slice,
@@ -38,6 +39,7 @@ from codl.ir.executable import (
     Unmap,
     Wait,
 )
+from codl.ir.executable_flags import check_flags
 from codl.ir.executable_ops import UnfitError, check_layers, check_step
 from codl.ir.ncnn_text import NcnnTextError, check_text
 from codl.ir.region import Region, Shape
@@ -85,6 +87,10 @@ class Checker:
             self._tensor(tensor, f"tensors[{number}]")
         for number, program in enumerate(executable.programs):
             self._program(program, f"programs[{number}]")
+        try:
+            check_flags(executable)
+        except UnfitError as error:
+            self._that(False, "flags", "what they are", str(error))
         for number, step in enumerate(executable.steps):
             self._step(step, f"steps[{number}]")
         for number, net in enumerate(executable.nets):
@@ -276,6 +282,9 @@ class Checker:
             self._that(0 <= step < len(executable.steps), at, "step", step)
         if isinstance(command, Launch):
             self._launch(command, at)
+        elif isinstance(command, Raise):
+            self._runs(command, at)
+            self._signal(command.signals, at)
         elif isinstance(command, RunNet):
             self._that(0 <= command.net < len(executable.nets), at, "net", command.net)
             self._nothing_mapped(chain(*_sides(executable.nets[command.net])), at)
@@ -297,13 +306,10 @@ class Checker:
         self._signalled.add(event)
 
     def _launch(self, launch: Launch, at: str) -> None:
-        programs = self._executable.programs
-        self._that(0 <= launch.program < len(programs), at, "program", launch.program)
-        self._that(IDENTIFIER.fullmatch(launch.kernel) is not None, at, "kernel", launch.kernel)
+        self._runs(launch, at)
         sizes, local = launch.global_size, launch.local_size
         is_sound = 1 <= len(sizes) <= 3 and all(0 < size < 1 << 31 for size in sizes)
         self._that(is_sound and prod(sizes) < MOST_WORK_ITEMS, at, "global size", sizes)
-        self._kernel(programs[launch.program], launch.kernel, at)
         if local is not None:
             divides = len(local) == len(sizes) and all(
                 own > 0 and size % own == 0 for size, own in zip(sizes, local, strict=True)
@@ -315,7 +321,12 @@ class Checker:
         if launch.signals is not None:
             self._signal(launch.signals, at)
 
-    def _kernel(self, program: Program, name: str, at: str) -> None:
+    def _runs(self, command: Launch | Raise, at: str) -> None:
+        """The program and the kernel that a command runs."""
+        programs, name = self._executable.programs, command.kernel
+        self._that(0 <= command.program < len(programs), at, "program", command.program)
+        self._that(IDENTIFIER.fullmatch(name) is not None, at, "kernel", name)
+        program = programs[command.program]
         if (program.text, name) not in self._kernels:
             is_there = re.search(rf"\b{name}\b", self._executable.texts[program.text])
             self._that(is_there is not None, at, f"kernel that {program.name} has not", name)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError, MismatchError
 from codl.ir.constants import Constants
-from codl.ir.executable import VERSION, Executable, Record
+from codl.ir.executable import VERSIONS, Executable, Record
 from codl.ir.executable_check import check
 
 #: Keeps an array somewhere, and gives it back; by the digest of `constants.array_digest`.
@@ -62,9 +62,10 @@ def decode(content: bytes, get: Get) -> Executable:
 
     try:
         version = msgspec.json.decode(content, type=_Head).version
-        if version != VERSION:
+        if version not in VERSIONS:
             raise MismatchError(
-                f"The executable is of version {version}; this codl reads version {VERSION}."
+                f"The executable is of version {version}; this codl reads version {VERSIONS[0]} "
+                "and earlier ones."
             )
         executable = msgspec.json.Decoder(Executable, dec_hook=hook).decode(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

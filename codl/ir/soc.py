@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -40,7 +40,7 @@ ABOUT = {"description", "power_w", "chip", "sensors", "sources"}
 ASIDE = {
     "cpu": {"clusters", "big_cores", "caches"},
     "gpu": {"wave_size", "opencl_version", "half", "svm", "max_read_images", "svm_atomics",
-            "zero_copy", "preferred_memory"},
+            "zero_copy", "preferred_memory", "signal"},
 }  # fmt: skip
 
 
@@ -98,6 +98,8 @@ class GpuSide:
     svm_atomics: bool | None = None
     zero_copy: bool | None = None
     preferred_memory: dict[str, str] = field(default_factory=dict, hash=False)
+    #: Measured: by which of both the CPU knows sooner that the GPU is done; empty is an event.
+    signal: Literal["", "event", "flag"] = ""
 
     @property
     def sees_host_memory(self) -> bool:
@@ -106,6 +108,19 @@ class GpuSide:
         Only where that memory is its own: a discrete card would read it over the bus each time.
         """
         return self.unified_memory and self.fine_grained_svm
+
+    @property
+    def has_flags(self) -> bool:
+        """Whether kernels can tell the CPU that they are done by a flag in shared memory.
+
+        Only where such a flag was seen to work, and kernels write the CPU's arrays in place.
+        """
+        return bool(self.svm_atomics) and self.sees_host_memory
+
+    @property
+    def raises_flags(self) -> bool:
+        """Whether they do."""
+        return self.has_flags and self.signal == "flag"
 
     @property
     def is_cpu(self) -> bool:

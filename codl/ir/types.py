@@ -103,4 +103,4 @@ class ImageSize:
 #: can read; and a copy on the GPU from its usual layout to another.
 Direction: TypeAlias = Literal["to_gpu", "to_cpu", "load", "store", "relayout"]
 #: What it takes one processor to know of the other's work, by the names of what is measured.
-Signalling: TypeAlias = Literal["first_launch", "event_wait"]
+Signalling: TypeAlias = Literal["first_launch", "event_wait", "flag_wait"]

@@ -9,10 +9,25 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from codl.ir.constants import Arrays, Constants
-from codl.ir.executable import Access, Buffer, Command, Launch, Net, Place, Program, Step
+from codl.ir.executable import (
+    FLAG_BYTES,
+    VERSION,
+    WITH_FLAGS,
+    Access,
+    Buffer,
+    Command,
+    Launch,
+    Net,
+    Place,
+    Program,
+    Raise,
+    Step,
+)
 from codl.ir.region import Region
+from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
 from codl.ir.types import ImageSize
+from codl.kernels import flag
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import compile_options, source_text
 
@@ -58,10 +73,12 @@ class Assembly:
         return Access(self.tensors.number(tensor), region)
 
     def program(self, plan: KernelPlan) -> int:
-        text = source_text(plan)
+        return self._program(plan.source, source_text(plan), compile_options(plan.defines))
+
+    def _program(self, name: str, text: str, options: str) -> int:
         digest = sha256(text.encode()).hexdigest()
         self.texts[digest] = text
-        return self.programs.number(Program(plan.source, digest, compile_options(plan.defines)))
+        return self.programs.number(Program(name, digest, options))
 
     def add_constants(
         self, how: str, weights: Arrays, pack: Callable[[], Arrays] | None = None
@@ -90,6 +107,19 @@ class Assembly:
         last = self.commands.pop()
         assert isinstance(last, Launch)
         self.emit(replace(last, signals=event))
+
+    def raise_flag(self, event: int, *, step: int, soc: Soc) -> None:
+        """Let a flag of its own signal an event when all that was emitted so far is done."""
+        options = flag.flag_options(soc.gpu.opencl_version)
+        program = self._program(flag.SOURCE, flag.flag_text(), options)
+        buffer = self.buffer("flag", FLAG_BYTES)
+        self.emit(Raise(step, program, flag.KERNEL, buffer, event))
+
+    @property
+    def version(self) -> int:
+        """Of the executable: what has no flags is as it was before there were any."""
+        has_flags = any(buffer.place == "flag" for buffer in self.buffers)
+        return WITH_FLAGS if has_flags else VERSION
 
     def take_commands(self) -> tuple[Command, ...]:
         """What was emitted since the last call."""

@@ -98,7 +98,7 @@ class Lowering:
         self._kernels = KernelLowering(self._assembly, arena, self._soc)
         self._gpu = GpuLowering(self._assembly, arena, self._kernels, selector)
         self._transfers = TransferLowering(
-            self._assembly, self._kernels, self._memory.host, self._memory.device
+            self._assembly, self._kernels, self._memory.host, self._memory.device, self._soc
         )
 
     def run(self) -> Executable:
@@ -132,6 +132,7 @@ class Lowering:
                 for name, (holder, shape) in network.outputs.items()
             },
             tensors=assembly.tensors.values,
+            version=assembly.version,
         )
 
     def _wait_at_the_end(self, stages: Sequence[Stage]) -> list[Stage]:

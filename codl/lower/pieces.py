@@ -42,7 +42,7 @@ class Piece:
         self.kernels = KernelLowering(self.assembly, self._arena, soc)
         self.host: dict[str, Tensor] = {}
         self.device: dict[str, Tensor] = {}
-        self.transfers = TransferLowering(self.assembly, self.kernels, self.host, self.device)
+        self.transfers = TransferLowering(self.assembly, self.kernels, self.host, self.device, soc)
         self._stages: list[Stage] = []
 
     def on_host(self, name: str, shape: Shape, *, is_shared: bool) -> Tensor:
@@ -91,6 +91,7 @@ class Piece:
             inputs={name: self._port(name) for name in inputs},
             outputs={name: self._port(name) for name in outputs},
             tensors=assembly.tensors.values,
+            version=assembly.version,
         )
 
     def _port(self, name: str) -> Port:

@@ -1,7 +1,8 @@
 """Data sharing: a region of a tensor on its way from one processor to the other.
 
 Where the device sees the host's memory as it is (fine-grained shared virtual memory), a kernel
-reads and writes the CPU's array in place, and that is all there is to do. Elsewhere the region goes
+reads and writes the CPU's array in place, and that is all there is to do; that it has written it is
+told by its event, or where the SoC says so by a flag. Elsewhere the region goes
 through staging memory that is mapped by turns, and is copied once more. The staging memory of what
 the CPU hands over is mapped again at once, for the next inference, off this one's critical path.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codl.ir.executable import Access, Command, Copy, Map, Transfer, Unmap, Wait
+from codl.ir.soc import Soc
 from codl.ir.tensor import Tensor
 from codl.ir.types import PLANAR
 from codl.lower.assembly import Assembly
@@ -27,8 +29,9 @@ class TransferLowering:
         kernels: KernelLowering,
         host: Mapping[str, Tensor],
         device: Mapping[str, Tensor],
+        soc: Soc,
     ) -> None:
-        self._assembly, self._kernels = assembly, kernels
+        self._assembly, self._kernels, self._soc = assembly, kernels, soc
         self._host, self._device = host, device
         #: Staging memory that is to be mapped before the first inference.
         self.mapped: list[Map] = []
@@ -39,7 +42,10 @@ class TransferLowering:
         event = self._assembly.event()
         if self._is_shared(host):
             self._kernels.copy(device, host, move.region, step=step)
-            self._assembly.signal(event)
+            if self._soc.gpu.raises_flags:
+                self._assembly.raise_flag(event, step=step, soc=self._soc)
+            else:
+                self._assembly.signal(event)
             return (Wait(step, event),)
         staging = self._staging(move, host)
         self._kernels.copy(device, staging, move.region, step=step)

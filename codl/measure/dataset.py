@@ -155,7 +155,8 @@ class SignalRow(Row):
 
     `first_launch`: from the enqueueing of a kernel to its beginning, on a queue that was empty for
     `gap_ms`. `event_wait`: from the end of a kernel to the CPU's knowing it by the kernel's event,
-    for which it had waited about `gap_ms`. Both are lower quartiles.
+    for which it had waited about `gap_ms`; `flag_wait`: the same by a flag that a kernel behind it
+    raises. All are lower quartiles.
     """
 
     gap_ms: float
@@ -338,6 +339,7 @@ ROW_TYPES: dict[str, type[Row]] = {
     "dispatch": DispatchRow,
     "first_launch": SignalRow,
     "event_wait": SignalRow,
+    "flag_wait": SignalRow,
     "cold": ColdRow,
     "contention": ContentionRow,
     "batch": BatchRow,

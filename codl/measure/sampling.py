@@ -57,7 +57,7 @@ def surroundings_tasks(
     known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
     for side in PROCESSORS:
         tasks += [DispatchTask(side, count) for count in COUNTS]
-    tasks += [SignalTask(kind, gap_ms) for kind in get_args(Signalling) for gap_ms in GAPS_MS]
+    tasks += signal_tasks(soc)
     for side in PROCESSORS:
         able = [op for op in known if _default(op, side, soc)]
         tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
@@ -74,6 +74,12 @@ def surroundings_tasks(
         names = _default(cpu, "cpu", soc), _default(gpu, "gpu", soc)
         tasks.append(ContentionTask(cpu, names[0], gpu, names[1]))
     return tasks
+
+
+def signal_tasks(soc: Soc) -> list[SignalTask]:
+    """What it takes the processors to know of each other's work; by flags where there can be."""
+    kinds = [kind for kind in get_args(Signalling) if kind != "flag_wait" or soc.gpu.has_flags]
+    return [SignalTask(kind, gap_ms) for kind in kinds for gap_ms in GAPS_MS]
 
 
 def batch_tasks(ops: Iterable[Op], soc: Soc, batches: Sequence[int]) -> list[BatchTask]:

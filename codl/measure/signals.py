@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codl.errors import DeviceError
+from codl.kernels.flag import KERNEL, SOURCE, flag_options, flag_text
 from codl.measure.tasks import SignalTask
 from codl.measure.timing import WHOLE, Seconds
 from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
+from codl.runtime.flags import Flag
+from codl.runtime.memory import flag_words
 from codl.runtime.opencl import OpenClDevice
 
 if TYPE_CHECKING:
@@ -46,18 +50,23 @@ class SignalTimer:
 
     def sample(self, task: SignalTask) -> Callable[[int], Seconds]:
         """What gives the mean seconds of so many, each on a queue that was empty before."""
-        kernel = self._spin(0 if task.kind == "first_launch" else self._turns(task.gap_ms))
-
-        def once() -> float:
-            if task.kind == "first_launch":
-                return self._first_launch(kernel, task.gap_ms)
-            return self._wait(kernel)
+        once = self._once(task)
 
         def sample(repeats: int) -> Seconds:
             with self._gpu.profiling():
                 return {WHOLE: sum(once() for _ in range(repeats)) / repeats}
 
         return sample
+
+    def _once(self, task: SignalTask) -> Callable[[], float]:
+        if task.kind == "first_launch":
+            kernel = self._spin(0)
+            return lambda: self._first_launch(kernel, task.gap_ms)
+        kernel = self._spin(self._turns(task.gap_ms))
+        if task.kind == "event_wait":
+            return lambda: self._wait(kernel)
+        flag = make_flag(self._gpu)
+        return lambda: self._wait(kernel, flag)
 
     def _first_launch(self, kernel: BoundKernel, idle_ms: float) -> float:
         """The CPU works meanwhile, as it does in a network."""
@@ -69,11 +78,16 @@ class SignalTimer:
         self._gpu.queue.finish()
         return 1e-9 * float(event.profile.start - event.profile.queued)
 
-    def _wait(self, kernel: BoundKernel) -> float:
+    def _wait(self, kernel: BoundKernel, flag: Flag | None = None) -> float:
         begin = perf_counter()
         event = kernel.enqueue(self._gpu.queue)
+        if flag is not None:
+            flag.enqueue()
         self._gpu.queue.flush()
-        self._gpu.wait(event)
+        if flag is not None:
+            flag.wait()
+        else:
+            self._gpu.wait(event)
         passed = perf_counter() - begin
         self._gpu.queue.finish()
         return passed - _from_queued_s(event)
@@ -110,6 +124,16 @@ class SignalTimer:
 
         with self._gpu.profiling():
             return min(once() for _ in range(3))
+
+
+def make_flag(gpu: OpenClDevice) -> Flag:
+    """A flag by itself; raises `DeviceError` where the device has no such memory."""
+    options = flag_options(gpu.soc.gpu.opencl_version)
+    program = gpu.programs.build_text(SOURCE, flag_text(), options)
+    words, seen = flag_words(gpu)
+    with explained("Binding the kernel of a flag"):
+        kernel = BoundKernel(KERNEL, cl_module().Kernel(program, KERNEL), (1,), (1,), [seen])
+    return Flag(gpu, words, kernel)
 
 
 def _from_queued_s(event: cl.Event) -> float:

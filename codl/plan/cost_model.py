@@ -300,7 +300,7 @@ class CostModel:
 
     @cached_property
     def signals(self) -> SignalCosts:
-        return SignalCosts.of(self.predictors)
+        return SignalCosts.of(self.predictors, raises_flags=self.soc.gpu.raises_flags)
 
     def sharing_ms(self, direction: Direction, shape: Shape) -> float:
         return sum(self.sharing_parts(direction, shape).values())

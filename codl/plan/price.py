@@ -23,6 +23,7 @@ from codl.ir.executable import (
     Launch,
     NcnnNet,
     Net,
+    Raise,
     Relayout,
     RunNet,
     Stage,
@@ -215,11 +216,15 @@ class _Works:
     def _flushes_ms(self) -> Iterator[float]:
         """What enqueueing takes the CPU up to each flush."""
         enqueued: set[int] = set()
+        raised = 0  # what that takes the GPU is of the wait
         for command in self._stage.commands:
             if isinstance(command, Launch):
                 enqueued.add(command.step)
+            elif isinstance(command, Raise):
+                raised += 1
             elif isinstance(command, Flush):
-                yield self._cost.launches_ms(sum(self._launches[step] for step in enqueued))
+                launches = raised + sum(self._launches[step] for step in enqueued)
+                yield self._cost.launches_ms(launches)
 
     def _step(self, number: int, load: NDArray[np.float64]) -> bool:
         """A step's milliseconds, and whether the other processor's work slows it down."""

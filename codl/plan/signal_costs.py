@@ -5,6 +5,7 @@ of them the differences count, what one more launch takes. Rows of data sharing 
 each timed by itself: `sync` is the least that a wait can take, of a queue that has nothing left to
 do, and a map or an unmap has a first launch and a wait of its own in it. `first_launch` and
 `event_wait` rows have these two alone, and where they are known they take the place of all that.
+Where kernels raise flags, `flag_wait` rows have the wait, with the kernel that raises one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from codl.predict.context_terms import EventWait, FirstLaunch, Gap
+from codl.predict.context_terms import EventWait, FirstLaunch, FlagWait, Gap
 
 #: A queue is empty for about so long, and the CPU waits for as long, in networks whose stages take
 #: some milliseconds.
@@ -35,13 +36,17 @@ class SignalPredictors(Protocol):
 class SignalCosts:
     """Milliseconds from enqueueing on an empty queue to a kernel's beginning, 0 where that was not
     measured; and from a kernel's end to the CPU's knowing it, None where that was not.
+
+    `launches` are how many kernels a transfer to the CPU takes: its own, and one that raises a
+    flag. Where waits for flags were not measured, they count as those for events.
     """
 
     first_launch_ms: float = 0.0
     wait_ms: float | None = None
+    launches: int = 1
 
     @classmethod
-    def of(cls, predictors: SignalPredictors) -> SignalCosts:
+    def of(cls, predictors: SignalPredictors, *, raises_flags: bool = False) -> SignalCosts:
         known = frozenset(predictors.targets)
 
         def predicted_ms(signal: Gap) -> float | None:
@@ -50,7 +55,12 @@ class SignalCosts:
                 return None
             return float(predictors.latency_ms(target, [signal])[0])
 
-        return cls(predicted_ms(FirstLaunch(GAP_MS)) or 0.0, predicted_ms(EventWait(GAP_MS)))
+        wait_ms = predicted_ms(FlagWait(GAP_MS)) if raises_flags else None
+        return cls(
+            first_launch_ms=predicted_ms(FirstLaunch(GAP_MS)) or 0.0,
+            wait_ms=predicted_ms(EventWait(GAP_MS)) if wait_ms is None else wait_ms,
+            launches=1 + raises_flags,
+        )
 
     def inside(self, parts: Mapping[str, float]) -> Mapping[str, float]:
         """Milliseconds of a transfer's parts by name, inside an executable.

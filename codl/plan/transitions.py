@@ -113,6 +113,7 @@ class Transitions:
     def __init__(self, costs: ChainCosts, sharing: Sharing) -> None:
         self.costs, self.network = costs, costs.network
         self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
+        self._signals = costs.cost.signals
         self._live = _live(self.network, costs.last_reader)
         #: The places in the holdings of what the CPU and the GPU have of each tensor, by point.
         self._places = [
@@ -160,15 +161,16 @@ class Transitions:
             first += supply.to_cpu
             count += supply.copies
             copies_ms += supply.copies_ms
-        count += len(transfers)
+        more = self._signals.launches - 1  # of each transfer to the CPU
+        count += len(transfers) + more * first
+        first += more * first
         works = START
         if candidate is not None:
             count, works = count + candidate.launches, candidate.work_ms
         first_ms = self.launches_ms(first)
         launches_ms = first_ms, self.launches_ms(count) - first_ms
-        return after_stage(
-            clocks, transfers, launches_ms, works, copies_ms, self._cost.signals.first_launch_ms
-        )
+        begin_ms = self._signals.first_launch_ms
+        return after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
 
     def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
         """When the results lie whole with the CPU."""

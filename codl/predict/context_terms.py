@@ -93,6 +93,13 @@ class EventWait(Gap):
     processor: ClassVar[Processor] = "cpu"
 
 
+class FlagWait(Gap):
+    """The same by a flag that a kernel behind it raises."""
+
+    kind: ClassVar[str] = "flag_wait"
+    processor: ClassVar[Processor] = "cpu"
+
+
 @dataclass(frozen=True)
 class Cold:
     """An op that takes `warm_ms` when it is repeated, with nothing of it in the caches."""
@@ -271,7 +278,7 @@ _LOADS = attrgetter(*(f"{side}.{name}" for side in ("own", "other") for name in 
 #: What holds many items of a kind as columns, where there is such.
 MANY: dict[type[Any], type[Any]] = {Cold: Colds, Beside: Besides}
 Surrounding: TypeAlias = Launches | Gap | Cold | Batch | Beside
-SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait)}
+SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait, FlagWait)}
 KINDS: dict[str, type[Any]] = {
     **{cls.kind: cls for cls in (Launches, Cold, Batch, Beside)},
     **SIGNALS,

@@ -19,6 +19,7 @@ from codl.ir.executable import (
     Flush,
     Launch,
     Map,
+    Raise,
     RunNet,
     Unmap,
     Wait,
@@ -27,6 +28,7 @@ from codl.ir.ops.base import Array
 from codl.ir.results import SpanKind
 from codl.ir.span_names import SpanName, span_of
 from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.flags import Flag
 from codl.runtime.handles import Handles
 from codl.runtime.image_parallel import Lanes
 from codl.runtime.memory import Staging
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 WORTH_SHARING = 1 << 20
 #: This number of cores reaches the speed of the memory; more only take longer to wake.
 MOST_COPYING = 4
-#: Events by number, as long as they may be waited for.
-Events = dict[int, "cl.Event"]
+#: Events by number, as long as they may be waited for; a flag stands for one that it signals.
+Events = dict[int, "cl.Event | Flag"]
 
 
 class Action(Protocol):
@@ -83,8 +85,23 @@ class SignallingLaunch:
         self._events[self._event] = self._kernel.enqueue(self._device.queue)
 
     def profile(self, timeline: Timeline) -> None:
+        event = self._kernel.enqueue(self._device.queue)
+        self._events[self._event] = event
+        timeline.gpu(self._kind, self._kernel.name, event)
+
+
+class RaiseFlag:
+    """Lets the queue raise a flag, by a kernel that is in no span: it computes nothing."""
+
+    def __init__(self, flag: Flag, event: int, events: Events) -> None:
+        self._flag, self._event, self._events = flag, event, events
+
+    def run(self) -> None:
+        self._flag.enqueue()
+        self._events[self._event] = self._flag
+
+    def profile(self, timeline: Timeline) -> None:
         self.run()
-        timeline.gpu(self._kind, self._kernel.name, self._events[self._event])
 
 
 class MapStaging:
@@ -147,6 +164,8 @@ class Binder:
             assert command.signals is not None
             kernel, kind = handles.kernel(command), self._span(command).kind
             return SignallingLaunch(kernel, kind, command.signals, self._events, self._device)
+        if isinstance(command, Raise):
+            return RaiseFlag(handles.flag(command), command.signals, self._events)
         if isinstance(command, RunNet):
             return self._host(command, handles.host.nets[command.net].run)
         if isinstance(command, Flush):
@@ -171,7 +190,11 @@ class Binder:
         return span
 
     def _wait(self, event: int) -> None:
-        self._device.wait(self._events[event])
+        signal = self._events[event]
+        if isinstance(signal, Flag):
+            signal.wait()
+        else:
+            self._device.wait(signal)
 
     def _copy(self, command: Copy) -> Callable[[], object]:
         images = command.target.region.images.size

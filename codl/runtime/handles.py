@@ -15,6 +15,7 @@ from codl.ir.executable import (
     Executable,
     GpuOp,
     Launch,
+    Raise,
     Refusal,
     Scratch,
     Slice,
@@ -26,6 +27,7 @@ from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.distrust import Distrust
+from codl.runtime.flags import Flag
 from codl.runtime.host_handles import HostHandles
 from codl.runtime.memory import DeviceMemory, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
@@ -62,6 +64,7 @@ class Handles:
         for launch in self._launches:
             if launch.step not in self.refusals:
                 self._bind(launch)
+        self._flags = {one: self._flag(one) for one in commands if isinstance(one, Raise)}
 
     # Memory.
 
@@ -145,6 +148,18 @@ class Handles:
         else:
             self._kernels[launch] = bound
 
+    def flag(self, command: Raise) -> Flag:
+        """The flag that a command raises, however often that is bound."""
+        return self._flags[command]
+
+    def _flag(self, command: Raise) -> Flag:
+        """Raises `DeviceError` where the device does not have its kernel: nothing stands in."""
+        memory = self._memory[command.buffer]
+        with explained("Binding the kernel of a flag"):
+            kernel = cl_module().Kernel(self._program(command.program), command.kernel)
+            bound = BoundKernel(command.kernel, kernel, (1,), (1,), [memory.argument])
+        return Flag(self._device, memory.words, bound)
+
     def _program(self, number: int) -> cl.Program:
         if number not in self._programs:
             program = self._executable.programs[number]
@@ -194,6 +209,9 @@ class Handles:
                     self._device.run([kernel])
             except DeviceError as error:
                 self._refuse([launch.step], str(error))
+        for flag in self._flags.values():
+            flag.enqueue()
+            flag.wait()
 
     def _refuse(self, steps: Iterable[int], reason: str) -> None:
         """Note what others may stand in for; raises `DeviceError` where nothing may."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codl.errors import DeviceError
 from codl.ir import Array
-from codl.ir.executable import Buffer, Constant
+from codl.ir.executable import FLAG_BYTES, Buffer, Constant
 from codl.ir.types import ConstantArray, ImageSize
 from codl.kernels.image import fits
 from codl.runtime.cl_errors import explained
@@ -52,6 +53,19 @@ def seen_zeros(gpu: OpenClDevice, elements: int) -> tuple[Array, cl.SVM]:
         array: Array = cl.fsvm_empty(gpu.context, (elements,), np.float32, alignment=ALIGNMENT)
     array.fill(0.0)
     return array, cl.SVM(array)
+
+
+def flag_words(gpu: OpenClDevice) -> tuple[NDArray[np.uint32], cl.SVM]:
+    """Words that kernels write while the CPU looks at them, and the same as a kernel argument."""
+    cl = cl_module()
+    kinds = cl.svm_mem_flags
+    flags = kinds.READ_WRITE | kinds.SVM_FINE_GRAIN_BUFFER | kinds.SVM_ATOMICS
+    with explained(f"Allocating {FLAG_BYTES} bytes for a flag on {gpu.device.name}"):
+        words: NDArray[np.uint32] = cl.svm_empty(
+            gpu.context, flags, (FLAG_BYTES // 4,), np.uint32, alignment=ALIGNMENT
+        )
+    words.fill(0)
+    return words, cl.SVM(words)
 
 
 class Staging:
@@ -96,6 +110,8 @@ class DeviceMemory:
     argument: Any = None
     array: Array | None = None
     staging: Staging | None = None
+    #: The words of a flag.
+    words: NDArray[np.uint32] | None = None
 
     @property
     def flat(self) -> Array:
@@ -115,6 +131,9 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
         if buffer.place == "shared":
             array, seen = seen_zeros(device, buffer.bytes // 4)
             return DeviceMemory(seen, array)
+        if buffer.place == "flag":
+            words, seen = flag_words(device)
+            return DeviceMemory(seen, words=words)
         if buffer.place == "staging":
             staging = Staging(device, buffer.bytes)
             return DeviceMemory(staging.buffer, staging=staging)

@@ -24,6 +24,7 @@ from codl.ir.executable import (
     NcnnNet,
     Net,
     Port,
+    Raise,
     RunNet,
     Scratch,
     Slice,
@@ -109,6 +110,8 @@ class Interpreter:
                 self._memory.spoil(command.buffer)
         elif isinstance(command, Unmap):
             self._order.unmap(command)
+        elif isinstance(command, Raise):
+            self._order.enqueue(command.signals)
         else:
             assert isinstance(command, Flush)
 

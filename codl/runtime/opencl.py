@@ -46,7 +46,7 @@ class OpenClDevice:
         self.lock = RLock()
         own, other = soc.placement.gpu_cores, soc.placement.cpu_cores
         #: A thread that waits has a core that the device does not use, and keeps off its work.
-        self._waits_apart = soc.gpu.is_cpu and not {*own} & {*other}
+        self.waits_apart = soc.gpu.is_cpu and not {*own} & {*other}
         with threads.pinned(soc.placement.gpu_cores) as existing:
             driver = drivers.find_driver(soc.placement.icd)
             with drivers.loaded([driver], cores=soc.placement.gpu_cores):
@@ -113,7 +113,7 @@ class OpenClDevice:
         then returns only when the whole queue is empty: where it has a core of its own, such a
         thread looks at the event instead.
         """
-        if self._waits_apart:
+        if self.waits_apart:
             self.queue.flush()  # of a queue that is not flushed, nothing need ever begin
             complete = cl_module().command_execution_status.COMPLETE
             while (status := event.command_execution_status) > complete:

@@ -12,11 +12,18 @@ import msgspec
 from codl.errors import CodlError
 from codl.ir.soc import MEMORY_TYPES, GpuSide
 from codl.kernels.tuning import Tuning
-from codl.measure.facts import memory_objects
+from codl.measure.batch import MeasureBatch
+from codl.measure.facts import memory_objects, signal
 from codl.measure.facts.fact import FACTS, Fact
+from codl.measure.timing import Rounds
 from codl.runtime.placement import LocalSoc
 from codl.targets.base import Target
 from codl.targets.connect import connect
+
+#: A wait may take any time on a machine that others use: it is measured more often than an op.
+WAITS = Rounds(visits=12, least=12, long_s=0.05, span_s=5.0)
+#: And for so many seconds at most.
+WAITS_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ def find_facts(
         note(f"Measuring {key}")
         answered = target.measure_facts(soc.placement.icd, soc.gpu.name, [key])
         facts += [_checked(key, answered)]
+    note(f"Measuring {signal.KEY}")
+    facts += _signal_facts(target.serial, with_facts(soc, facts))
     note(f"Measuring {memory_objects.KEY}")
     facts += _memory_facts(target.serial, soc)
     return FoundFacts(with_facts(soc, facts), tuple(facts))
@@ -80,6 +89,30 @@ def _with(gpu: GpuSide, key: str, value: Any) -> GpuSide:
     if entry:
         value = {**getattr(gpu, name), entry: value}
     return replace(gpu, **{name: value})
+
+
+def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
+    """How the GPU tells the CPU that it is done; by events where nothing else was seen to work."""
+    if soc.gpu.svm_atomics is None:
+        return []
+    tasks = signal.waits_to_compare(soc)
+    if not tasks:
+        reason = "there is no memory for a flag that both sides see"
+        return [Fact(signal.KEY, signal.EVENT, reason, origin="driver")]
+    batch = MeasureBatch(
+        tasks=tasks,
+        run="",
+        rounds=WAITS,
+        tuning=Tuning(),
+        left_s=WAITS_S,
+        usual_ms={},
+        tolerance={},
+    )
+    with closing(connect(serial, soc)) as target, closing(target.fresh()) as fresh:
+        try:
+            return [signal.choose_signal(fresh.measure(batch).measurements)]
+        except CodlError as error:
+            return [Fact(signal.KEY, None, str(error))]
 
 
 def _memory_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:

@@ -14,7 +14,7 @@ from support.simulated import SOC
 
 from codl.errors import CodlError, MismatchError
 from codl.frontend.convert import load_network
-from codl.ir.executable import Buffer
+from codl.ir.executable import Buffer, Raise
 from codl.ir.executable_check import check
 from codl.ir.executable_json import decode
 from codl.kernels.tuning import Tuning
@@ -57,6 +57,8 @@ def first(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return take
 
 
+#: Stands for the buffer of a flag.
+FLAG = object()
 #: What is changed, its key, the value there, and what the refusal says.
 CHANGES = [
     (first("buffers"), "bytes", 1, r"tensors\[\d+\].* bytes in"),
@@ -85,6 +87,43 @@ def test_what_is_changed_is_refused_with_its_place(
     take(changed)[key] = value
     with pytest.raises(CodlError, match=message):
         decode(json.dumps(changed).encode(), arrays.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("take", "key", "value", "message"),
+    [
+        (lambda value: value, "version", 1, "flags in an executable of version 1"),
+        (first_of("Raise"), "buffer", 0, r"buffers\[0\] is raised, which is no flag"),
+        (first_of("Raise"), "program", 99, "program: 99"),
+        (first_of("Raise"), "kernel", "raise", "kernel that flag.cl has not: 'raise'"),
+        (first_of("Raise"), "signals", 77, "event that nothing before signals"),
+        (first_of("Raise"), "step", 400, "step: 400"),
+        (first("tensors"), "buffer", FLAG, r"tensors\[0\].* bytes in|lies in a flag"),
+    ],
+)
+def test_a_flag_that_is_changed_is_refused(
+    take: Callable[[dict[str, Any]], dict[str, Any]], key: str, value: Any, message: str
+) -> None:
+    content, arrays = encoded(small_executable(SOCS[3]))
+    changed = json.loads(content)
+    if value is FLAG:
+        value = first_of("Raise")(changed)["buffer"]
+    take(changed)[key] = value
+    with pytest.raises(CodlError, match=message):
+        decode(json.dumps(changed).encode(), arrays.__getitem__)
+
+
+def test_a_flag_has_one_command_and_its_own_size() -> None:
+    executable = small_executable(SOCS[3])
+    raised = next(one for one in executable.commands if isinstance(one, Raise))
+    stage, *others = executable.stages
+    again = structs.replace(stage, commands=(*stage.commands, structs.replace(raised, signals=99)))
+    with pytest.raises(CodlError, match="or another's"):
+        check(structs.replace(executable, stages=(again, *others)))
+    buffers = [structs.replace(own, bytes=4) if own.place == "flag" else own
+               for own in executable.buffers]  # fmt: skip
+    with pytest.raises(CodlError, match="a flag of 4 bytes"):
+        check(structs.replace(executable, buffers=tuple(buffers)))
 
 
 def test_another_version_is_refused_before_all_else() -> None:

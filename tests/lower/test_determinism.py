@@ -25,6 +25,7 @@ GOLDEN = (
     "a87e2797014100c0a89d42c4340a73967733760ceb8dcb86dcce21943354cd6f",
     "0ad1b4a7f0c2fe4b08386e2dfc2f02d40528cd0f72922f771d6c889fbaac26c3",
     "f15f99cfb160a4797822dfa2c2cd76939778f4b949caef03d62b2ae1a0628564",
+    "015e9c2fe1c6abba38b0868fc41288057d5770cdc3d43e0413eaf80c6dc5de20",
 )
 
 
@@ -58,7 +59,7 @@ def test_weights_are_in_the_digest() -> None:
     assert own.digest() != other.digest()
 
 
-@pytest.mark.parametrize("soc", SOCS, ids=["mapped", "shared", "image"])
+@pytest.mark.parametrize("soc", SOCS, ids=["mapped", "shared", "image", "flags"])
 def test_a_file_has_the_digest_of_what_was_written(soc: Soc) -> None:
     executable = small_executable(soc)
     content, arrays = encoded(executable)

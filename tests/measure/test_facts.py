@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from support.simulated import SOC
 
 from codl.errors import InvalidFileError
 from codl.ir import OP_TYPES, parse
@@ -17,9 +18,13 @@ from codl.ir.results import Latency
 from codl.ir.types import Layout
 from codl.kernels import registry
 from codl.kernels.base import GpuVariant
-from codl.measure.facts import host_memory, memory_objects, svm_flag
+from codl.measure.batch import Measurement
+from codl.measure.dataset import SignalRow
+from codl.measure.facts import host_memory, memory_objects, signal, svm_flag
 from codl.measure.facts.fact import FACTS, Fact, Point
 from codl.measure.facts.points_file import load_points, save_points
+from codl.measure.tasks import SignalTask
+from codl.measure.timing import Rounds
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
@@ -120,6 +125,61 @@ def test_a_fact_that_cannot_be_measured_says_why() -> None:
     (fact,) = measure_apart("no-such-driver", "x", ["gpu.zero_copy"])
     assert fact.value is None
     assert "Unknown OpenCL driver 'no-such-driver'" in fact.reason
+
+
+def waits(kind: Any, latencies_us: Sequence[float], status: Any = "ok") -> list[Measurement]:
+    """Of kernels of 1, 2, ... milliseconds."""
+    return [
+        Measurement(
+            SignalTask(kind, gap), SignalRow(gap_ms=gap, latency_ms=1e-3 * us, status=status)
+        )
+        for gap, us in enumerate(latencies_us, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "flags", "expected"),
+    [
+        ([50.0, 60.0, 100.0], [5.0, 6.0, 7.0], "flag"),
+        ([50.0, 60.0, 100.0], [48.0, 58.0, 97.0], "event"),  # hardly sooner
+        ([3.0, 60.0, 100.0], [5.0, 6.0, 7.0], "event"),  # behind short kernels later
+        ([2.0, 3.0, 4.0], [6.0, 7.0, 8.0], "event"),
+    ],
+)
+def test_flags_are_raised_where_they_are_clearly_sooner(
+    events: list[float], flags: list[float], expected: str
+) -> None:
+    fact = signal.choose_signal([*waits("event_wait", events), *waits("flag_wait", flags)])
+    assert fact.value == expected
+    assert len(fact.points) == 6
+    ms = 1e-3 * events[0]
+    assert fact.points[0] == Point("wait for event", 1000, Latency(ms, 0.0, ms, 0))
+
+
+def test_waits_that_failed_choose_nothing() -> None:
+    measured = [*waits("event_wait", [3.0]), *waits("flag_wait", [2.0], "failed")]
+    assert signal.choose_signal(measured).value is None
+
+
+def test_without_flags_there_is_nothing_to_compare() -> None:
+    assert signal.waits_to_compare(SOC) == ()
+    able = replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True, svm_atomics=True))
+    assert {task.kind for task in signal.waits_to_compare(able)} == {"event_wait", "flag_wait"}
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_a_signal_is_chosen_by_what_is_measured(
+    first_soc: LocalSoc, meets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codl.targets.find_facts._memory_facts", lambda serial, soc: [])
+    monkeypatch.setattr("codl.targets.find_facts.WAITS", Rounds(1, 1, 1, 0, more=1))
+    target = cast(Target, Answering(Fact("gpu.svm_atomics", meets, "as I say")))
+    found = find_facts(target, first_soc)
+    fact = next(fact for fact in found.facts if fact.key == signal.KEY)
+    has_flags = meets and first_soc.gpu.sees_host_memory
+    assert found.soc.gpu.signal == fact.value
+    assert fact.value in (("event", "flag") if has_flags else ("event",))
+    assert fact.origin == ("measured" if has_flags else "driver")
 
 
 POINTS = (Point("one work-group", 1, latency(0.5)), Point("one work-group", 2, latency(0.75)))

@@ -30,6 +30,7 @@ from codl.predict.context_terms import (
     Cold,
     EventWait,
     FirstLaunch,
+    FlagWait,
     Launches,
     Workload,
 )
@@ -95,6 +96,7 @@ def test_large_caches_are_emptied_too(
         ("dispatch_cpu", Launches(8)),
         ("first_launch_gpu", FirstLaunch(0.3)),
         ("event_wait_cpu", EventWait(1.0)),
+        ("flag_wait_cpu", FlagWait(1.0)),
         ("cold_gpu", Cold(OPS[0], 0.125)),
         ("batch_cpu", Batch(OPS[2], 0.25, 8)),
         ("contention_cpu", Beside(Workload(1e6, 2e7, 0.3), Workload(4e5, 0.0, 0.01))),

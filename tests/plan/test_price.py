@@ -31,12 +31,14 @@ from codl.plan.price import price
 from codl.plan.search import search
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
-#: A GPU with buffers, one with images too, one that works on the CPU's arrays, and one that is a
-#: CPU, which launches image by image.
+FLAGS = {"fine_grained_svm": True, "svm_atomics": True, "signal": "flag"}
+#: A GPU with buffers, one with images too, one that works on the CPU's arrays, one that raises
+#: flags there, and one that is a CPU, which launches image by image.
 SOCS = {
     "buffers": SOC,
     "images": replace(SOC, gpu=replace(SOC.gpu, **IMAGES)),  # type: ignore[arg-type]
     "shared": replace(SOC, gpu=replace(SOC.gpu, fine_grained_svm=True)),
+    "flags": replace(SOC, gpu=replace(SOC.gpu, **FLAGS)),  # type: ignore[arg-type]
     "one CPU": replace(SOC, gpu=replace(SOC.gpu, type="cpu")),
 }
 

@@ -421,7 +421,7 @@ def later(executable: dict[str, Any]) -> None:
         (including, "options: '-cl-std=CL1.2 .* -I/etc'"),
         (another_text, "digest of the text"),
         (no_such_kind, "Invalid value 'Shell'"),
-        (later, "version 99; this codl reads version 1"),
+        (later, "version 99; this codl reads version 2"),
     ],
 )
 def test_an_executable_that_was_changed_is_refused(

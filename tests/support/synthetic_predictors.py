@@ -114,7 +114,7 @@ class SyntheticPredictors:
             "contention": {"cpu": 1.4, "gpu": 1.7},
             "dispatch": {"cpu": Line(0.004, 1e3), "gpu": Line(0.005, 2e3)},
             "batch": {"cpu": 0.7, "gpu": 0.5},
-            "signals": {"first_launch": 0.004, "event_wait": 0.006},
+            "signals": {"first_launch": 0.004, "event_wait": 0.006, "flag_wait": 0.005},
         }
         return cls(**{**terms, **changes})
 
@@ -211,7 +211,7 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
         slower=st.sampled_from([1.0, 1.3, 2.5]),
         each_ms=st.sampled_from([1e-4, 3e-3, 0.05]),
         batch=st.sampled_from([0.3, 0.8, 1.0]),
-        signals=st.sampled_from([(), (0.0, 0.01), (0.02, 0.0), (0.05, 0.2)]),
+        signals=st.sampled_from([(), (0.0, 0.01, 0.0), (0.02, 0.0, 0.01), (0.05, 0.2, 0.1)]),
     )
 
 

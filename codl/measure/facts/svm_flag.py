@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from codl.kernels.flag import flag_options
 from codl.measure.facts.fact import Fact
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.cl_import import cl_module
@@ -52,7 +53,7 @@ def measure_svm_atomics(device: BareDevice) -> Fact:
     memory = cl.svm_mem_flags
     access = memory.READ_WRITE | memory.SVM_FINE_GRAIN_BUFFER | memory.SVM_ATOMICS
     words = cl.svm_empty(device.context, access, (LENGTH,), np.int32, alignment=64)
-    kernel = device.kernel(SOURCE, "meet", (f"-cl-std={_standard(device.device.version)}",))
+    kernel = device.kernel(SOURCE, "meet", (flag_options(device.device.version),))
     looks = LOOKS
     while True:
         met, seconds = _try(device, kernel, words, looks)
@@ -61,12 +62,6 @@ def measure_svm_atomics(device: BareDevice) -> Fact:
         if seconds > LONG_S or looks > (1 << 30) // MORE:
             return Fact(KEY, False, f"a kernel of {1e3 * seconds:.0f} ms saw nothing of the host's")
         looks *= MORE
-
-
-def _standard(version: str) -> str:
-    """What kernels with atomics of this scope are written in, of a version as "OpenCL 3.0 ..."."""
-    words = version.split()
-    return "CL2.0" if len(words) > 1 and words[1].startswith("2") else "CL3.0"
 
 
 def _try(device: BareDevice, kernel: Any, words: Any, looks: int) -> tuple[bool, float]:

@@ -1,0 +1,158 @@
+"""Flags in shared memory: the same outputs as with events, none is lost, none hangs for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.devices import here
+from support.plans import CUTS, branching, image, legal, make_plan, row
+from support.random_networks import reference_outputs
+
+from codl.errors import DeviceError
+from codl.frontend.convert import convert
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Array, Network
+from codl.ir.executable import Raise
+from codl.measure.facts import svm_flag
+from codl.measure.signals import make_flag
+from codl.runtime import flags
+from codl.runtime.bare_device import BareDevice
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_import import cl_module
+from codl.runtime.engine import Engine
+from codl.runtime.flags import LEAST_S, Flag, Pace
+from codl.runtime.memory import flag_words
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
+from codl.strategies.evaluation import max_rel_err
+
+#: Of a small network, with two flags or more each; thousands were run by hand.
+RUNS = 300
+Case = tuple[Network, Array, dict[str, Array]]
+
+
+@pytest.fixture(scope="module")
+def flagged(gpu: OpenClDevice) -> LocalSoc:
+    """The SoC around a device whose kernels and the host meet at a flag."""
+    soc = gpu.soc
+    meets = svm_flag.measure_svm_atomics(BareDevice(gpu.device)).value
+    if not (meets and soc.gpu.sees_host_memory):
+        pytest.skip(f"{soc.gpu.name} has no flags")
+    return replace(soc, gpu=replace(soc.gpu, svm_atomics=True, signal="flag"))
+
+
+@pytest.fixture
+def flag(flagged: LocalSoc) -> Iterator[Flag]:
+    device = here(flagged).device
+    with device.lock:
+        yield make_flag(device)
+        device.queue.finish()
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    proto = branching().build()
+    network = convert(simplify(import_onnx(proto, "branching")))
+    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = list(network.outputs)
+    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+
+
+@given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_plan_gives_the_same_outputs_either_way(
+    cuts: list[tuple[int, str, float]], sharing: str, case: Case, flagged: LocalSoc
+) -> None:
+    network, x, expected = case
+    plan = make_plan(network, flagged, legal(network, cuts), sharing)
+    by_event = replace(flagged, gpu=replace(flagged.gpu, signal="event"))
+    for soc in (flagged, by_event):
+        with Engine(network, plan, here(soc)) as engine:
+            raised = any(isinstance(one, Raise) for one in engine.executable.commands)
+            assert not (raised and soc is by_event)
+            for _ in range(2):
+                outputs = engine({"image": x})
+                for name, reference in expected.items():
+                    assert max_rel_err(outputs[name], reference) <= 1e-4
+
+
+def test_no_flag_is_lost_in_many_runs(flagged: LocalSoc) -> None:
+    """Each inference is on another input than the one before."""
+    network = row(3)
+    plan = make_plan(network, flagged, [(1, "H", 0.5), (1, "OC", 0.5), (1, "H", 0.3)], "missing")
+    inputs = [image(network, seed) for seed in range(5)]
+    expected = [reference_outputs(network, own) for own in inputs]
+    with Engine(network, plan, here(flagged)) as engine:
+        assert sum(isinstance(one, Raise) for one in engine.executable.commands) >= 2
+        for turn in range(RUNS):
+            outputs = engine(inputs[turn % 5])
+            for name, reference in expected[turn % 5].items():
+                assert max_rel_err(outputs[name], reference) <= 1e-4, turn
+
+
+def test_a_flag_counts_on_beyond_its_last_word(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "WORDS", 4)
+    monkeypatch.setattr(flags, "HALF", 2)
+    for _ in range(9):
+        flag.enqueue()
+        flag.wait()
+        assert flag.is_up
+
+
+def test_a_flag_that_never_comes_is_an_error(
+    flagged: LocalSoc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = here(flagged).device
+    program = device.programs.build_text("idle", "kernel void idle(global uint *flag) {}")
+    words, seen = flag_words(device)
+    idle = BoundKernel("idle", cl_module().Kernel(program, "idle"), (1,), (1,), [seen])
+    monkeypatch.setattr(flags, "ASK_S", 0.0)
+    flag = Flag(device, words, idle)
+    flag.enqueue()
+    with device.lock, pytest.raises(DeviceError, match="does not see the flag"):
+        flag.wait()
+
+
+def test_a_command_that_failed_is_told(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "ASK_S", 0.0)
+    monkeypatch.setattr(flags, "_status_of", lambda event: lambda: -36)
+    monkeypatch.setattr(Flag, "is_up", property(lambda self: False))
+    flag.enqueue()
+    with pytest.raises(DeviceError, match=r"A command failed on .* \(INVALID_COMMAND_QUEUE"):
+        flag.wait()
+
+
+def test_it_sleeps_for_a_part_of_the_usual_wait_once_that_is_long() -> None:
+    pace = Pace()
+    pace.waited(0.5 * LEAST_S, was_late=False)
+    assert pace.sleep_s == 0
+    for _ in range(100):
+        pace.waited(0.010, was_late=False)
+    assert 0.005 < pace.sleep_s < 0.008
+    pace.waited(0.004, was_late=False)  # a shorter one counts at once
+    assert pace.sleep_s < 0.004
+
+
+def test_it_sleeps_less_once_it_was_late() -> None:
+    pace = Pace(usual_s=0.010)
+    before = pace.sleep_s
+    pace.waited(0.0075, was_late=True)
+    assert pace.sleep_s < before / 2
+    for _ in range(6):
+        pace.waited(0.0, was_late=True)
+    assert pace.sleep_s == 0
