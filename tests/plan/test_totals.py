@@ -104,6 +104,17 @@ def test_two_convolutions_in_a_chain_by_hand() -> None:
     assert totals[-1].chains_ms == pytest.approx((25 / 24 * op_ms + 0.01, 0.01))
 
 
+def test_what_both_compute_whole_is_halo() -> None:
+    """The second convolution reads all channels of the first: each side computes all of that."""
+    network = row(2)
+    plan = planned(network, [(2, "OC", 0.5)], PLAIN)
+    terms = terms_of(totals_of(network, plan, PLAIN))
+    op_ms = network.layers[0].op.flops / PLAIN.flops
+    assert terms[BOUND] == pytest.approx(op_ms)
+    assert terms["halo"] == pytest.approx(op_ms / 2)
+    assert near_zero(terms, "cuts", "steps", "chains", "choices")
+
+
 def test_a_bad_ratio_is_a_choice() -> None:
     """Of 24 rows 4 are the GPU's share, and 12 are planned."""
     network, slow_gpu = row(1), replace(PLAIN, gpu=0.2, asked=[])
