@@ -1,0 +1,39 @@
+"""The notebooks run from any folder, on what comes with codl, and are kept without outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks_which_the_readme_names() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [path.name for path in NOTEBOOKS] == ["01_first_split.ipynb", "02_predictors.ipynb"]
+    assert all(f"notebooks/{path.name}" in text for path in NOTEBOOKS)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    for cell in notebook.cells:
+        assert not cell.metadata
+        if cell.cell_type == "code":
+            assert (cell.outputs, cell.execution_count) == ([], None)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_draws(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, resources=where).execute()
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    assert sum("image/png" in out.get("data", {}) for out in outputs) >= 3
+    assert not [out.text for out in outputs if out.get("name") == "stderr"]
+    assert not list(tmp_path.iterdir())
