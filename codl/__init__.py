@@ -102,7 +102,7 @@ def predictions(soc: str | Path = "host", predictor: str = "codl") -> DataFrame:
 def results(*files: str | Path) -> DataFrame:
     """Result files of `codl eval` and other commands, as a data frame: `codl.frames.results`.
 
-    >>> codl.results("eval.json")[["model", "strategy", "latency_ms.median"]]
+    >>> codl.results("eval.json")[["model", "strategy", "latency_ms.p20"]]
     """
     from codl import frames
 

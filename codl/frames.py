@@ -98,12 +98,12 @@ def results(*files: str | Path) -> pd.DataFrame:
     A row is a strategy's of a model (`codl eval`), a predictor's of a target under a split (`codl
     train`), a model's (`codl search` of several), a term of a waterfall (`codl explain`), or else a
     whole file. Columns are the keys of the JSON, nested ones with a dot between
-    (`latency_ms.median`); `file`, `command` and `soc` come first. What does not fit in a cell, such
+    (`latency_ms.p20`); `file`, `command` and `soc` come first. What does not fit in a cell, such
     as a timeline or chains, is left out. Raises `InvalidFileError` with the key and value that are
     wrong.
 
     >>> rows = codl.results("eval.json")
-    >>> rows.pivot(index="model", columns="strategy", values="latency_ms.median")
+    >>> rows.pivot(index="model", columns="strategy", values="latency_ms.p20")
     """
     rows: pd.DataFrame = pd.DataFrame([row for file in files for row in _result_rows(Path(file))])
     return rows

@@ -80,7 +80,7 @@ def _row(op: Op, row: BenchRow) -> dict[str, Any]:
         "op": to_text(op),
         "variant": row.variant,
         "processor": row.processor,
-        "latency_ms": row.latency.median,
+        "latency_ms": row.latency.level,
         "gflops": row.gflops,
         "p20_ms": row.latency.p20,
         "p80_ms": row.latency.p80,

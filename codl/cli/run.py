@@ -178,7 +178,7 @@ def _result(
 
 
 def _summary(result: Mapping[str, Any]) -> str:
-    latency_ms = "median {median:.2f} ms (p20 {p20:.2f}, p80 {p80:.2f}, {runs} runs)"
+    latency_ms = "{p20:.2f} ms (20th percentile; median {median:.2f}, p80 {p80:.2f}, {runs} runs)"
     return (
         f"{result['model']} by {result['strategy']} on {result['soc']}: "
         f"{latency_ms.format(**result['latency_ms'])}, "

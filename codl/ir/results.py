@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 from msgspec import Meta
 
+from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS, Processor
 
 #: A finite number of at least 0, and a whole one.
@@ -33,6 +34,8 @@ SpanKind = Literal["net", "kernel", "copy", "map", "unmap", "transform", "sync"]
 class Latency:
     """Milliseconds: the median of the samples, their 20th and 80th percentile, and their number.
 
+    `level` is what is added up and compared.
+
     A latency that was computed has no samples: `runs` is 0 and all three are the same.
     """
 
@@ -49,10 +52,15 @@ class Latency:
             )
 
     @classmethod
-    def of(cls, samples_s: list[float]) -> Latency:
+    def of(cls, samples_s: Sequence[float]) -> Latency:
         """The latency of samples in seconds."""
-        p20, median, p80 = 1e3 * np.percentile(samples_s, (20, 50, 80))
-        return cls(float(median), float(p20), float(p80), len(samples_s))
+        median, p80 = 1e3 * np.percentile(samples_s, (50, 80))
+        return cls(float(median), 1e3 * level(samples_s), float(p80), len(samples_s))
+
+    @property
+    def level(self) -> float:
+        """By the one statistic, `codl.ir.statistic`, which is the 20th percentile."""
+        return self.p20
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,7 @@ class EvalRow:
     this one. `fallbacks` are kernel variants that failed and were replaced. `gpu_storage` is how
     the GPU's tensors lie; `precision` what its tensors are stored, computed and accumulated in.
     `slowdown` is how many times slower each processor was than when the dataset was measured, which
-    predictions do not know.
+    predictions do not know: it is divided out of `predicted_over_measured`.
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
     and weights on either side. `same_as` names the strategy before whose plan became the very same
     executable: it was timed for both. `conditions` are of the run in which all took turns.
@@ -177,6 +185,7 @@ class EvalRow:
     same_as: str = ""
     conditions: Conditions | None = None
     cold_ms: Latency | None = None
+    predicted_over_measured: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

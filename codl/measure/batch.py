@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import mean
 from typing import Protocol
 
 from codl.ir.results import Conditions
@@ -33,8 +34,8 @@ LARGE, ALL_LARGE = 0.02, 0.5
 class MeasureBatch:
     """Tasks of which a target measures as many of the first as `left_s` and `rounds` allow.
 
-    `usual_ms` is what every anchor, by op and processor, usually takes, and `tolerance` by which
-    part of that a processor may be slower; in a run's first batch both are empty.
+    `reference_ms` is what every anchor, by op and processor, took in the run's first batch, and
+    `tolerance` how far the anchors of a processor may scatter; in that batch the former is empty.
     """
 
     tasks: tuple[Task, ...]
@@ -42,13 +43,16 @@ class MeasureBatch:
     rounds: Rounds
     tuning: Tuning
     left_s: float
-    usual_ms: Mapping[tuple[str, str], float]
+    reference_ms: Mapping[tuple[str, str], float]
     tolerance: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The row of a task; `is_disturbed` where a processor that it ran on was slower than usual."""
+    """The row of a task; `is_disturbed` where something but drift went on meanwhile.
+
+    Then its latency is as it was measured; else the drift of the machine is divided out.
+    """
 
     task: Task
     row: Row
@@ -138,17 +142,23 @@ class BatchRunner:
         timing.measure(timed, rounds, lambda: self._is_disturbed(batch, prepared), after_round=look)
         meanwhile = Conditions.over(readings)
         for one in prepared:
-            row, is_disturbed = one.row().under(meanwhile), self._is_disturbed(batch, [one])
-            done.append(Measurement(one.task, row, is_disturbed))
+            is_disturbed = self._is_disturbed(batch, [one])
+            row = one.row(1.0 if is_disturbed else self._drift(batch, one.task))
+            done.append(Measurement(one.task, row.under(meanwhile), is_disturbed))
             watcher.measured(done[-1])
-        anchors = tuple(drift.level(anchor).under(meanwhile) for anchor in self._anchors)
+        anchors = tuple(drift.row_of(anchor).under(meanwhile) for anchor in self._anchors)
         return BatchResult(tuple(done), anchors, conditions=readings[-1])
 
     def _is_disturbed(self, batch: MeasureBatch, prepared: Sequence[Prepared]) -> bool:
-        """Whether a processor that some of these ran on is slower than usual."""
+        """Whether the anchors of a processor that some of these ran on do not agree."""
         used = {processor for one in prepared for processor in processors_of(one.task)}
-        slowdown = {p: drift.slowdown(self._anchors, p, batch.usual_ms) for p in used}
-        return any(slowdown[p] > batch.tolerance.get(p, float("inf")) for p in used)
+        found = {p: drift.drift_of(self._anchors, p, batch.reference_ms) for p in used}
+        return any(found[p].scatter > batch.tolerance.get(p, float("inf")) for p in used)
+
+    def _drift(self, batch: MeasureBatch, task: Task) -> float:
+        """How many times slower what a task ran on was; in the mean where that is both sides."""
+        sides = processors_of(task)
+        return mean(drift.drift_of(self._anchors, p, batch.reference_ms).factor for p in sides)
 
     def _prepare(
         self, batch: MeasureBatch, seconds: float, watcher: Watcher

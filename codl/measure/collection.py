@@ -155,7 +155,7 @@ class Collection:
             rounds=self.rounds,
             tuning=self.tuning,
             left_s=left,
-            usual_ms=device.anchors.usual_ms,
+            reference_ms=device.anchors.reference_ms,
             tolerance=device.anchors.tolerance,
         )
         device.measure(batch, self._left_s, least)

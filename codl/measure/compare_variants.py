@@ -47,7 +47,7 @@ def bench(
         _row(v, op, own, tuning.choice(v, op, soc) if v.processor == "gpu" else None)
         for (v, _), own in zip(works, samples, strict=True)
     ]
-    return sorted(rows, key=lambda row: row.latency.median), refused
+    return sorted(rows, key=lambda row: row.latency.level), refused
 
 
 def _refusal(variant: Variant, op: Op, soc: Soc, every: bool) -> str | None:
@@ -64,5 +64,5 @@ def _work(variant: Any, op: Op, tuning: Tuning, gpu: OpenClDevice) -> Callable[[
 
 def _row(variant: Any, op: Op, samples: Sequence[float], choice: Choice | None) -> BenchRow:
     latency = Latency.of(list(samples))
-    gflops = op.flops / latency.median / 1e6
+    gflops = op.flops / latency.level / 1e6
     return BenchRow(variant.name, variant.processor, latency, gflops, choice)

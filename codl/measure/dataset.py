@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.file_names import inside
-from codl.ir import shipped
+from codl.ir import shipped, statistic
 from codl.ir.results import Conditions
 
 FOLDER = Path("lat_datasets")
@@ -32,8 +32,9 @@ RowT = TypeVar("RowT", bound="Row")
 class Row:
     """What every row of every file carries; latencies in milliseconds.
 
-    `latency_ms` is the level without disturbance, the mean of the fastest few of all `runs`
-    samples, which `p20_ms` and `p80_ms` are percentiles of.
+    `latency_ms` is by the one statistic (`codl.ir.statistic`) of all `runs` samples, which `p20_ms`
+    and `p80_ms` are percentiles of, at the speed that the machine had in the run's first batch.
+    Other statistics, such as those of older runs, are named in the run's protocol.
     `source` is measured, replayed or simulated, or codl_op_run where the original CoDL's program
     measured its own kernels; `run` names the measurement run in the manifest.
     A failed measurement has a `status` and a `reason`, and no number is to be read from it.
@@ -156,7 +157,7 @@ class SignalRow(Row):
     `first_launch`: from the enqueueing of a kernel to its beginning, on a queue that was empty for
     `gap_ms`. `event_wait`: from the end of a kernel to the CPU's knowing it by the kernel's event,
     for which it had waited about `gap_ms`; `flag_wait`: the same by a flag that a kernel behind it
-    raises. All are lower quartiles.
+    raises.
     """
 
     gap_ms: float
@@ -392,6 +393,12 @@ class Dataset:
         """How much slower each processor was than in the first run, by run; from the manifest."""
         runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
         return {name: dict(run.get("calibration", {})) for name, run in runs.items()}
+
+    def statistics(self) -> dict[str, str]:
+        """By which statistic the latencies of each run are; those of imports are not known."""
+        runs = self.manifest().get("runs", {}) if self.manifest_path.exists() else {}
+        protocols = {name: run["protocol"] for name, run in runs.items() if "protocol" in run}
+        return {name: own.get("statistic", statistic.BEFORE) for name, own in protocols.items()}
 
     @property
     def manifest_path(self) -> Path:

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from codl.errors import CodlError, MismatchError
+from codl.ir import statistic
 from codl.ir.results import Conditions
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
 from codl.measure.devices_at_work import Measures
-from codl.measure.drift import Anchors, calibration
+from codl.measure.drift import Anchors, by_processor, calibration
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
@@ -105,7 +106,8 @@ class RunLog:
         manifest = self._dataset.manifest()
         runs = manifest["runs"]
         for name, own in self._own.items():
-            runs[name]["anchors_ms"] = own.to_json()
+            runs[name]["anchors_ms"] = by_processor(own.usual_ms)
+            runs[name]["reference_ms"] = by_processor(own.reference_ms)
         for name in self._own:
             runs[name]["calibration"] = calibration(runs, name)
         self._dataset.write_manifest(manifest)
@@ -134,7 +136,8 @@ def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:
             f"The SoC {soc.name!r} is one of {soc.cpu.threads} threads of the CPU, and is placed "
             f"here with {soc.placement.threads}: their latencies cannot be mixed."
         )
-    return {"placement": soc.placement.to_dict(), "protocol": asdict(rounds)}
+    protocol = {**asdict(rounds), "statistic": statistic.NAME}
+    return {"placement": soc.placement.to_dict(), "protocol": protocol}
 
 
 def _check_goes_on(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> None:

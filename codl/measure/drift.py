@@ -1,7 +1,12 @@
 """Anchors: a few ops that are measured with every batch, to see how fast the machine is just then.
 
 They are the same in every collection, so that a later run can be calibrated against the first. The
-target measures them; the collector keeps their levels, and says what is usual.
+target measures them, and divides the drift of a batch out of its rows; the collector keeps their
+levels, and says what is usual.
+
+Where a machine drifts (clocks, heat, a neighbour), its anchors agree on how much. Where they do
+not, something else went on that hits one op more than another: nothing can be divided out then, and
+the batch is disturbed.
 """
 
 from __future__ import annotations
@@ -11,14 +16,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, get_args
 
-import numpy as np
-
 from codl.ir import parse, to_text
+from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure.dataset import AnchorRow, Dataset
 from codl.measure.runner import Bench, Prepared
 from codl.measure.tasks import OpTask, op_tasks
-from codl.measure.timing import ORDINARY, TOLERANCE, WHOLE, level_s
+from codl.measure.timing import ORDINARY, WHOLE
 
 #: Short ones that keep the arithmetic units busy from the cache, and one that waits for memory.
 OPS = (
@@ -26,8 +30,28 @@ OPS = (
     "conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1",
     "fc in=1x1024x1x1 oc=512",
 )
-#: The usual level is this percentile of the levels of all batches: most may be disturbed.
-USUAL = 20
+#: Anchors that scatter by no more agree: a drift of a tenth hits one of them some percent more than
+#: another, and much less is left when it is divided out.
+SCATTER = 0.05
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How many times slower a processor was than by its reference, and how far anchors `scatter`.
+
+    The scatter is the median distance of an anchor's own factor, as a part of the factor.
+    """
+
+    factor: float = 1.0
+    scatter: float = 0.0
+
+    @classmethod
+    def of(cls, factors: Sequence[float]) -> Drift:
+        """By the factors of the anchors; none where there are none."""
+        if not factors:
+            return cls()
+        middle = median(factors)
+        return cls(middle, median(abs(each / middle - 1) for each in factors))
 
 
 @dataclass
@@ -43,43 +67,50 @@ class Anchors:
 
     @property
     def tolerance(self) -> dict[str, float]:
-        """By which part of its usual level each processor may be slower in a quiet batch."""
-        return {p: max(TOLERANCE, ORDINARY * self.spread(p)) for p in PROCESSORS}
+        """How far the anchors of each processor may scatter in a quiet batch."""
+        return {p: max(SCATTER, ORDINARY * self.scatter(p)) for p in PROCESSORS}
 
-    def spread(self, processor: Processor) -> float:
-        """By which part of its level one batch usually differs from the next; 0 before the second.
+    def scatter(self, processor: Processor) -> float:
+        """How far they usually scatter from one batch to the next; 0 before the second.
 
-        So what is slow for a while, one batch after another, does not become ordinary.
+        So what hits some of them for a while, one batch after another, does not become ordinary.
         """
         own = [levels for (_, side), levels in self.levels.items() if side == processor]
-        steps = [float(np.median(np.abs(np.diff(np.log(x))))) for x in own if len(x) > 1]
-        return median(steps) if steps else 0.0
+        batches = range(1, min((len(levels) for levels in own), default=0))
+        found = [Drift.of([each[at] / each[at - 1] for each in own]).scatter for at in batches]
+        return median(found) if found else 0.0
+
+    @property
+    def reference_ms(self) -> dict[tuple[str, str], float]:
+        """The levels of the first batch, by op and processor; rows are as of its speed."""
+        return {key: own[0] for key, own in self.levels.items()}
 
     @property
     def usual_ms(self) -> dict[tuple[str, str], float]:
-        """The usual levels in milliseconds, by op and processor."""
-        return {key: float(np.percentile(own, USUAL)) for key, own in self.levels.items()}
+        """The usual levels in milliseconds, by op and processor: the level of all batches."""
+        return {key: level(own) for key, own in self.levels.items()}
 
-    def to_json(self) -> dict[str, dict[str, float]]:
-        """The usual levels in milliseconds, by processor and op, as the manifest keeps them."""
-        by_processor: dict[str, dict[str, float]] = {}
-        for (op, processor), ms in self.usual_ms.items():
-            by_processor.setdefault(processor, {})[op] = ms
-        return by_processor
+
+def by_processor(levels_ms: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
+    """Levels by processor and op, as the manifest keeps them."""
+    found: dict[str, dict[str, float]] = {}
+    for (op, processor), ms in levels_ms.items():
+        found.setdefault(processor, {})[op] = ms
+    return found
 
 
 def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, float]:
-    """How much slower each processor is in a run than in the first run with the same anchors.
+    """How much slower the rows of a run are, on each processor, than is usual in the first run.
 
-    `runs` are those of a manifest; 1.0 in the first. The factor is the median over the anchors.
+    `runs` are those of a manifest; the first is the first with the same anchors.
     """
-    own = runs[run].get("anchors_ms", {})
+    usual = runs[run].get("anchors_ms", {})
     factors = {}
-    for processor, levels in own.items():
+    for processor, levels in runs[run].get("reference_ms", usual).items():
         others = (other.get("anchors_ms", {}).get(processor, {}) for other in runs.values())
         first = next(known for known in others if known.keys() & levels.keys())
         ratios = [levels[op] / first[op] for op in levels.keys() & first.keys()]
-        factors[processor] = round(median(ratios), 4)
+        factors[processor] = round(Drift.of(ratios).factor, 4)
     return factors
 
 
@@ -102,7 +133,7 @@ def prepare(bench: Bench) -> list[Prepared]:
     return ready
 
 
-def level(one: Prepared) -> AnchorRow:
+def row_of(one: Prepared) -> AnchorRow:
     """What an anchor took, by its samples so far; the collector counts the batches."""
     row, (op, processor) = one.row(), key(one)
     return AnchorRow(
@@ -117,16 +148,19 @@ def level(one: Prepared) -> AnchorRow:
     )
 
 
-def slowdown(
-    anchors: Sequence[Prepared], processor: Processor, usual_ms: Mapping[tuple[str, str], float]
-) -> float:
-    """By how much of the usual level a processor is slower by these samples; 0 where none is."""
-    slower = [
-        1e3 * level_s(one.timed.found[WHOLE]) / usual_ms[key(one)] - 1
-        for one in anchors
-        if key(one)[1] == processor and key(one) in usual_ms
-    ]
-    return median(slower) if slower else 0.0
+def drift_of(
+    anchors: Sequence[Prepared],
+    processor: Processor,
+    reference_ms: Mapping[tuple[str, str], float],
+) -> Drift:
+    """The drift of a processor by the samples so far; none where there is no reference."""
+    return Drift.of(
+        [
+            1e3 * level(one.timed.found[WHOLE]) / reference_ms[key(one)]
+            for one in anchors
+            if key(one)[1] == processor and key(one) in reference_ms
+        ]
+    )
 
 
 def key(one: Prepared) -> tuple[str, Processor]:

@@ -54,7 +54,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class AnchorTime:
-    """What an anchor took in the median."""
+    """What an anchor took."""
 
     op: str
     processor: Processor

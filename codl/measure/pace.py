@@ -1,7 +1,6 @@
 """Whether a machine holds its pace: the same work over and over, its first rounds and its last.
 
-A processor that is hot, or whose clock was only boosted for a moment, is slower at the end. What
-other programs do makes single rounds slower and never faster, so the fastest are compared.
+A processor that is hot, or whose clock was only boosted for a moment, is slower at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from codl.measure.timing import ORDINARY, TOLERANCE, level_s
+from codl.ir.statistic import level
+from codl.measure.timing import ORDINARY, TOLERANCE
 from codl.runtime import threads
 
 #: Edge of the matrices that are multiplied: a round stays in a core's cache and lasts milliseconds.
@@ -39,16 +39,13 @@ def pace(seconds: float) -> tuple[float, ...]:
 def held(samples_s: Sequence[float]) -> float:
     """The pace of the last rounds over that of the first: 1 where it holds, 0.5 at half of it."""
     count = max(1, len(samples_s) // PART)
-    return level_s(samples_s[:count]) / level_s(samples_s[-count:])
+    return level(samples_s[:count]) / level(samples_s[-count:])
 
 
 def tolerance(samples_s: Sequence[float]) -> float:
-    """By how much the pace may fall: as much as a batch of a collection may be slower than usual.
-
-    More than usual, where one stretch differs more from the next.
-    """
+    """By how much the pace may fall: a little, and more where one stretch differs from the next."""
     stretches = np.array_split(np.asarray(samples_s), PART * STRETCHES)
-    levels = [level_s(own.tolist()) for own in stretches if own.size]
+    levels = [level(own.tolist()) for own in stretches if own.size]
     steps = np.abs(np.diff(np.log(levels)))
     spread = float(np.median(steps)) if steps.size else 0.0
     return max(TOLERANCE, ORDINARY * spread)

@@ -1,4 +1,4 @@
-"""How a latency is measured: warm up, repeat until it is stable, report median and spread."""
+"""How a latency is measured: warm up, repeat until it is stable."""
 
 from __future__ import annotations
 

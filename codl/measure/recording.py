@@ -13,16 +13,15 @@ from statistics import mean
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from codl.errors import InvalidFileError, UnsupportedError
 from codl.ir import soc as socs
 from codl.ir import to_text
 from codl.ir.results import Conditions
 from codl.ir.soc import Soc
+from codl.ir.statistic import level
 from codl.measure.batch import processors_of
 from codl.measure.dataset import AnchorRow, Dataset, OpRow, Row, Table
-from codl.measure.drift import USUAL
 from codl.measure.tasks import OpTask, SharingTask, Task
 from codl.runtime.placement import Placement
 
@@ -184,8 +183,8 @@ def _usual(rows: list[AnchorRow]) -> tuple[AnchorRow, ...]:
             by_anchor.setdefault((row.op, row.processor), []).append(row)
     usual = []
     for own in by_anchor.values():
-        level = float(np.percentile([row.latency_ms for row in own], USUAL))
-        usual.append(min(own, key=lambda row: abs(row.latency_ms - level)))
+        usual_ms = level([row.latency_ms for row in own])
+        usual.append(min(own, key=lambda row: abs(row.latency_ms - usual_ms)))
     return tuple(usual)
 
 

@@ -14,6 +14,8 @@ from codl.errors import DeviceError
 from codl.ir import Op, Shape, to_text
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
+from codl.ir.results import Latency
+from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
@@ -32,7 +34,7 @@ from codl.measure.tasks import (
     SurroundingsTask,
     Task,
 )
-from codl.measure.timing import WHOLE, Rounds, Seconds, Timed, level_s
+from codl.measure.timing import WHOLE, Rounds, Seconds, Timed
 from codl.runtime import threads
 from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
 from codl.runtime.host_handles import HostSession
@@ -61,10 +63,14 @@ class Prepared:
     timed: Timed
     fill: Callable[[Samples], Row]
 
-    def row(self) -> Row:
-        """The row of the samples so far; what they do not allow becomes a failed one."""
+    def row(self, drift: float = 1.0) -> Row:
+        """The row of the samples so far, from a machine that was so many times slower.
+
+        What they do not allow becomes a failed one.
+        """
+        found = self.timed.found.items()
         try:
-            return self.fill(self.timed.found)
+            return self.fill({part: [each / drift for each in own] for part, own in found})
         except DeviceError as error:
             return _failed(self.blank, error)
 
@@ -95,7 +101,7 @@ class Bench:
             elif isinstance(task, BatchTask | ColdTask | ContentionTask):
                 return replace(self._surroundings.row(task), run=self._run)
             elif isinstance(task, SignalTask):
-                sample, fill = SignalTimer(self._gpu).sample(task), _quartile(blank)
+                sample, fill = SignalTimer(self._gpu).sample(task), _positive(blank)
             elif isinstance(task, DispatchTask):
                 sample, fill = _timed(self._surroundings.dispatch(task)), _whole(blank)
             else:
@@ -281,33 +287,30 @@ def _whole(blank: Row) -> Callable[[Samples], Row]:
     return lambda samples: _filled(blank, samples[WHOLE])
 
 
-def _quartile(blank: Row) -> Callable[[Samples], Row]:
-    """A row of a wait, whose fastest few samples are luck; of which no less than nothing is left.
+def _positive(blank: Row) -> Callable[[Samples], Row]:
+    """A row of a wait, of which no less than nothing is left.
 
     Raises `DeviceError` where the device's clock explains more than all of it.
     """
 
     def fill(samples: Samples) -> Row:
-        quartile_ms = 1e3 * float(np.percentile(samples[WHOLE], 25))
-        if quartile_ms <= 0:
+        row = _filled(blank, samples[WHOLE])
+        if row.latency_ms <= 0:
             raise DeviceError(
-                f"By the device's clock it was over {-1e3 * quartile_ms:.3f} us too early."
+                f"By the device's clock it was over {-1e3 * row.latency_ms:.3f} us too early."
             )
-        return replace(_filled(blank, samples[WHOLE]), latency_ms=quartile_ms)
+        return row
 
     return fill
 
 
 def _shared(blank: SharingRow) -> Callable[[Samples], Row]:
-    """A row of a whole exchange and its parts.
-
-    Of samples that all wait for memory the fastest few are luck, so these are lower quartiles.
-    """
+    """A row of a whole exchange and its parts."""
 
     def fill(samples: Samples) -> Row:
-        quartiles = {part: 1e3 * float(np.percentile(own, 25)) for part, own in samples.items()}
-        parts: Any = {f"{part}_ms": ms for part, ms in quartiles.items() if part != WHOLE}
-        return replace(_filled(blank, samples[WHOLE]), latency_ms=quartiles[WHOLE], **parts)
+        levels = {part: 1e3 * level(own) for part, own in samples.items()}
+        parts: Any = {f"{part}_ms": ms for part, ms in levels.items() if part != WHOLE}
+        return replace(_filled(blank, samples[WHOLE]), **parts)
 
     return fill
 
@@ -345,11 +348,5 @@ def _failed(row: Row, error: Exception) -> Row:
 
 
 def _filled(row: RowT, samples_s: Sequence[float]) -> RowT:
-    p20, p80 = np.percentile(samples_s, (20, 80))
-    return replace(
-        row,
-        latency_ms=1e3 * level_s(samples_s),
-        p20_ms=1e3 * float(p20),
-        p80_ms=1e3 * float(p80),
-        runs=len(samples_s),
-    )
+    found = Latency.of(samples_s)
+    return replace(row, latency_ms=found.level, p20_ms=found.p20, p80_ms=found.p80, runs=found.runs)

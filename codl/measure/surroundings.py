@@ -4,6 +4,8 @@ Inside a network an op finds its weights evicted by those before it, its kernels
 others, and the other processor works beside it on the same memory; and several images at once take
 less than one after the other. Each of these is measured on a sample of ops, and predicted for the
 rest.
+
+What is compared in a row was measured in the same turns, so that the machine's drift cancels.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from codl.ir import Op, Shape
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.window import Size2
 from codl.ir.results import Latency
+from codl.ir.statistic import level
 from codl.ir.types import PLANAR, Processor
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
@@ -52,8 +55,6 @@ Work: TypeAlias = Callable[[int], None]
 #: One image and the batch take so many turns, of about so long each.
 BATCH_ROUNDS, BATCH_S = 5, 0.004
 ROUNDS, COLD_ROUNDS = 9, 7
-#: Of so many rounds, this percentile: what else a machine does makes things slower, never faster.
-QUIET = 25
 #: A side of a pair is repeated until it lasts about so long, and the other one for longer.
 PAIR_S, LONGER = 0.003, 2.0
 MOST_TIMES = 400
@@ -105,11 +106,11 @@ class Surroundings:
             for _ in range(BATCH_ROUNDS)
         ]
         single, together, tiny, tiny_together = np.array(rounds).T
-        calls_ms = 1e3 * max(0.0, float(np.median(tiny_together - tiny)))
-        single_ms, spread = _quiet_ms(single), Latency.of(together.tolist())
+        calls_ms = 1e3 * max(0.0, level(tiny_together) - level(tiny))
+        single_ms, spread = 1e3 * level(single), Latency.of(together)
         return replace(
             task.blank,
-            latency_ms=max(_quiet_ms(together) - calls_ms, single_ms),
+            latency_ms=max(spread.level - calls_ms, single_ms),
             p20_ms=spread.p20,
             p80_ms=spread.p80,
             runs=spread.runs,
@@ -141,14 +142,13 @@ class Surroundings:
                 evict(1)
                 found.append(_seconds(work, 1))
             rounds.append(found)
-        # Within a round the machine is in one state, so differences are of the same one.
         warm, cold, tiny_warm, tiny_cold = np.array(rounds).T
-        more_ms = 1e3 * float(np.median(cold - warm) - np.median(tiny_cold - tiny_warm))
-        warm_ms, spread = _quiet_ms(warm), Latency.of(cold.tolist())
+        calls_ms = 1e3 * (level(tiny_cold) - level(tiny_warm))
+        warm_ms, spread = 1e3 * level(warm), Latency.of(cold)
         return replace(
             task.blank,
             evicted_bytes=self._cold_bytes(task.processor),
-            latency_ms=max(warm_ms + more_ms, MOST_GAIN * warm_ms),
+            latency_ms=max(spread.level - calls_ms, MOST_GAIN * warm_ms),
             p20_ms=spread.p20,
             p80_ms=spread.p80,
             runs=spread.runs,
@@ -173,9 +173,9 @@ class Surroundings:
                 mine, _ = self._together(cpu, gpu, times[0], longer[1])
                 _, theirs = self._together(cpu, gpu, longer[0], times[1])
                 rounds.append([*alone, mine, theirs])
-        alone_ms = 1e3 * np.percentile(rounds, QUIET, axis=0)[:2] / times
-        slower = np.median([[r[2] / r[0], r[3] / r[1]] for r in rounds], axis=0)
-        cpu_ms, gpu_ms = (alone_ms * slower).tolist()
+        found_ms = [1e3 * level(own) for own in np.array(rounds).T]
+        alone_ms = [ms / count for ms, count in zip(found_ms[:2], times, strict=True)]
+        cpu_ms, gpu_ms = (ms / count for ms, count in zip(found_ms[2:], times, strict=True))
         both = max(cpu_ms, gpu_ms)
         return replace(
             task.blank,
@@ -183,8 +183,8 @@ class Surroundings:
             p20_ms=both,
             p80_ms=both,
             runs=ROUNDS,
-            cpu_alone_ms=float(alone_ms[0]),
-            gpu_alone_ms=float(alone_ms[1]),
+            cpu_alone_ms=alone_ms[0],
+            gpu_alone_ms=alone_ms[1],
             cpu_together_ms=cpu_ms,
             gpu_together_ms=gpu_ms,
         )
@@ -276,10 +276,6 @@ def _repeats(works: Sequence[Work], seconds: float) -> list[int]:
     """How often each has to run to last so long."""
     once = [min(_seconds(work, 1) for _ in range(3)) for work in works]
     return [min(MOST_TIMES, max(1, round(seconds / each))) for each in once]
-
-
-def _quiet_ms(samples_s: Any) -> float:
-    return 1e3 * float(np.percentile(samples_s, QUIET))
 
 
 def _seconds(work: Work, repeats: int) -> float:

@@ -12,15 +12,11 @@ from dataclasses import dataclass, field
 from random import Random
 from time import perf_counter
 
-import numpy as np
-
 #: Seconds of one run of something, by part: `WHOLE` and whatever else it times.
 Seconds = Mapping[str, float]
 WHOLE = "whole"
-#: The level of a thing is the mean of so many of its fastest samples.
-FASTEST = 3
-#: A batch was disturbed where a processor's anchors were slower than usual by more than this, and
-#: by more than so many times what one batch differs from the next: some machines are never quiet.
+#: What differs by no more than this, and by no more than so many times what is usual, is the same:
+#: some machines are never quiet.
 TOLERANCE, ORDINARY = 0.03, 2.0
 
 
@@ -125,12 +121,3 @@ def measure(
         is_over = perf_counter() - begin >= rounds.span_s
         if turn >= rounds.visits and is_over and not is_disturbed():
             break
-
-
-def level_s(samples: Sequence[float]) -> float:
-    """Seconds without disturbance: the mean of the fastest few samples.
-
-    Noise of other programs only ever adds. A single fastest sample would fall further with every
-    one that is taken.
-    """
-    return float(np.mean(np.sort(samples)[:FASTEST]))

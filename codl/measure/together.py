@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 
 from codl.errors import CodlError
 from codl.ir.results import Conditions, Latency
+from codl.ir.statistic import level
 from codl.measure import drift
 from codl.measure.batch import ReadsConditions
 from codl.measure.interleave import AnchorTime, Effort, Timed, TimedTogether, interleave
@@ -49,7 +49,7 @@ def time_together(
         energy_mj={name: mj / effort.turn for name, mj in energy.items() if mj is not None},
         sensors=tuple(sensor.name for sensor in sensors),
         anchors=tuple(
-            AnchorTime(*drift.key(one), 1e3 * median(one.timed.found[WHOLE]))
+            AnchorTime(*drift.key(one), 1e3 * level(one.timed.found[WHOLE]))
             for one in anchors
             if one.timed.found.get(WHOLE)
         ),
@@ -60,7 +60,7 @@ def time_together(
 def slowdown(
     anchors: Sequence[AnchorTime], usual_ms: Mapping[tuple[str, str], float]
 ) -> dict[str, float] | None:
-    """By processor, how many times longer its anchors take than usual, in the median.
+    """By processor, how many times longer its anchors take than usual.
 
     None where no anchor has a usual latency: a dataset was imported, or there is none. Where other
     programs or the heat slow a processor down by a tenth, its plans take a tenth longer than
@@ -71,4 +71,4 @@ def slowdown(
         if (one.op, one.processor) in usual_ms:
             own = ratios.setdefault(one.processor, [])
             own.append(one.latency_ms / usual_ms[one.op, one.processor])
-    return {processor: median(own) for processor, own in ratios.items()} or None
+    return {processor: drift.Drift.of(own).factor for processor, own in ratios.items()} or None

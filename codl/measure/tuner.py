@@ -20,6 +20,7 @@ import numpy as np
 from codl.errors import DeviceError, MismatchError
 from codl.ir import Array, Op, parse, to_text
 from codl.ir.soc import Soc
+from codl.ir.statistic import level
 from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice, GpuVariant
@@ -254,7 +255,7 @@ class Search:
             return None
         self._expected = work.output()
         (samples,) = measure_together([work], SCREENING)
-        self._trials[key_of(default)] = Trial(default, 1e3 * float(np.median(samples)))
+        self._trials[key_of(default)] = Trial(default, 1e3 * level(samples))
         return work
 
     def _screen(self, control: GpuWork | None) -> bool:
@@ -278,11 +279,11 @@ class Search:
             return
         rivals = [work for _, work in works]
         samples = measure_together([control, *rivals] if control else rivals, SCREENING)
-        medians = [1e3 * float(np.median(own)) for own in samples]
+        levels = [1e3 * level(own) for own in samples]
         before = self._trials[key_of(self._choices[0])].latency_ms
-        scale = before / medians.pop(0) if control and before else 1.0
-        for (choice, _), median in zip(works, medians, strict=True):
-            self._trials[key_of(choice)] = Trial(choice, median * scale)
+        drift = levels.pop(0) / before if control and before else 1.0
+        for (choice, _), ms in zip(works, levels, strict=True):
+            self._trials[key_of(choice)] = Trial(choice, ms / drift)
 
     def _final(
         self, control: GpuWork | None, finalists: Sequence[Choice]
@@ -298,13 +299,13 @@ class Search:
             only = self._trials[key_of(self._choices[0])].latency_ms or 0.0
             return self._choices[0], only, only
         samples = np.array(measure_together([work for _, work in contenders], FINAL))
-        medians = 1e3 * np.median(samples, axis=1)
+        levels = [1e3 * level(own) for own in samples]
         able = list(range(len(contenders)))
         if control is not None:
             able = [i for i in able if i == 0 or is_faster(samples[i], samples[0])]
-        best = min(able, key=lambda index: medians[index])
-        default_ms = None if control is None else float(medians[0])
-        return contenders[best][0], default_ms, float(medians[best])
+        best = min(able, key=lambda index: levels[index])
+        default_ms = None if control is None else levels[0]
+        return contenders[best][0], default_ms, levels[best]
 
     def _bind(self, choice: Choice, *, keep: bool = False) -> GpuWork | str:
         """The op in one choice, checked against the default's output; or why that fails."""
@@ -337,11 +338,11 @@ class Search:
 def is_faster(samples: Any, than: Any) -> bool:
     """Whether one thing beats another for certain, by samples from the same rounds.
 
-    In the median by `GAIN`, and in more rounds than chance gives once in a hundred (a sign test).
+    By `GAIN`, and in more rounds than chance gives once in a hundred (a sign test).
     """
     ratios = np.asarray(samples) / np.asarray(than)
     needed = ratios.size / 2 + 2.33 * ratios.size**0.5 / 2
-    return bool(np.median(ratios) <= 1 - GAIN and (ratios < 1).sum() >= needed)
+    return bool(level(samples) <= (1 - GAIN) * level(than) and (ratios < 1).sum() >= needed)
 
 
 def propose(

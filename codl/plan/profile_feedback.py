@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from codl.ir import Op, parse
 from codl.ir.executable import Executable, GpuOp
+from codl.ir.statistic import level
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel
@@ -74,11 +74,11 @@ def _amounts(ops: Sequence[Op]) -> NDArray[np.float64]:
 
 
 def op_ratios(executable: Executable, profiles: Iterable[Totals], cost: CostModel) -> list[OpRatio]:
-    """What nets and kernels took in the median of some profiles, over what was predicted of them.
+    """What nets and kernels took in some profiles, over what was predicted of them.
 
     Ops that are computed together have the ratio of all of them. `cost` is without corrections.
     """
-    spent = _median_ms(profiles)
+    spent = _levels_ms(profiles)
     ratios: list[OpRatio] = []
     for stage in price(executable, cost).stages:
         for processor, label, expected_ms, ops in _timed(executable, stage, cost):
@@ -106,14 +106,14 @@ def _timed(
             yield "gpu", step.label, step_ms, ops
 
 
-def _median_ms(profiles: Iterable[Totals]) -> Mapping[tuple[Processor, str], float]:
+def _levels_ms(profiles: Iterable[Totals]) -> Mapping[tuple[Processor, str], float]:
     """Milliseconds by processor and label."""
     samples: dict[tuple[Processor, str], list[float]] = {}
     for totals in profiles:
         for (kind, label), ms in totals.items():
             if kind in KINDS:
                 samples.setdefault((KINDS[kind], label), []).append(ms)
-    return {key: median(own) for key, own in samples.items()}
+    return {key: level(own) for key, own in samples.items()}
 
 
 def _of_op(text: str, name: str, ratio: float) -> OpRatio:

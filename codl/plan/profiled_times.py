@@ -13,14 +13,15 @@ from codl.errors import DeviceError
 from codl.ir.executable import Command, Copy, Executable, Launch, RunNet, Stage, Transfer, Unmap
 from codl.ir.results import SpanKind, TimeSpan
 from codl.ir.span_names import SpanName, span_of
+from codl.ir.statistic import PERCENT
 from codl.ir.types import PROCESSORS
 from codl.plan.price import StageTimes
 
 #: The parts of data sharing that a profile tells. What a wait would have taken if the data had been
 #: there, it does not.
 SEEN: tuple[SpanKind, ...] = ("transform", "copy", "unmap")
-#: Of profiled runs one part of so many is too short to count, and one too long.
-MIDDLE = 3
+#: Of profiled runs one part of so many counts.
+COUNTED = 3
 #: Milliseconds by a number.
 ByNumber: TypeAlias = dict[int, float]
 _Found: TypeAlias = dict[SpanName, deque[TimeSpan]]
@@ -56,23 +57,24 @@ class ProfiledTimes:
 
     @classmethod
     def typical(cls, profiles: Sequence[ProfiledTimes]) -> ProfiledTimes:
-        """The mean of the runs in the middle, by length, of several of one executable.
+        """The mean of some runs of one executable: those nearest in length to the statistic's.
 
-        Parts of the same runs add up to what these took; medians of parts would not, where other
-        programs disturb each run in another part.
+        Parts of the same runs add up to what these took; percentiles of parts would not, where
+        other programs disturb each run in another part.
         """
         by_length = sorted(profiles, key=lambda one: fsum(one.stages_ms))
-        out = len(by_length) // MIDDLE
-        middle = by_length[out : len(by_length) - out]
-        first = middle[0]
+        count = len(by_length) - 2 * (len(by_length) // COUNTED)
+        begin = round(PERCENT / 100 * (len(by_length) - 1)) - count // 2
+        near = by_length[max(0, begin) :][:count]
+        first = near[0]
         return cls(
-            {n: fmean(one.nets_ms[n] for one in middle) for n in first.nets_ms},
-            {n: fmean(one.kernels_ms[n] for one in middle) for n in first.kernels_ms},
+            {n: fmean(one.nets_ms[n] for one in near) for n in first.nets_ms},
+            {n: fmean(one.kernels_ms[n] for one in near) for n in first.kernels_ms},
             {
-                n: {part: fmean(one.transfers_ms[n][part] for one in middle) for part in parts}
+                n: {part: fmean(one.transfers_ms[n][part] for one in near) for part in parts}
                 for n, parts in first.transfers_ms.items()
             },
-            [fmean(own) for own in zip(*(one.stages_ms for one in middle), strict=True)],
+            [fmean(own) for own in zip(*(one.stages_ms for one in near), strict=True)],
         )
 
     def _add(self, executable: Executable, command: Command, span: TimeSpan) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
 
 from codl.ir.results import PredictorRow, Split
 from codl.ir.soc import Soc
+from codl.ir.statistic import level
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.progress import Progress, seconds_left
@@ -85,6 +85,7 @@ class _TrainingSet:
         targets, notes = samples.read(dataset)
         notes += [_empty(own, soc) for own in targets if not own.samples]
         notes += _tuned_since(soc, dataset, tuning)
+        notes += _statistics(dataset)
         usable = [own for own in targets if own.samples]
         steps = steps_of(soc, tuning, usable, predictors)
         if like:
@@ -227,6 +228,18 @@ def _tuned_since(soc: Soc, dataset: Dataset, tuning: Tuning) -> list[str]:
     ]
 
 
+def _statistics(dataset: Dataset) -> list[str]:
+    """A note where runs of the dataset have latencies by different statistics."""
+    used = dataset.statistics()
+    if len(set(used.values())) < 2:
+        return []
+    each = "; ".join(f"{name}: {statistic}" for name, statistic in used.items())
+    return [
+        f"Latencies in {dataset.folder} are not all by one statistic ({each}). Anchors take out "
+        "how much they differ in the mean, but not by op: collect anew for one."
+    ]
+
+
 def _empty(own: Samples, soc: Soc) -> str:
     return (
         f"{own.target} has no ok row and {own.failed} failed ones: no predictor. "
@@ -274,4 +287,4 @@ def _us_per_prediction(
         both.append(end - start)
         alone.append(end - known)
     count = len(items)
-    return round(1e6 * median(both) / count, 3), round(1e6 * median(alone) / count, 3)
+    return round(1e6 * level(both) / count, 3), round(1e6 * level(alone) / count, 3)

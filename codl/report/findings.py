@@ -12,22 +12,23 @@ from codl.report.results import IDEAL, EvalResult
 def findings(result: EvalResult) -> tuple[str, ...]:
     """The fastest strategy of every model; only latencies of one source are compared."""
     return tuple(
-        _fastest(model, [row for row in ran if row.source == source])
+        _fastest(result, model, [row for row in ran if row.source == source])
         for model in result.models
         for ran in [[row for row in result.of(model) if row.latency_ms and row.strategy != IDEAL]]
         for source in dict.fromkeys(row.source for row in ran)
     )
 
 
-def _fastest(model: str, rows: Sequence[EvalRow]) -> str:
-    first, *others = sorted(rows, key=lambda row: _latency(row).median)
+def _fastest(result: EvalResult, model: str, rows: Sequence[EvalRow]) -> str:
+    first, *others = sorted(rows, key=lambda row: _latency(row).level)
     text = f"{model}: {first.strategy}"
     text += " is the fastest" if others else " alone"
-    text += f", {digits(_latency(first).median)} ms ({first.source})"
-    if first.speedup is not None:
-        text += f", {digits(first.speedup)} times as fast as the better single processor"
-    if first.of_ideal is not None:
-        text += f", {digits(first.of_ideal, percent=True)} % of the ideal"
+    text += f", {digits(_latency(first).level)} ms ({first.source})"
+    speedup, of_ideal = result.speedup(first), result.of_ideal(first)
+    if speedup is not None:
+        text += f", {digits(speedup)} times as fast as the better single processor"
+    if of_ideal is not None:
+        text += f", {digits(of_ideal, percent=True)} % of the ideal"
     near = [row.strategy for row in others if _overlap(_latency(first), _latency(row))]
     return (
         f"{text}; not told apart from {', '.join(near)} (spreads overlap)." if near else f"{text}."

@@ -116,7 +116,7 @@ def _model(key: str, result: EvalResult, model: str) -> PagePart:
     soc = result.soc.name
     rows = result.of(model)
     bars = plots.latency_svg(rows, key=f"{key}-bars", title=f"Latency of {model} on {soc}")
-    what = f"Median latency of {model} on {soc}, whiskers from p20 to p80."
+    what = f"Latency of {model} on {soc}, the 20th percentile of runs; whiskers reach to the 80th."
     figures = [_figure(bars, what, result, [row.source for row in rows])]
     timelines = result.profiles(model)
     if not timelines:

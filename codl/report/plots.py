@@ -42,7 +42,7 @@ LABELLED_OPS = 40
 
 
 def latency_svg(rows: Sequence[EvalRow], *, key: str, title: str) -> str:
-    """Latencies of one model: a bar per strategy, whiskers from p20 to p80, the ideal as a line.
+    """Latencies of one model: a bar per strategy, whiskers to p80, the ideal as a line.
 
     A ring is the first run of a turn, a diamond the prediction.
     """
@@ -60,8 +60,8 @@ def latency_svg(rows: Sequence[EvalRow], *, key: str, title: str) -> str:
         axes.set_xlim(0, 1.17 * _longest(rows))
         axes.set_xlabel("latency (ms)")
         if ideal and ideal.latency_ms:
-            label = f"ideal {digits(ideal.latency_ms.median)} ({ideal.source})"
-            axes.axvline(ideal.latency_ms.median, color=INK, linestyle="--", linewidth=1)
+            label = f"ideal {digits(ideal.latency_ms.level)} ({ideal.source})"
+            axes.axvline(ideal.latency_ms.level, color=INK, linestyle="--", linewidth=1)
             axes.plot([], [], color=INK, linestyle="--", linewidth=1, label=label)
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside upper right", ncols=2, frameon=False)
@@ -77,25 +77,25 @@ def _bar(axes: Any, y: int, row: EvalRow) -> None:
     marked = row.source in UNMEASURED
     axes.barh(
         y,
-        latency.median,
+        latency.level,
         height=0.62,
         color=CPU,
         alpha=0.4 if marked else 1,
         linestyle="--" if marked else "-",
         edgecolor=CPU,
     )
-    end = latency.median
+    end = latency.level
     if latency.runs:
-        whiskers = ([max(0, latency.median - latency.p20)], [max(0, latency.p80 - latency.median)])
-        axes.errorbar(latency.median, y, xerr=whiskers, color=INK, capsize=3, elinewidth=1)
+        whiskers = ([0], [max(0, latency.p80 - latency.level)])
+        axes.errorbar(latency.level, y, xerr=whiskers, color=INK, capsize=3, elinewidth=1)
         end = max(end, latency.p80)
     if row.cold_ms is not None:
-        _point(axes, (row.cold_ms.median, y), "first run", marker="o", markerfacecolor="none")
-        end = max(end, row.cold_ms.median)
+        _point(axes, (row.cold_ms.level, y), "first run", marker="o", markerfacecolor="none")
+        end = max(end, row.cold_ms.level)
     if row.predicted_ms is not None:
         _point(axes, (row.predicted_ms, y), "predicted", marker="D", markerfacecolor="#F0E442")
         end = max(end, row.predicted_ms)
-    axes.annotate(digits(latency.median), (end, y), (6, 0), textcoords="offset points", va="center")
+    axes.annotate(digits(latency.level), (end, y), (6, 0), textcoords="offset points", va="center")
 
 
 def _point(axes: Any, at: tuple[float, float], label: str, **look: str) -> None:
@@ -114,8 +114,8 @@ def _point(axes: Any, at: tuple[float, float], label: str, **look: str) -> None:
 
 def _longest(rows: Sequence[EvalRow]) -> float:
     latencies = [row.latency_ms for row in rows if row.latency_ms]
-    ends = [value for one in latencies for value in (one.median, one.p80)]
-    ends += [row.cold_ms.median for row in rows if row.latency_ms and row.cold_ms]
+    ends = [value for one in latencies for value in (one.level, one.p80)]
+    ends += [row.cold_ms.level for row in rows if row.latency_ms and row.cold_ms]
     return max([*ends, *(r.predicted_ms or 0 for r in rows if r.latency_ms)], default=0) or 1
 
 
@@ -126,7 +126,7 @@ def _label(row: EvalRow) -> str:
 
 def _latency_words(rows: Sequence[EvalRow]) -> str:
     return "; ".join(
-        f"{row.strategy} {digits(row.latency_ms.median)} ms ({row.source}){_first_run(row)}"
+        f"{row.strategy} {digits(row.latency_ms.level)} ms ({row.source}){_first_run(row)}"
         if row.latency_ms
         else f"{row.strategy} failed"
         for row in rows
@@ -134,7 +134,7 @@ def _latency_words(rows: Sequence[EvalRow]) -> str:
 
 
 def _first_run(row: EvalRow) -> str:
-    return f", first run {digits(row.cold_ms.median)} ms" if row.cold_ms else ""
+    return f", first run {digits(row.cold_ms.level)} ms" if row.cold_ms else ""
 
 
 def timeline_svg(timelines: Sequence[InferenceProfile], *, key: str, title: str) -> str:

@@ -37,6 +37,8 @@ SPAN_KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 IDEAL = "ideal"
 #: Bound and terms of a waterfall may differ from its last total by this part.
 ADDS_UP = 1e-6
+#: Of these the baseline is the faster one; speedups of the others are over it.
+SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,12 @@ class InferenceProfile:
         return max((span.end_ms for span in self.spans), default=0.0)
 
 
+def _over(bases: Iterable[Latency | None], latency: Latency | None) -> float | None:
+    """The least of some latencies over another one."""
+    least = min((base.level for base in bases if base), default=None)
+    return least / latency.level if least is not None and latency and latency.level else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalResult(ResultFile):
     """What `codl eval` wrote: rows, and a profile for each strategy that ran."""
@@ -145,6 +153,17 @@ class EvalResult(ResultFile):
 
     def of(self, model: str) -> tuple[EvalRow, ...]:
         return tuple(row for row in self.rows if row.model == model)
+
+    def speedup(self, row: EvalRow) -> float | None:
+        """Over the better single processor of the same run; what files hold may be of medians."""
+        singles = [own for own in self.of(row.model) if own.strategy in SINGLES]
+        same = [own.latency_ms for own in singles if own.source == row.source]
+        return _over(same, row.latency_ms)
+
+    def of_ideal(self, row: EvalRow) -> float | None:
+        """The ideal latency over this one's."""
+        ideal = [own.latency_ms for own in self.of(row.model) if own.strategy == IDEAL]
+        return None if row.source in UNMEASURED else _over(ideal, row.latency_ms)
 
     def profiles(self, model: str) -> tuple[InferenceProfile, ...]:
         """The profiles of a model, with the sources of the latencies beside them."""

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from codl.ir.results import EvalRow, PredictorRow
 from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, count, digits
+from codl.report.notes import LATENCY, cold_notes, machine_notes, peer_notes, same_notes
 from codl.report.results import (
     IDEAL,
+    SINGLES,
     ConformanceResult,
     EvalResult,
     PackageResult,
@@ -15,23 +17,14 @@ from codl.report.results import (
     SearchesResult,
     TrainResult,
 )
-from codl.report.tables import (
-    cold_notes,
-    machine_notes,
-    peer_notes,
-    same_notes,
-    soc_lines,
-    warnings,
-)
+from codl.report.tables import soc_lines, warnings
 
-#: Of these the baseline is the faster one; speedups of the others are over it.
-SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 #: Whose 5 % accuracy, error and interval are shown as well.
 DETAILED = "codl"
 
 
 def comparison_content(result: EvalResult) -> TextTable:
-    """Medians of an evaluation: a row per model, a column per strategy or peer, then speedups."""
+    """Latencies of an evaluation: a row per model, a column per strategy or peer, then speedups."""
     names = list(dict.fromkeys(row.strategy for row in result.rows))
     peers = {row.strategy for row in result.rows if row.peer}
     planned = [name for name in names if name not in (*SINGLES, IDEAL, *peers)]
@@ -44,7 +37,7 @@ def comparison_content(result: EvalResult) -> TextTable:
         TextRow(_comparison_cells(result, model, names, planned)) for model in result.models
     )
     caption = (
-        "Medians in milliseconds, all of a model in one run, in turns. Speedups are over the "
+        f"Milliseconds, all of a model in one run, in turns. {LATENCY} Speedups are over the "
         "faster of `cpu` and `gpu`.",
         *_ideal_note(names),
         *_accuracy_note(result.rows),
@@ -96,15 +89,15 @@ def _comparison_cells(
     rows = {row.strategy: row for row in result.of(model)}
     return (
         model,
-        *(_median(rows.get(name)) for name in names),
-        *(digits(rows[name].speedup if name in rows else None) for name in planned),
+        *(_latency(rows.get(name)) for name in names),
+        *(digits(result.speedup(rows[name]) if name in rows else None) for name in planned),
     )
 
 
-def _median(row: EvalRow | None) -> str:
+def _latency(row: EvalRow | None) -> str:
     if row is None:
         return NONE
-    return digits(row.latency_ms.median) if row.latency_ms else "failed"
+    return digits(row.latency_ms.level) if row.latency_ms else "failed"
 
 
 def _ideal_note(names: Sequence[str]) -> tuple[str, ...]:

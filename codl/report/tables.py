@@ -21,6 +21,13 @@ from codl.report.content import (
     nearness,
     spread,
 )
+from codl.report.notes import (
+    LATENCY,
+    TURNS,
+    machine_notes,
+    peer_notes,
+    same_notes,
+)
 from codl.report.results import (
     COMPUTING,
     IDEAL,
@@ -38,13 +45,6 @@ from codl.report.results import (
     TrainResult,
 )
 
-#: Processors that are slower or faster than usual by less than this are as usual.
-NOTABLE = 0.05
-#: What a first run is.
-TURNS = (
-    "that of a turn, which finds the caches as others left them; the latency is of the runs right "
-    "behind it."
-)
 WARNINGS = {
     "simulated": "simulated: from a model of a SoC, not from a device.",
     "replayed": "replayed: from somebody's earlier measurements, not from this run.",
@@ -64,12 +64,14 @@ def train_table(result: TrainResult) -> rich.table.Table:
 
 def eval_content(result: EvalResult) -> TextTable:
     has_cold = any(row.cold_ms for row in result.rows)
+    has_ratio = any(row.predicted_over_measured is not None for row in result.rows)
     columns = (
         Column("strategy", numeric=False),
-        Column("median (ms)"),
-        Column(f"p20{NONE}p80 (ms)"),
+        Column("latency (ms)"),
+        Column(f"median{NONE}p80 (ms)"),
         *([Column("first run (ms)")] if has_cold else []),
         Column("predicted (ms)"),
+        *([Column("over measured")] if has_ratio else []),
         Column("speedup (\N{MULTIPLICATION SIGN})"),
         Column("of ideal (%)"),
         Column("cosine"),
@@ -77,12 +79,20 @@ def eval_content(result: EvalResult) -> TextTable:
         Column("source", numeric=False),
     )
     sections = (
-        TextSection(m, tuple(_eval_row(row, has_cold=has_cold) for row in result.of(m)))
-        for m in result.models
+        TextSection(
+            model,
+            tuple(
+                _eval_row(result, row, has_cold=has_cold, has_ratio=has_ratio)
+                for row in result.of(model)
+            ),
+        )
+        for model in result.models
     )
-    notes = ["speedup: over the better of cpu and gpu in the same run."]
+    notes = [LATENCY, "speedup: over the better of cpu and gpu in the same run."]
     if has_cold:
         notes.append(f"first run: {TURNS}")
+    if has_ratio:
+        notes.append("over measured: predicted latency over that, the machine's drift divided out.")
     if any(row.strategy == IDEAL for row in result.rows):
         notes.append(
             "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
@@ -94,78 +104,19 @@ def eval_content(result: EvalResult) -> TextTable:
     return TextTable(f"Latency on {result.soc.name}", columns, tuple(sections), caption)
 
 
-def same_notes(result: EvalResult) -> list[str]:
-    """Which strategies led to the same executable as one before them."""
-    same = [f"{row.model}: {row.strategy} is {row.same_as}" for row in result.rows if row.same_as]
-    if not same:
-        return []
-    return [f"Plans that became the same executable were timed once, as one. {'; '.join(same)}."]
-
-
-def peer_notes(result: EvalResult) -> list[str]:
-    """What libraries were run beside the strategies, and on how many cores they were seen."""
-    peers = {row.strategy: row.peer for row in result.rows if row.peer is not None}
-    if not peers:
-        return []
-    each = [
-        f"{name} {peer.version} ({peer.threads} threads, seen on cores "
-        f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
-        for name, peer in peers.items()
-    ]
-    return [
-        "Peers have the cores of both sides together, in a process of their own: "
-        f"{'; '.join(each)}."
-    ]
-
-
-def cold_notes(result: EvalResult) -> list[str]:
-    """How much longer first runs took; nothing of files from before they were kept apart."""
-    each = []
-    for model in result.models:
-        both = {r.strategy: (r.cold_ms, r.latency_ms) for r in result.of(model) if not r.same_as}
-        ratios = [
-            f"{name} {cold.median / warm.median:.2f}"
-            for name, (cold, warm) in both.items()
-            if cold and warm and warm.median
-        ]
-        each += [f"{model}: {', '.join(ratios)}"] if ratios else []
-    return (
-        [f"First runs over the others; a first run is {TURNS} {'; '.join(each)}."] if each else []
-    )
-
-
-def machine_notes(result: EvalResult) -> list[str]:
-    """How much slower the processors were than predictions know of, where that was seen, and which
-    were throttled.
-    """
-    notes = []
-    for model in result.models:
-        held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
-        if held:
-            clocks = " and the ".join(side.upper() for side in sorted(held))
-            notes.append(f"{model}: the clock of the {clocks} was held down meanwhile.")
-        slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
-        if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
-            each = ", ".join(f"{side} {factor:.2f}" for side, factor in slowdown.items())
-            notes.append(
-                f"{model}: anchor ops took {each} of what they did when the dataset was measured, "
-                "which predictions do not know."
-            )
-    return notes
-
-
-def _eval_row(row: EvalRow, *, has_cold: bool) -> TextRow:
+def _eval_row(result: EvalResult, row: EvalRow, *, has_cold: bool, has_ratio: bool) -> TextRow:
     latency = row.latency_ms
     if latency is None:
         return TextRow((row.strategy,), failure=row.reason or "no reason recorded")
     cells = (
         row.strategy,
-        digits(latency.median),
-        spread(latency.p20, latency.p80) if row.source != "computed" else NONE,
-        *([digits(row.cold_ms.median if row.cold_ms else None)] if has_cold else []),
+        digits(latency.level),
+        spread(latency.median, latency.p80) if row.source != "computed" else NONE,
+        *([digits(row.cold_ms.level if row.cold_ms else None)] if has_cold else []),
         digits(row.predicted_ms),
-        digits(row.speedup),
-        digits(row.of_ideal, percent=True),
+        *([digits(row.predicted_over_measured)] if has_ratio else []),
+        digits(result.speedup(row)),
+        digits(result.of_ideal(row), percent=True),
         nearness(row.cosine),
         digits(row.max_rel_err),
         row.source,
@@ -313,8 +264,8 @@ def run_content(result: RunResult) -> TextTable:
     columns = (
         Column("model", numeric=False),
         Column("strategy", numeric=False),
-        Column("median (ms)"),
-        Column(f"p20{NONE}p80 (ms)"),
+        Column("latency (ms)"),
+        Column(f"median{NONE}p80 (ms)"),
         Column("runs"),
         Column("data sharing (ms)"),
         Column("source", numeric=False),
@@ -323,14 +274,14 @@ def run_content(result: RunResult) -> TextTable:
     cells = (
         result.model,
         result.strategy or NONE,
-        digits(latency.median),
-        spread(latency.p20, latency.p80),
+        digits(latency.level),
+        spread(latency.median, latency.p80),
         count(latency.runs),
         digits(result.data_sharing_ms),
         result.source,
     )
     rows = (TextRow(cells, mark=mark([result.source])),)
-    caption = (*soc_lines(result.soc), *warnings([result.source]))
+    caption = (LATENCY, *soc_lines(result.soc), *warnings([result.source]))
     return TextTable(f"Run of {result.model}", columns, (TextSection("", rows),), caption)
 
 

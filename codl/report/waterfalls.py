@@ -88,7 +88,7 @@ def _what(name: str, result: ExplainResult) -> str:
     others = {
         BOUND: "every op on both processors without loss: 1 / (1 / CPU + 1 / GPU)",
         PREDICTED: f"the plan's latency by {result.predictor or 'predictors'}",
-        MEASURED: "the median of plain runs",
+        MEASURED: "the latency of plain runs, their 20th percentile",
     }
     return others.get(name) or TERMS.get(name, "")
 
@@ -98,7 +98,7 @@ def _machine_notes(result: ExplainResult) -> list[str]:
     if latency is None:
         return ["Nothing was run: what a run adds is not known."]
     notes = [
-        f"Plain runs: p20 {digits(latency.p20)} ms, p80 {digits(latency.p80)} ms, "
+        f"Plain runs: median {digits(latency.median)} ms, p80 {digits(latency.p80)} ms, "
         f"{latency.runs} runs."
     ]
     if latency.p80 > DISTURBED * latency.p20:

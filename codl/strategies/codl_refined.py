@@ -208,9 +208,7 @@ class Trials:
     ) -> bool:
         """Compare with the best one, for at most so many seconds, and keep the faster of the two.
 
-        The best one must take less than `worth` of what the new one takes to stay. By the fifth of
-        runs that is fastest: what other programs do to a plan on two processors and to one on a
-        single processor differs, and is neither's doing.
+        The best one must take less than `worth` of what the new one takes to stay.
         """
         if self._best is None:
             self._best = new
@@ -220,7 +218,7 @@ class Trials:
         times = self._target.time(both, within(effort, share_s, best.run_s + new.run_s))
         for reason in times.failed.values():
             raise DeviceError(reason)
-        new_ms, best_ms = times.latency_ms["new"].p20, times.latency_ms["best"].p20
+        new_ms, best_ms = times.latency_ms["new"].level, times.latency_ms["best"].level
         self._note(
             f"{self._network.name}: plan {len(self._run)}, {_summary(new.engine.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms "

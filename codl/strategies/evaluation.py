@@ -16,14 +16,15 @@ from codl.frontend import models
 from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.shapes import fix_batch
-from codl.ir import Network
+from codl.ir import Network, statistic
 from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan
 from codl.measure import drift
 from codl.measure.inputs import random_inputs
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.together import slowdown
 from codl.plan.cost_model import CostModel
-from codl.plan.price import price
+from codl.plan.price import price, stage_times, walk
+from codl.plan.profiled_times import paced
 from codl.runtime.engine import Engine
 from codl.strategies import ideal
 from codl.strategies.base import Context, Strategy
@@ -82,6 +83,9 @@ def evaluate(
     engines, rows = _engines(model, strategies, network, reference, context, target)
     models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
     usual_ms = drift.first_ms(context.dataset) if engines else {}
+    older = set(context.dataset.statistics().values()) - {statistic.NAME}
+    if usual_ms and older:
+        context.note(f"{model}: slowdowns are over latencies by the {', '.join(older)}")
     with started(peers, reference.model, network, reference.inputs, context, target) as others:
         for name, peer in others.items():
             rows[name] = _of_peer(model, name, peer, reference)
@@ -96,8 +100,9 @@ def evaluate(
         if reason := times.failed.get(_timed_as(row)):
             rows[name] = _failed(model, name, reason)
     slower = slowdown(times.anchors, usual_ms)
+    drifts = {} if slower is None else _drifts(engines, slower, context.default_cost(network))
     limit = _ideal(network, context) if with_ideal else None
-    rows = {name: _completed(row, times, limit, slower) for name, row in rows.items()}
+    rows = {name: _completed(row, times, limit, slower, drifts) for name, row in rows.items()}
     results = [rows.pop(strategy.name) for strategy in strategies]
     results += [*([limit] if limit else []), *rows.values()]
     profiles = {name: engines[name].profile() for name in times.latency_ms if name in engines}
@@ -189,6 +194,20 @@ def _predicted_ms(engine: Engine, cost: CostModel | None) -> float | None:
     return price(engine.executable, cost).latency_ms
 
 
+def _drifts(
+    engines: Mapping[str, Engine], slower: Mapping[str, float], cost: CostModel | None
+) -> dict[str, float]:
+    """How many times longer each plan is predicted to take where processors are slower."""
+    drifts: dict[str, float] = {}
+    for name, engine in engines.items():
+        if cost is not None and engine.plan.predicted_ms is not None:
+            times = stage_times(engine.executable, cost)
+            usual_ms = walk(engine.executable, times).latency_ms
+            if usual_ms > 0:
+                drifts[name] = walk(engine.executable, paced(times, slower)).latency_ms / usual_ms
+    return drifts
+
+
 def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel | None) -> EvalRow:
     """What is known of a strategy before it is measured."""
     nearness, error = compare(engine(reference.inputs), reference)
@@ -241,21 +260,27 @@ def _completed(
     times: TimedTogether,
     limit: EvalRow | None,
     slower: Mapping[str, float] | None,
+    drifts: Mapping[str, float],
 ) -> EvalRow:
-    """The row with its latency and energy, and how that compares to others of the same run."""
+    """The row with its latency and energy, and how that compares to others of the same run.
+
+    And to its prediction, as far as the drift of its plan is known.
+    """
     latencies = times.latency_ms
     latency = latencies.get(_timed_as(row))
     if latency is None:
         return row
-    singles = [latencies[name].median for name in SINGLES if name in latencies]
+    singles = [latencies[name].level for name in SINGLES if name in latencies]
+    expected_ms = (row.predicted_ms or 0.0) * drifts.get(_timed_as(row), 0.0)
     bound = limit.latency_ms if limit else None
     return replace(
         row,
         latency_ms=latency,
         cold_ms=times.cold_ms.get(_timed_as(row)),
-        speedup=min(singles) / latency.median if singles else None,
-        of_ideal=bound.median / latency.median if bound else None,
+        speedup=min(singles) / latency.level if singles else None,
+        of_ideal=bound.level / latency.level if bound else None,
         slowdown=None if row.peer else slower,
+        predicted_over_measured=expected_ms / latency.level if expected_ms else None,
         energy_mj=times.energy_mj.get(_timed_as(row)),
         conditions=times.conditions,
     )

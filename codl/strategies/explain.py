@@ -8,7 +8,7 @@ what each net, kernel and copy took. The totals, by the names of the terms that 
 - `cpu`: the walk with the profiled times of nets;
 - `gpu`: with those of kernels and of copies between storages, too;
 - `exchange`: with those of transfers, too, as far as a profile tells them;
-- `engine`: the median of plain runs.
+- `engine`: the latency of plain runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Explanation:
     """Where the time goes, in milliseconds; what needs a run is None without one.
 
     `side_by_side_ms` is both processors side by side without loss if all ops were cut at one ratio.
-    `latency_ms` is that of plain runs; its median is the last total. `slowdown` is how many times
+    `latency_ms` is that of plain runs; its level is the last total. `slowdown` is how many times
     slower each processor was than when the dataset was measured, None where that is not known.
     """
 
@@ -66,7 +66,7 @@ class Explanation:
 
     @property
     def measured_ms(self) -> float | None:
-        return self.latency_ms.median if self.latency_ms else None
+        return self.latency_ms.level if self.latency_ms else None
 
 
 def cost_of(network: Network, context: Context) -> CostModel:
@@ -160,7 +160,7 @@ class _Parts:
             times = step(times)
             totals.append(self._chains.walked(name, walk(self.executable, times)))
         # A plain run is not timed by chains: these share it as they share the profiled runs.
-        scale = latency_ms.median / fsum(profiled.stages_ms)
+        scale = latency_ms.level / fsum(profiled.stages_ms)
         totals.append(self._chains.total("engine", [scale * ms for ms in profiled.stages_ms]))
         return replace(
             self, totals=tuple(totals), measured=times, latency_ms=latency_ms, slowdown=slower

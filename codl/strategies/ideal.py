@@ -80,16 +80,18 @@ def _splits(op: Op, cpu: Measured, gpu: Measured) -> list[tuple[float, str, floa
 
 
 def _measured(network: Network, processor: Processor, soc: Soc, dataset: Dataset) -> Measured:
-    """The fastest ok row of every part of the network's ops on a processor."""
+    """The fastest ok row of every part of the network's ops on a processor, runs calibrated."""
     best: dict[tuple[str, str, float], float] = {}
     tables = {
         registry.target(variant, layer.op)
         for layer in network.layers
         for variant in registry.variants(layer.op, processor, soc)
     }
+    factors = dataset.calibration()
     for name in sorted(tables):
         for row in dataset.ops(name).read():
             if row.status == "ok":
                 key = (row.op, row.dim, row.share)
-                best[key] = min(best.get(key, row.latency_ms), row.latency_ms)
+                latency_ms = row.latency_ms / factors.get(row.run, {}).get(processor, 1.0)
+                best[key] = min(best.get(key, latency_ms), latency_ms)
     return best

@@ -255,7 +255,7 @@ class Agent:
             rounds=request.rounds,
             tuning=Tuning.of(request.tuning),
             left_s=float("inf") if request.left_s is None else request.left_s,
-            usual_ms={(own.op, own.processor): own.latency_ms for own in request.usual_ms},
+            reference_ms={(own.op, own.processor): own.latency_ms for own in request.reference_ms},
             tolerance=request.tolerance,
         )
         result = self.target.measure(batch, watcher=_Watched(self._send, tasks))

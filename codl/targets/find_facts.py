@@ -105,7 +105,7 @@ def _signal_facts(serial: str, soc: LocalSoc) -> Sequence[Fact]:
         rounds=WAITS,
         tuning=Tuning(),
         left_s=WAITS_S,
-        usual_ms={},
+        reference_ms={},
         tolerance={},
     )
     with closing(connect(serial, soc)) as target, closing(target.fresh()) as fresh:

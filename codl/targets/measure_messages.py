@@ -145,8 +145,8 @@ class Compile(Request, frozen=True):
     limit_s: ClassVar[float] = 600.0
 
 
-class UsualLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an anchor usually takes."""
+class AnchorLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an anchor took in the run's first batch."""
 
     op: str
     processor: str
@@ -177,7 +177,7 @@ class Measure(Request, frozen=True):
     rounds: Rounds
     tuning: tuple[Tuned, ...]
     left_s: float | None
-    usual_ms: tuple[UsualLevel, ...]
+    reference_ms: tuple[AnchorLevel, ...]
     tolerance: dict[str, float]
     reply: ClassVar[type[Reply]] = Measured
     limit_s: ClassVar[float] = 300.0

@@ -45,6 +45,7 @@ from codl.targets.device_shell import Fix
 from codl.targets.fact_messages import FactsMeasured, MeasureFacts
 from codl.targets.info import ColdStart, TargetInfo
 from codl.targets.measure_messages import (
+    AnchorLevel,
     Benched,
     BenchOp,
     Clocks,
@@ -74,7 +75,6 @@ from codl.targets.measure_messages import (
     Tune,
     TuneEnded,
     TuneRecord,
-    UsualLevel,
 )
 from codl.targets.message_base import Advanced, Reply, Request
 from codl.targets.model_messages import (
@@ -386,6 +386,6 @@ def _request(batch: MeasureBatch, models: dict[str, bytes]) -> Measure:
         rounds=batch.rounds,
         tuning=choices_of(batch.tuning),
         left_s=None if batch.left_s == float("inf") else batch.left_s,
-        usual_ms=tuple(UsualLevel(*key, ms) for key, ms in batch.usual_ms.items()),
+        reference_ms=tuple(AnchorLevel(*key, ms) for key, ms in batch.reference_ms.items()),
         tolerance=dict(batch.tolerance),
     )

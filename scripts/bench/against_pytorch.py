@@ -64,7 +64,7 @@ class NetworkRow:
     latency_ms: Mapping[str, Latency]
 
     def times_faster(self, than: str) -> float:
-        return self.latency_ms[than].median / self.latency_ms["codl"].median
+        return self.latency_ms[than].level / self.latency_ms["codl"].level
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def main() -> None:
     for row in networks:
         print(f"{row.model}, {row.launches} launches")
         for name, latency in row.latency_ms.items():
-            spread = f"{latency.median:8.3f} ms ({latency.p20:.3f} ... {latency.p80:.3f})"
+            spread = f"{latency.level:8.3f} ms (median {latency.median:.3f}, p80 {latency.p80:.3f})"
             print(f"  {name:9s}{spread}, codl is {row.times_faster(name):.2f} times faster")
     print("     us  direct  executed  of the peak")
     for conv in convs:

@@ -2,9 +2,8 @@
 
     python scripts/bench/cold_share.py --soc host [--models alexnet,mobilenet_v1,resnet50_v2]
 
-Every network runs on each processor alone, all in turns. Its latency (the mean of the fastest
-three) lies between the sum of its ops' predicted latencies warm, a share of 0, and cold, 1.
-Use networks that nothing is reported of.
+Every network runs on each processor alone, all in turns. Its latency lies between the sum of its
+ops' predicted latencies warm, a share of 0, and cold, 1. Use networks that nothing is reported of.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Mapping
 from time import perf_counter
 
 import codl
+from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS, Processor
 from codl.measure.inputs import random_inputs
-from codl.measure.timing import level_s
 from codl.plan import cost_model
 from codl.plan.cost_model import CostModel
 from codl.plan.price import price
@@ -65,7 +64,7 @@ def in_turns(engines: Mapping[tuple[str, Processor], Engine]) -> dict[tuple[str,
             start = perf_counter()
             engine.run()
             samples[key].append(perf_counter() - start)
-    return {key: 1e3 * level_s(own) for key, own in samples.items()}
+    return {key: 1e3 * level(own) for key, own in samples.items()}
 
 
 def predicted_ms(engine: Engine, side: Processor, cost: CostModel) -> float:

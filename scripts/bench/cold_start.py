@@ -14,11 +14,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from codl.frontend import models
+from codl.ir.statistic import level
 from codl.provenance import provenance
 from codl.runtime import cache
 
@@ -80,7 +80,7 @@ def measure(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
     kinds = {"compile_cold": cold, "compile_warm": warm, "bundle": loaded, "from_disk": from_disk}
     sizes = {"onnx_bytes": onnx.stat().st_size, "bundle_bytes": bundle.stat().st_size}
     return [
-        {"model": model, "kind": kind, "runs": len(runs), **sizes, **_medians(runs)}
+        {"model": model, "kind": kind, "runs": len(runs), **sizes, **_levels(runs)}
         for kind, runs in kinds.items()
     ]
 
@@ -102,8 +102,8 @@ def timed(code: str, arguments: list[str], cached: Path) -> dict[str, float]:
     }
 
 
-def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    return {key: round(median(run[key] for run in runs), 1) for key in runs[0]}
+def _levels(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: round(level([run[key] for run in runs]), 1) for key in runs[0]}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from time import perf_counter, thread_time
 import numpy as np
 
 from codl.ir import Op, to_text
+from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.measure.op_runner import row_of_ops
 from codl.measure.tasks import read_csv
@@ -22,7 +23,6 @@ from codl.targets.connect import connect
 from codl.targets.detect import detect
 
 OPS = Path(__file__).with_suffix(".csv")
-QUANTILE = 0.25
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def measure(op: Op, soc: LocalSoc, seconds: float) -> dict[str, float]:
             start = thread_time()
             net()
             samples[name].append(1e3 * (thread_time() - start))
-    return {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
+    return {name: level(times) for name, times in samples.items()}
 
 
 if __name__ == "__main__":

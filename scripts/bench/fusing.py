@@ -21,6 +21,7 @@ from networks import device_clock, in_turns, one_core_each
 
 from codl.frontend.convert import load_network
 from codl.ir.results import TimeSpan
+from codl.ir.statistic import level
 from codl.measure.inputs import random_inputs
 from codl.plan.single_processor import default_plan
 from codl.provenance import provenance
@@ -32,13 +33,11 @@ from codl.targets.local import LocalTarget
 MODELS = ("resnet50", "mobilenet_v2")
 #: Profiles of either engine, in turns; each is the middle one of its runs.
 PROFILES = 5
-#: Whatever disturbs only ever adds time.
-QUANTILE = 0.25
 
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds with and without fusing, lower quartiles; the ratio is the median of rounds."""
+    """Milliseconds with and without fusing."""
 
     model: str
     adds: int
@@ -82,13 +81,13 @@ def measure(model: str, target: LocalTarget, seconds: float, batch: int | None) 
     fused = engines["fused"].fused
     for engine in engines.values():
         engine.close()
-    ms = {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
+    ms = {name: level(times) for name, times in samples.items()}
     return Row(
         model=network.name,
         adds=len(fused),
         fused_ms=ms["fused"],
         apart_ms=ms["apart"],
-        ratio=float(np.median(samples["fused"] / samples["apart"])),
+        ratio=ms["fused"] / ms["apart"],
         share=share,
         rounds=len(samples["fused"]),
     )

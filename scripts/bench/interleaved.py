@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-
+from codl.ir.statistic import level
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
@@ -24,8 +23,6 @@ FEWEST_SAMPLES, PATIENCE = 5, 4
 #: A sample counts as disturbed where its threads were kept off the core for such a share of it;
 #: their time on the core stands for it where nobody has an undisturbed one.
 DISTURBED = 0.1
-#: Neighbours only ever add time, so that a low quantile says most about the work itself.
-QUANTILE = 0.2
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Contender:
 
     @property
     def ms(self) -> float:
-        return float(1e3 * np.quantile(self.samples_s or self.disturbed_s, QUANTILE))
+        return 1e3 * level(self.samples_s or self.disturbed_s)
 
     def sample(self) -> None:
         threads.pin([0], self.cores)

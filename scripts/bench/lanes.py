@@ -12,13 +12,13 @@ import argparse
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from statistics import median
 from time import perf_counter
 
 import numpy as np
 
 from codl.frontend.convert import load_network
 from codl.ir import Network
+from codl.ir.statistic import level
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan.single_processor import default_plan
@@ -63,7 +63,7 @@ def side_by_side_ms(run: Callable[[], None], images: int, seconds: float) -> flo
             for each in [pool.submit(run) for _ in range(images)]:
                 each.result()
             found.append(perf_counter() - start)
-    return 1e3 * median(found[3:])
+    return 1e3 * level(found[3:])
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from codl.frontend.convert import load_network
 from codl.ir import Network, Op
+from codl.ir.statistic import level
 from codl.ir.types import Processor
 from codl.kernels import registry
 from codl.measure import timing as rounds
@@ -47,15 +48,13 @@ Clock: TypeAlias = Callable[[], float]
 MODELS = ("vgg16", "yolov2", "resnet50", "mobilenet_v2")
 #: Quick, because a variant that is nearly the best will do.
 QUICK = Rounds(visits=10, task_s=0.05, span_s=0.0)
-#: Whatever disturbs only ever adds time, so that a low quantile says most about the work itself.
-QUANTILE = 0.25
 
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds of a model: the lower quartile of the samples of each engine, and their ratios.
+    """Milliseconds of a model: the level of the samples of each engine, and their ratios.
 
-    The ratios are medians over rounds, in each of which every engine ran once.
+    In each of the rounds every engine ran once.
     """
 
     model: str
@@ -105,8 +104,8 @@ def measure(network: Network, target: LocalTarget, seconds: float) -> Row:
     samples = in_turns(engines, clocks, seconds)
     for engine in engines.values():
         engine.close()
-    ms = {name: float(np.quantile(times, QUANTILE)) for name, times in samples.items()}
-    ratio = {name: float(np.median(samples["opencl"] / times)) for name, times in samples.items()}
+    ms = {name: level(times) for name, times in samples.items()}
+    ratio = {name: ms["opencl"] / own for name, own in ms.items()}
     return Row(
         model=network.name,
         opencl_ms=ms["opencl"],

@@ -3,7 +3,7 @@
     python scripts/bench/overhead.py --soc host [--ops 60]
 
 Poolings of one element over 16 channels of one pixel, in a row, on the CPU, on the GPU, and every
-second one on each, in turns; microseconds an op, of the median run.
+second one on each, in turns; microseconds an op.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import argparse
 from dataclasses import replace
 from time import perf_counter
 
-import numpy as np
-
 from codl.ir import Layer, Network, Shape
+from codl.ir.statistic import level
 from codl.ir.types import PROCESSORS
 from codl.measure.surroundings import TINY
 from codl.plan.single_processor import default_plan
@@ -50,7 +49,7 @@ def main() -> None:
             if turn >= WARM_UP:
                 samples[way].append(perf_counter() - start)
     for way, own in samples.items():
-        print(f"{way}: {1e6 * float(np.median(own)) / options.ops:.2f} us an op")
+        print(f"{way}: {1e6 * level(own) / options.ops:.2f} us an op")
 
 
 def in_a_row(count: int) -> Network:

@@ -14,9 +14,9 @@ from time import perf_counter
 import numpy as np
 
 from codl.ir import parse
+from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.measure.op_runner import cpu_work
-from codl.measure.timing import level_s
 from codl.runtime import threads
 from codl.targets.detect import load_local
 
@@ -46,7 +46,7 @@ def main() -> None:
                 start = perf_counter()
                 work(1)
                 samples.append(perf_counter() - start)
-            found.append(1e3 * level_s(samples))
+            found.append(1e3 * level(samples))
         middle = float(np.median(found))
         spread = 100 * float(np.mean(np.abs(np.array(found) / middle - 1)))
         print(f"{variant} {text}: {middle:.3f} ms, {spread:.1f} %")

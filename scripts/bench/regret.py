@@ -21,6 +21,7 @@ import numpy as np
 
 from codl.ir import Dim, Layer, Network, Op, to_text
 from codl.ir.plan import Plan
+from codl.ir.statistic import level
 from codl.measure.tasks import load_ops
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch
@@ -33,8 +34,6 @@ from codl.targets.local import LocalTarget
 
 MODELS = "mobilenet_v2,resnet50,vgg16,yolov2"
 SEED = 11
-#: Of the rounds, the lower quartile: other programs only ever add time.
-QUANTILE = 0.25
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,7 @@ def measured(op: Op, target: LocalTarget, cost: CostModel, arguments: argparse.N
     for dim, ratio in dict.fromkeys(cuts):
         plans[label(dim, ratio)] = search.plan("regret", [search.at(layers, dim, ratio)])
     samples = run(network, plans, target, rounds=arguments.rounds, warm_up=arguments.warm_up)
-    levels = [
-        {name: float(np.quantile(own[half::2], QUANTILE)) for name, own in samples.items()}
-        for half in (0, 1)
-    ]
+    levels = [{name: level(own[half::2]) for name, own in samples.items()} for half in (0, 1)]
     best, chosen = min(levels[0], key=lambda n: levels[0][n]), label(pick.dim, pick.gpu_ratio)
     chosen_ms, best_ms = levels[1][chosen], levels[1][best]
     return Row(

@@ -13,13 +13,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 from codl.frontend.convert import load_network
 from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
+from codl.ir.statistic import level
 from codl.plan.search import METHODS, search
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
@@ -48,7 +48,7 @@ def main() -> None:
         {
             "model": model,
             **runs[0],
-            "search_ms": median(run["search_ms"] for run in runs),
+            "search_ms": level([run["search_ms"] for run in runs]),
             "least_ms": min(run["search_ms"] for run in runs),
         }
         for model, runs in found.items()

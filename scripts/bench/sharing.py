@@ -17,6 +17,7 @@ import numpy as np
 
 import codl
 from codl.ir import Shape
+from codl.ir.statistic import level
 from codl.ir.types import Direction
 from codl.kernels import registry
 from codl.lower import pieces
@@ -32,8 +33,6 @@ from codl.runtime.session import Session
 from codl.targets.detect import load_local
 
 MODELS, PROFILES, REPEATS = "resnet50,yolov2", 7, 12
-#: Of the profiles: other programs only ever add time.
-QUANTILE = 0.25
 #: Which way a region went.
 Exchange: TypeAlias = tuple[Direction, Shape]
 
@@ -82,7 +81,7 @@ def inside_ms(model: str, soc: str, strategy: str) -> Iterator[tuple[Exchange, f
         for _ in range(PROFILES):
             spans = engine.profile(1)
             profiles.append([s.end_ms - s.start_ms for s in spans if s.kind == "transform"])
-        for move, ms in zip(moves, np.quantile(profiles, QUANTILE, axis=0), strict=True):
+        for move, ms in zip(moves, map(level, np.array(profiles).T), strict=True):
             yield (move.direction, move.region.shape(shapes[move.tensor])), float(ms)
 
 
@@ -112,7 +111,7 @@ def repeated_ms(way: Direction, shape: Shape, gpu: OpenClDevice) -> float:
                 action.profile(timeline)
             gpu.queue.finish()
             found.append(1e3 * timeline.gpu_s())
-    return float(np.quantile(found, QUANTILE))
+    return level(found)
 
 
 if __name__ == "__main__":

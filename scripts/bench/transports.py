@@ -4,8 +4,7 @@
 
 Every way measures the same tasks of this very machine: `local`, `process`, over ssh with a server
 on loopback, and over adb with a double of a phone on loopback, so that nothing differs but the way.
-It says nothing of how fast a cable is. A first turn, which fills the caches, is not counted. Of the
-others the fastest of each way are compared, too: other work on the machine only ever adds time.
+It says nothing of how fast a cable is. A first turn, which fills the caches, is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
@@ -29,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from support import adb as bridge
 from support import sshd
 
+from codl.ir.statistic import level
 from codl.runtime import cache
 from codl.targets import adb, ssh
 from codl.targets.device_shell import DeviceShell
@@ -128,13 +127,11 @@ def collect(way: Way, folder: Path, options: argparse.Namespace, *, is_counted: 
 
 def tell(found: dict[str, Way]) -> None:
     local = found["local"].seconds
-    print(f"{'way':10}{'rows':>6}{'median s':>10}{'to local':>10}{'fastest s':>10}{'to local':>10}")
+    print(f"{'way':10}{'rows':>6}{'s':>10}{'to local':>10}")
     for name, way in found.items():
-        typical, best = median(way.seconds), min(way.seconds)
-        ratios = (
-            f"{typical:10.1f}{typical / median(local):10.3f}{best:10.1f}{best / min(local):10.3f}"
-        )
-        print(f"{name:10}{median(way.rows):6.0f}{ratios}")
+        seconds = level(way.seconds)
+        ratios = f"{seconds:10.1f}{seconds / level(local):10.3f}"
+        print(f"{name:10}{way.rows[0]:6}{ratios}")
 
 
 if __name__ == "__main__":

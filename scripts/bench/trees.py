@@ -4,8 +4,9 @@
 
 Some processes of each checkout keep an engine of every plan; they run one after the other, a few
 inferences at a time. Three plans a model: the CPU alone, the GPU alone, and every op that can be
-cut in rows split in the middle, each shared anew. Printed are the ratios of medians, this checkout
-over the other, and the slowest of the other's processes over its fastest, which shows the noise.
+cut in rows split in the middle, each shared anew. Printed are the ratios of latencies, this
+checkout over the other, and the slowest of the other's processes over its fastest, which shows the
+noise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,6 +27,7 @@ from codl.ir import soc as socs
 from codl.ir.network import Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
+from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.plan.single_processor import default_plan
 
@@ -137,8 +138,9 @@ def compare(
                 taken = own[at].run(model, plan, given.runs)
                 if turn:
                     samples[name][at] += taken
-    this, other = (1e3 * median(chain.from_iterable(samples[name])) for name in ("this", "other"))
-    each = [median(found) for found in samples["other"]]
+    every = (list(chain.from_iterable(samples[name])) for name in ("this", "other"))
+    this, other = (1e3 * level(found) for found in every)
+    each = [level(found) for found in samples["other"]]
     noise = max(each) / min(each)
     print(f"{label} | {this:.3f} | {other:.3f} | {this / other:.3f} | {noise:.3f} |", flush=True)
 

@@ -34,11 +34,11 @@ def main() -> None:
 
 def show(fact: Fact) -> None:
     most = 2 * fact.value if isinstance(fact.value, int) else len(fact.points)
-    highest = max((point.latency.median for point in fact.points), default=1.0)
+    highest = max((point.latency.level for point in fact.points), default=1.0)
     for point in fact.points:
         if point.size <= most or point.size % 16 == 0:
-            bar = "#" * round(BAR * point.latency.median / highest)
-            print(f"{point.size:4} work-items {1e3 * point.latency.median:9.2f} us {bar}")
+            bar = "#" * round(BAR * point.latency.level / highest)
+            print(f"{point.size:4} work-items {1e3 * point.latency.level:9.2f} us {bar}")
     print(f"wave size: {fact.value} ({fact.reason})", flush=True)
 
 

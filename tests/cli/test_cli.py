@@ -166,6 +166,8 @@ def test_eval_and_report(workplace: Path) -> None:
             assert row["fallbacks"] == []
             assert row["max_rel_err"] <= 1e-3
             assert set(row["slowdown"]) == {"cpu", "gpu"}
+            assert (row["predicted_over_measured"] is None) == (row["predicted_ms"] is None)
+            assert row["cold_ms"]["runs"] * 3 == row["latency_ms"]["runs"]
             assert row["memory_bytes"]["cpu_bytes"] > 0
             assert row["latency_ms"]["p20"] <= row["latency_ms"]["p80"]
     run(workplace, "report", "eval.json", "-o", "report.html")

@@ -38,7 +38,7 @@ from codl.cli import main
 from codl.measure import collector, dataset, drift, surroundings
 QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
 collector.Rounds = lambda: QUICK
-drift.TOLERANCE = float("inf")
+drift.SCATTER = float("inf")
 surroundings.ROUNDS = 1
 append = dataset.Table.append
 def told(table, *rows):
@@ -130,7 +130,7 @@ def test_a_budget_says_what_to_expect(
     (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
-    monkeypatch.setattr("codl.measure.drift.TOLERANCE", float("inf"))
+    monkeypatch.setattr("codl.measure.drift.SCATTER", float("inf"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
     options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "10m", "--json"]
     options += ["--shares", "0.5,1"]

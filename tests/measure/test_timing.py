@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 
-from codl.ir import parse, to_text
+from codl.ir import parse, statistic, to_text
 from codl.ir.soc import Soc
+from codl.ir.statistic import level
 from codl.measure import batch as batches
 from codl.measure import drift, together
 from codl.measure import drift as anchors
 from codl.measure import timing as rounds
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset, OpRow
-from codl.measure.drift import Anchors, calibration
+from codl.measure.drift import Anchors, Drift, calibration
 from codl.measure.interleave import Effort
 from codl.measure.runner import Prepared
 from codl.measure.tasks import OpTask, make_tasks
-from codl.measure.timing import WHOLE, Rounds, Timed, level_s
+from codl.measure.timing import WHOLE, Rounds, Timed
 from codl.predict import training_set as samples
 from codl.targets import local_measuring
 from codl.targets.local import LocalTarget
@@ -65,14 +66,14 @@ def test_a_burst_hits_a_few_samples_of_each(clock: Any) -> None:
     assert machine.now >= 10
     for thing, seconds in zip(things, latencies, strict=True):
         found = thing.found[WHOLE]
-        assert level_s(found) == pytest.approx(seconds)
+        assert level(found) == pytest.approx(seconds)
         assert max(found) == pytest.approx(2 * seconds)
     machine = Machine(lambda now: 2.0 if 4 < now < 7 else 1.0)
     clock(machine)
     machine.now = 4.5
     alone = Timed(machine.sample(0.001), Rounds(span_s=0.0))
     rounds.measure([alone], Rounds(span_s=0.0))
-    assert level_s(alone.found[WHOLE]) == pytest.approx(0.002)
+    assert level(alone.found[WHOLE]) == pytest.approx(0.002)
 
 
 def test_slow_things_are_visited_less_often_but_evenly(clock: Any) -> None:
@@ -118,9 +119,9 @@ def test_a_disturbed_batch_goes_on_for_a_while(clock: Any) -> None:
     clock(machine)
     effort = Rounds(span_s=0.1, more=50)
     thing = Timed(machine.sample(0.001), effort)
-    rounds.measure([thing], effort, lambda: level_s(thing.found[WHOLE]) > 0.00103)
-    assert level_s(thing.found[WHOLE]) == pytest.approx(0.001)
-    assert machine.now == pytest.approx(1.0, abs=0.1)
+    rounds.measure([thing], effort, lambda: level(thing.found[WHOLE]) > 0.00103)
+    assert level(thing.found[WHOLE]) == pytest.approx(0.001)
+    assert machine.now == pytest.approx(1.2, abs=0.1)  # until enough of the samples are quiet
     effort = Rounds(span_s=0.1, more=3)
     thing = Timed(machine.sample(0.001), effort)
     rounds.measure([thing], effort, lambda: True)
@@ -140,8 +141,8 @@ class SimulatedBench:
         blank = OpRow(op=to_text(task.op), dim=task.dim, share=task.share, part=to_text(task.part))
 
         def fill(found: Any) -> OpRow:
-            level = 1e3 * level_s(found[WHOLE])
-            return OpRow(**{**vars(blank), "latency_ms": level, "source": "simulated"})
+            ms = 1e3 * level(found[WHOLE])
+            return OpRow(**{**vars(blank), "latency_ms": ms, "source": "simulated"})
 
         return Prepared(task, blank, Timed(self.machine.sample(0.001), self.rounds), fill)
 
@@ -170,38 +171,71 @@ def anchor_tasks(soc: Soc) -> list[OpTask]:
     return [next(t for t in tasks if t.processor == p) for p in ("cpu", "gpu")]
 
 
-def test_what_was_measured_while_the_machine_was_slow_is_measured_again(
+def rows_of(dataset: Dataset) -> list[OpRow]:
+    return [row for table in dataset.tables().values() for row in table.read()]
+
+
+def test_drift_leaves_no_trace_in_rows(
     first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow stretch, longer than a batch goes on for, leaves no trace in the rows."""
-    machine = Machine(lambda now: 1.2 if 2 < now < 6 else 1.0)
+    """The machine becomes slower and slower, for good: rows are of the first batch's speed."""
+    machine = Machine(lambda now: 1.0 if now < 1 else 1.0 + 0.1 * (now // 2))
     clock(machine)
     dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
     monkeypatch.setattr(batches, "MEMORY_BYTES", 400_000)  # a few tasks a batch
     done = run()
-    assert done.again > 0
-    assert (done.left, done.failed, done.stopped) == (0, 0, "done")
-    rows = [row for table in dataset.tables().values() for row in table.read()]
-    assert [row.latency_ms for row in rows] == pytest.approx([1.0] * len(rows))
-    assert len({(name, r.key) for name, t in dataset.tables().items() for r in t.read()}) == len(
-        rows
-    )
-    levels = [row.latency_ms for row in dataset.anchors().read()]
-    assert max(levels) == pytest.approx(1.2)
-    assert median(levels) == pytest.approx(1.0)
-    assert dataset.manifest()["runs"]["run1"]["calibration"] == {"cpu": 1.0, "gpu": 1.0}
+    assert (done.left, done.failed, done.again, done.stopped) == (0, 0, 0, "done")
+    anchor_levels = [row.latency_ms for row in dataset.anchors().read()]
+    assert max(anchor_levels) > 1.3
+    rows = rows_of(dataset)
+    assert [row.latency_ms for row in rows] == pytest.approx([1.0] * len(rows), rel=0.02)
+    manifest = dataset.manifest()["runs"]["run1"]
+    assert manifest["protocol"]["statistic"] == statistic.NAME
+    # Predictors see the speed that was usual, and not that of the first batch.
+    usual = level(anchor_levels[::2])
+    assert manifest["calibration"]["cpu"] == pytest.approx(1.0 / usual, rel=0.02)
 
 
-def test_a_machine_that_stays_slow_is_believed(
+def test_what_anchors_do_not_agree_on_is_no_drift_and_measured_again(
     first_soc: Soc, tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(lambda now: 1.2 if now > 1 else 1.0)
+    """Something hits one op more than another for a while, longer than a batch goes on for."""
+    machine = Machine()
     clock(machine)
-    dataset, _, run = simulated(first_soc, tmp_path, machine, monkeypatch)
+    dataset, bench, run = simulated(first_soc, tmp_path, machine, monkeypatch)
     monkeypatch.setattr(batches, "MEMORY_BYTES", 400_000)
-    assert run().left == 0
-    rows = [row for table in dataset.tables().values() for row in table.read()]
-    assert max(row.latency_ms for row in rows) == pytest.approx(1.2)
+
+    def hit(by: float) -> Callable[[int], dict[str, float]]:
+        def sample(repeats: int) -> dict[str, float]:
+            taken = 0.001 * (by if 5 < machine.now < 8 else 1.0)
+            machine.now += repeats * taken
+            return {WHOLE: taken}
+
+        return sample
+
+    def prepared(task: Any) -> Prepared:
+        one = SimulatedBench.prepare(bench, task)
+        one.timed.sample = hit(1.4)
+        return one
+
+    def anchors_of(bench: SimulatedBench) -> list[Prepared]:
+        found = []
+        for task in anchor_tasks(first_soc):
+            for index, by in enumerate((1.0, 1.2, 1.5)):
+                op = parse(f"conv2d in=1x16x10x10 oc={8 << index} kernel=3x3 pad=1")
+                one = SimulatedBench.prepare(bench, replace(task, op=op, part=op))
+                one.timed.sample = hit(by)
+                found.append(one)
+        return found
+
+    monkeypatch.setattr(bench, "prepare", prepared)
+    monkeypatch.setattr(anchors, "prepare", anchors_of)
+    done = run()
+    assert done.again > 0
+    assert (done.left, done.failed, done.stopped) == (0, 0, "done")
+    rows = rows_of(dataset)
+    assert [row.latency_ms for row in rows] == pytest.approx([1.0] * len(rows))
+    assert len({(row.op, row.dim, row.share, row.part) for row in rows}) > 1
 
 
 def test_a_later_run_is_calibrated_by_its_anchors(
@@ -253,6 +287,42 @@ def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
     assert found["conv2d_cpu_gemm"].latency_ms.tolist() == [5.0, 4.0]
 
 
+def test_rows_of_another_speed_than_the_usual_one_are_calibrated() -> None:
+    """The first batch was a fifth faster than is usual, and the second run slower by half."""
+    runs = {
+        "run1": {"anchors_ms": {"cpu": {"op": 1.2}}, "reference_ms": {"cpu": {"op": 1.0}}},
+        "run2": {"anchors_ms": {"cpu": {"op": 1.9}}, "reference_ms": {"cpu": {"op": 1.8}}},
+        "older": {"anchors_ms": {"cpu": {"op": 1.2}}},
+    }
+    found = {run: calibration(runs, run)["cpu"] for run in runs}
+    assert found == pytest.approx({"run1": 1 / 1.2, "run2": 1.5, "older": 1.0}, abs=1e-4)
+
+
 def test_the_usual_level_is_that_of_quiet_batches() -> None:
     known = Anchors({("op", "cpu"): [1.0, 1.4, 1.01, 1.3, 1.2, 1.35]})
     assert known.usual_ms["op", "cpu"] == pytest.approx(1.01)
+    assert known.reference_ms["op", "cpu"] == 1.0
+
+
+def test_drift_is_what_anchors_agree_on() -> None:
+    assert Drift.of([]) == Drift(1.0, 0.0)
+    assert Drift.of([1.2, 1.2, 1.2]) == Drift(1.2, 0.0)
+    one_off = Drift.of([1.1, 19.0, 1.1])
+    assert (one_off.factor, one_off.scatter) == (1.1, 0.0)
+    apart = Drift.of([1.0, 2.0, 4.0])
+    assert (apart.factor, apart.scatter) == (2.0, 0.5)
+
+
+def test_anchors_that_never_agree_may_scatter_more() -> None:
+    """Levels of batches as on a virtual machine, where each anchor goes its own way."""
+    quiet = {(op, "cpu"): [1.0, 1.0, 1.01, 1.3, 1.01] for op in "abc"}
+    busy = {
+        ("a", "gpu"): [1.0, 1.2, 1.0, 1.1, 1.0],
+        ("b", "gpu"): [1.0, 1.0, 1.1, 1.0, 1.2],
+        ("c", "gpu"): [1.0, 1.1, 1.3, 0.9, 0.9],
+    }
+    known = Anchors({**quiet, **busy})
+    assert known.scatter("cpu") == 0
+    assert 0.05 < known.scatter("gpu") < 0.2
+    assert known.tolerance["cpu"] < 0.1 < known.tolerance["gpu"]
+    assert Anchors().tolerance == known.tolerance | {"gpu": known.tolerance["cpu"]}

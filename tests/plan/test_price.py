@@ -27,7 +27,8 @@ from codl.plan.beam_search import fastest
 from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.candidates import Candidates
 from codl.plan.cost_model import CostModel
-from codl.plan.price import price
+from codl.plan.price import price, stage_times, walk
+from codl.plan.profiled_times import paced
 from codl.plan.search import search
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
@@ -48,6 +49,29 @@ def planned(draw: st.DrawFn) -> tuple[Network, Plan, Soc]:
     network = draw(random_networks())
     soc = SOCS[draw(st.sampled_from(sorted(SOCS)))]
     return network, draw(random_plans(network, soc)), soc
+
+
+@given(case=planned(), predictors=synthetic_predictors(), factor=st.floats(1.0, 4.0))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_slower_processors_take_longer(
+    case: tuple[Network, Plan, Soc], predictors: SyntheticPredictors, factor: float
+) -> None:
+    """By no more than the factor that nets and kernels do, and the more the slower they are."""
+    network, plan, soc = case
+    cost = CostModel(soc, predictors)
+    chains = [replace(chain, variants={}) for chain in plan.chains]
+    plan = make_plan(network, cost, chains, strategy="test", sharing=plan.sharing)
+    executable = lower(network, plan, soc, Tuning())
+    times = stage_times(executable, cost)
+
+    def latency_ms(cpu: float, gpu: float) -> float:
+        return walk(executable, paced(times, {"cpu": cpu, "gpu": gpu})).latency_ms
+
+    usual, both = latency_ms(1.0, 1.0), latency_ms(factor, factor)
+    assert usual == pytest.approx(price(executable, cost).latency_ms)
+    assert both <= factor * usual * (1 + 1e-9)
+    for one in (latency_ms(factor, 1.0), latency_ms(1.0, factor)):
+        assert usual * (1 - 1e-9) <= one <= both * (1 + 1e-9)
 
 
 @given(case=planned(), predictors=synthetic_predictors())

@@ -6,6 +6,7 @@ import builtins
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from support.simulated import GEMM, SOC, conv_parts, law_ms, op_row
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
-from codl.ir import parse, split
+from codl.ir import parse, split, statistic
 from codl.ir.results import PredictorRow
 from codl.measure.dataset import Dataset, SharingRow
 from codl.predict import features
@@ -273,6 +274,18 @@ def test_datasets_that_cannot_be_trained_on(tmp_path: Path) -> None:
     data.ops(GEMM).append(replace(op_row(op, "H", 1, op, 1.0), part="conv2d in=1x64"))
     with pytest.raises(InvalidFileError, match=r"t_conv2d_cpu_gemm.csv, op "):
         train(SOC, data, folder=tmp_path)
+
+
+def test_runs_of_other_statistics_are_a_note(tmp_path: Path) -> None:
+    data, op = Dataset(tmp_path / SOC.name), parse("conv2d in=1x64x9x9 oc=64 kernel=3")
+    data.ops(GEMM).append(op_row(op, "H", 1, op, 1.0))
+    how: dict[str, Any] = {"predictors": ["codl_linear"], "folder": tmp_path, "evaluate": False}
+    now, before = {"protocol": {"statistic": statistic.NAME}}, {"protocol": {"visits": 12}}
+    data.write_manifest({"runs": {"run1": before, "run2": before, "import": {}}})
+    assert not [note for note in train(SOC, data, **how).notes if "statistic" in note]
+    data.write_manifest({"runs": {"run1": before, "run2": now}})
+    (note,) = (note for note in train(SOC, data, **how).notes if "statistic" in note)
+    assert f"run1: {statistic.BEFORE}; run2: {statistic.NAME}" in note
 
 
 def test_training_without_evaluation(simulated: Dataset, tmp_path: Path) -> None:

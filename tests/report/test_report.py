@@ -198,8 +198,8 @@ def terminal(table: RenderableType) -> str:
 def test_eval_rows_say_numbers_and_sources(tmp_path: Path) -> None:
     found = page(tmp_path, evaluation())
     cpu, codl, ideal = (found.starting(name)[0] for name in ("cpu", "codl", "ideal"))
-    assert cpu[1:6] == ["123", "111-136", "-", "1.00", "40.5"]
-    assert codl[1:5] == ["61.7", "55.6-67.9", "60.1", "2.00"]
+    assert cpu[1:6] == ["111", "123-136", "-", "1.00", "45.0"]
+    assert codl[1:5] == ["55.6", "61.7-67.9", "60.1", "2.00"]
     assert codl[6:] == ["0.999999", "3.20e-06", "measured"]
     assert ideal[1:3] == ["50.0", "-"]
     assert ideal[-1] == "computed"
@@ -221,15 +221,24 @@ def test_the_first_runs_of_turns_stand_apart(tmp_path: Path) -> None:
     rows = [row("cpu", 20.0, cold_ms=cold), row("gpu", 40.0)]
     found = page(tmp_path, evaluation(rows=rows, timelines=[]))
     assert found.starting("strategy")[0][3] == "first run (ms)"
-    assert found.starting("cpu")[0][1:4] == ["20.0", "18.0-22.0", "30.0"]
-    assert found.starting("gpu")[0][1:4] == ["40.0", "36.0-44.0", "-"]
+    assert found.starting("cpu")[0][1:4] == ["18.0", "20.0-22.0", "29.0"]
+    assert found.starting("gpu")[0][1:4] == ["36.0", "40.0-44.0", "-"]
     assert "which finds the caches as others left them" in found.text("span")
     assert "first run" in found.text("text")
-    assert "cpu 20.0 ms (measured), first run 30.0 ms; gpu 40.0 ms (measured)" in found.text("desc")
+    assert "cpu 18.0 ms (measured), first run 29.0 ms; gpu 36.0 ms (measured)" in found.text("desc")
     caption = " ".join(comparison_content(eval_result(evaluation(rows=rows))).caption)
-    assert "testnet: cpu 1.50." in caption
+    assert "testnet: cpu 1.61." in caption
     # Files of before have no such runs, and no column for them.
     assert "first run" not in page(tmp_path, evaluation()).html
+
+
+def test_predictions_over_measured_have_the_drift_divided_out() -> None:
+    known = {"predicted_ms": 15.0, "predicted_over_measured": 0.97}
+    table = table_of(evaluation(rows=[row("cpu", 20.0, **known), row("ort", 20.0)]))
+    at = [column.header for column in table.columns].index("over measured")
+    assert [own.cells[at] for own in table.sections[0].rows] == ["0.970", NONE]
+    assert "the machine's drift divided out" in " ".join(table.caption)
+    assert "over measured" not in [column.header for column in table_of(evaluation()).columns]
 
 
 def test_peers_say_how_they_were_run() -> None:
@@ -300,7 +309,7 @@ def test_pictures_are_named_and_small(tmp_path: Path) -> None:
         title, desc = list(svg)[:2]
         assert (title.tag, desc.tag) == (f"{{{SVG}}}title", f"{{{SVG}}}desc")
         assert svg.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
-    assert "codl 61.7 ms (measured); ort failed; ideal 50.0 ms (computed)" in found.text("desc")
+    assert "codl 55.6 ms (measured); ort failed; ideal 50.0 ms (computed)" in found.text("desc")
     assert "ideal 50.0 (computed)" in found.text("text")
     assert len(found.html) < 150_000
 
@@ -411,7 +420,7 @@ def test_no_model_had_a_plan(tmp_path: Path) -> None:
 def test_collection_and_run(tmp_path: Path) -> None:
     found = page(tmp_path, {**collection(), "soc": soc()}, running(source="replayed"))
     assert found.starting("testhost") == [["testhost", "4,321", "12", "59.9", "not recorded"]]
-    run = ["testnet (replayed)", "-", "11.1", "11.0-12.0", "9", "1.50", "replayed"]
+    run = ["testnet (replayed)", "-", "11.0", "11.1-12.0", "9", "1.50", "replayed"]
     assert found.starting("testnet (replayed)")[0] == run
     assert "t_conv2d.csv" in found.text("span")
 
@@ -421,9 +430,9 @@ def test_findings_compare_only_one_source_and_look_at_spreads() -> None:
     rows.append(row("c", 1.0, source="simulated"))
     rows.append({**row("ideal", 0.1, source="computed")})
     assert findings(eval_result(evaluation(rows=rows))) == (
-        "testnet: a is the fastest, 50.0 ms (measured), 2.00 times as fast as the better single "
-        "processor; not told apart from b (spreads overlap).",
-        "testnet: c alone, 1.00 ms (simulated).",
+        "testnet: a is the fastest, 45.0 ms (measured), 2.00 times as fast as the better single "
+        "processor, 0.200 % of the ideal; not told apart from b (spreads overlap).",
+        "testnet: c alone, 0.900 ms (simulated).",
     )
 
 
@@ -546,8 +555,8 @@ def test_a_comparison_has_a_row_per_model_and_speedups_of_plans() -> None:
         "model", "`cpu`", "`gpu`", "`codl`", "`ort`", "speedup of `codl`",
     ]  # fmt: skip
     assert [row.cells for row in table.sections[0].rows] == [
-        ("testnet", "20.0", "10.0", "5.00", "8.00", "2.00"),
-        ("other", "30.0", NONE, "failed", NONE, NONE),
+        ("testnet", "18.0", "9.00", "4.50", "7.20", "2.00"),
+        ("other", "27.0", NONE, "failed", NONE, NONE),
     ]
     caption = " ".join(table.caption)
     assert "least cosine of an output is 0.999990000, the largest max_rel_err 2.00e-04" in caption

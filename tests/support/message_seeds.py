@@ -16,7 +16,7 @@ from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
 from codl.targets.check_messages import CheckKernels, CheckRecord, KernelChecked
 from codl.targets.fact_messages import FactMeasured
-from codl.targets.measure_messages import Look, Measure, Measured, MeasuredRow, UsualLevel
+from codl.targets.measure_messages import AnchorLevel, Look, Measure, Measured, MeasuredRow
 from codl.targets.message_base import Failed, Hello
 from codl.targets.model_messages import Load, Ran, Run, Time
 
@@ -41,7 +41,7 @@ REQUESTS: Seeds = [
             rounds=Rounds(),
             tuning=(TUNED,),
             left_s=None,
-            usual_ms=(UsualLevel(CONV, "gpu", 1.0),),
+            reference_ms=(AnchorLevel(CONV, "gpu", 1.0),),
             tolerance={"cpu": 0.03},
         ),
         [b"model"],

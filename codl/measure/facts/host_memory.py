@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.statistic import level
 from codl.measure.facts.fact import Fact, points
 from codl.runtime.bare_device import BareDevice
 from codl.runtime.cl_import import cl_module
@@ -49,8 +50,8 @@ def measure_zero_copy(device: BareDevice) -> Fact:
                 copying[size].append(copy_ms)
     value, reason = is_zero_copy(
         sizes,
-        map_ms=[float(np.median(mapping[size])) for size in sizes],
-        copy_ms=[float(np.median(copying[size])) for size in sizes],
+        map_ms=[level(mapping[size]) for size in sizes],
+        copy_ms=[level(copying[size]) for size in sizes],
     )
     found = [points("map and unmap", size, mapping[size]) for size in sizes]
     found += [points("copy by the host", size, copying[size]) for size in sizes]

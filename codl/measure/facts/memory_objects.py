@@ -50,7 +50,7 @@ def best_by_memory(op: Op, rows: Iterable[BenchRow]) -> dict[str, Latency]:
     best: dict[str, Latency] = {}
     for row in rows:
         memory = memory_of.get(row.variant) if row.processor == "gpu" else None
-        if memory and (memory not in best or row.latency.median < best[memory].median):
+        if memory and (memory not in best or row.latency.level < best[memory].level):
             best[memory] = row.latency
     return best
 
@@ -67,7 +67,7 @@ def prefer(found: Sequence[tuple[Op, Mapping[str, Latency]]]) -> tuple[Fact, ...
 
 
 def _preferred(kind: str, found: Sequence[tuple[Op, Mapping[str, Latency]]]) -> Fact:
-    gain = mean(log(best[BUFFER].median / best[IMAGE].median) for _, best in found)
+    gain = mean(log(best[BUFFER].level / best[IMAGE].level) for _, best in found)
     scatter = mean(max(_scatter(best[BUFFER]), _scatter(best[IMAGE])) for _, best in found)
     memory = IMAGE if gain > scatter else BUFFER
     reason = f"image2d takes {exp(-gain):.2f} of the time that buffer does"

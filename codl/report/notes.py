@@ -1,0 +1,76 @@
+"""Sentences that must be read with the latencies of an evaluation."""
+
+from __future__ import annotations
+
+from codl.report.content import digits
+from codl.report.results import EvalResult
+
+#: Processors that are slower or faster than usual by less than this are as usual.
+NOTABLE = 0.05
+#: What a latency is; see `codl.ir.statistic`.
+LATENCY = "A latency is the 20th percentile of the runs."
+#: What a first run is.
+TURNS = (
+    "that of a turn, which finds the caches as others left them; the latency is of the runs right "
+    "behind it."
+)
+
+
+def same_notes(result: EvalResult) -> list[str]:
+    """Which strategies led to the same executable as one before them."""
+    same = [f"{row.model}: {row.strategy} is {row.same_as}" for row in result.rows if row.same_as]
+    if not same:
+        return []
+    return [f"Plans that became the same executable were timed once, as one. {'; '.join(same)}."]
+
+
+def peer_notes(result: EvalResult) -> list[str]:
+    """What libraries were run beside the strategies, and on how many cores they were seen."""
+    peers = {row.strategy: row.peer for row in result.rows if row.peer is not None}
+    if not peers:
+        return []
+    each = [
+        f"{name} {peer.version} ({peer.threads} threads, seen on cores "
+        f"{', '.join(map(str, peer.observed_cores))}, {digits(peer.busy_cores)} of them busy)"
+        for name, peer in peers.items()
+    ]
+    return [
+        "Peers have the cores of both sides together, in a process of their own: "
+        f"{'; '.join(each)}."
+    ]
+
+
+def cold_notes(result: EvalResult) -> list[str]:
+    """How much longer first runs took; nothing of files from before they were kept apart."""
+    each = []
+    for model in result.models:
+        both = {r.strategy: (r.cold_ms, r.latency_ms) for r in result.of(model) if not r.same_as}
+        ratios = [
+            f"{name} {cold.level / warm.level:.2f}"
+            for name, (cold, warm) in both.items()
+            if cold and warm and warm.level
+        ]
+        each += [f"{model}: {', '.join(ratios)}"] if ratios else []
+    return (
+        [f"First runs over the others; a first run is {TURNS} {'; '.join(each)}."] if each else []
+    )
+
+
+def machine_notes(result: EvalResult) -> list[str]:
+    """How much slower the processors were than predictions know of, where that was seen, and which
+    were throttled.
+    """
+    notes = []
+    for model in result.models:
+        held = {s for row in result.of(model) if row.conditions for s in row.conditions.throttled}
+        if held:
+            clocks = " and the ".join(side.upper() for side in sorted(held))
+            notes.append(f"{model}: the clock of the {clocks} was held down meanwhile.")
+        slowdown = next((row.slowdown for row in result.of(model) if row.slowdown), None) or {}
+        if any(abs(factor - 1) > NOTABLE for factor in slowdown.values()):
+            each = ", ".join(f"{side} {factor:.2f}" for side, factor in slowdown.items())
+            notes.append(
+                f"{model}: anchor ops took {each} of what they did when the dataset was measured, "
+                "which predictions do not know."
+            )
+    return notes
