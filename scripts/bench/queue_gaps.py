@@ -64,7 +64,7 @@ def gaps_of(network: Network, soc: Soc, cost: CostModel) -> tuple[float, list[Ga
     """The latency of the plan that is searched, and the gaps before its stages."""
     plan = search(network, cost, "codl")
     priced = price(lower(network, plan, soc, Tuning()), cost)
-    ends = {stage.label: stage.ends_ms for stage in priced.stages}
+    ends = {stage.times.label: stage.ends_ms for stage in priced.stages}
 
     def found() -> Iterator[Gap]:
         for before, segment in pairwise(partition_plan(network, plan, soc).segments):
