@@ -55,10 +55,11 @@ def bench_kernels(
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     """
-    ops = read_ops([*([model] if model else []), *(op or [])])
-    if not ops:
+    given = [*([model] if model else []), *(op or [])]
+    if not given:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described = load_local(soc, serial)
+    ops = read_ops(given)
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []

@@ -71,6 +71,9 @@ def fetch(package: str, python: Python, folder: Path, *, wheels: Path | None = N
             return f"There are no wheels for Termux: {termux_fix(package)}"
         where = f"{python.abi} {python.version} on {python.machine} ({python.libc or 'no glibc'})"
         return f"There are no wheels for {where}: `pip install {package}` there."
+    missing = f"No wheel for Python {python.short} on {python.machine} was found"
+    if wheels is not None and package not in {own_name(own.name) for own in wheels.glob("*.whl")}:
+        return f"{missing} in {wheels}: `pip install {package}` there."
     if find_spec("pip") is None:
         return "This Python has no pip to find wheels with: `python -m ensurepip`."
     try:
@@ -84,10 +87,8 @@ def fetch(package: str, python: Python, folder: Path, *, wheels: Path | None = N
     said = done.stderr.decode(errors="replace").strip().splitlines()
     errors = [line for line in said if line.startswith("ERROR")] or said or ["it said nothing"]
     source = f"in {wheels}" if wheels else "by pip"
-    return (
-        f"No wheel for Python {python.short} on {python.machine} was found {source} "
-        f"({errors[-1].removeprefix('ERROR: ')}): `pip install {package}` there."
-    )
+    problem = errors[-1].removeprefix("ERROR: ")
+    return f"{missing} {source} ({problem}): `pip install {package}` there."
 
 
 def _command(package: str, python: Python, folder: Path, wheels: Path | None) -> list[str]:
@@ -101,8 +102,13 @@ def _command(package: str, python: Python, folder: Path, wheels: Path | None) ->
 
 def named(wheel: Path) -> tuple[str, str]:
     """Name and version of a wheel's package; the name as indices write it."""
-    name, version, *_ = wheel.name.split("-")
-    return re.sub(r"[-_.]+", "-", name).lower(), version
+    _, version, *_ = wheel.name.split("-")
+    return own_name(wheel.name), version
+
+
+def own_name(file: str) -> str:
+    """The name of the package in a wheel's file, as indices write it."""
+    return re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower()
 
 
 def packed(wheels: Iterable[Path]) -> bytes:

@@ -82,6 +82,10 @@ def test_a_folder_without_the_wheel_is_named(tmp_path: Path) -> None:
     problem = wheels.fetch("msgspec", PI, tmp_path / "to", wheels=tmp_path)
     assert f"for Python 3.11 on aarch64 was found in {tmp_path}" in problem
     assert problem.endswith("`pip install msgspec` there.")
+    (tmp_path / "msgspec-0.1-cp311-cp311-win_amd64.whl").touch()
+    problem = wheels.fetch("msgspec", PI, tmp_path / "to", wheels=tmp_path)
+    assert f"for Python 3.11 on aarch64 was found in {tmp_path} (No matching" in problem
+    assert problem.endswith("`pip install msgspec` there.")
 
 
 def test_only_what_can_be_imported_is_packed(tmp_path: Path) -> None:
