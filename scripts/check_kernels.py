@@ -96,7 +96,14 @@ def socs() -> Iterator[LocalSoc]:
         raise DeviceError(f"Oclgrind gives no device ({probed.error}). `pip install {DRIVER}`.")
     soc = describe("oclgrind", probed.devices[0])
     for width in (4, 8, 16):
-        gpu = replace(soc.gpu, type="cpu", vector_width=width, compute_units=2)
+        registers = 32 if width == 16 else 16
+        gpu = replace(
+            soc.gpu,
+            type="cpu",
+            vector_width=width,
+            vector_registers=registers,
+            compute_units=2,
+        )
         yield replace(soc, name=f"cpu V={width}", gpu=gpu)
     gpu = replace(soc.gpu, type="gpu", vector_width=4, wave_size=32, compute_units=8)
     place = replace(soc.placement, gpu_cores=())

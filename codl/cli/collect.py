@@ -37,9 +37,12 @@ from codl.cli.options import (
 from codl.cli.output import emit, note, progress
 from codl.errors import CodlError, DeviceError
 from codl.frontend.models import MEASURED
+from codl.ir import Op
 from codl.ir.soc import Soc
+from codl.kernels.tuning import Tuning
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
+from codl.measure.brief_tuning import tasks_before, tune_briefly
 from codl.measure.collector import Collected, collect
 from codl.measure.cool_down import HOT_C
 from codl.measure.dataset import Dataset
@@ -102,6 +105,14 @@ BatchesOption = Annotated[
 SamplesOption = Annotated[
     int | None, typer.Option("--samples", help="Stop after this many measurements.")
 ]
+TuneOption = Annotated[
+    bool,
+    typer.Option(
+        "--tune/--no-tune",
+        help="Before the first row, find in some seconds how large the tiles of convolutions "
+        "should be on an OpenCL device that is a CPU.",
+    ),
+]
 ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Add to the dataset that is there, and measure what it lacks."),
@@ -120,6 +131,7 @@ def collect_data(
     everything: AllOption = False,
     tolerance: ToleranceOption = None,
     resume: ResumeOption = False,
+    tune: TuneOption = True,
     governor: GovernorOption = None,
     cool_down: CoolDownOption = COOL_DOWN,
     hot: HotOption = HOT_C,
@@ -146,6 +158,10 @@ def collect_data(
     is random; the other is chosen by active learning. Collection ends early when more rows would
     change nothing. It prints what to expect: accuracy on shapes held out, and the regret of the
     splits that predictions would choose.
+
+    The first collection of a SoC begins with a tune of some seconds: on a few convolutions, tiles
+    with more or fewer blocks of output channels meet the default in turns. Another number is kept
+    in the dataset's tuning.json only where it is faster for certain. `codl tune` finds more.
 
     Rows carry temperature, clocks and battery. What a throttled processor measured is measured
     again; a hot device is waited for between batches; a battery below 20 % ends the collection.
@@ -205,6 +221,8 @@ def collect_data(
     dataset = Dataset.of(described.name, output)
     recorded = _recorded(serials)
     tuning = tuning_file.read(recorded or dataset, described)
+    if tune and recorded is None:
+        tuning = _tuned_briefly(serials[0], dataset, described, scope.ops, tuning)
     course = course_of(limits, scope, networks, soc=described, dataset=dataset, tuning=tuning)
     if recorded is not None:
         course = course.of(_answered(course.tasks, recorded))
@@ -234,6 +252,23 @@ def collect_data(
     emit("collect", result, lambda: _table(dataset, done, expected, course), as_json=json)
     if done.reason:
         raise CodlError(f"{done.reason} All rows so far are kept, and --resume goes on.")
+
+
+def _tuned_briefly(
+    serial: str, dataset: Dataset, soc: Soc, ops: Sequence[Op], tuning: Tuning
+) -> Tuning:
+    """The tuning to measure with: of a SoC's first collection, what a few seconds find."""
+    tasks = tasks_before(dataset, soc, ops, tuning)
+    if not tasks:
+        return tuning
+    try:
+        with closing(connect(serial, soc)) as target, progress(f"Tuning on {soc.name}") as update:
+            found, problem = tune_briefly(target, dataset, soc, tasks, progress=update)
+    except DeviceError as error:  # others may be there, and this one come back
+        found, problem = tuning, str(error)
+    path = tuning_file.path_of(dataset)
+    note(f"Tuning left out: {problem}" if problem else f"Tiles were tuned, see {path}")
+    return found
 
 
 @dataclass

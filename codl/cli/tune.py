@@ -28,7 +28,8 @@ from codl.ir.tuned import Tuned
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
-from codl.measure.tuner import TuneRun, TuneTask, tune_tasks
+from codl.measure.tune_tasks import TuneTask, tune_tasks
+from codl.measure.tuner import TuneRun
 from codl.runtime import cache
 from codl.targets.base import Target
 from codl.targets.connect import connect

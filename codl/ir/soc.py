@@ -100,6 +100,8 @@ class GpuSide:
     preferred_memory: dict[str, str] = field(default_factory=dict, hash=False)
     #: Measured: by which of both the CPU knows sooner that the GPU is done; empty is an event.
     signal: Literal["", "event", "flag"] = ""
+    #: Of a device that is a CPU, the vector registers that its kernels have; tiles fit in them.
+    vector_registers: Positive | None = None
 
     @property
     def sees_host_memory(self) -> bool:

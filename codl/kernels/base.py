@@ -250,6 +250,17 @@ class GpuVariant(Variant, Protocol):
         """Every choice of tuning parameters worth trying; the first is what holds untuned."""
         ...
 
+    def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        """Numbers of blocks of output channels that a tile may have; none where that is no choice.
+
+        Which of them a device is best with is found by a few ops.
+        """
+        ...
+
+    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
+        """Of `choices`, the usual one on a device that is best with so many blocks."""
+        ...
+
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         """As of any variant, with the first of `choices` where none is given."""
         ...

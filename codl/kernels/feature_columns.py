@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from codl.ir.columns import Column, FeatureColumns, rest
 from codl.ir.soc import Soc
+from codl.ir.tuned import Choice
 
 
 def halvings(sizes: Column, width: int) -> Column:
@@ -70,6 +71,15 @@ def single(features: Mapping[str, Column]) -> dict[str, float]:
 
 #: Values of tuning parameters: a column for every op its own, a number for all ops the same.
 ChoiceColumns = Mapping[str, Any]
+
+
+def unique(choices: Iterable[Choice | None]) -> tuple[Choice, ...]:
+    """Every choice once, in their order."""
+    found: list[Choice] = []
+    for choice in choices:
+        if choice is not None and choice not in found:
+            found.append(choice)
+    return tuple(found)
 
 
 def first_choice(choice: ChoiceColumns) -> dict[str, int]:

@@ -10,6 +10,7 @@ from codl.ir.columns import (
     round_up,
 )
 from codl.ir.soc import Soc
+from codl.kernels import registers
 from codl.kernels.tiling import GROUP, ITEMS_PER_UNIT
 
 
@@ -43,7 +44,7 @@ def row_tile(width: Column, soc: Soc) -> Column:
     """The same where a tile lies in one row: the size that wastes least, the largest of equals."""
     if not soc.gpu.is_cpu:
         return np.full_like(width, 4)
-    low, high = (7, 16) if soc.gpu.vector_width == 16 else (4, 10)
+    low, high = (7, 16) if registers.assumed_registers(soc.gpu) >= 32 else (4, 10)
     sizes = np.arange(high, low - 1, -1, dtype=np.float64)
     least = sizes[np.argmin(round_up(width, sizes[:, None]), axis=0)]
     return np.where(width < low, float(low), least)

@@ -1,19 +1,22 @@
 """The tuned parameters of GPU kernels on one device, passed as a value where plans are made.
 
-`codl tune` measures them; `codl.measure.tuning_file` keeps them beside the dataset that was
-measured with them. Kernels and features of a GPU variant are asked for by `Tuning.plan` and
-`Tuning.features`, so that measuring, training, planning and running never differ in the choice
-they mean. A result holds only for the kernel source that it was measured with, and only while its
-choice is still among the variant's; otherwise the variant's first choice holds, as it does where
-nothing was tuned.
+`codl tune` measures them, and `codl collect` some before its first row;
+`codl.measure.tuning_file` keeps them beside the dataset that was measured with them. Kernels and
+features of a GPU variant are asked for by `Tuning.plan` and `Tuning.features`, so that measuring,
+training, planning and running never differ in the choice they mean. A result holds only for the
+kernel source that it was measured with, and only while its choice is still among the variant's. An
+op that was not tuned itself has the number of blocks of output channels that typical ops are
+fastest with; otherwise the variant's first choice holds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,12 @@ from codl.ir.region import Shape
 from codl.ir.soc import Soc
 from codl.ir.tuned import Choice, Tuned
 from codl.kernels.base import GpuVariant, KernelPlan
+from codl.kernels.feature_columns import ChoiceColumns
 from codl.kernels.source import source_digest
+from codl.kernels.typical_ops import typical_ops
+
+#: So many typical ops must agree, and be most of those that were tuned.
+FEWEST_VOTES = 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,39 @@ class Tuning:
     def choice(self, variant: GpuVariant, op: Op, soc: Soc) -> Choice | None:
         """The tuned choice; None where the variant's first holds."""
         result = self.find(variant, op, soc)
-        return None if result is None else result.choice
+        if result is not None:
+            return result.choice
+        blocks = self.blocks(variant, soc)
+        return None if blocks is None else variant.block_choice(op, soc, blocks)
+
+    def blocks(self, variant: GpuVariant, soc: Soc) -> int | None:
+        """Blocks of output channels that a tile of a variant has on this device.
+
+        The number that most of the typical ops were found to be fastest with; None where that is
+        the usual one, or they were not tuned.
+        """
+        if variant.name not in self._inputs:
+            return None
+        key = (variant.name, soc.gpu, soc.cpu.l2_cache_bytes)
+        if key not in self._blocks:
+            self._blocks[key] = self._voted(variant, soc)
+        return self._blocks[key]
+
+    def _voted(self, variant: GpuVariant, soc: Soc) -> int | None:
+        votes: Counter[int | None] = Counter()
+        for op in typical_ops():
+            if op.kind == variant.op_kind and variant.refusal(op, soc) is None:
+                result = self.find(variant, op, soc)
+                if result is not None and len(result.trials) > 1:
+                    is_usual = dict(result.choice) == dict(variant.choices(op, soc)[0])
+                    votes[None if is_usual else result.choice.get("outs")] += 1
+        blocks, count = max(votes.items(), key=itemgetter(1), default=(None, 0))
+        return blocks if count >= FEWEST_VOTES and 2 * count > votes.total() else None
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[object, ...], int | None]:
+        """What `blocks` has found so far."""
+        return {}
 
     def plan(self, variant: GpuVariant, op: Op, soc: Soc) -> KernelPlan:
         """The kernels of a GPU variant for an op, in its tuned choice where there is one."""
@@ -84,8 +124,7 @@ class Tuning:
         """As `features` has them, for many ops of a variant that is not written over columns."""
         if variant.processor == "cpu":
             return [variant.features(op, soc) for op in ops]
-        choices = self._choices(variant, ops, soc)
-        return [variant.features(op, soc, choices.get(at)) for at, op in enumerate(ops)]
+        return [variant.features(op, soc, self.choice(variant, op, soc)) for op in ops]
 
     def feature_columns(self, variant: Any, ops: Sequence[Op], soc: Soc) -> FeatureColumns:
         """The features of many ops at once, as `features` has them for one.
@@ -93,12 +132,18 @@ class Tuning:
         For a variant that writes its features over columns (see `codl.kernels.feature_columns`).
         """
         columns: Any = columns_of(variant.op_columns, ops)
-        tuned = {} if variant.processor == "cpu" else self._choices(variant, ops, soc)
+        on_cpu = variant.processor == "cpu"
+        tuned = {} if on_cpu else self._choices(variant, ops, soc)
+        blocks = None if on_cpu else self.blocks(variant, soc)
         features: FeatureColumns
-        if not tuned:
+        if not tuned and blocks is None:
             features = variant.feature_columns(columns, soc)
             return features
-        default = variant.default_columns(columns, soc)
+        default: ChoiceColumns = (
+            variant.default_columns(columns, soc)
+            if blocks is None
+            else variant.block_columns(columns, soc, blocks)
+        )
         choices = {name: np.array(np.broadcast_to(own, len(ops))) for name, own in default.items()}
         for at, choice in tuned.items():
             for name, value in choice.items():
@@ -112,12 +157,13 @@ class Tuning:
 
         "" where there are none.
         """
-        gained = [r for r in self.results.values() if r.best_ms != r.default_ms]
-        choices = {f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in gained}
-        return digest(choices)[:12] if choices else ""
+        every = self.results.values()
+        gained = any(result.best_ms != result.default_ms for result in every)
+        choices = {f"{r.op} {r.variant} {r.source}": dict(r.choice) for r in every}
+        return digest(choices)[:12] if gained else ""
 
     def _choices(self, variant: GpuVariant, ops: Sequence[Op], soc: Soc) -> dict[int, Choice]:
-        """The tuned choices by the op's place; the others' first holds."""
+        """The tuned choices of ops that were tuned themselves, by their place."""
         asked = {at: self.find(variant, ops[at], soc) for at in self._likely(variant, ops)}
         return {at: result.choice for at, result in asked.items() if result is not None}
 

@@ -13,6 +13,7 @@ from codl.ir.types import BLOCKED, Processor, Storage
 from codl.kernels.base import Backend, Choice
 from codl.kernels.feature_columns import (
     ChoiceColumns,
+    first_choice,
     single,
 )
 
@@ -48,6 +49,17 @@ class OnGpu:
     def refusal(self, op: Any, soc: Soc) -> str | None:
         return None
 
+    def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        """Numbers of blocks of output channels that a tile may have; none where that is no choice.
+
+        Which of them a device is best with is found by a few ops.
+        """
+        return ()
+
+    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
+        """The usual choice for an op on a device that is best with so many blocks."""
+        return None
+
 
 class ForStorage(OnGpu):
     """Base of GPU variants that there are several of, one for each storage."""
@@ -81,6 +93,13 @@ class ByChoiceColumns(OnGpu):
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         """The choice that holds for each op untuned; without any parameters by default."""
         return {}
+
+    def block_columns(self, ops: Any, soc: Soc, blocks: int) -> ChoiceColumns:
+        """The same on a device that is best with so many blocks, of `block_counts`."""
+        return self.default_columns(ops, soc)
+
+    def block_choice(self, op: Any, soc: Soc, blocks: int) -> Choice | None:
+        return first_choice(self.block_columns(self.op_columns.of([op]), soc, blocks))
 
     def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         return single(self.feature_columns(self.op_columns.of([op]), soc, choice))

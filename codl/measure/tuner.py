@@ -18,18 +18,16 @@ from typing import Any
 import numpy as np
 
 from codl.errors import DeviceError, MismatchError
-from codl.ir import Array, Op, parse, to_text
-from codl.ir.soc import Soc
+from codl.ir import Array
 from codl.ir.statistic import level
 from codl.ir.tuned import Trial, Tuned
-from codl.kernels import registry
-from codl.kernels.base import Choice, GpuVariant
+from codl.kernels.base import Choice
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
 from codl.measure.op_runner import GpuWork, operands
 from codl.measure.progress import Progress, seconds_left
 from codl.measure.protocol import Protocol, measure_together
-from codl.measure.tasks import OpTask, make_tasks
+from codl.measure.tune_tasks import TuneTask
 from codl.provenance import VERSION, now
 from codl.runtime import threads
 from codl.runtime.opencl import OpenClDevice
@@ -51,25 +49,6 @@ SCREENING = Protocol(warm_up=1, min_samples=3, min_time_s=0.005, max_time_s=0.04
 FINAL = Protocol(
     warm_up=3, min_samples=15, min_time_s=0.05, max_time_s=0.3, sample_s=0.002, spread=0.02
 )
-
-
-@dataclass(frozen=True)
-class TuneTask:
-    """A GPU variant of an op, whose choices are to be searched."""
-
-    op: Op
-    variant: GpuVariant
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return to_text(self.op), self.variant.name
-
-
-def task_of(op: str, variant: str) -> TuneTask:
-    """The task of an op's text and a variant's name; raises `CodlError` for what is neither."""
-    parsed = parse(op)
-    known: Any = registry.find(parsed, variant)
-    return TuneTask(parsed, known)
 
 
 @dataclass(frozen=True)
@@ -143,17 +122,6 @@ def _counts(trials: tuple[Trial, ...]) -> dict[str, Any]:
     return {"tried": len(trials), "failed": len(failures), "failures": failures}
 
 
-def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[TuneTask]:
-    """Every GPU variant of every op, and of the parts that the GPU has at some shares of it."""
-    found: dict[tuple[str, str], TuneTask] = {}
-    for task in make_tasks(ops, soc, shares):
-        if isinstance(task, OpTask) and task.processor == "gpu":
-            variant: Any = registry.find(task.part, task.variant)
-            made = TuneTask(task.part, variant)
-            found.setdefault(made.key, made)
-    return list(found.values())
-
-
 def tune(
     gpu: OpenClDevice,
     tasks: Sequence[TuneTask],
@@ -176,7 +144,7 @@ def tune(
         raise MismatchError(gpu.mismatch)
     threads.pin([0], soc.placement.cpu_cores)
     found = [tuning.find(task.variant, task.op, soc) for task in tasks]
-    missing = [(t, f) for t, f in zip(tasks, found, strict=True) if f is None or not f.complete]
+    missing = [(t, f) for t, f in zip(tasks, found, strict=True) if not t.is_done_by(f, soc)]
     results: list[Tuned] = []
     failures: list[Failure] = []
     for index, (task, before) in enumerate(missing):
@@ -195,7 +163,7 @@ def tune(
         progress(done, len(missing), seconds_left(done, len(missing), elapsed, budget_s))
     return TuneRun(
         results=tuple(results),
-        known=tuple(f for f in found if f is not None and f.complete),
+        known=tuple(f for t, f in zip(tasks, found, strict=True) if f and t.is_done_by(f, soc)),
         failures=tuple(failures),
         left=len(missing) - len(results) - len(failures),
         seconds=time.monotonic() - begin,
@@ -214,7 +182,7 @@ class Search:
     ) -> None:
         self._gpu, self._task = gpu, task
         self._end = time.monotonic() + (np.inf if budget_s is None else budget_s)
-        self._choices = task.variant.choices(task.op, gpu.soc)
+        self._choices = task.choices(gpu.soc)
         self._trials = {key_of(trial.choice): trial for trial in trials}
         self._inputs, self._weights = operands(task.op)
         self._expected: Array | None = None
@@ -222,7 +190,7 @@ class Search:
     def run(self) -> Tuned | Failure:
         task, default = self._task, self._choices[0]
         control = self._begin(default)
-        complete = self._screen(control)
+        complete = self._screen(control) and not task.brief
         working = [trial for trial in self._trials.values() if trial.latency_ms is not None]
         working.sort(key=lambda trial: trial.latency_ms or 0.0)
         finalists = [trial.choice for trial in working if trial.choice != default][:FINALISTS]

@@ -25,7 +25,7 @@ LOG = logging.getLogger("codl.agent")
 #: A child whose input has ended gets so long to end by itself.
 END_S = 5.0
 #: What libraries read from the environment when they are loaded; a child sets its own.
-VARIABLES = ("DPCPP_CPU_", "CL_CONFIG_", "POCL_", "OCL_ICD_VENDORS")
+VARIABLES = ("DPCPP_CPU_", "POCL_", "OCL_ICD_VENDORS")
 
 
 class TimedOutError(DeviceError):

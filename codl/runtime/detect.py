@@ -180,4 +180,5 @@ def _gpu_side(device: ProbedDevice, cores: tuple[int, ...]) -> GpuSide:
         half=device.half,
         svm=device.svm,
         max_read_images=device.max_read_images,
+        vector_registers=device.vector_registers or None,
     )

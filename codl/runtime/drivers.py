@@ -28,6 +28,10 @@ LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
 )
+#: Where Intel's runtime is told which CPU to compile for, and the floats in vectors of those that
+#: have narrower ones than most.
+TARGET = "CL_CONFIG_CPU_TARGET_ARCH"
+TARGET_FLOATS = {"corei7": 4, "corei7-avx": 8, "core-avx2": 8}
 INSTALL_HINT = (
     "Install one: `pip install intel-opencl-rt intel-cmplr-lib-rt` or `pip install codl[pocl]` "
     "(x86-64 Linux), your distribution's pocl-opencl-icd or mesa-opencl-icd, or the GPU maker's "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from platform import machine
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import numpy as np
 from codl.ir.soc_facts import SVM_LEVELS
 from codl.runtime.bare_device import platforms_of
 from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import TARGET, TARGET_FLOATS
 
+#: What a CPU's vectors may hold, in floats.
+WIDTHS = (4, 8, 16)
 SOURCE = "kernel void probe(global int *out) { out[get_global_id(0)] = get_global_id(0); }"
 
 
@@ -40,6 +45,8 @@ class ProbedDevice:
     svm: str = "none"
     half: bool = False
     max_read_images: int = 0
+    #: Of a device that is a CPU; 0 where that is not known.
+    vector_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
     multiple = kernel.get_work_group_info(
         cl.kernel_work_group_info.PREFERRED_WORK_GROUP_SIZE_MULTIPLE, device
     )
-    width, svm = device.native_vector_width_float, svm_level(device)
+    svm = svm_level(device)
+    width = compiled_width(device.native_vector_width_float) if is_cpu else 4
     return ProbedDevice(
         icd=icd,
         platform=platform.name.strip(),
@@ -93,7 +101,7 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
         compute_units=device.max_compute_units,
         max_work_group_size=device.max_work_group_size,
         wave_size=1 if is_cpu else multiple,
-        vector_width=width if is_cpu and width in (4, 8, 16) else 4,
+        vector_width=width,
         global_mem_cache_size=device.global_mem_cache_size,
         local_mem_bytes=device.local_mem_size,
         unified_memory=bool(device.host_unified_memory),
@@ -105,7 +113,27 @@ def _describe(icd: str, platform: Any, device: Any, kernel: Any) -> ProbedDevice
         svm=svm,
         half="cl_khr_fp16" in device.extensions.split(),
         max_read_images=device.max_read_image_args if device.image_support else 0,
+        vector_registers=vector_registers(width, machine()) if is_cpu else 0,
     )
+
+
+def compiled_width(native: int) -> int:
+    """Floats in the vectors of a CPU's kernels: the driver's native ones.
+
+    Intel's runtime may be told to compile for another CPU, and says the same all the same.
+    """
+    held = TARGET_FLOATS.get(os.environ.get(TARGET, ""), native)
+    return min(held, native) if native in WIDTHS else WIDTHS[0]
+
+
+def vector_registers(width: int, architecture: str) -> int:
+    """The vector registers of a CPU's instruction set; 0 of one that is not known here.
+
+    Vectors of 16 floats are AVX-512's on x86; narrower ones may be those of any x86 CPU.
+    """
+    if architecture in ("x86_64", "AMD64"):
+        return 32 if width == WIDTHS[-1] else 16
+    return {"aarch64": 32, "arm64": 32, "armv7l": 16}.get(architecture, 0)
 
 
 def svm_level(device: Any) -> str:

@@ -25,6 +25,7 @@ from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
 from codl.runtime.cl_import import cl_module
+from codl.runtime.drivers import TARGET
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -229,6 +230,8 @@ def _identity(device: cl.Device) -> dict[str, str]:
         "platform": f"{device.platform.name.strip()} {device.platform.version.strip()}",
         # Drivers for CPUs compile for this very one, which their names may leave open.
         "host": _host() if device.type & cl_module().device_type.CPU else "",
+        # A runtime may be told to compile for another one.
+        **({TARGET: os.environ[TARGET]} if TARGET in os.environ else {}),
     }
 
 

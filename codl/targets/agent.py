@@ -263,9 +263,9 @@ class Agent:
 
     def tune(self, request: Tune, blobs: list[bytes]) -> Answer:
         from codl.kernels.tuning import Tuning
-        from codl.measure.tuner import task_of
+        from codl.measure.tune_tasks import task_of
 
-        tasks = [task_of(own.op, own.variant) for own in request.tasks]
+        tasks = [task_of(own.op, own.variant, brief=own.brief) for own in request.tasks]
         index = {task.key: at for at, task in enumerate(tasks)}
         run = self.target.tune(
             tasks,

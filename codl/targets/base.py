@@ -18,7 +18,8 @@ from codl.measure.check_variants import CheckRun, CheckTask
 from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
-from codl.measure.tuner import TuneRun, TuneTask
+from codl.measure.tune_tasks import TuneTask
+from codl.measure.tuner import TuneRun
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.loaded import Loaded

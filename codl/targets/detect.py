@@ -10,7 +10,7 @@ from pathlib import Path
 
 from codl.errors import CodlError, CodlWarning, DeviceError, InvalidFileError
 from codl.ir import soc as socs
-from codl.ir.soc import ELEMENT_NAMES, Soc
+from codl.ir.soc import ELEMENT_NAMES, GpuSide, Soc
 from codl.ir.soc_facts import Chip, SensorFact
 from codl.runtime.detect import choose, describe, place
 from codl.runtime.placement import LocalSoc, beside, check_measured, read
@@ -45,13 +45,24 @@ def detect(
         soc,
         chip=info.chip if info.chip != Chip() else None,
         sensors=sensors_of(info),
-        sources={"gpu.wave_size": "driver: the multiple of a work-group's size that it prefers"},
+        sources={
+            "gpu.wave_size": "driver: the multiple of a work-group's size that it prefers",
+            **_registers_source(soc.gpu),
+        },
     )
     try:
         socs.from_dict(found.to_dict(), socs.own_path_of(name))
     except InvalidFileError as error:
         raise DeviceError(f"{target.serial!r} says of itself what cannot be: {error}") from error
     return found
+
+
+def _registers_source(gpu: GpuSide) -> dict[str, str]:
+    """Where the number of vector registers is from, if it is known."""
+    if gpu.vector_registers is None:
+        return {}
+    floats = gpu.vector_width
+    return {"gpu.vector_registers": f"system: its instruction set with vectors of {floats} floats"}
 
 
 def sensors_of(info: TargetInfo) -> tuple[SensorFact, ...]:

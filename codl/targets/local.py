@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from codl.measure.interleave import Effort, TimedTogether
     from codl.measure.progress import Progress
     from codl.measure.tasks import Task
-    from codl.measure.tuner import TuneRun, TuneTask
+    from codl.measure.tune_tasks import TuneTask
+    from codl.measure.tuner import TuneRun
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.examination import Examination

@@ -19,7 +19,8 @@ from codl.measure.runner import Bench
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.measure.together import time_together
-from codl.measure.tuner import TuneRun, TuneTask, tune
+from codl.measure.tune_tasks import TuneTask
+from codl.measure.tuner import TuneRun, tune
 from codl.runtime import threads
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.energy import find_sensors

@@ -184,10 +184,11 @@ class Measure(Request, frozen=True):
 
 
 class TuneRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A `TuneTask`: an op's text and the name of a GPU variant."""
+    """A `TuneTask`: an op's text, the name of a GPU variant, and whether the search is brief."""
 
     op: str
     variant: str
+    brief: bool = False
 
 
 class Searching(Reply, frozen=True):

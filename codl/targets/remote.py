@@ -23,7 +23,8 @@ from codl.measure.facts.fact import Fact
 from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
-from codl.measure.tuner import Failure, TuneRun, TuneTask
+from codl.measure.tune_tasks import TuneTask
+from codl.measure.tuner import Failure, TuneRun
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.frames import FrameError
@@ -202,7 +203,10 @@ class RemoteTarget:
     ) -> TuneRun:
         """Tune over there; the task of which an agent is lost fails, and another does the rest."""
         tuned = [tuning.find(task.variant, task.op, self.soc) for task in tasks]
-        known = tuple(result for result in tuned if result is not None and result.complete)
+        pairs = zip(tasks, tuned, strict=True)
+        known = tuple(
+            result for task, result in pairs if result and task.is_done_by(result, self.soc)
+        )
         begun = {result.key: result for result in tuned if result is not None}
         done = {result.key for result in known}
         missing = [task for task in tasks if task.key not in done]
@@ -210,7 +214,7 @@ class RemoteTarget:
         begin = perf_counter()
         while missing:
             left_s = None if budget_s is None else max(0.0, budget_s - (perf_counter() - begin))
-            records = tuple(TuneRecord(*task.key) for task in missing)
+            records = tuple(TuneRecord(*task.key, task.brief) for task in missing)
             before = tuple(begun[task.key] for task in missing if task.key in begun)
             search.begin(missing)
             try:

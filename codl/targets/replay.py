@@ -181,5 +181,6 @@ def _probed(recording: Recording) -> ProbeResult:
         svm=gpu.svm or "none",
         half=bool(gpu.half),
         max_read_images=gpu.max_read_images or 0,
+        vector_registers=gpu.vector_registers or 0,
     )
     return ProbeResult(icd, (device,))

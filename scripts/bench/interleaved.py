@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from codl.ir.statistic import level
 from codl.runtime import threads
@@ -104,8 +103,8 @@ def waiting_cores(soc: LocalSoc) -> tuple[int, ...]:
 
 
 def busy_s(gpu: OpenClDevice) -> float:
-    """Seconds that the threads of a device that is a CPU have worked; the clock for a GPU."""
-    if not gpu.soc.gpu.is_cpu:
-        return perf_counter()
-    stats = [Path(f"/proc/self/task/{thread}/schedstat") for thread in gpu.worker_threads]
-    return sum(int(stat.read_text().split()[0]) for stat in stats if stat.exists()) / 1e9
+    """Seconds that this process has worked where the device is a CPU; the clock for a GPU.
+
+    Where the device's threads wait for a core, the thread that waits for them does their work.
+    """
+    return process_time() if gpu.soc.gpu.is_cpu else perf_counter()

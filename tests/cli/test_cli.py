@@ -50,7 +50,7 @@ def make_workplace(folder: Path, first_soc: Soc) -> Path:
     b.output(b.fully_connected(b.flatten(x), 10))
     (folder / "small.onnx").write_bytes(b.build().SerializeToString())
     shares = ["--shares", "0.25,0.5,0.75,1"]
-    run(folder, "collect", "--soc", "test", "--ops", "small.onnx", *shares, "--all")
+    run(folder, "collect", "--soc", "test", "--ops", "small.onnx", *shares, "--all", "--no-tune")
     run(folder, "train", "--soc", "test")
     return folder
 

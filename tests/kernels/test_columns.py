@@ -59,6 +59,7 @@ GPU = GpuSide(
 SOCS = (
     Soc("one", "", CPU, GPU),
     Soc("few", "", CPU, replace(GPU, compute_units=3, vector_width=8)),
+    Soc("known", "", CPU, replace(GPU, compute_units=2, vector_width=8, vector_registers=16)),
     Soc("real", "", CPU, replace(GPU, type="gpu", compute_units=12, vector_width=4, wave_size=32)),
 )
 KINDS = {Conv2d: ConvColumns, Pool2d: PoolColumns, FullyConnected: FcColumns}

@@ -9,11 +9,13 @@ import pytest
 from support.simulated import SOC
 
 from codl.ir import Op, parse, to_text
+from codl.ir.soc import Soc
 from codl.ir.tuned import Trial, Tuned
 from codl.kernels import registry
 from codl.kernels.base import Choice
 from codl.kernels.source import source_digest
 from codl.kernels.tuning import Tuning
+from codl.kernels.typical_ops import typical_ops
 
 OP = parse("conv2d in=1x64x28x28 oc=64 kernel=3x3 pad=1")
 OTHER = parse("conv2d in=1x32x28x28 oc=64 kernel=3x3 pad=1")
@@ -101,3 +103,68 @@ def test_the_fingerprint_tells_choices_apart_and_nothing_else(variant: Any) -> N
     assert Tuning.of(both).fingerprint == Tuning.of(both[::-1]).fingerprint != known
     default = replace(first, best_ms=2.0)
     assert Tuning.of([default]).fingerprint == "", "the default won"
+
+
+CPU = replace(
+    SOC, gpu=replace(SOC.gpu, type="cpu", vector_width=8, vector_registers=16, wave_size=1)
+)
+
+
+def found_best(variant: Any, blocks: int, soc: Soc = CPU, count: int = 4) -> list[Tuned]:
+    """Typical ops that are fastest with so many blocks, by a search of more than the default."""
+    results = []
+    for op in typical_ops()[:count]:
+        if variant.refusal(op, soc) is None:
+            choice = variant.block_choice(op, soc, blocks)
+            usual = variant.choices(op, soc)[0]
+            own = result(variant, op, choice, best_ms=1.0 if choice != usual else 2.0)
+            source = source_digest(variant.plan(op, soc, choice))
+            results.append(
+                replace(own, source=source, trials=(Trial(usual, 2.0), Trial(choice, 1.0)))
+            )
+    return results
+
+
+@pytest.mark.parametrize("name", ["gpu_direct", "gpu_winograd"])
+def test_an_op_that_was_not_tuned_has_the_blocks_of_typical_ones(name: str) -> None:
+    variant: Any = registry.find(OP, name)
+    tuning, usual = Tuning.of(found_best(variant, 3)), variant.choices(OP, CPU)[0]
+    assert usual["outs"] == 2
+    wide = parse("conv2d in=1x64x28x28 oc=96 kernel=3x3 pad=1")
+    choice = tuning.choice(variant, wide, CPU)
+    assert choice is not None
+    assert choice["outs"] == 3
+    assert tuning.plan(variant, wide, CPU).defines["OUTS"] == 3
+    row = tuning.features(variant, wide, CPU)
+    assert row == variant.features(wide, CPU, choice) != variant.features(wide, CPU)
+    assert tuning.feature_rows(variant, [OP, wide], CPU)[1] == row
+    columns = tuning.feature_columns(variant, [OP, wide], CPU)
+    assert {key: own[1] for key, own in columns.items()} == row
+    assert Tuning().choice(variant, wide, CPU) is None
+
+
+def test_own_results_go_before_those_of_typical_ops() -> None:
+    variant: Any = registry.find(OP, "gpu_direct")
+    own = variant.block_choice(OP, CPU, 1)
+    source = source_digest(variant.plan(OP, CPU, own))
+    tuning = Tuning.of([*found_best(variant, 4), replace(result(variant, OP, own), source=source)])
+    assert tuning.choice(variant, OP, CPU) == own
+    assert tuning.choice(variant, OTHER, CPU) == variant.block_choice(OTHER, CPU, 4)
+
+
+def test_one_typical_op_is_not_enough_and_neither_is_a_tie() -> None:
+    variant: Any = registry.find(OP, "gpu_direct")
+    assert Tuning.of(found_best(variant, 4, count=1)).blocks(variant, CPU) is None
+    usual, others = found_best(variant, 2), found_best(variant, 4)
+    assert Tuning.of(usual).blocks(variant, CPU) is None
+    assert Tuning.of([*usual[:2], *others[2:]]).blocks(variant, CPU) is None
+    assert Tuning.of([*usual[:1], *others[1:]]).blocks(variant, CPU) == 4
+    stopped = [replace(own, trials=own.trials[:1]) for own in others]
+    assert Tuning.of(stopped).blocks(variant, CPU) is None, "only the default had its turn"
+    assert Tuning.of(others).fingerprint != Tuning.of([*usual[:1], *others[1:]]).fingerprint
+
+
+def test_blocks_of_another_kernel_source_do_not_hold() -> None:
+    variant: Any = registry.find(OP, "gpu_direct")
+    old = [replace(own, source="older") for own in found_best(variant, 4)]
+    assert Tuning.of(old).blocks(variant, CPU) is None

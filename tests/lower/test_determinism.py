@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "a87e2797014100c0a89d42c4340a73967733760ceb8dcb86dcce21943354cd6f",
-    "0ad1b4a7f0c2fe4b08386e2dfc2f02d40528cd0f72922f771d6c889fbaac26c3",
+    "c7a8e25fa48b9eef2c01c63ddec6e611618b72a9a044ae83892f9ad5b554f2d5",
+    "0422909fbc5bc91abe7500462394bef0f5e354fbf833e2fa16a8b88c5e4f3219",
     "f15f99cfb160a4797822dfa2c2cd76939778f4b949caef03d62b2ae1a0628564",
-    "015e9c2fe1c6abba38b0868fc41288057d5770cdc3d43e0413eaf80c6dc5de20",
+    "f4abacd31e45e9bdb08c048f256a9e11227d0eb7101402dd7d1be8604756865c",
 )
 
 

@@ -101,6 +101,7 @@ def test_kills_lose_and_repeat_nothing(
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
     options = ["--soc", "test", "--ops", "ops.csv", "--shares", "1", "-o", ".", "--resume", "--all"]
+    options += ["--no-tune"]
     command = [sys.executable, "-c", QUICKLY, "collect", *options]
     tasks = [*surroundings_tasks(OPS, first_soc), *make_tasks(OPS, first_soc, [1.0])]
     wanted: dict[str, list[Any]] = {}
@@ -133,7 +134,7 @@ def test_a_budget_says_what_to_expect(
     monkeypatch.setattr("codl.measure.drift.SCATTER", float("inf"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
     options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "10m", "--json"]
-    options += ["--shares", "0.5,1"]
+    options += ["--shares", "0.5,1", "--no-tune"]
     done = CliRunner().invoke(app, ["collect", *options])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)

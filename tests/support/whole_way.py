@@ -44,7 +44,8 @@ def install_to_train(serial: str, driver: str) -> None:
     detect = ["soc", "detect", "--serial", serial, "--name", SOC, "--no-measure"]
     codl(*detect, "--device", driver)
     given = ["--soc", SOC, "--serial", serial]
-    collected = codl("collect", *given, "--ops", MODEL, "--shares", "0.5,1", "--samples", "40")
+    some = ("--shares", "0.5,1", "--samples", "40", "--no-tune")
+    collected = codl("collect", *given, "--ops", MODEL, *some)
     assert (collected["failed"], collected["rows"] > 30) == (0, True)
     assert codl("train", "--soc", SOC, *PLANNED)["predictors"]
 

@@ -10,6 +10,7 @@
 // EDGE       pixels at either end of a tile that may see padding beside the input
 // LANES      input channels, a constant only where there are very few
 // STRIDE_W   horizontal stride of the window
+// FLAT       defined for windows of one pixel that take every pixel: no window, no padding
 // weight     [out blocks / OUTS][in block][kernel h][kernel w][lane of in block][OUTS][V]; the last
 //            input block has only the lanes that exist (rounded up to 4 where V is 4)
 // bias       [out blocks + 1][V]; the last block is the zeros that padding reads
@@ -73,6 +74,9 @@
 #define IN_ROW(p)                                                                                  \
     ((p) < EDGE ? left[p] : (p) >= PIXELS - EDGE ? right[PIXELS - 1 - (p)] : row + (p) * STEP)
 #define ANYWHERE(p) source[p]
+#define ALL_IN_ROW(p) (row + (p) * V)
+// Beyond the last pixel it is read again; what comes of it is not stored.
+#define UP_TO_LAST(p) (block + min(pixel + (p), out_pixels - 1) * V)
 
 KERNEL void conv2d_direct(
     __global const ELEMENT *input, int input_offset, int input_stride,
@@ -92,6 +96,7 @@ KERNEL void conv2d_direct(
 
     const int stop = min((int)(STRIP_ID + 1) * strip * PIXELS, out_pixels);
     for (int pixel = STRIP_ID * strip * PIXELS; pixel < stop; pixel += PIXELS) {
+#ifndef FLAT
         int out_x = pixel % out_w;
         const int x0 = out_x * STRIDE_W - pad_left, y0 = pixel / out_w * stride_h - pad_top;
         const int last = (PIXELS - 1) * STRIDE_W;
@@ -111,6 +116,7 @@ KERNEL void conv2d_direct(
                 }
             }
         }
+#endif
         __global const WEIGHT *w = weight + BLOCK_ID * weights_per_item;
         VEC acc[PIXELS][OUTS];
         UNROLL for (int p = 0; p < PIXELS; p++)
@@ -120,6 +126,15 @@ KERNEL void conv2d_direct(
             __global const ELEMENT *block =
                 BLOCK(input, input_offset, input_stride, first_block + b);
             const int lanes = LANES_AT_ONCE ? V : min(V, in_channels - b * V);
+#ifdef FLAT
+            if (pixel + PIXELS <= out_pixels) {
+                __global const ELEMENT *row = block + pixel * V;
+                MULTIPLY(ALL_IN_ROW)
+            } else {
+                MULTIPLY(UP_TO_LAST)
+            }
+            w += lanes * WEIGHTS;
+#else
             for (int ky = 0; ky < kernel_h; ky++) {
                 const int dy = ky * dilation_h, y = y0 + dy;
                 if (one_row && (y < 0 || y >= in_h)) {
@@ -149,6 +164,7 @@ KERNEL void conv2d_direct(
                     MULTIPLY(ANYWHERE)
                 }
             }
+#endif
         }
 
         UNROLL for (int o = 0; o < OUTS; o++) {

@@ -20,12 +20,13 @@ from codl.ir.ops.conv2d import (
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Storage
 from codl.kernels import feature_columns as caches
-from codl.kernels import tiling_columns
+from codl.kernels import registers, tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import (
     ChoiceColumns,
     first_choice,
     single,
+    unique,
 )
 from codl.kernels.image import TEXEL
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, round_up
@@ -33,13 +34,17 @@ from codl.kernels.variant import ByChoiceColumns, ForStorage
 
 #: Share of the second-level cache that a strip's input may take; weights and output share the rest.
 CACHE_SHARE = 0.5
-#: Tiles worth trying by vector width, of pixels x blocks of output channels: their sums should
-#: fit in the registers.
-TILES = {
-    16: ((8, 1), (7, 1), (9, 1), (10, 1), (8, 2), (13, 2), (8, 3), (5, 4), (6, 4)),
-    8: ((8, 1), (7, 1), (10, 1), (6, 2), (4, 3)),
-    4: ((4, 1), (8, 1), (2, 2), (4, 2)),
+#: Tiles worth trying, of pixels x blocks of output channels: by the registers of a device that is a
+#: CPU, in which their sums should fit, and of a GPU.
+CPU_TILES = {
+    32: ((8, 1), (7, 1), (9, 1), (10, 1), (8, 2), (13, 2), (8, 3), (5, 4), (6, 4)),
+    16: ((8, 1), (7, 1), (10, 1), (6, 2), (5, 2), (4, 2), (4, 3), (3, 3)),
 }
+GPU_TILES = ((4, 1), (8, 1), (2, 2), (4, 2))
+#: What a tile over the end of a row takes more than others: each pixel has a pointer.
+CROSSING = 0.4
+#: What makes of any other tile the last choice.
+UNWANTED = 1e6
 #: So many input channels are unrolled; with more, the compiler keeps broadcasts and spills.
 MOST_UNROLLED = 4
 
@@ -62,7 +67,7 @@ class _DirectTiling:
         in_blocks = columns.ceil_div(ops.group_ic, width)
         out_blocks = columns.ceil_div(ops.oc, width)
         pixels = np.broadcast_to(np.asarray(choice["pixels"], np.float64), ops.oc.shape)
-        outs = _dividing(np.floor(out_blocks / ops.groups), choice["outs"])
+        outs = _dividing(_group_blocks(ops, width), choice["outs"])
         tiles = columns.ceil_div(ops.pixels, pixels)
         tile_bytes = 4 * in_blocks * width * pixels * ops.sh * ops.sw
         most = np.maximum(1, np.floor(CACHE_SHARE * soc.cpu.l2_cache_bytes / tile_bytes))
@@ -93,18 +98,29 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         """Pixels of a tile, and blocks of output channels that share its loads."""
         default = first_choice(self.default_columns(ConvColumns.of([op]), soc))
         blocks = ceil_div(op.out_channels // op.groups, soc.gpu.vector_width)
-        tried = [{"pixels": p, "outs": o} for p, o in TILES[soc.gpu.vector_width] if not blocks % o]
-        return (default, *(choice for choice in tried if choice != default))
+        tried: list[Choice | None] = [default]
+        tried += [self.block_choice(op, soc, count) for count in self.block_counts(soc)]
+        tried += [{"pixels": p, "outs": o} for p, o in _tiles_to_try(soc) if not blocks % o]
+        return unique(tried)
+
+    def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        return registers.block_counts(soc.gpu)
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-        return {"pixels": tiling_columns.pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
+        return self.block_columns(ops, soc, registers.usual_blocks(soc.gpu))
+
+    def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
+        if blocks == 1:
+            return {"pixels": tiling_columns.pixel_tile(ops.ow, soc), "outs": np.ones_like(ops.oc)}
+        return _fitting_tiles(ops, soc, blocks)
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _DirectTiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, cache = soc.gpu.vector_width, caches.gpu_cache_bytes(soc)
-        tiles, items = t.tiles * t.out_blocks, t.strips * t.out_blocks
+        groups = t.out_blocks / t.outs
+        tiles, items = t.tiles * groups, t.strips * groups
         steps, loop = ops.window * t.in_blocks, ops.window * ops.group_ic
         slow = _tiles_over_ends(ops, t)
         # Tiles of one row leave out the rows of their windows that are beside the input.
@@ -119,19 +135,20 @@ class GpuDirect(ForStorage, ByChoiceColumns):
             "padded_macs": tile_macs * run,
             "few_channels_macs": tile_macs * t.tiles * few,
             "tiles": tiles,
-            "tile_steps": t.out_blocks * steps * run,
-            "row_end_steps": t.out_blocks * steps * slow,
-            "padded_tap_steps": _padded_taps(ops) * t.in_blocks * t.out_blocks,
+            "tile_steps": groups * steps * run,
+            "row_end_steps": groups * steps * slow,
+            "padded_tap_steps": _padded_taps(ops) * t.in_blocks * groups,
             "rest_steps": tiles * ops.window * (lanes > 0),
             "rest_lanes": tiles * ops.window * lanes,
             "loop_length": loop,
             "work_items": items,
             "waves": tiling_columns.waves(items, soc),
-            "panels_streamed": caches.beyond(4.0 * width * loop, caches.FIRST_LEVEL) * tiles,
+            "panels_streamed": caches.beyond(4.0 * width * loop * t.outs, caches.FIRST_LEVEL)
+            * tiles,
             "weights_streamed": caches.beyond(weights, cache) * t.strips,
             "input_again": caches.beyond(tile_input * t.strip, caches.FIRST_LEVEL)
             * t.strips
-            * t.out_blocks,
+            * groups,
             **caches.by_level("weight", weights, cache),
             **caches.by_level("moved", np.sum(list(moved.values()), axis=0), cache),
         }
@@ -143,7 +160,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
         out_pixels = op.output.h * op.output.w
         global_size, local_size = item_grid(int(tiling.strips[0]), out_blocks // outs, soc)
         # A 1x1 window that takes every pixel sees rows as one long row.
-        flat = op.kernel == op.stride == (1, 1) and not any(op.pad)
+        flat = _is_flat(op)
         sizes = (
             int(tiling.strip[0]),
             op.input.c // op.groups,
@@ -176,6 +193,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
                 "OUTS": outs,
                 "STRIDE_W": op.stride.w,
                 "EDGE": _edge(op, pixels),
+                **({"FLAT": 1} if flat else {}),
                 **_few_lanes(op, soc),
             },
             pack=lambda weights: {
@@ -183,6 +201,45 @@ class GpuDirect(ForStorage, ByChoiceColumns):
                 "bias": pack_bias(weights["bias"], width, blocks_of_zeros=1),
             },
         ).stored_as(self.storage)
+
+
+def _is_flat(op: Conv2d) -> bool:
+    return op.kernel == op.stride == (1, 1) and not any(op.pad)
+
+
+def _tiles_to_try(soc: Soc) -> tuple[tuple[int, int], ...]:
+    if not soc.gpu.is_cpu:
+        return GPU_TILES
+    return CPU_TILES[32 if registers.assumed_registers(soc.gpu) >= 32 else 16]
+
+
+def _fitting_tiles(ops: ConvColumns, soc: Soc, wanted: int) -> ChoiceColumns:
+    """The tile of least effort for each op, of those whose sums fit in the registers.
+
+    It has the blocks that are wanted, where these leave none of the op's over.
+    """
+    found, blocks = registers.tiles(soc.gpu), _group_blocks(ops, soc.gpu.vector_width)
+    costs = [
+        _cost_of(ops, soc, blocks, tile) * (1.0 if tile[1] == wanted else UNWANTED)
+        for tile in found
+    ]
+    pixels, outs = np.array(found, np.float64)[np.argmin(costs, axis=0)].T
+    return {"pixels": pixels, "outs": outs}
+
+
+def _cost_of(ops: ConvColumns, soc: Soc, blocks: Column, tile: tuple[int, int]) -> Column:
+    """Instructions for the output in one tile; infinitely many where blocks would be left over."""
+    pixels, outs = tile
+    tiles = columns.ceil_div(ops.pixels, pixels)
+    crossing = _crossing(ops, np.full_like(tiles, pixels), tiles)
+    cost = pixels * (tiles + CROSSING * crossing) * registers.effort(pixels, outs, soc.gpu)
+    return np.where(columns.rest(blocks, outs) > 0, np.inf, cost)
+
+
+def _group_blocks(ops: ConvColumns, width: int) -> Column:
+    """Blocks of output channels of a group: those that a work-item may share its loads among."""
+    result: Column = np.floor(columns.ceil_div(ops.oc, width) / ops.groups)
+    return result
 
 
 def _edge(op: Conv2d, pixels: int) -> int:
@@ -223,11 +280,16 @@ def byte_columns(ops: ConvColumns, soc: Soc, storage: Storage = BLOCKED) -> Feat
     }
 
 
+def _crossing(ops: ConvColumns, pixels: Column, tiles: Column) -> Column:
+    """Tiles that lie in more than one row; none where the window makes of rows a long one."""
+    flat = (ops.window == 1) & (ops.sh == 1) & (ops.sw == 1) & ~ops.is_padded
+    crossing = np.where(ops.ow < pixels, tiles, np.minimum(ops.oh - 1, tiles))
+    return np.where(flat | (columns.rest(ops.ow, pixels) == 0), 0.0, crossing)
+
+
 def _tiles_over_ends(ops: ConvColumns, t: _DirectTiling) -> Column:
     """Tiles that lie in more than one row, or are not full: each of their pixels has a pointer."""
-    flat = (ops.window == 1) & (ops.sh == 1) & (ops.sw == 1) & ~ops.is_padded
-    crossing = np.where(ops.ow < t.pixels, t.tiles, np.minimum(ops.oh - 1, t.tiles))
-    crossing = np.where(flat | (columns.rest(ops.ow, t.pixels) == 0), 0.0, crossing)
+    crossing = _crossing(ops, t.pixels, t.tiles)
     result: Column = np.minimum(crossing + (columns.rest(ops.pixels, t.pixels) > 0), t.tiles)
     return result
 

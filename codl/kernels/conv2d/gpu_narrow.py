@@ -16,7 +16,7 @@ from codl.ir.ops.conv2d import (
     ConvColumns,
 )
 from codl.ir.soc import Soc
-from codl.kernels import tiling_columns
+from codl.kernels import registers, tiling_columns
 from codl.kernels.base import WEIGHTED, Choice, KernelLaunch, KernelPlan
 from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.feature_columns import (
@@ -25,8 +25,6 @@ from codl.kernels.feature_columns import (
 from codl.kernels.tiling import base_defines, ceil_div, item_grid, strip
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 
-#: Sums that fit in registers, by vector width: output pixels times output channels of a tile.
-SUMS = {16: 24, 8: 12, 4: 12}
 #: Pixels of a tile at most.
 WIDEST = 8
 #: Tiles that one work-item of a CPU takes at most.
@@ -51,11 +49,11 @@ class GpuNarrow(ForStorage, ByChoiceColumns):
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
         """Pixels of a row whose sums are kept in registers."""
-        widest = min(WIDEST, SUMS[soc.gpu.vector_width] // op.out_channels)
+        widest = min(WIDEST, registers.most_sums(soc.gpu) // op.out_channels)
         return tuple({"pixels": pixels} for pixels in range(widest, widest // 2, -1))
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-        sums = float(SUMS[soc.gpu.vector_width])
+        sums = registers.most_sums(soc.gpu)
         return {"pixels": np.minimum(WIDEST, np.floor(sums / ops.oc))}
 
     def feature_columns(

@@ -3,7 +3,7 @@
 // Where a work-group is one work-item (a CPU), all is one kernel. A work-item loops over blocks of
 // `most` tiles and for each one, in its own scratch memory,
 //   1. transforms the input of the block's tiles            -> points, see POINT_PLACE
-//   2. for each block of output channels, multiplies        -> sums   [POINTS][tile][V]
+//   2. for each OUTS blocks of output channels, multiplies  -> sums   [OUTS][POINTS][tile][V]
 //      at every point by the transformed weights and
 //      transforms the sums back, adds the bias, stores.
 // So little but the input, the output and the weights leaves the cache. Elsewhere the three steps
@@ -13,7 +13,9 @@
 // TILE       output pixels a side: (SIDE - window) / STRIDE + 1
 // STRIDE     of the window, 1 or 2
 // TOGETHER   tiles that are multiplied at once, with their sums in registers
-// weight     [out block][row and column of WEIGHT_SIDE points][in channel][V], transformed
+// OUTS       blocks of output channels that they are multiplied by at once; 1 in three kernels
+// weight     [out blocks / OUTS][row and column of WEIGHT_SIDE points][in channel][OUTS][V],
+//            transformed; zeros beyond the last block
 // bias       [out block][V]
 // most       tiles of a block, a multiple of TOGETHER; tiles are counted along rows of `tiles_w`
 // item_floats   floats of scratch for each work-item (one kernel)
@@ -122,9 +124,10 @@
 #define WEIGHT_SIDE (STRIDE == 2 ? TILE + 2 : SIDE)
 #define WEIGHT_POINT(row, column)                                                                  \
     (min((row), WEIGHT_SIDE - 1) * WEIGHT_SIDE + min((column), WEIGHT_SIDE - 1))
-#define WEIGHTS_AT(o, point)                                                                       \
-    (((size_t)(o) * WEIGHT_SIDE * WEIGHT_SIDE + WEIGHT_POINT((point) / SIDE, (point) % SIDE)) *    \
-     in_channels * V)
+#define WEIGHTS (OUTS * V)
+#define WEIGHTS_AT(group, point)                                                                   \
+    (((size_t)(group) * WEIGHT_SIDE * WEIGHT_SIDE +                                                \
+      WEIGHT_POINT((point) / SIDE, (point) % SIDE)) * in_channels * WEIGHTS)
 
 // Tiles that are multiplied together lie together: points are [POINTS][tile / TOGETHER][in block]
 // [tile % TOGETHER][V]. Strides from point to point, in floats, are odd numbers of vectors, so that
@@ -134,20 +137,28 @@
 #define POINT_STRIDE (((in_blocks * most) | 1) * V)
 #define SUM_STRIDE ((most | 1) * V)
 
-// Multiplies TOGETHER tiles at one point by one block of output channels.
+// Multiplies TOGETHER tiles at one point by OUTS blocks of output channels, whose sums lie so many
+// floats apart.
 APART void product(__global const float *points, __global const WEIGHT *weights,
-                   __global float *sums, int in_channels)
+                   __global float *sums, int sums_apart, int in_channels)
 {
-    VEC acc[TOGETHER];
-    UNROLL for (int i = 0; i < TOGETHER; i++) acc[i] = (VEC)(0.0f);
+    VEC acc[TOGETHER][OUTS];
+    UNROLL for (int i = 0; i < TOGETHER; i++)
+        UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] = (VEC)(0.0f);
     for (int left = in_channels; left > 0; left -= V, points += TOGETHER * V) {
         const int lanes = min(V, left);
-        NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += V) {
-            const VEC of_lane = WLOAD(weights);
-            UNROLL for (int i = 0; i < TOGETHER; i++) acc[i] += points[i * V + lane] * of_lane;
+        NO_UNROLL for (int lane = 0; lane < lanes; lane++, weights += WEIGHTS) {
+            VEC of_lane[OUTS];
+            UNROLL for (int o = 0; o < OUTS; o++) of_lane[o] = WLOAD(weights + o * V);
+            UNROLL for (int i = 0; i < TOGETHER; i++) {
+                const float x = points[i * V + lane];
+                UNROLL for (int o = 0; o < OUTS; o++) acc[i][o] += x * of_lane[o];
+            }
         }
     }
-    UNROLL for (int i = 0; i < TOGETHER; i++) VSTORE(acc[i], sums + i * V);
+    UNROLL for (int o = 0; o < OUTS; o++)
+        UNROLL for (int i = 0; i < TOGETHER; i++)
+            VSTORE(acc[i][o], sums + o * sums_apart + i * V);
 }
 
 // Transforms the input block at `in` of the tile whose window begins at (y0, x0).
@@ -215,9 +226,11 @@ KERNEL void conv2d_winograd(
     int in_w, int out_blocks, int out_h, int out_w, int pad_top, int pad_left ADDED_ARGS)
 {
     const int part = get_global_id(0), worker = get_global_id(1);
-    const int first_out = part * out_blocks / (int)get_global_size(0);
-    const int stop_out = (part + 1) * out_blocks / (int)get_global_size(0);
+    const int groups = (out_blocks + OUTS - 1) / OUTS;
+    const int first_group = part * groups / (int)get_global_size(0);
+    const int stop_group = (part + 1) * groups / (int)get_global_size(0);
     const int point_stride = POINT_STRIDE, sum_stride = SUM_STRIDE;
+    const int sums_apart = POINTS * sum_stride;
     __global float *all_points =
         scratch + (size_t)(worker * get_global_size(0) + part) * item_floats;
     __global float *all_sums = all_points + POINTS * point_stride;
@@ -233,23 +246,28 @@ KERNEL void conv2d_winograd(
             }
         }
 
-        for (int o = first_out; o < stop_out; o++) {
+        for (int group = first_group; group < stop_group; group++) {
             for (int point = 0; point < POINTS; point++) {
-                __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point);
+                __global const WEIGHT *weights = weight + WEIGHTS_AT(group, point);
                 __global const float *points = all_points + point * point_stride;
                 __global float *sums = all_sums + point * sum_stride;
                 for (int i = 0; i < count; i += TOGETHER)
-                    product(points + i * in_blocks * V, weights, sums + i * V, in_channels);
+                    product(points + i * in_blocks * V, weights, sums + i * V, sums_apart,
+                            in_channels);
             }
 
-            const VEC of_block = VLOAD(bias + o * V);
-            __global ELEMENT *out = BLOCK(output, output_offset, output_stride, o);
-            for (int i = 0; i < count; i++) {
-                const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
-                const int y = ty * TILE, x = tx * TILE;
-                transform_output(all_sums + i * V, sum_stride, of_block, out + (y * out_w + x) * V,
-                                 min(out_h - y, TILE), min(out_w - x, TILE), out_w
-                                 ADDED_FROM(o, y * out_w + x));
+            const int stop_out = min((group + 1) * OUTS, out_blocks);
+            for (int o = group * OUTS; o < stop_out; o++) {
+                __global const float *sums = all_sums + (o - group * OUTS) * sums_apart;
+                const VEC of_block = VLOAD(bias + o * V);
+                __global ELEMENT *out = BLOCK(output, output_offset, output_stride, o);
+                for (int i = 0; i < count; i++) {
+                    const int ty = (first + i) / tiles_w, tx = first + i - ty * tiles_w;
+                    const int y = ty * TILE, x = tx * TILE;
+                    transform_output(sums + i * V, sum_stride, of_block,
+                                     out + (y * out_w + x) * V, min(out_h - y, TILE),
+                                     min(out_w - x, TILE), out_w ADDED_FROM(o, y * out_w + x));
+                }
             }
         }
     }
@@ -280,7 +298,7 @@ KERNEL void winograd_product(
     __global const WEIGHT *weights = weight + WEIGHTS_AT(o, point);
     __global const float *points = all_points + (size_t)point * POINT_STRIDE;
     __global float *sums = all_sums + ((size_t)o * POINTS + point) * SUM_STRIDE;
-    product(points + tile * in_blocks * V, weights, sums + tile * V, in_channels);
+    product(points + tile * in_blocks * V, weights, sums + tile * V, 0, in_channels);
 }
 
 KERNEL void winograd_output(

@@ -18,6 +18,7 @@ from codl.ir.ops.conv2d import (
 )
 from codl.ir.soc import Soc
 from codl.kernels import feature_columns as caches
+from codl.kernels import registers
 from codl.kernels.base import (
     WEIGHTED,
     Choice,
@@ -32,8 +33,9 @@ from codl.kernels.conv2d.gpu_direct import byte_columns, pack_bias
 from codl.kernels.conv2d.winograd_cuts import SIDES, WinogradCut, WinogradTiling
 from codl.kernels.feature_columns import (
     ChoiceColumns,
+    unique,
 )
-from codl.kernels.tiling import base_defines, item_grid
+from codl.kernels.tiling import base_defines, ceil_div, item_grid
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 
 #: Where the transforms of stride 1 interpolate, infinity aside: the first SIDE - 1.
@@ -59,18 +61,28 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
         return None
 
     def choices(self, op: Conv2d, soc: Soc) -> tuple[Choice, ...]:
-        """The tile's size, the tiles multiplied together, and the most tiles of a block."""
-        return winograd_cuts.choices(ConvColumns.of([op]), soc)
+        """The tile's size, the tiles multiplied together by how many blocks of output channels,
+        and the most tiles of a block.
+        """
+        likely = winograd_cuts.choices(ConvColumns.of([op]), soc)
+        usual = (self.block_choice(op, soc, count) for count in self.block_counts(soc))
+        return unique([*likely, *usual])
+
+    def block_counts(self, soc: Soc) -> tuple[int, ...]:
+        return registers.block_counts(soc.gpu)
 
     def default_columns(self, ops: ConvColumns, soc: Soc) -> ChoiceColumns:
         return winograd_cuts.default_choice(ops, soc)
+
+    def block_columns(self, ops: ConvColumns, soc: Soc, blocks: int) -> ChoiceColumns:
+        return winograd_cuts.default_choice(ops, soc, blocks)
 
     def feature_columns(
         self, ops: ConvColumns, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = WinogradTiling.of(ops, soc, choice or self.default_columns(ops, soc))
         width, cache = soc.gpu.vector_width, caches.gpu_cache_bytes(soc)
-        out_channels = t.out_blocks * width
+        out_channels = t.padded_blocks * width
         odd = columns.rest(t.side, 2) > 0  # those of stride 2, with transforms of their own
         effort = np.where(t.side < 6, 0.6, np.where(t.side < 8, 0.8, 1.0)) * t.points * t.tiles
         into, out_of = effort * t.in_blocks * t.parts, effort * t.out_blocks
@@ -86,7 +98,7 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
             "output_transforms": out_of * ~odd,
             "strided_input_transforms": into * odd,
             "strided_output_transforms": out_of * odd,
-            "weight_passes": t.points * t.out_blocks * ops.ic * passes,
+            "weight_passes": t.points * t.padded_blocks * ops.ic * passes,
             "weights_streamed": caches.beyond(weights, cache) * t.blocks,
             "weights_far": caches.beyond(weights, far),
             "scratch_beyond": caches.beyond(scratch, cache) / t.most * t.computed,
@@ -116,6 +128,7 @@ class GpuWinograd(ForStorage, ByChoiceColumns):
                 "TILE": tiling.tile,
                 "STRIDE": op.stride.w,
                 "TOGETHER": tiling.together,
+                "OUTS": tiling.outs,
             },
             pack=lambda weights: {
                 "weight": _transform(weights["weight"], width, tiling),
@@ -209,16 +222,17 @@ def filter_transform(side: int, window: int) -> NDArray[np.float64]:
 
 
 def _transform(weight: Array, width: int, t: WinogradCut) -> Array:
-    """(oc, ic, k, k) -> [oc block][point][ic][lane of oc], flat.
+    """(oc, ic, k, k) -> [oc blocks / outs][point][ic][outs][lane of oc], flat.
 
     A block at a time, so that the float64 copy stays small.
     """
     transform = filter_transform(t.side, weight.shape[3])
     both, channels = np.kron(transform, transform), weight.shape[1]
-    packed = np.zeros((t.out_blocks, both.shape[0], channels, width), np.float32)
+    groups = ceil_div(t.out_blocks, t.outs)
+    packed = np.zeros((groups, both.shape[0], channels, t.outs, width), np.float32)
     for block in range(t.out_blocks):
         rows = weight[block * width : (block + 1) * width].astype(np.float64)
         points = rows.reshape(rows.shape[0] * channels, -1) @ both.T
         points = points.reshape(rows.shape[0], channels, -1).transpose(2, 1, 0)
-        packed[block, :, :, : rows.shape[0]] = points
+        packed[block // t.outs, :, :, block % t.outs, : rows.shape[0]] = points
     return packed.reshape(-1)

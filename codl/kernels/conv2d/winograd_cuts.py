@@ -14,7 +14,8 @@ from codl.ir.columns import (
 from codl.ir.ops.conv2d import (
     ConvColumns,
 )
-from codl.ir.soc import Soc
+from codl.ir.soc import GpuSide, Soc
+from codl.kernels import registers
 from codl.kernels.base import Choice
 from codl.kernels.feature_columns import (
     ChoiceColumns,
@@ -22,10 +23,11 @@ from codl.kernels.feature_columns import (
 
 #: Points a side by window and stride, each with another tile; see the source.
 SIDES = {(3, 1): (4, 6, 8), (5, 1): (6, 8), (7, 1): (8,), (3, 2): (5, 9)}
-#: Tiles that are multiplied at once on a CPU by vector width: as many as registers hold sums. Fewer
-#: than 8 chains of sums wait for themselves, and are for the smallest images.
+#: Tiles that are multiplied at once on a CPU by one block of output channels, by vector width: as
+#: many as registers hold sums. Fewer than `registers.FEWEST_SUMS` are for the smallest images.
 TOGETHER = {16: (4, 8, 9, 12, 16, 20, 25), 8: (4, 8, 10, 12), 4: (4, 8)}
-FEWEST_CHAINS = 8
+#: The most by several blocks, where the registers hold them.
+MOST_TOGETHER = 14
 #: Share of the second-level cache that the scratch memory of a block of tiles should take, and the
 #: fewest tiles for which weights should be read.
 SCRATCH_SHARE, FEWEST = 0.35, 16
@@ -51,6 +53,7 @@ class WinogradTiling:
     tiles: Column
     tiles_w: Column
     together: Column
+    outs: Column
     most: Column
     parts: Column
     workers: Column
@@ -60,8 +63,8 @@ class WinogradTiling:
     @classmethod
     def of(cls, ops: ConvColumns, soc: Soc, choice: ChoiceColumns) -> WinogradTiling:
         """Columns shaped (ops), or (choices, ops) where the choices' are (choices, ops)."""
-        tile, together, limit = (
-            np.asarray(choice[name], np.float64) for name in ("tile", "together", "most")
+        tile, together, outs, limit = (
+            np.asarray(choice[name], np.float64) for name in ("tile", "together", "outs", "most")
         )
         tiles_w, tiles = _tiles(ops, tile)
         units = float(soc.gpu.compute_units)
@@ -76,8 +79,9 @@ class WinogradTiling:
             tiles=tiles,
             tiles_w=tiles_w,
             together=together,
+            outs=outs,
             most=columns.round_up(columns.ceil_div(tiles, rounds * workers), together),
-            parts=np.minimum(np.floor(units / workers), out_blocks),
+            parts=np.minimum(np.floor(units / workers), columns.ceil_div(out_blocks, outs)),
             workers=workers,
             in_blocks=columns.ceil_div(ops.ic, soc.gpu.vector_width),
             out_blocks=out_blocks,
@@ -105,6 +109,11 @@ class WinogradTiling:
         return columns.ceil_div(self.tiles, self.most)
 
     @property
+    def padded_blocks(self) -> Column:
+        """Blocks of output channels that are multiplied: as many as fill the last `outs`."""
+        return columns.round_up(self.out_blocks, self.outs)
+
+    @property
     def computed(self) -> Column:
         """Tiles that are multiplied: every block is filled up to a multiple of `together`.
 
@@ -117,8 +126,8 @@ class WinogradTiling:
         return self.points * _odd(self.in_blocks * self.most) * width
 
     def sums_floats(self, width: int) -> Column:
-        """Scratch for the sums of one block of output channels; `SUM_STRIDE` in the source."""
-        return self.points * _odd(self.most) * width
+        """Scratch for the sums of `outs` blocks of output channels; see `SUM_STRIDE`."""
+        return self.outs * self.points * _odd(self.most) * width
 
     def cost(self, ops: ConvColumns, soc: Soc) -> Column:
         """Multiplications of vectors on a CPU, and what takes as long.
@@ -126,8 +135,10 @@ class WinogradTiling:
         A block of tiles reads its weights once from where they are, and then from the cache.
         """
         cache, width = soc.cpu.l2_cache_bytes, soc.gpu.vector_width
-        vectors = ops.ic * self.out_blocks
-        products = self.computed * (1 + PASS / self.together + WIDTH * self.together)
+        vectors = ops.ic * self.padded_blocks
+        spreading = registers.spreading(soc.gpu)
+        a_tile = 1 + spreading / self.outs + max(PASS, spreading) / self.together
+        products = self.computed * (a_tile + WIDTH * self.together)
         weight_bytes = 4 * self.weight_points * vectors * width
         few = weight_bytes <= MANY * cache
         more, least = (np.where(few, near, far) for near, far in zip(BEYOND, MEMORY, strict=True))
@@ -135,7 +146,7 @@ class WinogradTiling:
         products = products + first_passes * (weight_bytes > cache)
         transforms = TRANSFORM * self.tiles * (self.in_blocks + self.out_blocks)
         scratch_tiles = _odd(self.in_blocks * self.most)
-        scratch_tiles += _odd(self.most)
+        scratch_tiles += self.outs * _odd(self.most)
         filled = np.multiply(4 * width / cache * self.points, scratch_tiles, out=scratch_tiles)
         strained = 1 + STRAIN * np.minimum(1, filled, out=filled)
         result: Column = vectors * products
@@ -154,6 +165,7 @@ class WinogradCut:
     tiles: int
     tiles_w: int
     together: int
+    outs: int
     most: int
     parts: int
     workers: int
@@ -194,11 +206,11 @@ def choices(op: ConvColumns, soc: Soc) -> tuple[Choice, ...]:
     return tuple(kept)
 
 
-def default_choice(ops: ConvColumns, soc: Soc) -> ChoiceColumns:
-    """The first of `choices` for every op."""
+def default_choice(ops: ConvColumns, soc: Soc, blocks: int | None = None) -> ChoiceColumns:
+    """The first of `choices` for every op, or the first with so many blocks."""
     parts = []
     for first in range(0, len(ops), AT_ONCE):
-        found, cost = _cuts(ops.take(slice(first, first + AT_ONCE)), soc)
+        found, cost = _cuts(ops.take(slice(first, first + AT_ONCE)), soc, blocks)
         best = np.unravel_index(np.argmin(cost.reshape(-1, cost.shape[-1]), 0), cost.shape[:-1])
         at = (*best, np.arange(cost.shape[-1]))
         parts.append({name: np.broadcast_to(rows, cost.shape)[at] for name, rows in found.items()})
@@ -216,7 +228,9 @@ def cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
     return flat, cost.reshape(shape)
 
 
-def _cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
+def _cuts(
+    ops: ConvColumns, soc: Soc, blocks: int | None = None
+) -> tuple[dict[str, Column], Column]:
     """As `cuts`, shaped (sizes of tiles, tiles together, times these, ops) or 1 where all agree."""
     window = ops.kw + 100 * ops.sw
     sides = np.full((max(map(len, SIDES.values())), 1, 1, ops.kw.size), np.nan)
@@ -225,15 +239,26 @@ def _cuts(ops: ConvColumns, soc: Soc) -> tuple[dict[str, Column], Column]:
     tile = (sides - ops.kw) / ops.sw + 1
     tiles = _tiles(ops, tile)[1]
     if not soc.gpu.is_cpu:
-        found = {"tile": tile, "together": np.full_like(tile, 4), "most": tiles}
+        one = np.ones_like(tile)
+        found = {"tile": tile, "together": 4 * one, "outs": one, "most": tiles}
         return found, np.where(np.isnan(tile), np.inf, np.abs(tile - 4))
     width = soc.gpu.vector_width
     tile_bytes = 4 * sides**2 * width * (columns.ceil_div(ops.ic, width) + 1)
     fitting = np.floor(SCRATCH_SHARE * soc.cpu.l2_cache_bytes / tile_bytes)
     fitting = np.minimum(np.maximum(FEWEST, fitting), tiles)
-    together = np.reshape(np.array(TOGETHER[width], np.float64), (1, -1, 1, 1))
+    pairs = np.array(_register_tiles(soc.gpu, blocks), np.float64)
+    together, outs = pairs.T[..., None, None, None].swapaxes(1, 2)
     short = np.maximum(1, np.floor(fitting / together)) * together
-    found = {"tile": tile, "together": together, "most": short * np.reshape((1.0, 4.0), (-1, 1))}
+    most = short * np.reshape((1.0, 4.0), (-1, 1))
+    found = {"tile": tile, "together": together, "outs": outs, "most": most}
     cost = WinogradTiling.of(ops, soc, found).cost(ops, soc)
-    few = (together < FEWEST_CHAINS) & (together < tiles)
+    few = (together * outs < registers.FEWEST_SUMS) & (together < tiles)
     return found, np.where(few | np.isnan(tile), np.inf, cost)
+
+
+def _register_tiles(gpu: GpuSide, blocks: int | None) -> list[tuple[int, int]]:
+    """Tiles that are multiplied at once, and the blocks of output channels that they are for."""
+    counts = {1, registers.usual_blocks(gpu)} if blocks is None else {blocks}
+    alone = [(together, 1) for together in TOGETHER[gpu.vector_width]]
+    several = [own for own in registers.tiles(gpu, MOST_TOGETHER) if own[1] > 1]
+    return [own for own in alone + several if own[1] in counts]

@@ -28,13 +28,12 @@ from codl.kernels.feature_columns import (
     by_level,
     gpu_cache_bytes,
 )
+from codl.kernels.registers import most_sums
 from codl.kernels.tiling import base_defines, ceil_div, round_up
 from codl.kernels.variant import ByChoiceColumns, ForStorage
 
 #: Streams of weights worth trying on a CPU, by vector width. With one, it waits for the memory.
 STREAMS = {16: (4, 3, 2), 8: (2, 3), 4: (2, 4)}
-#: Sums of a work-item at most where a batch shares its weights, by vector width.
-SUMS = {16: 24, 8: 12, 4: 12}
 #: Images of a work-item at most.
 MOST_IMAGES = 8
 
@@ -87,7 +86,7 @@ class GpuDirect(ForStorage, ByChoiceColumns):
     def plan(self, op: FullyConnected, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         outs = (choice or self.choices(op, soc)[0])["outs"]
         images, image_groups = groups_of_images(op, MOST_IMAGES)
-        outs = max(1, min(outs, SUMS[soc.gpu.vector_width] // images))
+        outs = max(1, min(outs, most_sums(soc.gpu) // images))
         together, slices = group_shape(soc)
         width, blocks = soc.gpu.vector_width, soc.gpu.blocks(op.out_channels)
         pixels = op.input.h * op.input.w

@@ -10,8 +10,9 @@ import numpy as np
 
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul
-from codl.ir.soc import Soc
+from codl.ir.soc import GpuSide, Soc
 from codl.ir.types import PLANAR, Storage
+from codl.kernels import registers
 from codl.kernels.base import (
     Choice,
     ConstantArg,
@@ -28,9 +29,10 @@ from codl.kernels.variant import OnGpu
 CACHE_SHARE = 0.4
 #: Rows of b up to this length, in elements, are as fast to read where they lie as packed.
 NEAR = 512
-#: Rows that a tile may have, by the vector width. Two vectors of each must fit in the registers,
-#: and lines of as many in the ways of a cache where rows are a multiple of its size apart.
-ROWS = {16: (8, 6, 4, 2, 1), 8: (6, 4, 2, 1), 4: (8, 6, 4, 2, 1)}
+#: Rows that a tile may have. Two vectors of each must fit in the registers, as they do up to the
+#: most by vector width where their number is not known; and lines of as many in the ways of a cache
+#: where rows are a multiple of its size apart.
+ROWS, MOST_ROWS = (8, 6, 4, 2, 1), {16: 8, 8: 6, 4: 8}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class GpuDirect(OnGpu):
         """Tiles of a size that wastes few rows; b packed before or not."""
         problem, width = Problem.of(op), soc.gpu.vector_width
         found: list[Choice] = []
-        for rows in _rows(problem.m, ROWS[width]):
+        for rows in _rows(problem.m, _fitting_rows(soc.gpu)):
             columns = 4 if rows <= 2 else 2
             may_lie = not op.trans_b and not op.matrix and problem.n >= columns * width
             near = problem.n <= NEAR or problem.m <= 4 * rows
@@ -186,6 +188,12 @@ def _pack_launch(op: MatMul, tiling: _MatMulTiling, soc: Soc) -> KernelLaunch:
 def _matrices(op: MatMul) -> int:
     """Matrices of b."""
     return prod(op.sizes[1][:-2])
+
+
+def _fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
+    """The rows of a tile of two vectors that the registers hold."""
+    known = registers.most_pixels(2, gpu) if gpu.vector_registers else MOST_ROWS[gpu.vector_width]
+    return tuple(rows for rows in ROWS if rows <= known)
 
 
 def _rows(m: int, known: tuple[int, ...]) -> list[int]:

@@ -1,0 +1,133 @@
+"""Register tiles: what a SoC file states of its registers is what kernels keep their sums in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.kernel_runs import Case
+from support.random_ops import convolutions
+from support.simulated import SOC
+
+from codl.ir import Op, parse
+from codl.ir.soc import GpuSide, Soc
+from codl.kernels import registers, registry
+from codl.runtime.opencl import OpenClDevice
+
+#: Vectors of so many floats in so many registers: AVX2, AVX-512, NEON, SSE.
+KINDS = ((8, 16), (16, 32), (4, 32), (4, 16))
+POINTWISE = parse("conv2d in=1x128x52x52 oc=128 kernel=1x1")
+WINDOW = parse("conv2d in=1x64x56x56 oc=64 kernel=3x3 pad=1")
+
+
+def cpu(width: int, known: int | None) -> Soc:
+    gpu = replace(SOC.gpu, type="cpu", vector_width=width, vector_registers=known, wave_size=1)
+    return replace(SOC, gpu=gpu)
+
+
+def held(plan: Any) -> int:
+    """Registers that a kernel's inner loop needs: its sums, weights, and the pixel under way."""
+    defined = plan.defines
+    return int(defined.get("PIXELS", defined.get("TOGETHER")) + 1) * int(defined["OUTS"]) + 1
+
+
+@pytest.mark.parametrize(("width", "known"), KINDS)
+def test_tiles_fit_and_keep_the_core_busy(width: int, known: int) -> None:
+    gpu = cpu(width, known).gpu
+    found = registers.tiles(gpu)
+    assert {blocks for _, blocks in found} == {*range(1, registers.MOST_BLOCKS + 1)}
+    for pixels, blocks in found:
+        assert pixels * blocks + blocks + registers.UNDER_WAY <= known
+        assert pixels * blocks >= registers.FEWEST_SUMS
+
+
+@given(op=convolutions())
+@settings(max_examples=200, deadline=None)
+def test_the_default_tile_of_any_convolution_fits_its_registers(op: Op) -> None:
+    for width, known in KINDS:
+        soc = cpu(width, known)
+        for name in ("gpu_direct", "gpu_winograd"):
+            variant: Any = registry.find(op, name)
+            if variant.refusal(op, soc) is None:
+                assert held(variant.plan(op, soc)) <= known
+                for blocks in variant.block_counts(soc):
+                    choice = variant.block_choice(op, soc, blocks)
+                    assert choice in variant.choices(op, soc)
+                    assert held(variant.plan(op, soc, choice)) <= known
+
+
+def test_what_a_multiply_add_reads_decides_the_blocks() -> None:
+    """AVX2 spreads a pixel by an instruction of its own, which several blocks should share."""
+    asked = {(w, r): registers.usual_blocks(cpu(w, r).gpu) for w, r in (*KINDS, (8, 32))}
+    assert asked == {(8, 16): 2, (16, 32): 1, (4, 32): 1, (4, 16): 1, (8, 32): 3}
+    variant: Any = registry.find(POINTWISE, "gpu_direct")
+    assert variant.choices(POINTWISE, cpu(8, 16))[0] == {"pixels": 6, "outs": 2}
+    winograd: Any = registry.find(WINDOW, "gpu_winograd")
+    assert winograd.choices(WINDOW, cpu(8, 16))[0]["outs"] == 2
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_where_no_registers_are_known_a_tile_has_one_block(width: int) -> None:
+    soc = cpu(width, None)
+    for op, name in ((POINTWISE, "gpu_direct"), (WINDOW, "gpu_winograd")):
+        variant: Any = registry.find(op, name)
+        assert variant.choices(op, soc)[0]["outs"] == 1
+        assert variant.block_counts(soc) == ()
+    assert registry.find(POINTWISE, "gpu_direct").choices(POINTWISE, soc)[0] == {  # type: ignore[attr-defined]
+        "pixels": 8,
+        "outs": 1,
+    }
+
+
+@given(op=convolutions())
+@settings(max_examples=100, deadline=None)
+def test_kernels_for_avx512_are_those_of_a_file_without_the_fact(op: Op) -> None:
+    known, unknown = cpu(16, 32), cpu(16, None)
+    for name in ("gpu_direct", "gpu_winograd", "gpu_depthwise", "gpu_narrow"):
+        variant: Any = registry.find(op, name)
+        if variant.refusal(op, known) is None:
+            own, old = (variant.choices(op, soc)[0] for soc in (known, unknown))
+            assert own == old
+            assert variant.features(op, known) == variant.features(op, unknown)
+
+
+def test_a_gpu_has_the_tiles_that_it_had() -> None:
+    gpu: GpuSide = replace(SOC.gpu, vector_registers=None)
+    assert registers.usual_blocks(gpu) == 1
+    assert registers.block_counts(gpu) == ()
+
+
+def test_blocks_of_a_tile_leave_none_over() -> None:
+    soc, variant = cpu(8, 16), registry.find(POINTWISE, "gpu_direct")
+    for channels, outs in ((8, 1), (16, 2), (24, 3), (40, 1), (125, 2)):
+        op = parse(f"conv2d in=1x32x9x9 oc={channels} kernel=1x1")
+        assert variant.choices(op, soc)[0]["outs"] == outs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("width", "known"), [(8, 16), (16, 32)])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("conv2d in=1x20x7x7 oc=192 kernel=1x1 act=relu", "gpu_direct"),
+        ("conv2d in=1x19x4x5 oc=90 kernel=3x3", "gpu_winograd"),
+    ],
+)
+def test_every_number_of_blocks_computes_the_same(
+    text: str, name: str, width: int, known: int, gpu: OpenClDevice
+) -> None:
+    from support import devices
+
+    own = replace(gpu.soc.gpu, vector_width=width, vector_registers=known)
+    device = devices.here(replace(gpu.soc, gpu=own)).device
+    op = parse(text)
+    case, variant = Case.of(op, seed=3), registry.find(op, name)
+    counts = variant.block_counts(device.soc)  # type: ignore[attr-defined]
+    assert counts == ((1, 2, 3, 4) if gpu.soc.gpu.is_cpu else ())
+    for blocks in counts:
+        choice = variant.block_choice(op, device.soc, blocks)  # type: ignore[attr-defined]
+        assert choice["outs"] == blocks
+        case.on_gpu(variant, device, choice=choice)
+        assert np.isfinite([*variant.features(op, device.soc, choice).values()]).all()  # type: ignore[call-arg]
