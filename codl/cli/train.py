@@ -40,7 +40,8 @@ EvaluateOption = Annotated[
     bool,
     typer.Option(
         "--evaluate/--no-evaluate",
-        help="Hold out rows and shapes to measure accuracy.",
+        help="Hold out rows and shapes to measure accuracy, which takes some times as long as "
+        "training. Predictors are stored before, so stopping it loses nothing else.",
     ),
 ]
 SeedsOption = Annotated[
@@ -55,7 +56,7 @@ def train_predictors(
     dataset: DatasetsOption = datasets.FOLDER,
     like: LikeOption = None,
     evaluate: EvaluateOption = True,
-    seeds: SeedsOption = 3,
+    seeds: SeedsOption = 1,
     jobs: JobsOption = None,
     dask: DaskOption = None,
     output: ToPredictorsOption = FOLDER,
@@ -71,7 +72,8 @@ def train_predictors(
 
     [dim]Examples:[/dim]
     codl train --soc host
-    codl train --soc host --predictor codl --no-evaluate
+    codl train --soc host --no-evaluate
+    codl train --soc host --predictor codl --seeds 3
     codl train --soc redmi --like lenovo_k5,vivo_z3
     codl train --soc host --dask tcp://10.0.0.7:8786
     """
@@ -81,7 +83,8 @@ def train_predictors(
     known = [socs.load(name.strip()) for text in like or () for name in text.split(",")]
     data = Dataset.found(described.name, dataset)
     workers = read_workers(jobs, dask, usual=len(os.sched_getaffinity(0)))
-    with progress(f"Training on {described.name}") as update:
+    doing = "Training and holding out" if evaluate else "Training"
+    with progress(f"{doing} on {described.name}") as update:
         report = train(
             described,
             data,
