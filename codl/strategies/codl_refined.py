@@ -11,8 +11,9 @@ All of that has a budget of seconds, `Context.budget_s`. Where it is over, the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from codl.errors import DeviceError, UnsupportedError
 from codl.ir import Network
@@ -24,7 +25,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.profile_feedback import OpRatio, ProfileCorrections, op_ratios
 from codl.plan.search import search
-from codl.plan.single_processor import one_processor
+from codl.plan.single_processor import one_processor, unless_alone
 from codl.predict.names import DEFAULT
 from codl.runtime.engine import Engine
 from codl.runtime.profiler import totals_ms
@@ -64,12 +65,11 @@ def codl_refined(network: Network, context: Context) -> Plan:
     cost = covered(context.cost(DEFAULT), network)
     timer = Timer(context.budget_s, context.clock)
     with Trials(network, cost, context.device, timer, context.note) as trials:
-        for processor in PROCESSORS:
-            if timer.has_time():
-                trials.run(one_processor(network, cost, processor, strategy=NAME))
-        single = trials.best
-        if timer.has_time():
-            trials.run(search(network, cost, NAME, method=context.method))
+        singles = _alone(network, cost)
+        found = search(network, cost, NAME, method=context.method)
+        for plan in (unless_alone(found, network, cost), *singles, found):
+            if timer.has_time() and not trials.has_run(plan):
+                trials.run(plan)
         losses = 0
         for _ in range(ROUNDS):
             if not timer.has_time():
@@ -81,7 +81,13 @@ def codl_refined(network: Network, context: Context) -> Plan:
             losses = 0 if trials.run(plan) else losses + 1
             if losses == PATIENCE:
                 break
-        return trials.result(single)
+        return trials.result(singles)
+
+
+def _alone(network: Network, cost: CostModel) -> list[Plan]:
+    """Each processor alone, the one that is predicted to be faster first."""
+    plans = [one_processor(network, cost, side, strategy=NAME) for side in PROCESSORS]
+    return sorted(plans, key=lambda plan: plan.predicted_ms or 0.0)
 
 
 class Timer:
@@ -147,6 +153,10 @@ class Trials:
         self._network, self._cost, self._note = network, cost, note
         self._target, self._timer = target, timer
         self._run: set[str] = set()
+        #: Seconds until a plan was ready to run, at most.
+        self._ready_s = 0.0
+        #: What each took when it was last compared.
+        self._latency_ms: dict[str, float] = {}
         self._best: Candidate | None = None
 
     def __enter__(self) -> Trials:
@@ -163,20 +173,23 @@ class Trials:
         return self._best.engine.plan
 
     def has_run(self, plan: Plan) -> bool:
-        return repr(plan.chains) in self._run
+        return _key(plan) in self._run
 
     def run(self, plan: Plan) -> bool:
         """Whether a plan is faster than all before it."""
-        self._run.add(repr(plan.chains))
+        self._run.add(_key(plan))
         new = self._candidate(plan)
         share_s = DUEL_PART * self._timer.budget_s
         runs = max(LEAST_PROFILED, min(PROFILED, int(share_s / max(new.run_s, 1e-9))))
         self.samples += observe(new.engine, self._cost, runs)
         return self._is_best(new, DUEL, share_s)
 
-    def result(self, single: Plan) -> Plan:
+    def result(self, singles: Sequence[Plan]) -> Plan:
         """The fastest, compared once more with one processor alone where there is time."""
-        if self.best is not single and self._timer.left_s > 0:
+        ran = [plan for plan in singles if self.has_run(plan)]
+        is_single = _key(self.best) in map(_key, ran)
+        if ran and not is_single and self._timer.left_s > self._ready_s:
+            single = min(ran, key=lambda plan: self._latency_ms.get(_key(plan), inf))
             self._compare_last(self._candidate(single))
         count = len(self._run)
         took = f"{self._timer.now_s:.0f} of {self._timer.budget_s:g} s"
@@ -193,14 +206,14 @@ class Trials:
             single.engine.close()
 
     def _candidate(self, plan: Plan) -> Candidate:
-        cost = self._cost
-        engine = Engine(self._network, plan, self._target, cost.tuning)
+        begin, run_s = self._timer.now_s, 0.0
+        engine = Engine(self._network, plan, self._target, self._cost.tuning)
         engine.feed(random_inputs(self._network))
-        run_s = 0.0
         for _ in range(WARM_UP):
             start = self._timer.now_s
             engine.run()
             run_s = self._timer.now_s - start
+        self._ready_s = max(self._ready_s, self._timer.now_s - begin)
         return Candidate(engine, run_s)
 
     def _is_best(
@@ -219,6 +232,8 @@ class Trials:
         for reason in times.failed.values():
             raise DeviceError(reason)
         new_ms, best_ms = times.latency_ms["new"].level, times.latency_ms["best"].level
+        self._latency_ms[_key(new.engine.plan)] = new_ms
+        self._latency_ms[_key(best.engine.plan)] = best_ms
         self._note(
             f"{self._network.name}: plan {len(self._run)}, {_summary(new.engine.plan)}, takes "
             f"{new_ms:.2f} ms, the best before {best_ms:.2f} ms "
@@ -234,6 +249,11 @@ def observe(engine: Engine, cost: CostModel, runs: int) -> list[OpRatio]:
     """Run an engine on what it was fed, and compare each net and kernel with its prediction."""
     profiles = [totals_ms(engine.profile(1)) for _ in range(runs)]
     return op_ratios(engine.executable, profiles, cost)
+
+
+def _key(plan: Plan) -> str:
+    """Tells plans apart that run something else."""
+    return repr(plan.chains)
 
 
 def _summary(plan: Plan) -> str:
