@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -246,18 +245,18 @@ def write_model(file: Path) -> None:
     file.write_bytes(b.build().SerializeToString())
 
 
-def run(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from codl.cli import main; main()", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done
+def search(workplace: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.chdir(workplace)
+    return CliRunner().invoke(app, ["search", "--soc", "phone", *arguments])
 
 
-def test_search_writes_the_same_plans(workplace: Path, cluster: Workers) -> None:
-    common = ["search", "op_chain,small.onnx", "--soc", "phone", "--json"]
+def test_search_writes_the_same_plans(
+    workplace: Path, cluster: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers, files = [], []
     for at, how in enumerate((["--jobs", "1"], ["--jobs", "2"], ["--dask", str(cluster.dask)])):
-        done = run(workplace, *common, *how, "-o", f"plans{at}")
+        models = [f"op_chain,{workplace}/small.onnx", "--json", "-o", f"plans{at}"]
+        done = search(workplace, monkeypatch, *models, *how)
         assert "Searching on phone" in done.stderr
         found = json.loads(done.stdout)
         assert (found["soc"], found["failed"]) == ("phone", [])
@@ -267,11 +266,6 @@ def test_search_writes_the_same_plans(workplace: Path, cluster: Workers) -> None
     assert set(files[0]) == {"op_chain.json", "small.json"}
     assert files[0] == files[1] == files[2]
     assert answers[0] == answers[1] == answers[2]
-
-
-def search(workplace: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.chdir(workplace)
-    return CliRunner().invoke(app, ["search", "--soc", "phone", *arguments])
 
 
 def test_one_model_is_searched_as_several_are(
