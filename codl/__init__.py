@@ -27,6 +27,7 @@ def compile(
     plan: str | Path | None = None,
     batch: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    adaptive: bool = False,
 ) -> Engine:
     """Make a model ready to run on both processors of a SoC.
 
@@ -34,7 +35,9 @@ def compile(
     is a file of `codl search`; without one the strategy plans, with the predictors that `codl
     train` left in `./predictors`. Kernels are as `codl tune` left them in `./lat_datasets`. `batch`
     is how many images a run takes, if not as many as the model says; `shapes` are those of inputs
-    whose sizes it leaves open. Raises `CodlError` where something is missing or unknown.
+    whose sizes it leaves open. An `adaptive` engine moves shares where one processor becomes slower
+    or faster; see `codl.runtime.engine.Engine`. Raises `CodlError` where something is missing or
+    unknown.
 
     >>> engine = codl.compile("model.onnx", soc="host")
     >>> y = engine(x)
@@ -51,7 +54,7 @@ def compile(
     target = connect("local", described)
     context = Context.of(described, target=target)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
-    return Engine(network, chosen, target, context.tuning)
+    return Engine(network, chosen, target, context.tuning, adaptive=adaptive)
 
 
 @explained()

@@ -46,7 +46,7 @@ from codl.measure import dataset as datasets
 from codl.measure.inputs import random_inputs
 from codl.plan.cost_model import CostModel
 from codl.predict.names import FOLDER
-from codl.runtime.engine import Engine
+from codl.runtime.engine import MOST_MEMORY, Engine
 from codl.runtime.placement import LocalSoc
 from codl.runtime.profiler import sharing_ms
 from codl.strategies import Context
@@ -71,6 +71,15 @@ OutputsOption = Annotated[Path | None, typer.Option("--output", help="Where outp
 ResultOption = Annotated[
     Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
 ]
+AdaptOption = Annotated[
+    bool,
+    typer.Option(
+        "--adapt/--no-adapt",
+        help="Move shares to whichever processor becomes the faster one, between ratios that are "
+        f"ready in {MOST_MEMORY} times the plan's memory. Takes seconds more to begin; on this "
+        "machine only.",
+    ),
+]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs, in a row.")]
 
 
@@ -90,6 +99,7 @@ def run_model(
     predictors: PredictorsOption = FOLDER,
     predictor: PredictorOption = None,
     shape: ShapeOption = None,
+    adapt: AdaptOption = False,
     every: PlacementOption = False,
     threads: ThreadsOption = None,
     cpu_affinity: AffinityOption = None,
@@ -108,6 +118,7 @@ def run_model(
     [dim]Examples:[/dim]
     codl run yolov2 --soc host --input in.npz --output out.npz
     codl run yolov2.codl --input in.npz --output out.npz
+    codl run yolov2 --soc host --adapt --rounds 500 --json
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
     """
     deployed = deployment_of(model)
@@ -120,7 +131,7 @@ def run_model(
 
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
-            fixed |= {"predictor": predictor}
+            fixed |= {"predictor": predictor, "adapt": adapt}
             engine, target = _open_bundle(model, soc, wanted, fixed, serial, connected)
         else:
             placed = wanted.applied(_load_soc(soc, serial))
@@ -137,7 +148,7 @@ def run_model(
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-            engine = Engine(network, chosen, target, context.tuning)
+            engine = Engine(network, chosen, target, context.tuning, adaptive=adapt)
             cost = context.default_cost(network)
         with engine:
             given = read_inputs(engine.network, inputs, deployed, random_inputs)
@@ -172,6 +183,7 @@ def _result(
         "precision": engine.precision,
         "options": {**asdict(wanted), "threads": engine.soc.placement.threads},
         "memory_bytes": asdict(engine.memory),
+        "adaptation": None if engine.adaptation is None else asdict(engine.adaptation),
         "placement": [asdict(one) for one in done.placed],
         "spans": [asdict(span) for span in done.spans],
     }
@@ -182,7 +194,19 @@ def _summary(result: Mapping[str, Any]) -> str:
     return (
         f"{result['model']} by {result['strategy']} on {result['soc']}: "
         f"{latency_ms.format(**result['latency_ms'])}, "
-        f"data sharing {result['data_sharing_ms']:.2f} ms, measured"
+        f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_moved(result['adaptation'])}"
+    )
+
+
+def _moved(adaptation: Mapping[str, Any] | None) -> str:
+    """How shares moved, for people."""
+    if adaptation is None:
+        return ""
+    if len(adaptation["gpu_ratios"]) == 1:
+        return "; nothing adapts: the plan shares no stage, or its memory leaves no room"
+    return (
+        f"; shares moved {len(adaptation['moves'])} times in {adaptation['runs']} runs and are "
+        f"those for a GPU of {adaptation['scale']:.2f} times the planned speed"
     )
 
 

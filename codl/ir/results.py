@@ -79,6 +79,29 @@ class TimeSpan:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Shares that moved, after so many runs: for a GPU that is `scale` times as fast beside the CPU
+    as the plan was made for, and before for `previous`.
+    """
+
+    runs: Count
+    previous: Amount
+    scale: Amount
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How an engine keeps its plan balanced: by scale what each chain's GPU ratio is, the scale
+    that is active, the runs that were watched, and the last moves among them.
+    """
+
+    gpu_ratios: Mapping[float, tuple[float, ...]]
+    scale: Amount
+    runs: Count
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True)
 class Fallback:
     """A kernel variant that a device could not build or run, and what took its place."""
 

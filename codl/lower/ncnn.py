@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from codl.ir.executable import Access, Constant, NcnnNet, NcnnPart, NetValue
 from codl.ir.op_text import to_text
 from codl.ir.region import Region
 from codl.ir.soc import Soc
-from codl.kernels.ncnn import NcnnLayer, Shifts, activation_layer
+from codl.kernels.ncnn import SHAPE_HINT, NcnnLayer, Shifts, activation_layer
 from codl.lower.assembly import Assembly, Numbered
 from codl.lower.cpu import CpuLayer, Group
 
@@ -22,6 +23,13 @@ MAGIC = "7767517"
 #: In front of an op's first array ncnn wants a tag; this one says that plain float32 follows.
 TAG = "tag"
 PLAIN = np.zeros(1, np.float32)
+#: What a net's text tells of shapes in advance.
+HINTS = re.compile(rf" {-23300 - SHAPE_HINT}=\S+")
+
+
+def without_hints(param: str) -> str:
+    """The text of a net without shapes: nets that are alike in it compute the same of any input."""
+    return HINTS.sub("", param)
 
 
 class TensorRegion(NamedTuple):

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import CodlError, CodlWarning
+from codl.errors import CodlError, CodlWarning, UnsupportedError
 from codl.ir import Array, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
-from codl.ir.results import Fallback, TimeSpan
+from codl.ir.results import Adaptation, Fallback, TimeSpan
 from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
-from codl.runtime.loaded import Footprint, Loaded, Loads, RefusedError
+from codl.lower.alternatives import alternatives, gpu_weights
+from codl.runtime.loaded import Adapting, Adapts, Footprint, Loaded, Loads, RefusedError
 from codl.runtime.placement import LocalSoc, at_hand
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24
+#: A plan and what it may become take at most so many times the memory of the plan alone.
+MOST_MEMORY = 1.5
+#: What the alternatives share is known when they are loaded: where that is too much, they are made
+#: again for these parts of the memory that they may take.
+PARTS = (1.0, 0.6, 0.3, 0.0)
 
 
 class Engine:
@@ -39,6 +46,10 @@ class Engine:
     kernels of its own. What the device does not run is lowered again without: `fallbacks` lists it,
     with what runs instead; each is also a `CodlWarning`.
 
+    An `adaptive` engine keeps the shares balanced where one processor becomes slower or faster: it
+    has some alternatives of the plan ready and changes between them (`adaptation`). Raises
+    `UnsupportedError` for a target in another process.
+
     >>> engine = Engine(network, plan, connect("local", soc))
     >>> y = engine(x)
     """
@@ -51,6 +62,7 @@ class Engine:
         tuning: Tuning = Tuning(),
         *,
         fuse: bool = True,
+        adaptive: bool = False,
     ) -> None:
         soc = at_hand(target.soc)
         refusals: list[Refusal] = []
@@ -61,7 +73,11 @@ class Engine:
                 break
             except RefusedError as error:
                 refusals += error.refusals
-        self._begin(loaded, network, plan, soc, fallbacks_of(executable, refusals, plan))
+        fallbacks = fallbacks_of(executable, refusals, plan)
+        self._begin(loaded, network, plan, soc, fallbacks)
+        if adaptive:
+            how = partial(lower, network, soc=soc, tuning=tuning, without=refusals, fuse=fuse)
+            self._adapt(target, how)
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
 
@@ -85,8 +101,51 @@ class Engine:
         soc: LocalSoc,
         fallbacks: tuple[Fallback, ...],
     ) -> None:
-        self.network, self.plan, self.soc = network, plan, soc
+        self.network, self.soc = network, soc
         self.fallbacks, self._loaded = fallbacks, loaded
+        self._plans: Mapping[float, Plan] = {1.0: plan}
+        self._adapting: Adapting | None = None
+
+    def _adapt(self, target: Loads, how: Callable[[Plan], Executable]) -> None:
+        """Load the plan once more, together with what it may become."""
+        if not isinstance(target, Adapts):
+            raise UnsupportedError(
+                "Plans adapt in the process that runs them, and this target is in another one: it "
+                "runs one plan as it is. Leave adapting off."
+            )
+        own, plan, base = self._loaded.footprint, self.plan, self.executable
+        factor = own.gpu_weight_bytes / max(1, gpu_weights(base))
+        for part in PARTS:
+            self._loaded.close()
+            budget = part * (MOST_MEMORY - 1) * own.total
+            found = alternatives(self.network, plan, how, budget=budget, gpu_factor=factor)
+            self._plans = {scale: other for scale, (other, _) in found.items()}
+            executables = {scale: executable for scale, (_, executable) in found.items()}
+            self._loaded = self._adapting = target.load_alternatives(executables)
+            if self.memory.total <= MOST_MEMORY * own.total:
+                return
+        self._loaded.close()
+        self._loaded = self._adapting = target.load_alternatives({1.0: base})
+
+    @property
+    def plan(self) -> Plan:
+        """By what it runs now."""
+        return self._plans[1.0 if self._adapting is None else self._adapting.scale]
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """How shares have moved so far; None where they never do."""
+        if self._adapting is None:
+            return None
+        return Adaptation(
+            gpu_ratios={
+                scale: tuple(chain.gpu_ratio for chain in self._plans[scale].chains)
+                for scale in self._adapting.scales
+            },
+            scale=self._adapting.scale,
+            runs=self._adapting.runs,
+            moves=self._adapting.moves,
+        )
 
     @property
     def executable(self) -> Executable:

@@ -31,6 +31,7 @@ from codl.runtime.flags import Flag
 from codl.runtime.host_handles import HostHandles
 from codl.runtime.memory import DeviceMemory, Staging, allocate, upload
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.shared import Share
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -39,13 +40,19 @@ if TYPE_CHECKING:
 class Handles:
     """An executable's memory, kernels and nets on a device.
 
-    `refusals` are the steps that the device refuses, with the reason.
+    `refusals` are the steps that the device refuses, with the reason; `share` has what is there for
+    several executables.
     """
 
     def __init__(
-        self, executable: Executable, device: OpenClDevice, *, own_memory: bool = False
+        self,
+        executable: Executable,
+        device: OpenClDevice,
+        *,
+        own_memory: bool = False,
+        share: Share | None = None,
     ) -> None:
-        self._executable, self._device = executable, device
+        self._executable, self._device, self._share = executable, device, share
         self.refusals: dict[int, str] = {}
         #: Bytes of weights that kernels read.
         self.weight_bytes = 0
@@ -56,7 +63,7 @@ class Handles:
         memory = self._memory
         #: The CPU's side of it.
         self.host = HostHandles(
-            executable, device.soc, lambda n: memory[n].flat, own_memory=own_memory
+            executable, device.soc, lambda n: memory[n].flat, own_memory=own_memory, share=share
         )
         self._constants = self._upload()
         self._programs: dict[int, cl.Program] = {}
@@ -70,7 +77,9 @@ class Handles:
 
     def _allocate(self, number: int, buffer: Buffer) -> DeviceMemory:
         try:
-            return allocate(buffer, self._device)
+            if self._share is None:
+                return allocate(buffer, self._device)
+            return self._share.memory(number, buffer, lambda own: allocate(own, self._device))
         except DeviceError as error:
             self._refuse(self._users(number), str(error))
             return DeviceMemory()
@@ -109,12 +118,20 @@ class Handles:
             values = self.host.packed(constant.constants)[constant.name]
             self._check_size(constant, values, steps)
             try:
-                uploaded[constant] = upload(values, constant, self._device)
+                uploaded[constant] = self._uploaded(constant, values, steps)
             except DeviceError as error:
                 self._refuse(steps, str(error))
                 continue
             self.weight_bytes += uploaded[constant].size
         return uploaded
+
+    def _uploaded(self, constant: Constant, values: Array, steps: set[int]) -> cl.MemoryObject:
+        if self._share is None:
+            return upload(values, constant, self._device)
+        memory: cl.MemoryObject = self._share.constant(
+            constant, steps, values, lambda: upload(values, constant, self._device)
+        )
+        return memory
 
     def _check_size(self, constant: Constant, values: Array, steps: Iterable[int]) -> None:
         """Raise `CodlError` for an array that is too small for the op of one of some steps."""

@@ -16,6 +16,7 @@ from codl.optional import explained
 from codl.runtime import threads
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
+from codl.runtime.shared import Share
 
 #: A buffer as the CPU sees it, as flat floats, by its number.
 Flat: TypeAlias = Callable[[int], Array]
@@ -35,13 +36,19 @@ class HostHandles:
     """Views of tensors, packed constants and the nets of an executable.
 
     `flat` gives buffers as flat floats. With `own_memory` nets take no memory that others have put
-    back (see `NcnnSession`).
+    back (see `NcnnSession`); `share` has what is there for several executables.
     """
 
     def __init__(
-        self, executable: Executable, soc: LocalSoc, flat: Flat, *, own_memory: bool = False
+        self,
+        executable: Executable,
+        soc: LocalSoc,
+        flat: Flat,
+        *,
+        own_memory: bool = False,
+        share: Share | None = None,
     ) -> None:
-        self._executable, self._soc, self._flat = executable, soc, flat
+        self._executable, self._soc, self._flat, self._share = executable, soc, flat, share
         self._own_memory = own_memory
         self._packed: tuple[int, Arrays] = (-1, {})
         self.nets: list[CpuNet] = []
@@ -101,13 +108,23 @@ class HostHandles:
             views = [self.view(access) for _, access in net.inputs]
             results = [self.view(access) for _, access in net.outputs]
             return NcnnSession(
-                net, views, results, self._counted, self._soc, own_memory=self._own_memory
+                net,
+                views,
+                results,
+                self._counted,
+                self._soc,
+                own_memory=self._own_memory,
+                share=self._share,
             )
         with explained():
             from codl.runtime.ort_net import OnnxSession
         views = [self.view(binding.access) for binding in net.inputs]
         results = [self.view(binding.access) for binding in net.outputs]
-        return OnnxSession(net, views, results, self._counted, self._soc)
+        before = self.weight_bytes
+        session = OnnxSession(net, views, results, self._counted, self._soc)
+        if self._share is not None:
+            self._share.count(self.weight_bytes - before)
+        return session
 
     def _counted(self, number: int) -> Arrays:
         is_new = self._packed[0] != number

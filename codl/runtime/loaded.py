@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
-from codl.ir.results import TimeSpan
+from codl.ir.results import Move, TimeSpan
 from codl.ir.soc import Soc
 
 
@@ -73,3 +73,23 @@ class Loads(Protocol):
     @property
     def soc(self) -> Soc: ...
     def load(self, executable: Executable) -> Loaded: ...
+
+
+class Adapting(Loaded, Protocol):
+    """Several executables, of which the active one runs; by `scale`, the plan's own is 1."""
+
+    @property
+    def scales(self) -> tuple[float, ...]: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def moves(self) -> tuple[Move, ...]: ...
+
+
+@runtime_checkable
+class Adapts(Loads, Protocol):
+    """A device whose plans adapt: it is in this process."""
+
+    def load_alternatives(self, executables: Mapping[float, Executable]) -> Adapting: ...

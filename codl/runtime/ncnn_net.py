@@ -17,6 +17,7 @@ from codl.ir.executable import NcnnNet, NcnnPart, NetValue
 from codl.ir.ops.base import Array
 from codl.runtime.image_parallel import Lanes
 from codl.runtime.placement import LocalSoc
+from codl.runtime.shared import Share
 
 #: The images of every value, each in a matrix of its own.
 Mats: TypeAlias = Mapping[int, list[ncnn.Mat]]
@@ -56,7 +57,8 @@ class NcnnSession:
     that.
 
     With `own_memory` it takes no memory that others have put back: what it gets from the common
-    pools is in the caches or is not, depending on who ran before.
+    pools is in the caches or is not, depending on who ran before. `share` has the nets that are
+    there for several executables.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class NcnnSession:
         soc: LocalSoc,
         *,
         own_memory: bool = False,
+        share: Share | None = None,
     ) -> None:
         self.label = net.label
         # ncnn counts no references to NumPy's memory.
@@ -91,8 +94,26 @@ class NcnnSession:
         self._packing.num_threads = self._lanes.threads
         self._packing.blob_allocator = self._pools.blobs
         self._parts = [
-            _LoadedPart(part, net.values, packed, self._lanes, self._pools) for part in net.parts
+            _LoadedPart(part, net.values, self._net(part, packed, share), lanes=self._lanes)
+            for part in net.parts
         ]
+
+    def _net(
+        self, part: NcnnPart, packed: Callable[[int], Arrays], share: Share | None
+    ) -> ncnn.Net:
+        if share is None:
+            weights = (packed(one.constants)[one.name] for one in part.weights)
+            return _load(
+                part.param, part.options, weights, threads=self._lanes.threads, pools=self._pools
+            )
+        arrays = [packed(one.constants)[one.name] for one in part.weights]
+        return share.net(
+            part,
+            arrays,
+            lambda param: _load(
+                param, part.options, arrays, threads=self._lanes.threads, pools=self._pools
+            ),
+        )
 
     def run(self) -> None:
         self.unpack(self.compute())
@@ -147,34 +168,16 @@ class _LoadedPart:
         self,
         part: NcnnPart,
         values: Sequence[NetValue],
-        packed: Callable[[int], Arrays],
+        net: ncnn.Net,
+        *,
         lanes: Lanes,
-        pools: Pools,
     ) -> None:
         self._images, self._lanes = part.images, lanes
         self._inputs = [
             (blob, value, values[value].region.images.start) for blob, value in part.inputs
         ]
         self._outputs = part.outputs
-        self._net = ncnn.Net()
-        option = self._net.opt
-        option.num_threads = lanes.threads
-        option.use_vulkan_compute = False
-        option.use_fp16_packed = option.use_fp16_storage = False
-        option.use_fp16_arithmetic = option.use_bf16_storage = False
-        option.blob_allocator = pools.blobs
-        option.workspace_allocator = pools.workspaces
-        for name, value in part.options.items():
-            setattr(option, name, value)
-        if self._net.load_param_mem(part.param):
-            raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{part.param}")
-        weights = WeightReader(packed(one.constants)[one.name] for one in part.weights)
-        if self._net.load_model(weights) or weights.left:
-            given, left = weights.bytes, weights.left
-            raise DeviceError(
-                f"ncnn's net wants other weights than the {given} bytes of them that there are "
-                f"({left} are left):\n{part.param}"
-            )
+        self._net = net
 
     def run(self, known: Mats) -> dict[int, list[ncnn.Mat]]:
         """The net's results, packed, from what enters it."""
@@ -194,6 +197,37 @@ class _LoadedPart:
                 raise DeviceError(f"ncnn failed with code {code} at {blob!r}.")
             results.append(mat)
         return results
+
+
+def _load(
+    param: str,
+    options: Mapping[str, bool],
+    arrays: Iterable[Array],
+    *,
+    threads: int,
+    pools: Pools,
+) -> ncnn.Net:
+    """A net of this text and weights; raises `DeviceError` where ncnn does not take them."""
+    net = ncnn.Net()
+    option = net.opt
+    option.num_threads = threads
+    option.use_vulkan_compute = False
+    option.use_fp16_packed = option.use_fp16_storage = False
+    option.use_fp16_arithmetic = option.use_bf16_storage = False
+    option.blob_allocator = pools.blobs
+    option.workspace_allocator = pools.workspaces
+    for name, value in options.items():
+        setattr(option, name, value)
+    if net.load_param_mem(param):
+        raise DeviceError(f"ncnn cannot read the net that codl wrote:\n{param}")
+    weights = WeightReader(arrays)
+    if net.load_model(weights) or weights.left:
+        given, left = weights.bytes, weights.left
+        raise DeviceError(
+            f"ncnn's net wants other weights than the {given} bytes of them that there are "
+            f"({left} are left):\n{param}"
+        )
+    return net
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from codl.runtime.handles import Handles
 from codl.runtime.loaded import Footprint, RefusedError
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
+from codl.runtime.shared import Share
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -29,8 +30,9 @@ class Session:
     `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
     former, `run`, and read the latter before the next run. With `tries` every kernel runs once
     here: some failures only show at a first launch; and variants that are known to be wrong on this
-    driver are refused. Raises `RefusedError` where kernels are refused that others may stand in
-    for, and `DeviceError` for all else that the device cannot.
+    driver are refused. `share` has what it has in common with others that run by turns with it.
+    Raises `RefusedError` where kernels are refused that others may stand in for, and `DeviceError`
+    for all else that the device cannot.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Session:
         *,
         tries: bool = True,
         own_memory: bool = False,
+        share: Share | None = None,
     ) -> None:
         self.executable, self._device = executable, device
         #: Held by whatever runs something on the device and its CPU.
@@ -47,14 +50,17 @@ class Session:
         self._actions: list[Action] | None = None
         with device.lock:
             threads.pin([0], device.soc.placement.cpu_cores)
-            self._handles = handles = Handles(executable, device, own_memory=own_memory)
+            self._handles = handles = Handles(
+                executable, device, own_memory=own_memory, share=share
+            )
             if tries:
                 handles.refuse_distrusted()
                 handles.try_kernels()
             if handles.refusals:
                 raise RefusedError(handles.refused)
             handles.host.make_nets()
-            self._binder = Binder(executable, handles, device)
+            marks = None if share is None else share.marks
+            self._binder = Binder(executable, handles, device, marks)
             for action in self._binder.bind(executable.setup):
                 action.run()
             handles.host.forget_packed()
@@ -87,6 +93,16 @@ class Session:
                 action.profile(timeline)
             self._device.queue.finish()
             return timeline.spans()
+
+    def run_drained(self) -> None:
+        """One inference in which each stage begins when the GPU has nothing left to do."""
+        with self._device.lock:
+            threads.pin([0], self._device.soc.placement.cpu_cores)
+            self._open()
+            for stage in self.executable.stages:
+                self._device.queue.finish()
+                for action in self._binder.bind(stage.commands):
+                    action.run()
 
     def device_memory(self, buffer: int) -> cl.MemoryObject:
         """A buffer in the device's memory."""

@@ -15,6 +15,7 @@ from codl.errors import CodlError, CodlWarning
 from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
+from codl.runtime.adaptive import AdaptiveSession
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
@@ -206,6 +207,10 @@ class LocalTarget:
             )
         return session
 
+    def load_alternatives(self, executables: Mapping[float, Executable]) -> AdaptiveSession:
+        """Load what a plan may become, by scale; see `codl.runtime.adaptive`."""
+        return AdaptiveSession(executables, self.device)
+
     def binaries(self, model: Session) -> tuple[Binary, ...]:
         """The compiled programs of a loaded model, and those that opening the device takes."""
         device = self.device
@@ -274,7 +279,7 @@ class LocalTarget:
 
     def time(
         self,
-        models: Mapping[str, Session | PeerProcess],
+        models: Mapping[str, Session | AdaptiveSession | PeerProcess],
         effort: Effort,
         *,
         with_energy: bool = False,

@@ -22,6 +22,7 @@ from codl.measure.together import time_together
 from codl.measure.tune_tasks import TuneTask
 from codl.measure.tuner import TuneRun, tune
 from codl.runtime import threads
+from codl.runtime.adaptive import AdaptiveSession
 from codl.runtime.conditions import ConditionReader
 from codl.runtime.energy import find_sensors
 from codl.runtime.opencl import OpenClDevice
@@ -85,7 +86,7 @@ class LocalMeasuring:
 
     def time(
         self,
-        models: Mapping[str, Session | PeerProcess],
+        models: Mapping[str, Session | AdaptiveSession | PeerProcess],
         effort: Effort,
         *,
         with_energy: bool,

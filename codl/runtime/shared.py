@@ -1,0 +1,240 @@
+"""What several executables of one network have in common, of which one runs at a time.
+
+Executables that differ in their ratios alone need the same memory by turns, and mostly the same
+weights: kernels that compute fewer channels read the first of those that others read, and nets that
+compute other rows have the same weights. So all of this is there once, as far as it is equal, and
+counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from codl.ir.executable import (
+    Buffer,
+    Constant,
+    Executable,
+    Fill,
+    GpuOp,
+    NcnnNet,
+    NcnnPart,
+    Place,
+    Transfer,
+)
+from codl.ir.ops.base import Array
+from codl.ir.types import ImageSize
+from codl.lower.ncnn import without_hints
+from codl.runtime.loaded import Footprint
+from codl.runtime.memory import DeviceMemory
+
+#: Buffers of one kind: their place, and the size where they are images.
+Kind: TypeAlias = tuple[Place, ImageSize | None]
+#: What bytes are counted as; staging memory is not counted, as nowhere.
+Account: TypeAlias = Literal["cpu", "gpu", "cpu_weights", "gpu_weights", ""]
+ACCOUNTS: dict[Place, Account] = {"cpu": "cpu", "shared": "cpu", "gpu": "gpu", "staging": ""}
+
+
+@dataclass(eq=False)
+class Item:
+    """Something that is held for some of the executables."""
+
+    key: Any
+    thing: Any
+    bytes: int
+    account: Account
+    #: The arrays that it was made of, until all that may share it are loaded.
+    made_of: list[Array] = field(default_factory=list)
+    users: set[int] = field(default_factory=set)
+
+
+class Common:
+    """All that is held for some executables of one network, the first of which is the usual one."""
+
+    def __init__(self, executables: Sequence[Executable]) -> None:
+        self._items: list[Item] = []
+        self.ports = _ports(executables)
+        self.sizes = _sizes(executables)
+        #: ncnn is told the usual shapes: by these it picks how to compute.
+        self.params = {
+            without_hints(part.param): part.param
+            for net in executables[0].nets
+            if isinstance(net, NcnnNet)
+            for part in net.parts
+        }
+
+    def find(
+        self, key: Any, user: int, fits: Callable[[Item], bool] = lambda item: True
+    ) -> Item | None:
+        """An item of a key that fits, now also a user's."""
+        for item in self._items:
+            if item.key == key and fits(item):
+                item.users.add(user)
+                return item
+        return None
+
+    def keep(self, user: int, item: Item) -> Any:
+        item.users.add(user)
+        self._items.append(item)
+        return item.thing
+
+    def release(self, user: int) -> None:
+        """Let go what no other executable uses; its session must be closed."""
+        for item in self._items:
+            item.users.discard(user)
+        self._items = [item for item in self._items if item.users]
+
+    def complete(self) -> None:
+        """Nothing more is loaded: weights are with kernels and libraries alone."""
+        for item in self._items:
+            item.made_of = []
+
+    def close(self) -> None:
+        """Let everything go, when all sessions are closed."""
+        self._items = []
+
+    @property
+    def footprint(self) -> Footprint:
+        """Everything, each thing once."""
+        found = dict.fromkeys(("cpu", "gpu", "cpu_weights", "gpu_weights", ""), 0)
+        for item in self._items:
+            found[item.account] += item.bytes
+        return Footprint(found["cpu"], found["gpu"], found["cpu_weights"], found["gpu_weights"])
+
+
+def by_kind(executable: Executable) -> dict[Kind, list[int]]:
+    """The buffers that only one inference needs, the largest of each kind first."""
+    found: dict[Kind, list[int]] = {}
+    own = {*_port_names(executable), *_lasting(executable)}
+    for number, buffer in enumerate(executable.buffers):
+        if number not in own and buffer.place != "staging":
+            found.setdefault((buffer.place, buffer.image), []).append(number)
+    for numbers in found.values():
+        numbers.sort(key=lambda number: -executable.buffers[number].bytes)
+    return found
+
+
+def _sizes(executables: Sequence[Executable]) -> dict[tuple[Kind, int], int]:
+    """What the largest buffer of every kind takes, the second largest, ...: as much as in any."""
+    sizes: dict[tuple[Kind, int], int] = {}
+    for executable in executables:
+        for kind, numbers in by_kind(executable).items():
+            for rank, number in enumerate(numbers):
+                known = sizes.get((kind, rank), 0)
+                sizes[kind, rank] = max(known, executable.buffers[number].bytes)
+    return sizes
+
+
+def _ports(executables: Sequence[Executable]) -> dict[str, Buffer]:
+    """The memory of every input and output: such as suits all executables."""
+    ports: dict[str, Buffer] = {}
+    for executable in executables:
+        for number, name in _port_names(executable).items():
+            own = executable.buffers[number]
+            known = ports.get(name, own)
+            place: Place = "shared" if "shared" in (own.place, known.place) else own.place
+            ports[name] = Buffer(place, max(own.bytes, known.bytes))
+    return ports
+
+
+def _port_names(executable: Executable) -> dict[int, str]:
+    """By number the buffers of inputs and outputs; callers see the arrays whichever is active."""
+    every = {**executable.outputs, **executable.inputs}
+    return {executable.tensors[every[name].tensor].buffer: name for name in sorted(every)}
+
+
+class Share:
+    """One executable's part of what is common; `user` is its number.
+
+    `marks` are the nanoseconds at which its last run began and ended each wait for the GPU.
+    """
+
+    def __init__(self, common: Common, user: int, executable: Executable) -> None:
+        self._common, self.user, self._executable = common, user, executable
+        self._ports = _port_names(executable)
+        self._ranks = {
+            number: (kind, rank)
+            for kind, numbers in by_kind(executable).items()
+            for rank, number in enumerate(numbers)
+        }
+        self.marks: list[int] = []
+
+    def memory(
+        self, number: int, buffer: Buffer, make: Callable[[Buffer], DeviceMemory]
+    ) -> DeviceMemory:
+        """Memory that others use too, each in its turn; not what is to keep something."""
+        key: Any = (self.user, number)
+        if number in self._ports:
+            key = self._ports[number]
+            buffer = self._common.ports[key]
+        elif number in self._ranks:
+            key = self._ranks[number]
+            buffer = Buffer(buffer.place, self._common.sizes[key], buffer.image)
+        item = self._common.find(("memory", key), self.user)
+        if item is not None:
+            found: DeviceMemory = item.thing
+            return found
+        made = make(buffer)
+        own = Item(("memory", key), made, buffer.bytes, ACCOUNTS[buffer.place])
+        self._common.keep(self.user, own)
+        return made
+
+    def constant(
+        self, constant: Constant, steps: set[int], values: Array, make: Callable[[], Any]
+    ) -> Any:
+        """A constant as kernels take it: another's that begins with the same elements."""
+        ops = [
+            step for step in (self._executable.steps[n] for n in steps) if isinstance(step, GpuOp)
+        ]
+        key = ("constant", frozenset((op.label, op.variant) for op in ops), constant.name)
+        flat, shape = values.reshape(-1), values.shape if constant.is_image else None
+
+        def fits(item: Item) -> bool:
+            (other,) = item.made_of
+            if other.dtype != values.dtype or (shape is not None and other.shape != shape):
+                return False
+            return np.array_equal(other.reshape(-1)[: flat.size], flat)
+
+        item = self._common.find((*key, shape), self.user, fits)
+        if item is not None:
+            return item.thing
+        made = make()
+        return self._common.keep(
+            self.user, Item((*key, shape), made, made.size, "gpu_weights", [values])
+        )
+
+    def net(self, part: NcnnPart, arrays: list[Array], make: Callable[[str], Any]) -> Any:
+        """An ncnn net: another's that differs in the shapes alone that ncnn is told in advance."""
+        text = without_hints(part.param)
+        key = ("net", text, tuple(sorted(part.options.items())))
+        item = self._common.find(
+            key,
+            self.user,
+            lambda one: (
+                len(one.made_of) == len(arrays) and all(map(np.array_equal, one.made_of, arrays))
+            ),
+        )
+        if item is not None:
+            return item.thing
+        made = make(self._common.params.get(text, part.param))
+        size = sum(array.nbytes for array in arrays if array.size > 1)
+        return self._common.keep(self.user, Item(key, made, size, "cpu_weights", arrays))
+
+    def count(self, weight_bytes: int) -> None:
+        """Weights of a net of another library, which is nobody else's."""
+        self._common.keep(self.user, Item(None, None, weight_bytes, "cpu_weights"))
+
+
+def _lasting(executable: Executable) -> set[int]:
+    """The buffers that are filled once and for all."""
+    tensors = executable.tensors
+    fills = [command for command in executable.setup if isinstance(command, Fill)]
+    targets = [fill.target for fill in fills]
+    steps = {fill.step for fill in fills if fill.step is not None}
+    for step in (executable.steps[number] for number in steps):
+        assert isinstance(step, Transfer)
+        targets.append(step.target)
+    return {tensors[access.tensor].buffer for access in targets}
