@@ -121,6 +121,10 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
     assert planned["latency_ms"]["runs"] == 3
     assert planned["data_sharing_ms"] >= 0
     assert planned["fallbacks"] == []
+    assert planned["adaptation"] is None
+    adapting = answer(workplace, "run", "small.onnx", *by_plan, "--adapt")["adaptation"]
+    assert adapting["runs"] >= 3
+    assert str(adapting["scale"]) in adapting["gpu_ratios"]
     run(workplace, "run", "small.onnx", *common, "--strategy", "cpu", "--output", "b.npz")
     with np.load(workplace / "a.npz") as a, np.load(workplace / "b.npz") as b:
         np.testing.assert_allclose(a["fc1"], b["fc1"], rtol=1e-3, atol=1e-4)
@@ -138,6 +142,8 @@ def test_a_bundle_runs_by_itself(workplace: Path) -> None:
         np.testing.assert_array_equal(c["fc1"], d["fc1"])
     refused = run(workplace, "run", "small.codl", "--strategy", "cpu", code=1)
     assert "--strategy cannot change small.codl" in refused.stderr
+    refused = run(workplace, "run", "small.codl", "--adapt", code=1)
+    assert "--adapt cannot change small.codl" in refused.stderr
     assert "only a bundle has its own" in run(workplace, "run", "small.onnx", code=2).stderr
     other = run(workplace, "package", "small.onnx", "--soc", "test", "-o", "small.zip", code=2)
     assert "must end in .codl, got small.zip" in other.stderr
