@@ -33,9 +33,10 @@ from codl.runtime.memory import DeviceMemory
 
 #: Buffers of one kind: their place, and the size where they are images.
 Kind: TypeAlias = tuple[Place, ImageSize | None]
-#: What bytes are counted as; staging memory is not counted, as nowhere.
+#: What bytes are counted as. Staging memory and flags, which keep a state from one run to the next,
+#: belong to one executable and are not counted, as nowhere.
 Account: TypeAlias = Literal["cpu", "gpu", "cpu_weights", "gpu_weights", ""]
-ACCOUNTS: dict[Place, Account] = {"cpu": "cpu", "shared": "cpu", "gpu": "gpu", "staging": ""}
+ACCOUNTS: dict[Place, Account] = {"cpu": "cpu", "shared": "cpu", "gpu": "gpu"}
 
 
 @dataclass(eq=False)
@@ -110,7 +111,7 @@ def by_kind(executable: Executable) -> dict[Kind, list[int]]:
     found: dict[Kind, list[int]] = {}
     own = {*_port_names(executable), *_lasting(executable)}
     for number, buffer in enumerate(executable.buffers):
-        if number not in own and buffer.place != "staging":
+        if number not in own and buffer.place in ACCOUNTS:
             found.setdefault((buffer.place, buffer.image), []).append(number)
     for numbers in found.values():
         numbers.sort(key=lambda number: -executable.buffers[number].bytes)
@@ -178,7 +179,7 @@ class Share:
             found: DeviceMemory = item.thing
             return found
         made = make(buffer)
-        own = Item(("memory", key), made, buffer.bytes, ACCOUNTS[buffer.place])
+        own = Item(("memory", key), made, buffer.bytes, ACCOUNTS.get(buffer.place, ""))
         self._common.keep(self.user, own)
         return made
 
