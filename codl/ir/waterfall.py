@@ -42,7 +42,8 @@ MEASURED_TERMS: Mapping[str, str] = {
     "cpu": "the CPU's nets take more than predicted",
     "gpu": "the GPU's kernels take more than predicted",
     "exchange": "data sharing takes more than predicted",
-    "engine": "all else that a run does",
+    "engine": "all else that a profiled run takes: threads wake up, kernels have gaps between them",
+    "profiling": "plain runs take more than profiled ones, or less",
 }
 TERMS: Mapping[str, str] = {**PREDICTED_TERMS, **MEASURED_TERMS}
 

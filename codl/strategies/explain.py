@@ -8,7 +8,8 @@ what each net, kernel and copy took. The totals, by the names of the terms that 
 - `cpu`: the walk with the profiled times of nets;
 - `gpu`: with those of kernels and of copies between storages, too;
 - `exchange`: with those of transfers, too, as far as a profile tells them;
-- `engine`: the latency of plain runs.
+- `engine`: profiled runs, from the end of one stage to the end of the next;
+- `profiling`: the latency of plain runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, fsum
+from math import ceil
 
 from codl.errors import DeviceError
 from codl.ir import Dim, Network
@@ -159,9 +160,10 @@ class _Parts:
         for name, step in steps.items():
             times = step(times)
             totals.append(self._chains.walked(name, walk(self.executable, times)))
+        totals.append(self._chains.total("engine", profiled.stages_ms))
         # A plain run is not timed by chains: these share it as they share the profiled runs.
-        scale = latency_ms.level / fsum(profiled.stages_ms)
-        totals.append(self._chains.total("engine", [scale * ms for ms in profiled.stages_ms]))
+        scale = latency_ms.level / totals[-1].ms
+        totals.append(self._chains.total("profiling", [scale * ms for ms in profiled.stages_ms]))
         return replace(
             self, totals=tuple(totals), measured=times, latency_ms=latency_ms, slowdown=slower
         )

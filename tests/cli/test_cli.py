@@ -197,7 +197,7 @@ def test_explain_adds_up_with_a_device_and_without(workplace: Path) -> None:
         total_ms = one["bound_ms"] + sum(term["ms"] for term in one["terms"])
         assert total_ms == pytest.approx(one[last])
     assert measured["latency_ms"]["runs"] == 4
-    assert [term["name"] for term in measured["terms"]][-1] == "engine"
+    assert [term["name"] for term in measured["terms"]][-2:] == ["engine", "profiling"]
     run(workplace, "report", "explain.json", "-o", "explain.html")
     assert "Waterfall of small" in (workplace / "explain.html").read_text()
 

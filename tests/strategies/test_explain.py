@@ -17,7 +17,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors
 
 from codl.errors import DeviceError
 from codl.ir import Network
-from codl.ir.executable import Copy, Executable, Launch, RunNet, Transfer, Unmap
+from codl.ir.executable import Copy, Executable, Launch, RunNet, Transfer, Unmap, Wait
 from codl.ir.plan import Plan
 from codl.ir.results import Latency, TimeSpan
 from codl.ir.span_names import span_of
@@ -59,6 +59,7 @@ class Scripted:
     times: Sequence[StageTimes]
     run_ms: float
     anchors: tuple[AnchorTime, ...] = ()
+    gap_ms: float = 0.0
     loaded: object = field(default_factory=object)
     runs: int = 0
 
@@ -69,7 +70,7 @@ class Scripted:
         self.runs += 1
 
     def profile(self, runs: int = 5) -> list[TimeSpan]:
-        return list(spans_of(self.executable, self.times))
+        return list(spans_of(self.executable, self.times, self.gap_ms))
 
     def time(self, models: Any, effort: Any, *, anchors: Any = None) -> TimedTogether:
         assert models == {"run": self.loaded}
@@ -77,27 +78,41 @@ class Scripted:
         return TimedTogether({"run": latency}, anchors=self.anchors if anchors else ())
 
 
-def spans_of(executable: Executable, times: Sequence[StageTimes]) -> Iterator[TimeSpan]:
-    """Each command behind the one before."""
-    clock = 0.0
+def spans_of(
+    executable: Executable, times: Sequence[StageTimes], gap_ms: float = 0.0
+) -> Iterator[TimeSpan]:
+    """As two clocks go; the CPU does nothing for `gap_ms` before each net."""
+    cpu = gpu = 0.0
+    ends: dict[int, float] = {}
     for stage, own in zip(executable.stages, times, strict=True):
         seen: set[int] = set()
         for command in stage.commands:
-            name, ms = span_of(executable, command), 0.0
+            name = span_of(executable, command)
             if name is None:
                 continue
-            if isinstance(command, RunNet):
-                ms = own.nets_ms[command.net]
-            elif isinstance(command, Launch | Copy | Unmap):
-                step = executable.steps[command.step]
-                if isinstance(step, Transfer):
-                    ms = own.transfers_ms[command.step].get(name.kind, 0.0)
-                elif command.step not in seen:
-                    ms = own.kernels_ms[command.step]
+            if isinstance(command, Launch):
+                is_first = command.step not in seen
                 seen.add(command.step)
-            side = "gpu" if isinstance(command, Launch) else "cpu"
-            yield TimeSpan(side, name.kind, name.label, clock, clock + ms)
-            clock += ms
+                ms = _launched_ms(executable, command, own) if is_first else 0.0
+                start, gpu = max(cpu, gpu), max(cpu, gpu) + ms
+                ends[command.step] = gpu
+                yield TimeSpan("gpu", name.kind, name.label, start, gpu)
+                continue
+            start, ms = cpu, 0.0
+            if isinstance(command, RunNet):
+                start, ms = cpu + gap_ms, own.nets_ms[command.net]
+            elif isinstance(command, Copy | Unmap):
+                ms = own.transfers_ms[command.step].get(name.kind, 0.0)
+            elif isinstance(command, Wait):
+                ms = max(0.0, ends.get(command.step, 0.0) - cpu)
+            cpu = start + ms
+            yield TimeSpan("cpu", name.kind, name.label, start, cpu)
+
+
+def _launched_ms(executable: Executable, launch: Launch, own: StageTimes) -> float:
+    if isinstance(executable.steps[launch.step], Transfer):
+        return own.transfers_ms[launch.step].get("transform", 0.0)
+    return own.kernels_ms[launch.step]
 
 
 def slower(
@@ -128,6 +143,7 @@ def explained(
     *,
     run_ms: float | None = None,
     anchors: tuple[AnchorTime, ...] = (),
+    gap_ms: float = 0.0,
     **more: float,
 ) -> Explanation:
     """Of two convolutions in halves: a run whose parts take so many times what was predicted."""
@@ -137,7 +153,7 @@ def explained(
     cost = CostModel(SOC, PLAIN)
     times = slower(stage_times(executable, cost), **more)
     run_ms = price(executable, cost).latency_ms if run_ms is None else run_ms
-    engine: Any = Scripted(network, plan, executable, times, run_ms, anchors)
+    engine: Any = Scripted(network, plan, executable, times, run_ms, anchors, gap_ms)
     found = explain_measured(engine, Known(SOC, dataset_root=folder, target=engine), rounds=20)
     assert engine.runs > 0
     return found
@@ -165,13 +181,12 @@ OP_MS = row(1).layers[0].op.flops / PLAIN.flops
 #: What either side computes of both convolutions.
 SIDE_MS = 25 / 24 * OP_MS
 PREDICTED_MS = SIDE_MS + 0.02
+NOTHING = dict.fromkeys(("cpu", "gpu", "exchange", "engine", "profiling"), 0.0)
 
 
 def test_a_run_as_predicted_adds_nothing(tmp_path: Path) -> None:
     found = explained(tmp_path)
-    assert measured_terms(found) == pytest.approx(
-        dict.fromkeys(("cpu", "gpu", "exchange", "engine"), 0)
-    )
+    assert measured_terms(found) == pytest.approx(NOTHING)
     assert found.measured_ms == pytest.approx(PREDICTED_MS)
     chain = found.chains[0]
     sides = pytest.approx({"cpu": SIDE_MS, "gpu": SIDE_MS})
@@ -194,20 +209,27 @@ def test_what_takes_longer_has_its_term(
     tmp_path: Path, more: dict[str, float], wanted: dict[str, float]
 ) -> None:
     terms = measured_terms(explained(tmp_path, **more))
-    everything = {"cpu": 0.0, "gpu": 0.0, "exchange": 0.0, **wanted}
-    # What plain runs take stays as predicted, and the engine has to make up for the profile.
-    assert terms == pytest.approx({**everything, "engine": -fsum(wanted.values())})
+    # What plain runs take stays as predicted: all that was profiled is gone from them.
+    rest = {"profiling": -fsum(wanted.values())}
+    assert terms == pytest.approx({**NOTHING, **wanted, **rest})
 
 
-def test_what_profiles_do_not_show_is_the_engines(tmp_path: Path) -> None:
-    found = explained(tmp_path, run_ms=PREDICTED_MS + 1.0)
-    assert measured_terms(found)["engine"] == pytest.approx(1.0)
+def test_gaps_are_the_engines(tmp_path: Path) -> None:
+    """Before its net, and so before it takes over the GPU's rows, the CPU does nothing."""
+    found = explained(tmp_path, gap_ms=0.5, run_ms=PREDICTED_MS + 0.5)
+    assert measured_terms(found) == pytest.approx({**NOTHING, "engine": 0.5})
+    first, last = found.chains
+    assert {term.name: term.ms for term in first.terms}["engine"] == pytest.approx(0.5)
+    assert last.measured_ms == pytest.approx(0.01)
+
+
+def test_what_plain_runs_take_more_is_shared_out(tmp_path: Path) -> None:
+    found = explained(tmp_path, run_ms=2 * PREDICTED_MS)
+    assert measured_terms(found) == pytest.approx({**NOTHING, "profiling": PREDICTED_MS})
     assert found.latency_ms is not None
     assert found.latency_ms.runs == 20
-    # The profile has the CPU's and the GPU's work one behind the other, and both exchanges.
-    shares = [chain.measured_ms / found.measured_ms for chain in found.chains]  # type: ignore[operator]
-    whole = 2 * SIDE_MS + 0.02
-    assert shares == pytest.approx([(whole - 0.01) / whole, 0.01 / whole])
+    chains_ms = [chain.measured_ms for chain in found.chains]
+    assert chains_ms == pytest.approx([2 * (SIDE_MS + 0.01), 2 * 0.01])
 
 
 def test_a_slower_machine_is_no_wrong_prediction(tmp_path: Path) -> None:
@@ -216,8 +238,7 @@ def test_a_slower_machine_is_no_wrong_prediction(tmp_path: Path) -> None:
     anchors = (AnchorTime(ANCHOR, "cpu", 1.5), AnchorTime(ANCHOR, "gpu", 2.0))
     found = explained(tmp_path, anchors=anchors, cpu=1.5, run_ms=PREDICTED_MS + SIDE_MS / 2)
     assert found.slowdown == {"cpu": 1.5, "gpu": 1.0}
-    nothing = dict.fromkeys(("cpu", "gpu", "exchange", "engine"), 0.0)
-    assert measured_terms(found) == pytest.approx({"pace": SIDE_MS / 2, **nothing})
+    assert measured_terms(found) == pytest.approx({"pace": SIDE_MS / 2, **NOTHING})
     assert list(TERMS) == [term.name for term in found.terms]
 
 
