@@ -191,6 +191,8 @@ def collect_data(
     if runner != RUNNERS[0]:
         if similar or batch:
             raise CodlError(f"--similar and --batch are not for --runner {runner}.")
+        if tolerance is not None:
+            raise CodlError(f"--tolerance is not for --runner {runner}, which measures everything.")
         if len(serials) > 1:
             raise CodlError(f"--runner {runner} works on one device, got {', '.join(serials)}.")
         dataset, done = collect_original(

@@ -316,7 +316,10 @@ def test_from_the_program_to_a_plan(program: str) -> None:
     assert "mace_" in json.dumps(chains)
 
 
-def test_options_of_the_other_runner() -> None:
-    command = ["collect", "--soc", "sdm855", "--runner", "codl_op_run", "--similar", "3"]
+@pytest.mark.parametrize("option", ["--similar", "--tolerance"])
+def test_options_of_the_other_runner(option: str) -> None:
+    command = ["collect", "--soc", "sdm855", "--runner", "codl_op_run", option, "3"]
     result = CliRunner().invoke(app, command)
-    assert "--similar and --batch" in str(result.exception) + result.stderr
+    said = str(result.exception) + result.stderr
+    assert option in said
+    assert "not for --runner codl_op_run" in said
