@@ -71,7 +71,7 @@ def block_counts(gpu: GpuSide) -> tuple[int, ...]:
     """Numbers of blocks worth comparing on the device; none where nothing is known of registers."""
     if not gpu.is_cpu or not gpu.vector_registers:
         return ()
-    return tuple(dict.fromkeys(blocks for _, blocks in tiles(gpu)))
+    return tuple(sorted({1, 2, MOST_BLOCKS, usual_blocks(gpu)}))
 
 
 def usual_blocks(gpu: GpuSide) -> int:

@@ -67,9 +67,10 @@ def tune_tasks(ops: Sequence[Op], soc: Soc, shares: Sequence[float]) -> list[Tun
 
 
 def brief_tasks(soc: Soc) -> list[TuneTask]:
-    """Every GPU variant of typical ops whose tiles may have several blocks of output channels."""
-    return [
-        TuneTask(task.op, task.variant, brief=True)
-        for task in tune_tasks(typical_ops(), soc, [1.0])
-        if task.variant.block_counts(soc)
-    ]
+    """Of each typical op the first GPU variant whose tiles may have several blocks."""
+    tasks = []
+    for op in typical_ops():
+        variants: list[Any] = registry.variants(op, "gpu", soc)
+        able = [variant for variant in variants if variant.block_counts(soc)]
+        tasks += [TuneTask(op, variant, brief=True) for variant in able[:1]]
+    return tasks

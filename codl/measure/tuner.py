@@ -239,7 +239,8 @@ class Search:
 
         Groups come one after the other: what counts is the ratio to the default of the same group.
         """
-        bound = [(choice, self._bind(choice)) for choice in group]
+        # The kernels of a brief search are those of other ops, too.
+        bound = [(choice, self._bind(choice, keep=self._task.brief)) for choice in group]
         failed = [(choice, work) for choice, work in bound if isinstance(work, str)]
         works = [(choice, work) for choice, work in bound if not isinstance(work, str)]
         self._trials |= {key_of(choice): Trial(choice, None, why) for choice, why in failed}
@@ -257,7 +258,7 @@ class Search:
         self, control: GpuWork | None, finalists: Sequence[Choice]
     ) -> tuple[Choice, float | None, float] | None:
         """The winner, the default's latency and the winner's, measured against each other."""
-        bound = [(choice, self._bind(choice)) for choice in finalists]
+        bound = [(choice, self._bind(choice, keep=self._task.brief)) for choice in finalists]
         contenders = [(choice, work) for choice, work in bound if not isinstance(work, str)]
         if control is not None:
             contenders.insert(0, (self._choices[0], control))

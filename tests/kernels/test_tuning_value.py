@@ -128,13 +128,13 @@ def found_best(variant: Any, blocks: int, soc: Soc = CPU, count: int = 4) -> lis
 @pytest.mark.parametrize("name", ["gpu_direct", "gpu_winograd"])
 def test_an_op_that_was_not_tuned_has_the_blocks_of_typical_ones(name: str) -> None:
     variant: Any = registry.find(OP, name)
-    tuning, usual = Tuning.of(found_best(variant, 3)), variant.choices(OP, CPU)[0]
+    tuning, usual = Tuning.of(found_best(variant, 4)), variant.choices(OP, CPU)[0]
     assert usual["outs"] == 2
     wide = parse("conv2d in=1x64x28x28 oc=96 kernel=3x3 pad=1")
     choice = tuning.choice(variant, wide, CPU)
     assert choice is not None
-    assert choice["outs"] == 3
-    assert tuning.plan(variant, wide, CPU).defines["OUTS"] == 3
+    assert choice["outs"] == 4
+    assert tuning.plan(variant, wide, CPU).defines["OUTS"] == 4
     row = tuning.features(variant, wide, CPU)
     assert row == variant.features(wide, CPU, choice) != variant.features(wide, CPU)
     assert tuning.feature_rows(variant, [OP, wide], CPU)[1] == row
