@@ -189,7 +189,7 @@ class Bench:
         def timed_by_device() -> float:
             timeline = Timeline()
             action.profile(timeline)
-            self._gpu.queue.finish()
+            self._gpu.finish()
             return timeline.gpu_s()
 
         def to_its_end() -> None:

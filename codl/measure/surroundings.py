@@ -208,7 +208,7 @@ class Surroundings:
         return self._finished(timeline)
 
     def _finished(self, timeline: Timeline) -> float:
-        self._gpu.queue.finish()
+        self._gpu.finish()
         return timeline.gpu_s()
 
     def evict(self) -> None:

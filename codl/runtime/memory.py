@@ -77,6 +77,11 @@ class Staging:
         self._gpu, self._floats = gpu, size // 4
         self._array: Array | None = None
 
+    def touch(self) -> None:
+        """Map it once: some drivers allocate only then, which an inference would wait for."""
+        self.map(write=True).wait()
+        self.unmap()
+
     def map(self, *, write: bool) -> cl.Event:
         """Begin to map for reading, or for writing everything; the event says when it is done."""
         flags = cl_module().map_flags
@@ -136,6 +141,7 @@ def allocate(buffer: Buffer, device: OpenClDevice) -> DeviceMemory:
             return DeviceMemory(seen, words=words)
         if buffer.place == "staging":
             staging = Staging(device, buffer.bytes)
+            staging.touch()
             return DeviceMemory(staging.buffer, staging=staging)
         if buffer.image is not None:
             sizes = buffer.image.width, buffer.image.height

@@ -76,6 +76,12 @@ class OpenClDevice:
         )
 
     @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Build programs, allocate and try inside; nothing else runs on this device meanwhile."""
+        with self.lock:
+            yield
+
+    @contextmanager
     def profiling(self) -> Iterator[None]:
         """Use a queue that records when kernels ran; a launch costs more on it."""
         usual = self.queue
@@ -105,6 +111,10 @@ class OpenClDevice:
         last = kernels[-1].enqueue(self.queue)
         self.queue.flush()
         self.wait(last)
+
+    def finish(self) -> None:
+        """Wait for all that was enqueued; the times of its events can then be read."""
+        self.queue.finish()
 
     def wait(self, event: cl.Event) -> None:
         """Wait for one event.

@@ -48,7 +48,7 @@ class Session:
         #: Held by whatever runs something on the device and its CPU.
         self.lock = device.lock
         self._actions: list[Action] | None = None
-        with device.lock:
+        with device.loading():
             threads.pin([0], device.soc.placement.cpu_cores)
             self._handles = handles = Handles(
                 executable, device, own_memory=own_memory, share=share
@@ -91,7 +91,7 @@ class Session:
             timeline = Timeline()
             for action in self._open():
                 action.profile(timeline)
-            self._device.queue.finish()
+            self._device.finish()
             return timeline.spans()
 
     def run_drained(self) -> None:

@@ -130,8 +130,11 @@ def machine_of(serial: str, what: str) -> Transport:
 
 
 def transport_of(serial: str) -> Transport:
-    """The way to reach a serial; raises `UnknownNameError` where there is none."""
-    for transport in TRANSPORTS.values():
+    """The way to reach a serial, a plugin's before codl's own; almost anything may be a phone's.
+
+    Raises `UnknownNameError` where there is none.
+    """
+    for transport in reversed(list(TRANSPORTS.values())):
         if transport.matches(serial):
             return transport
     raise UnknownNameError("serial", serial, TRANSPORTS)

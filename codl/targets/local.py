@@ -188,10 +188,13 @@ class LocalTarget:
     def _open(self, offer: Offer | None = None) -> OpenClDevice:
         with self._opening:
             if self._device is None:
-                self._device = OpenClDevice(self.soc, offer)
+                self._device = self._make_device(offer)
             elif offer is not None:
                 self._device.programs.offer(offer)
             return self._device
+
+    def _make_device(self, offer: Offer | None) -> OpenClDevice:
+        return OpenClDevice(self.soc, offer)
 
     def load(self, executable: Executable, *, tries: bool = True) -> Session:
         """Load an executable; without `tries` a kernel that must be compiled is a warning."""

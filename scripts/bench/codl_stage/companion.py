@@ -1,0 +1,95 @@
+"""The companion: a kernel that occupies all but a few multiprocessors of an NVIDIA GPU.
+
+Its work-groups are as large as a multiprocessor takes, and as many as the GPU holds at once. Each
+asks on which multiprocessor it runs: on one that is to be left it ends at once, on another it
+sleeps until its time is over. It is launched again and again, on a queue of its own of the same
+context, so that kernels of other queues run on what is left.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event, Thread
+from time import sleep
+
+import numpy as np
+import pyopencl as cl
+from numpy.typing import NDArray
+
+from codl.errors import DeviceError, UnsupportedError
+
+#: Work-items of a work-group, and work-groups that fill one multiprocessor.
+GROUP, GROUPS = 1024, 2
+#: Seconds of one launch. Between two of them the whole GPU is free for a moment, and what waits
+#: then gets all of it: the longer, the fewer inferences see that.
+LAUNCH_S = 1.0
+#: Of a launch that the thread sleeps through: a driver's wait would take a core from the CPU side.
+ASLEEP = 0.95
+NO, YES = np.zeros(1, np.uint32), np.ones(1, np.uint32)
+#: Seconds until a launch surely holds what it is to hold.
+SETTLED_S = 0.002
+
+
+class Companion:
+    """Leaves `left` multiprocessors of a context's device to others, between `start` and `stop`."""
+
+    def __init__(self, context: cl.Context, left: int) -> None:
+        """Raises `UnsupportedError` for another maker's device, `DeviceError` for a bad number."""
+        (device,) = context.devices
+        if "NVIDIA" not in device.platform.name:
+            name = device.name.strip()
+            raise UnsupportedError(
+                f"A stage needs an NVIDIA GPU, whose kernels know where they run; this is {name!r}."
+            )
+        if not 1 <= left <= device.max_compute_units:
+            most = device.max_compute_units
+            raise DeviceError(f"{left} of {most} multiprocessors cannot be left: take 1 to {most}.")
+        text = Path(__file__).with_suffix(".cl").read_text()
+        self._kernel = cl.Kernel(cl.Program(context, text).build(), "occupy")
+        flags = cl.mem_flags
+        self._ended = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=NO)
+        self._kernel.set_args(np.uint32(left), np.uint64(1e9 * LAUNCH_S), self._ended)
+        self._size = GROUP * GROUPS * device.max_compute_units
+        self._queue, self._telling = cl.CommandQueue(context), cl.CommandQueue(context)
+        self._needed = left < device.max_compute_units
+        self._stopped = Event()
+        self._thread: Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Occupy, from now on; does nothing where it does already."""
+        if self._thread is None and self._needed:
+            self._stopped.clear()
+            self._thread = Thread(target=self._occupy, name="companion", daemon=True)
+            self._thread.start()
+            sleep(SETTLED_S)
+
+    def stop(self) -> None:
+        """Leave everything to others; returns when that is so."""
+        if self._thread is not None:
+            self._tell(YES)
+            self._stopped.set()
+            self._thread.join()
+            self._thread = None
+            self._tell(NO)
+
+    def _tell(self, ended: NDArray[np.uint32]) -> None:
+        cl.enqueue_copy(self._telling, self._ended, ended)
+
+    def _occupy(self) -> None:
+        """The next launch is enqueued before the last one ends, as this thread may come late."""
+        launch = self._launch()
+        while not self._stopped.is_set():
+            following = self._launch()
+            self._stopped.wait(ASLEEP * LAUNCH_S)
+            launch.wait()
+            launch = following
+        self._queue.finish()
+
+    def _launch(self) -> cl.Event:
+        event = cl.enqueue_nd_range_kernel(self._queue, self._kernel, (self._size,), (GROUP,))
+        self._queue.flush()
+        return event

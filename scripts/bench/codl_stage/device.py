@@ -1,0 +1,73 @@
+"""An OpenCL device that shares its GPU with the companion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyopencl as cl
+
+from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.placement import LocalSoc
+from codl.runtime.program_cache import Offer
+
+from .companion import Companion
+
+
+class StageDevice(OpenClDevice):
+    """The companion runs whenever something is enqueued, but not while something is loaded.
+
+    As long as it runs, this driver completes no kernel's event: the end of a kernel is known by
+    finishing the queue, and times are read once the companion has stopped. Events of mappings come
+    when they should.
+    """
+
+    def __init__(self, soc: LocalSoc, left: int, offer: Offer | None = None) -> None:
+        self._companion: Companion | None = None
+        self._loads = 0
+        super().__init__(soc, offer)
+        self._companion = Companion(self.context, left)
+
+    @property
+    def queue(self) -> cl.CommandQueue:
+        """The queue to enqueue on, with the companion beside it."""
+        if self._companion is not None and not self._loads:
+            self._companion.start()
+        return self._queue
+
+    @queue.setter
+    def queue(self, queue: cl.CommandQueue) -> None:
+        self._queue = queue
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        with super().loading():
+            self._stop()
+            self._loads += 1
+            try:
+                yield
+            finally:
+                self._loads -= 1
+
+    def run(self, kernels: Sequence[BoundKernel]) -> None:
+        self.submit(kernels)
+        self._queue.finish()
+
+    def finish(self) -> None:
+        self._queue.finish()
+        self._stop()
+
+    def wait(self, event: cl.Event) -> None:
+        if event.command_type == cl.command_type.MAP_BUFFER:
+            event.wait()
+        else:
+            self._queue.finish()
+
+    def close(self) -> None:
+        """Let the GPU go; nothing can run afterwards."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._companion is not None:
+            self._companion.stop()
