@@ -43,6 +43,8 @@ class Transport(NamedTuple):
     checks: Callable[[str], Sequence[Check]] = lambda serial: ()
     #: Whether anything can run there.
     is_machine: bool = True
+    #: Whether almost anything may be a serial of it: it is asked when no other takes one.
+    takes_most: bool = False
 
 
 #: By their patterns.
@@ -97,6 +99,7 @@ register(
         lambda serial, soc: _behind(adb.shell_of(serial), soc),
         adb.shell_of,
         adb.checks_of,
+        takes_most=True,
     )
 )
 
@@ -130,11 +133,8 @@ def machine_of(serial: str, what: str) -> Transport:
 
 
 def transport_of(serial: str) -> Transport:
-    """The way to reach a serial, a plugin's before codl's own; almost anything may be a phone's.
-
-    Raises `UnknownNameError` where there is none.
-    """
-    for transport in reversed(list(TRANSPORTS.values())):
+    """The way to reach a serial; raises `UnknownNameError` where there is none."""
+    for transport in sorted(TRANSPORTS.values(), key=lambda one: one.takes_most):
         if transport.matches(serial):
             return transport
     raise UnknownNameError("serial", serial, TRANSPORTS)

@@ -26,6 +26,7 @@ from codl.measure.dataset import Dataset
 from codl.measure.tasks import OpTask, Task, make_tasks
 from codl.measure.timing import Rounds
 from codl.measure.tune_tasks import tune_tasks
+from codl.registry import rolled_back
 from codl.runtime.child import Child
 from codl.runtime.frames import Connection, FrameError
 from codl.runtime.probe import ProbeResult
@@ -33,7 +34,8 @@ from codl.targets.agent import HANDLERS, Agent
 from codl.targets.arriving_rows import Arriving
 from codl.targets.base import Target
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
-from codl.targets.connect import connect
+from codl.targets.connect import Transport, connect, register, transport_of
+from codl.targets.local import LocalTarget
 from codl.targets.measure_messages import (
     Clocks,
     Describe,
@@ -337,3 +339,18 @@ def test_every_request_has_a_handler_and_an_answer() -> None:
 def test_a_child_that_is_closed_ends_by_itself() -> None:
     child = Child([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(7)"])
     assert child.close() == 7
+
+
+def test_a_transport_goes_before_phones_whose_serials_may_be_almost_anything() -> None:
+    assert transport_of("stage:4").pattern == "ADB_SERIAL"
+    with rolled_back(always=True):
+        register(
+            Transport(
+                "stage:K",
+                "a test's",
+                lambda serial: serial == "stage:4",
+                lambda serial, soc: LocalTarget(soc),
+            )
+        )
+        assert transport_of("stage:4").pattern == "stage:K"
+        assert transport_of("replay:s3a9:1").pattern == "replay:DIR"
