@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
+from weakref import finalize
 
 import ncnn
 import numpy as np
@@ -86,7 +87,7 @@ class NcnnSession:
         self._simd = soc.cpu.simd_floats
         images = max(part.images.size for part in net.parts)
         self._lanes = Lanes.of(soc, images)
-        self._pools = Pools.new() if own_memory else Pools.shared()
+        self._pools = Pools.lent(self) if own_memory else Pools.shared()
         # With an allocator of its own ncnn would not write to memory that is there already.
         self._unpacking = ncnn.Option()
         self._unpacking.num_threads = self._lanes.threads
@@ -235,7 +236,8 @@ class Pools:
     """Where nets take the memory of tensors and of scratch from, and put it back.
 
     Pools must outlive every matrix that came from them, so they are never freed, not even when the
-    interpreter ends, in whatever order that happens.
+    interpreter ends, in whatever order that happens. Those of nets that are gone give back their
+    memory, and are lent to the next.
     """
 
     blobs: ncnn.PoolAllocator
@@ -248,6 +250,18 @@ class Pools:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         return pools
 
+    @classmethod
+    def lent(cls, owner: object) -> Pools:
+        """Pools of its own for as long as `owner` lives."""
+        pools = _idle().pop() if _idle() else cls.new()
+        pools.clear()  # what other matrices than the last owner's held
+        finalize(owner, pools._return).atexit = False
+        return pools
+
+    def _return(self) -> None:
+        self.clear()
+        _idle().append(self)
+
     @staticmethod
     @cache
     def shared() -> Pools:
@@ -258,6 +272,12 @@ class Pools:
         """Give back what no matrix holds."""
         self.blobs.clear()
         self.workspaces.clear()
+
+
+@cache
+def _idle() -> list[Pools]:
+    """Pools that nobody has now; all of them are kept."""
+    return []
 
 
 class WeightReader(ncnn.DataReader):  # type: ignore[misc]  # ncnn comes without types
