@@ -75,7 +75,7 @@ class SignalTimer:
         while perf_counter() < end:
             pass
         event = kernel.enqueue(self._gpu.queue)
-        self._gpu.queue.finish()
+        self._gpu.finish()
         return 1e-9 * float(event.profile.start - event.profile.queued)
 
     def _wait(self, kernel: BoundKernel, flag: Flag | None = None) -> float:
@@ -89,7 +89,7 @@ class SignalTimer:
         else:
             self._gpu.wait(event)
         passed = perf_counter() - begin
-        self._gpu.queue.finish()
+        self._gpu.finish()
         return passed - _from_queued_s(event)
 
     def _spin(self, turns: int) -> BoundKernel:
@@ -119,7 +119,7 @@ class SignalTimer:
 
         def once() -> float:
             event = kernel.enqueue(self._gpu.queue)
-            self._gpu.queue.finish()
+            self._gpu.finish()
             return 1e-6 * float(event.profile.end - event.profile.start)
 
         with self._gpu.profiling():
