@@ -25,7 +25,7 @@ strategies=cpu,gpu,mulayer,codl-paper,codl,codl-refined,ideal
 codl soc detect --serial local --name "$name" "$@"
 codl conformance --soc "$name" -o "$results/conformance-$name.json"
 codl collect --soc "$name" --budget 10m --json > "$results/collect-$name.json"
-codl train --soc "$name" --json > "$results/train-$name.json"
+codl train --soc "$name" --seeds 3 --json > "$results/train-$name.json"
 codl eval --soc "$name" --models "$measured" --strategies "$strategies" --seconds 8 \
     --no-timelines -o "$results/eval-$name.json"
 codl eval --soc "$name" --models alexnet,mobilenet_v1,resnet50_v2,bert,matmul,op_chain \
