@@ -7,15 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from support.devices import here
-from support.plans import branching, image, legal, make_plan, row
+from support.plans import branching_case, image, legal, make_plan, row
 
 from codl.errors import DeviceError, UnsupportedError
-from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
-from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir import Array, Network
 from codl.ir.results import Move
 from codl.ir.soc import Soc
@@ -34,14 +30,8 @@ Case = tuple[Network, dict[str, Array], dict[str, Array]]
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    proto = branching().build()
-    network = convert(simplify(import_onnx(proto, "branching")))
-    x = {"image": np.random.default_rng(3).random((1, 3, 37, 29), np.float32)}
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = list(network.outputs)
-    return network, x, dict(zip(names, session.run(names, x), strict=True))
+    network, x, expected = branching_case()
+    return network, {"image": x}, expected
 
 
 def loaded(engine: Engine) -> AdaptiveSession:

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.devices import here
-from support.plans import CUTS, branching, legal, make_plan
+from support.plans import CUTS, Case, branching_case, legal, make_plan
 
 from codl.errors import CodlError, MismatchError
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Array, Network, parse
+from codl.ir import parse
 from codl.ir.plan import Plan
 from codl.ir.soc import Soc
 from codl.kernels import registry
@@ -32,19 +31,10 @@ from codl.runtime.memory import ALIGNMENT, aligned_zeros
 from codl.runtime.profiler import sharing_ms
 from codl.strategies.evaluation import cosine, max_rel_err
 
-Case = tuple[Network, Array, dict[str, Array]]
-
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    proto = branching().build()
-    network = convert(simplify(import_onnx(proto, "branching")))
-    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = list(network.outputs)
-    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+    return branching_case()
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))

@@ -11,16 +11,15 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.devices import here
-from support.plans import CUTS, branching, image, legal, make_plan, row
+from support.plans import CUTS, branching, branching_case, image, legal, make_plan, row
 
 from codl.errors import CodlError, DeviceError
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.ir.plan import Plan
 from codl.ir.region import Shape
@@ -191,18 +190,12 @@ def test_where_memory_must_be_mapped_outputs_are_the_same(
     cuts: Sequence[tuple[int, str, float]], sharing: str, soc: Soc
 ) -> None:
     """As on a device that does not see the host's memory, which is most of them."""
-    proto = branching().build()
-    network = convert(simplify(import_onnx(proto, "branching")))
-    x = image(network)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    expected = dict(zip(network.outputs, session.run(list(network.outputs), x), strict=True))
+    network, x, expected = branching_case()
     plan = make_plan(network, soc, legal(network, cuts), sharing)
     mapped = replace(soc, gpu=replace(soc.gpu, fine_grained_svm=False))
     with Engine(network, plan, here(mapped)) as engine:
         for _ in range(2):
-            outputs = engine(x)
+            outputs = engine({"image": x})
             for name, reference in expected.items():
                 assert max_rel_err(outputs[name], reference) <= 1e-4
 

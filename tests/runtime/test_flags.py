@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.devices import here
-from support.plans import CUTS, branching, image, legal, make_plan, row
+from support.plans import CUTS, Case, branching_case, image, legal, make_plan, row
 from support.random_networks import reference_outputs
 
 from codl.errors import DeviceError
-from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx, session_options
-from codl.frontend.graph.simplify_pipeline import simplify
-from codl.ir import Array, Network
 from codl.ir.executable import Raise
 from codl.measure.facts import svm_flag
 from codl.measure.signals import make_flag
@@ -35,7 +29,6 @@ from codl.strategies.evaluation import max_rel_err
 
 #: Of a small network, with two flags or more each; thousands were run by hand.
 RUNS = 300
-Case = tuple[Network, Array, dict[str, Array]]
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +51,7 @@ def flag(flagged: LocalSoc) -> Iterator[Flag]:
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    proto = branching().build()
-    network = convert(simplify(import_onnx(proto, "branching")))
-    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = list(network.outputs)
-    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
+    return branching_case()
 
 
 @given(cuts=CUTS, sharing=st.sampled_from(["gather", "missing"]))

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from hypothesis import strategies as st
 
 from codl.frontend.convert import convert
-from codl.frontend.graph.onnx_import import import_onnx
+from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
-from codl.ir import Layer, Network
+from codl.ir import Array, Layer, Network
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registry
+
+#: A network, its input `image`, and the outputs by name.
+Case = tuple[Network, Array, dict[str, Array]]
 
 
 def branching() -> ModelBuilder:
@@ -33,6 +37,18 @@ def branching() -> ModelBuilder:
     x = b.relu(b.fully_connected(b.flatten(x), 50))
     b.output(b.fully_connected(x, 21))
     return b
+
+
+def branching_case() -> Case:
+    """The branching network, an image for it, from a seed, and what ONNX Runtime makes of that."""
+    proto = branching().build()
+    network = convert(simplify(import_onnx(proto, "branching")))
+    x = np.random.default_rng(3).random((1, 3, 37, 29), np.float32)
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = list(network.outputs)
+    return network, x, dict(zip(names, session.run(names, {"image": x}), strict=True))
 
 
 def make_plan(network: Network, soc: Soc, cuts: Sequence[tuple[int, str, float]],
