@@ -360,6 +360,17 @@ class ExplainResult(ResultFile):
         return tuple(WaterfallRow(*about, one.name, one.ms, self.source) for one in steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CurveResult(ResultFile):
+    """What `scripts/bench/stage.py` wrote: evaluations on SoCs of several sizes.
+
+    Of a SoC there are several where a later run went on.
+    """
+
+    command: ClassVar[str] = "curve"
+    evaluations: tuple[EvalResult, ...]
+
+
 Result = (
     EvalResult
     | TrainResult
@@ -370,18 +381,9 @@ Result = (
     | ConformanceResult
     | PackageResult
     | ExplainResult
+    | CurveResult
 )
 #: Every command whose results can be reported; `codl search` has `SearchesResult` too.
 COMMANDS: Mapping[str, type[Result]] = {
-    kind.command: kind
-    for kind in (
-        EvalResult,
-        TrainResult,
-        SearchResult,
-        CollectResult,
-        RunResult,
-        ConformanceResult,
-        PackageResult,
-        ExplainResult,
-    )
+    kind.command: kind for kind in get_args(Result) if kind is not SearchesResult
 }

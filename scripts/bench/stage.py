@@ -1,130 +1,211 @@
-"""Co-execution against the ratio of two processors' speeds: an NVIDIA GPU of every size.
+"""Co-execution against the ratio of two processors' speeds: what docs/curve.md is made of.
 
-    python scripts/bench/stage.py --left 2,4,8 --models vgg16,resnet50 --budget 60s -o curve.json
+On an NVIDIA GPU of which only some multiprocessors are left to codl (see `codl_stage`), beside all
+cores of the CPU; and on the cores of one CPU, divided between ncnn (the number before the colon)
+and an OpenCL runtime for CPUs (the number behind it):
 
-Of the GPU only some multiprocessors are left to codl (see `codl_stage`), beside all cores of the
-CPU. For each number a SoC is described, measured, learned and evaluated on its own, as for any
-other device. What is written has a row for each number and model: latencies of either processor and
-of codl's plan, what was predicted, and the gain over the better processor. Run it in an empty
-folder: SoC files, datasets and predictors are left there.
+    python scripts/bench/stage.py --left 4,2,8,1,16 -o docs/results/curve-h200.json
+    python scripts/bench/stage.py --cores 8:8,4:8,2:8,1:8,8:4 -o docs/results/curve-pocl.json
+
+Each of them is a SoC that is described, collected from, learned and evaluated on its own, as any
+other device: with the defaults that takes at most four minutes, half of it for the collection. The
+file is written after every model. Started again with the same file, it goes on with what that
+lacks; a model that failed is tried again. So it may be killed at any time, and a machine that is
+lent for ten minutes does
+
+    python scripts/bench/stage.py --left 4,2,8,1,16 --within 570s --folder /tmp/curve -o curve.json
+
+again and again. Fewer models, or a shorter collection, take less:
+
+    python scripts/bench/stage.py --left 4 --models vgg16,yolov2 --budget 90s -o curve.json
+
+SoC files, datasets and predictors are left in --folder. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import shlex
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from time import perf_counter
 
+from curve_file import CurveFile, failed
+from stage_socs import Stage, of_cores, of_multiprocessors
+
+from codl.cli.options import read_seconds
 from codl.errors import CodlError
+from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
-from codl.ir import yaml_file
+from codl.plugins import VARIABLE
+from codl.provenance import ROOT
+from codl.runtime.placement import LocalSoc, load
 
-PLUGIN = Path(__file__).with_name("codl_stage")
-STRATEGIES = ("cpu", "gpu", "codl")
-
-
-@dataclass(frozen=True)
-class Point:
-    """Latencies (see `codl.ir.statistic`) in milliseconds of a model with so many left."""
-
-    left: int
-    model: str
-    cpu_ms: float
-    gpu_ms: float
-    codl_ms: float
-    predicted_ms: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast as the CPU the GPU is."""
-        return self.cpu_ms / self.gpu_ms
-
-    @property
-    def gain(self) -> float:
-        """Over the better processor."""
-        return min(self.cpu_ms, self.gpu_ms) / self.codl_ms
+BENCH = Path(__file__).resolve().parent
+PLUGIN = BENCH / "codl_stage"
+CODL = (sys.executable, "-c", "from codl.cli import main; main()")
+EVALUATE = (sys.executable, str(BENCH / "stage_models.py"))
+#: Of a budget: the collection. What is left is for predictors and models.
+COLLECTING = 0.5
+#: Seconds beyond a budget after which what still runs hangs.
+GRACE_S = 60.0
+#: Less than this is not begun.
+LEAST = 0.4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--left", default="1,2,4,8,16", help="multiprocessors, by comma")
-    parser.add_argument("--models", default="vgg16,yolov2,resnet50,posenet,mobilenet_v2")
-    parser.add_argument("--budget", default="60s", help="of a collection")
-    parser.add_argument("--seconds", default="3", help="of measuring a model")
-    parser.add_argument("--device", default="nvidia")
+    try:
+        _run(_options())
+    except CodlError as error:
+        sys.exit(f"Error: {error}")
+
+
+def _run(options: argparse.Namespace) -> None:
+    file, begin = options.output.resolve(), perf_counter()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(options.folder)
+    _prepare()
+    within_s, budget_s = read_seconds(options.within), read_seconds(options.budget)
+    for stage in _stages(options):
+        spent_s = perf_counter() - begin
+        left_s = budget_s if within_s is None else min(budget_s, within_s - spent_s)
+        if left_s < LEAST * budget_s:
+            _say(f"{stage.name} and what follows are left for another time")
+            break
+        try:
+            _measure(stage, options, file, left_s)
+        except (CodlError, OSError, subprocess.SubprocessError) as error:
+            _say(f"{stage.name}: {error}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--left", default="", help="multiprocessors of a GPU, by comma")
+    parser.add_argument("--cores", default="", help="cores of either side as CPU:GPU, by comma")
+    parser.add_argument("--models", default=",".join(MEASURED), help="by comma")
+    parser.add_argument("--budget", default="4m", help="of a SoC, all in all")
+    parser.add_argument("--collect", help="of that, the collection; half of it by default")
+    parser.add_argument("--within", help="begin nothing that would end later; no limit by default")
+    parser.add_argument("--seconds", default="2", help="of measuring a model, at least")
+    parser.add_argument("--rounds", default="3", help="turns of each strategy, at least")
+    parser.add_argument("--device", default="nvidia", help="the OpenCL device of --left")
+    parser.add_argument(
+        "--runtime", default="pocl-binary-distribution", help="the OpenCL device of --cores"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("curve"), help="where files are left")
     parser.add_argument("-o", "--output", type=Path, default=Path("curve.json"))
     options = parser.parse_args()
-    whole = _detect(options.device)
-    points: list[Point] = []
-    for left in map(int, options.left.split(",")):
+    if not options.left and not options.cores:
+        parser.error("name some --left 1,2,4 or some --cores 8:8,4:8")
+    return options
+
+
+def _prepare() -> None:
+    """Let every process that is started find codl and the plugin."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ[VARIABLE] = str(PLUGIN)
+
+
+def _stages(options: argparse.Namespace) -> list[Stage]:
+    """Those that are asked for; raises `CodlError` for what the machine does not have."""
+    left, cores = _numbers(options.left, 1, "4,2"), _numbers(options.cores, 2, "8:8,4:8")
+    stages = []
+    if left:
+        whole = _detect("whole", options.device, "--no-measure")
+        stages += [of_multiprocessors(whole, *numbers) for numbers in left]
+    if cores:
+        divided = _detect("divided", options.runtime)
+        stages += [of_cores(divided, *numbers) for numbers in cores]
+    return stages
+
+
+def _numbers(text: str, count: int, like: str) -> list[list[int]]:
+    """Groups of so many numbers, with colons inside and commas between."""
+    try:
+        groups = [[int(part) for part in group.split(":")] for group in text.split(",") if group]
+    except ValueError:
+        groups = [[]]
+    if any(len(group) != count for group in groups):
+        raise CodlError(f"Expected numbers like {like}, got {text!r}.")
+    return groups
+
+
+def _detect(name: str, device: str, *how: str) -> LocalSoc:
+    """The machine with its whole device, as an earlier run has described it or as it is."""
+    if not socs.own_path_of(name).exists():
+        on = ("--serial", "local", "--name", name, "--device", device)
+        _codl(["soc", "detect", *on, *how], 2 * GRACE_S)
+    return load(name)
+
+
+def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: float) -> None:
+    """Every model that the file lacks; raises `SubprocessError` where none can be measured."""
+    file = CurveFile(path)
+    models = [m for m in options.models.split(",") if not file.is_measured(stage.name, m)]
+    if not models:
+        return
+    end = perf_counter() + budget_s
+    stage.soc.save(socs.own_path_of(stage.name))
+    on = ["--soc", stage.name, "--serial", stage.serial]
+    collect_s = min(read_seconds(options.collect) or COLLECTING * budget_s, budget_s)
+    ops = ["--ops", ",".join(models), "--budget", f"{collect_s:.0f}s", "--resume"]
+    _codl(["collect", *on, *ops], collect_s + GRACE_S)
+    file.forget(stage.name, models)
+    _evaluate(stage, models, options, path, end)
+
+
+def _evaluate(
+    stage: Stage, models: Sequence[str], options: argparse.Namespace, path: Path, end: float
+) -> None:
+    """Measure models in a process; where it dies, go on in another one behind the model it was at.
+
+    Raises `SubprocessError` where it cannot begin.
+    """
+    left, how = list(models), ["--seconds", options.seconds, "--rounds", options.rounds]
+    while left and (left_s := end - perf_counter()) > 0:
+        on = ["--soc", stage.name, "--serial", stage.serial, "--models", ",".join(left)]
+        command = [*EVALUATE, *on, *how, "--budget", f"{left_s:.0f}", "-o", str(path)]
         try:
-            points += _measured(whole, left, options)
-        except (CodlError, subprocess.CalledProcessError) as error:
-            print(f"{left} multiprocessors: {error}", file=sys.stderr, flush=True)
-        rows = [asdict(p) | {"ratio": p.ratio, "gain": p.gain} for p in points]
-        content = {"source": "measured", "gpu": whole["gpu"]["name"], "of": _of(whole)}
-        options.output.write_text(json.dumps({**content, "points": rows}, indent=1) + "\n")
+            subprocess.run(command, check=True, timeout=left_s + GRACE_S)
+            return
+        except subprocess.TimeoutExpired:
+            reason = f"it was not done {GRACE_S:.0f} s after the budget of all models"
+        except subprocess.CalledProcessError as error:
+            if error.returncode > 0:  # errors of a model are caught there
+                raise
+            reason = f"the process was ended by signal {-error.returncode}"
+        file = CurveFile(path)
+        left = [model for model in left if not file.has(stage.name, model)]
+        if left:
+            model, *left = left
+            file.add(stage.soc.to_json(), stage.serial, failed(model, reason))
+            _say(f"{stage.name} {model}: {reason}")
+        how = [*how, "--no-train"]
 
 
-def _detect(device: str) -> dict[str, Any]:
-    """The SoC file of the machine with its whole GPU."""
-    _codl(
-        "soc", "detect", "--serial", "local", "--name", "whole", "--device", device, "--no-measure"
-    )
-    return dict(yaml_file.read_content(socs.path_of("whole")))
+def _codl(arguments: Sequence[str], limit_s: float) -> None:
+    """A command of codl; raises `CodlError` where it fails, which it has explained, or hangs."""
+    command = [*CODL, *arguments]
+    try:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=limit_s)
+    except subprocess.CalledProcessError as error:
+        raise CodlError(
+            f"`codl {shlex.join(arguments)}` failed, exit code {error.returncode}."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise CodlError(
+            f"`codl {shlex.join(arguments)}` was ended after {limit_s:.0f} s."
+        ) from error
 
 
-def _of(whole: dict[str, Any]) -> int:
-    return int(whole["gpu"]["compute_units"])
-
-
-def _measured(whole: dict[str, Any], left: int, options: argparse.Namespace) -> list[Point]:
-    """Describe, collect, train and evaluate the SoC with so many multiprocessors."""
-    name, serial = f"stage{left}", f"stage:{left}"
-    gpu = whole["gpu"]
-    described = (
-        f"{gpu['name']}, {left} of {_of(whole)} multiprocessors, beside {whole['cpu']['name']}"
-    )
-    soc = {**whole, "name": name, "description": described, "gpu": {**gpu, "compute_units": left}}
-    yaml_file.write(soc, socs.own_path_of(name), comment="Written by scripts/bench/stage.py.")
-    place = Path("socs/whole.local.yaml").read_text()
-    Path(f"socs/{name}.local.yaml").write_text(place)
-    on = ("--soc", name, "--serial", serial)
-    _codl("collect", *on, "--ops", options.models, "--budget", options.budget)
-    _codl("train", "--soc", name, "--predictor", "codl", "--no-evaluate")
-    out = Path(f"eval-{name}.json")
-    how = ("--strategies", ",".join(STRATEGIES), "--seconds", options.seconds, "--no-timelines")
-    _codl("eval", *on, "--models", options.models, *how, "-o", str(out))
-    rows = json.loads(out.read_text())["rows"]
-    models = dict.fromkeys(row["model"] for row in rows)
-    found = [_point(left, model, rows) for model in models]
-    return [point for point in found if point]
-
-
-def _point(left: int, model: str, rows: list[dict[str, Any]]) -> Point | None:
-    own = {r["strategy"]: r for r in rows if r["model"] == model and r["status"] == "ok"}
-    if not own.keys() >= set(STRATEGIES):
-        return None
-    cpu, gpu, codl = (own[name]["latency_ms"]["p20"] for name in STRATEGIES)
-    point = Point(left, model, cpu, gpu, codl, own["codl"]["predicted_ms"])
-    print(
-        f"{left:3} left {model:20} cpu {cpu:8.3f} gpu {gpu:8.3f} codl {codl:8.3f} ms, "
-        f"predicted {point.predicted_ms:8.3f}; GPU/CPU {point.ratio:5.2f}, gain {point.gain:5.3f}",
-        flush=True,
-    )
-    return point
-
-
-def _codl(*arguments: str) -> None:
-    """A codl command with the plugin, whose results go to a file."""
-    command = [sys.executable, "-c", "from codl.cli import main; main()"]
-    subprocess.run(
-        [*command, "--plugin", str(PLUGIN), *arguments], check=True, stdout=subprocess.DEVNULL
-    )
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

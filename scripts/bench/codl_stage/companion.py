@@ -11,12 +11,16 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Event, Thread
 from time import sleep
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyopencl as cl
 from numpy.typing import NDArray
 
 from codl.errors import DeviceError, UnsupportedError
+from codl.runtime.cl_import import cl_module
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 #: Work-items of a work-group, and work-groups that fill one multiprocessor.
 GROUP, GROUPS = 1024, 2
@@ -44,6 +48,7 @@ class Companion:
         if not 1 <= left <= device.max_compute_units:
             most = device.max_compute_units
             raise DeviceError(f"{left} of {most} multiprocessors cannot be left: take 1 to {most}.")
+        cl = cl_module()
         text = Path(__file__).with_suffix(".cl").read_text()
         self._kernel = cl.Kernel(cl.Program(context, text).build(), "occupy")
         flags = cl.mem_flags
@@ -77,7 +82,7 @@ class Companion:
             self._tell(NO)
 
     def _tell(self, ended: NDArray[np.uint32]) -> None:
-        cl.enqueue_copy(self._telling, self._ended, ended)
+        cl_module().enqueue_copy(self._telling, self._ended, ended)
 
     def _occupy(self) -> None:
         """The next launch is enqueued before the last one ends, as this thread may come late."""
@@ -90,6 +95,7 @@ class Companion:
         self._queue.finish()
 
     def _launch(self) -> cl.Event:
-        event = cl.enqueue_nd_range_kernel(self._queue, self._kernel, (self._size,), (GROUP,))
+        size, group = (self._size,), (GROUP,)
+        event = cl_module().enqueue_nd_range_kernel(self._queue, self._kernel, size, group)
         self._queue.flush()
         return event

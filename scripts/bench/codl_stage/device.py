@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import pyopencl as cl
+from typing import TYPE_CHECKING
 
 from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_import import cl_module
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc
 from codl.runtime.program_cache import Offer
 
 from .companion import Companion
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 class StageDevice(OpenClDevice):
@@ -59,7 +62,7 @@ class StageDevice(OpenClDevice):
         self._stop()
 
     def wait(self, event: cl.Event) -> None:
-        if event.command_type == cl.command_type.MAP_BUFFER:
+        if event.command_type == cl_module().command_type.MAP_BUFFER:
             event.wait()
         else:
             self._queue.finish()
