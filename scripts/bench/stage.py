@@ -94,9 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", default="2", help="of measuring a model, at least")
     parser.add_argument("--rounds", default="3", help="turns of each strategy, at least")
     parser.add_argument("--device", default="nvidia", help="the OpenCL device of --left")
-    parser.add_argument(
-        "--runtime", default="pocl-binary-distribution", help="the OpenCL device of --cores"
-    )
+    parser.add_argument("--runtime", default="pocl", help="the OpenCL device of --cores")
     parser.add_argument("--folder", type=Path, default=Path("curve"), help="where files are left")
     parser.add_argument("-o", "--output", type=Path, default=Path("curve.json"))
     options = parser.parse_args()
@@ -117,7 +115,7 @@ def _stages(options: argparse.Namespace) -> list[Stage]:
     left, cores = _numbers(options.left, 1, "4,2"), _numbers(options.cores, 2, "8:8,4:8")
     stages = []
     if left:
-        whole = _detect("whole", options.device, "--no-measure")
+        whole = _detect("whole", options.device, "--memory", "buffer", "--no-measure")
         stages += [of_multiprocessors(whole, *numbers) for numbers in left]
     if cores:
         divided = _detect("divided", options.runtime)
@@ -145,7 +143,7 @@ def _detect(name: str, device: str, *how: str) -> LocalSoc:
 
 
 def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: float) -> None:
-    """Every model that the file lacks; raises `SubprocessError` where none can be measured."""
+    """Every model that the file lacks; raises `SubprocessError` where none can be."""
     file = CurveFile(path)
     models = [m for m in options.models.split(",") if not file.is_measured(stage.name, m)]
     if not models:
@@ -155,7 +153,10 @@ def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: fl
     on = ["--soc", stage.name, "--serial", stage.serial]
     collect_s = min(read_seconds(options.collect) or COLLECTING * budget_s, budget_s)
     ops = ["--ops", ",".join(models), "--budget", f"{collect_s:.0f}s", "--resume"]
-    _codl(["collect", *on, *ops], collect_s + GRACE_S)
+    try:
+        _codl(["collect", *on, *ops], collect_s + GRACE_S)
+    except CodlError as error:  # rows are on disk after every batch
+        _say(f"{stage.name}: {error} What it measured before is taken.")
     file.forget(stage.name, models)
     _evaluate(stage, models, options, path, end)
 
