@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from codl.frontend.converters.base import CONVERTERS
+from codl.ir.onnx_node import type_of
 
 #: What reads of its input the shape alone, which is fixed anyway.
 SHAPE_ONLY = ("Shape", "Size")
@@ -33,7 +34,7 @@ def parameter_inputs(graph: onnx.GraphProto) -> frozenset[str]:
             continue
         if needed.intersection(node.output):
             needed.update(node.input)
-        converter = CONVERTERS.get(node.op_type)
+        converter = CONVERTERS.get(type_of(node))
         positions = converter.parameters if converter else ()
         needed.update(name for i, name in enumerate(node.input) if i in positions)
     return frozenset(info.name for info in data_inputs(graph) if info.name in needed)

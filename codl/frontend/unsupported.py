@@ -26,7 +26,11 @@ from codl.ir.onnx_node import Node
 #: Constants of more elements are not looked at to see whether a node can be converted.
 LARGE = 1 << 16
 #: Inputs that may be integers which the caller gives, by the node's type: they are held as floats.
-INDICES: Mapping[str, int] = {"Gather": 1}
+INDICES: Mapping[str, int] = {
+    "Gather": 1,
+    "RotaryEmbedding": 3,
+    "com.microsoft.RotaryEmbedding": 1,
+}
 
 
 def enclose(graph: Graph) -> Graph:
@@ -54,7 +58,7 @@ def _is_known(graph: Graph, node: Node) -> bool:
     if is_alias(graph, node):
         return True
     converter = CONVERTERS.get(node.type)
-    if converter is None or (node.proto is not None and node.proto.domain not in ("", "ai.onnx")):
+    if converter is None:
         return False
     try:
         made = {step.output for step in converter.convert(_light(graph, node), node)}

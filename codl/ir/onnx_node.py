@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Node:
-    """One node; `attributes` are ONNX's, as Python values.
+    """One node; `attributes` are ONNX's, as Python values, and `type` is as `type_of` has it.
 
     `proto` is the node as the model has it, where it is from a model.
     """
@@ -29,6 +29,12 @@ class Node:
         """The tensors that it needs, those that its attributes' graphs take from outside too."""
         captured = () if self.proto is None else _captured(self.proto)
         return (*(name for name in self.inputs if name), *captured)
+
+
+def type_of(node: onnx.NodeProto) -> str:
+    """What a node computes: ONNX's own by its name, `com.microsoft.Gelu` for one of a domain."""
+    own = node.domain in ("", "ai.onnx")
+    return str(node.op_type) if own else f"{node.domain}.{node.op_type}"
 
 
 def _captured(node: onnx.NodeProto) -> list[str]:

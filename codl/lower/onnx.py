@@ -147,10 +147,7 @@ class OnnxGraph:
         from onnx import helper, numpy_helper
 
         graph = helper.make_graph(
-            [
-                helper.make_node(n.type, n.inputs, n.outputs, name=n.name, **n.attributes)
-                for n in self.nodes
-            ],
+            [_proto(node) for node in self.nodes],
             "shard",
             [_info(*named) for named in inputs.values()],
             [_info(*named) for named in outputs.values()],
@@ -161,6 +158,8 @@ class OnnxGraph:
         )
         opsets = [helper.make_opsetid("", OPSET)]
         version = helper.find_min_ir_version_for(opsets)
+        domains = sorted({node.domain for node in graph.node if node.domain})
+        opsets += [helper.make_opsetid(domain, 1) for domain in domains]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
         return _as_array(model.SerializeToString(deterministic=True))
 
@@ -211,6 +210,16 @@ class OnnxGraph:
         ]
         self._node("Slice", (source, *given), (name,))
         return {(*(span.size for span in part), shape[3]): name}
+
+
+def _proto(node: Node) -> Any:
+    """A node of a domain has that in front of its type."""
+    from onnx import helper
+
+    domain, _, kind = node.type.rpartition(".")
+    return helper.make_node(
+        kind, node.inputs, node.outputs, name=node.name, domain=domain, **node.attributes
+    )
 
 
 def _info(name: str, sizes: Sizes) -> Any:

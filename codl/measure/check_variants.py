@@ -73,6 +73,8 @@ OPS = (
     "softmax in=2x6x5 axes=1",
     "norm in=3x4x5,1x1x5,1x1x5 axis=2",
     "norm in=1x19x9x11,1x19x1x1,1x19x1x1 groups=19 axis=1 act=relu",
+    "rotary in=2x3x5x27,1x5x12,1x5x12",
+    "rotary in=2x5x3x11,2x5x5,2x5x5 axis=1 interleaved=1",
     "reduce in=3x5x7 mode=mean axes=1x2",
     "reduce in=4x6 mode=max axes=0",
 )

@@ -6,19 +6,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from support.references import Values, check, evaluate
 
 from codl.frontend.convert import convert
 from codl.frontend.graph.graph import Graph
-from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.ir import Network, parse, to_text
+from codl.ir import Network
 from codl.ir.onnx_node import Node
-
-Values = dict[str, NDArray[Any]]
 
 
 def model(nodes: list[onnx.NodeProto], given: Values, constants: Values, opset: int = 17,
@@ -30,39 +28,6 @@ def model(nodes: list[onnx.NodeProto], given: Values, constants: Values, opset: 
     fixed = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "test", inputs, infos, fixed)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-
-
-def evaluate(network: Network, given: Values) -> Values:
-    """Every output by the references of its layers."""
-    values = {name: np.asarray(v, np.float64) for name, v in network.constants.items()}
-    values |= {
-        name: given[name].astype(np.float64).reshape(shape)
-        for name, shape in network.inputs.items()
-    }
-    for layer in network.layers:
-        inputs = [values[name] for name in layer.inputs]
-        for value, shape in zip(inputs, layer.op.inputs, strict=True):
-            assert value.shape == shape
-        assert parse(to_text(layer.op)) == layer.op
-        values[layer.output] = layer.op.reference(inputs, layer.weights)
-        assert values[layer.output].shape == layer.op.output
-    return {
-        name: values[holder].reshape(shape) for name, (holder, shape) in network.outputs.items()
-    }
-
-
-def check(proto: onnx.ModelProto, given: Values, tolerance: float = 1e-4) -> Network:
-    """Lower a model and compare its outputs with those of ONNX Runtime."""
-    network = convert(simplify(import_onnx(proto, "test")))
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
-    got = evaluate(network, given)
-    for name, expected in zip(names, session.run(names, given), strict=True):
-        assert got[name].shape == expected.shape
-        np.testing.assert_allclose(got[name], expected, rtol=tolerance, atol=tolerance)
-    return network
 
 
 def random(*shape: int) -> NDArray[np.float32]:

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from onnx import helper
 from support.engine_runs import same_as_onnx_runtime
-from support.kernel_runs import assert_close, operands, reference, run_gpu
+from support.kernel_runs import assert_close, operands, reference, run_cpu, run_gpu
 from support.onnx_models import model
-from support.random_ops import norms, products, reductions, softmaxes
+from support.random_ops import norms, products, reductions, rotaries, softmaxes
 
 from codl.ir import Activation, Array, Op, Region, Shape, parse, to_text
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.reduce import Reduce
+from codl.ir.ops.rotary import Rotary
 from codl.ir.ops.softmax import Softmax
 from codl.ir.soc import Soc
 from codl.kernels import registry
@@ -96,6 +97,16 @@ def test_norms_of_channels(
 @SOME
 def test_products_equal_the_reference(op: MatMul, gpu: OpenClDevice) -> None:
     check(op, gpu)
+
+
+@given(op=rotaries())
+@SOME
+def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) -> None:
+    check(op, gpu)
+    inputs, weights = operands(op)
+    variant = registry.find(op, "cpu_ort")
+    got = run_cpu(variant, op, Region.whole(op.output), inputs, weights, gpu.soc)
+    assert_close(variant, op, got, reference(op, inputs, weights))
 
 
 @pytest.mark.parametrize("mode", UNARY)

@@ -22,6 +22,7 @@ from codl.ir.ops.norm import Norm
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.reduce import REDUCTIONS, Reduce
 from codl.ir.ops.resize import Resize
+from codl.ir.ops.rotary import Rotary
 from codl.ir.ops.softmax import Softmax
 from codl.ir.ops.window import Size2
 
@@ -309,5 +310,23 @@ def products(draw: st.DrawFn) -> MatMul:
         trans_a=trans_a,
         trans_b=trans_b,
         alpha=draw(st.sampled_from([1.0, -0.5])),
+        activation=draw(ONE_ACTIVATION),
+    )
+
+
+@st.composite
+def rotaries(draw: st.DrawFn) -> Rotary:
+    n, heads, tokens = (draw(st.integers(1, 4)) for _ in range(3))
+    pairs, rest, axis = (
+        draw(st.integers(1, 40)),
+        draw(st.integers(0, 5)),
+        draw(st.sampled_from([1, 2])),
+    )
+    inner = (heads, tokens) if axis == 2 else (tokens, heads)
+    table = (draw(st.sampled_from([1, n])), tokens, pairs)
+    return Rotary(
+        shapes=((n, *inner, 2 * pairs + rest), table, table),
+        axis=axis,
+        interleaved=draw(st.booleans()),
         activation=draw(ONE_ACTIVATION),
     )

@@ -47,7 +47,7 @@ class Converter:
     activation: Callable[[Graph, Node], Activation] | None = None
 
 
-#: By the type of the node, as ONNX names it.
+#: By the type of the node: see `codl.ir.onnx_node.type_of`.
 CONVERTERS: Registry[Converter] = Registry("ONNX node")
 
 

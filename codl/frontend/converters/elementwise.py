@@ -113,6 +113,17 @@ def _gelu(graph: Graph, node: Node) -> Activation:
     return Activation("gelu_tanh" if tanh else "gelu")
 
 
+@activates("com.microsoft.Gelu")
+def _plain_gelu(graph: Graph, node: Node) -> Activation:
+    return Activation("gelu")
+
+
+@activates("com.microsoft.FastGelu")
+def _fast_gelu(graph: Graph, node: Node) -> Activation:
+    """One with a bias is an addition and this; see `codl.frontend.graph.expansions`."""
+    return Activation("gelu_tanh")
+
+
 @activates("Elu")
 def _elu(graph: Graph, node: Node) -> Activation:
     return Activation("elu", number(attribute(node, "alpha", 1.0)))
@@ -160,10 +171,17 @@ def _mean(graph: Graph, node: Node) -> list[ConvertedOp]:
     return [*before, total, combine(node, "mul", operands, node.outputs[0])]
 
 
-@converts("Swish")
-def _swish(graph: Graph, node: Node) -> list[ConvertedOp]:
+def _swish(default: float) -> Convert:
     """x * sigmoid(alpha * x), as a SiLU of alpha * x."""
-    x, alpha = Operand.of(graph, node.inputs[0]), number(attribute(node, "alpha", 1.0))
+
+    def convert(graph: Graph, node: Node) -> list[ConvertedOp]:
+        return _scaled_silu(graph, node, number(attribute(node, "alpha", default)))
+
+    return convert
+
+
+def _scaled_silu(graph: Graph, node: Node, alpha: float) -> list[ConvertedOp]:
+    x = Operand.of(graph, node.inputs[0])
     inner = Operand(f"{node.name}.inner", x.sizes)
     step = combine(node, "mul", (x, Operand.number(alpha)), inner.name)
     silu = replace(step, op=step.op.with_activation(Activation("silu")))
@@ -186,6 +204,8 @@ for _node_type, _mode in UNARY.items():
     converts(_node_type)(_unary(_mode))
 for _node_type, _mode in BINARY.items():
     converts(_node_type)(_binary(_mode))
+converts("Swish")(_swish(1.0))
+converts("com.microsoft.QuickGelu")(_swish(1.702))
 converts("Celu")(_unary("celu", ("alpha", 1.0)))
 converts("Selu")(_unary("selu", ("alpha", 1.6732632), ("gamma", 1.0507010)))
 converts("Shrink")(_unary("shrink", ("bias", 0.0), ("lambd", 0.5)))

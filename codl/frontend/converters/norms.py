@@ -86,7 +86,7 @@ def _layer_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     return [*_statistics(node, sizes, axis), *_scaled(graph, node, axis, center=True)]
 
 
-@converts("RMSNormalization")
+@converts("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_norm(graph: Graph, node: Node) -> list[ConvertedOp]:
     axis = int(attribute(node, "axis", -1)) % len(graph.shapes[node.inputs[0]])
     return _scaled(graph, node, axis, center=False)

@@ -12,14 +12,17 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
+from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
-from codl.ir.onnx_node import Node
+from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
+#: ONNX's codes of types by what ONNX Runtime calls them.
+TENSOR_TYPES = {f"tensor({k.lower()})": code for k, code in TensorProto.DataType.items()}
 #: A model of a newer opset than this one is also tried under older opsets, down to this one.
 OLDEST_TRIED = 26
 
@@ -33,7 +36,7 @@ def import_onnx(
     ONNX Runtime cannot load, for an op or opset that it lacks, is read as it is. Raises
     `UnsupportedError` for a model that is not valid, and for any other open size of an input.
     """
-    model = onnx.shape_inference.infer_shapes(_optimise(fix_shapes(proto, shapes or {})))
+    model = _with_shapes(_optimise(fix_shapes(proto, shapes or {})))
     graph = model.graph
     constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
@@ -52,7 +55,7 @@ def import_onnx(
     outputs = tuple(info.name for info in graph.output)
     opset = max((item.version for item in model.opset_import if not item.domain), default=1)
     domains = {item.domain: item.version for item in model.opset_import if item.domain}
-    return Graph(
+    imported = Graph(
         name,
         nodes,
         inputs,
@@ -64,6 +67,7 @@ def import_onnx(
         domains=domains,
         unknown=unknown,
     )
+    return expand(imported)
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
@@ -121,6 +125,39 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too."""
+    model = onnx.shape_inference.infer_shapes(model)
+    if all(onnx.defs.has(node.op_type, node.domain) for node in model.graph.node):
+        return model
+    infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    known = {info.name for info in infos if not _unknown(info)}
+    made = [name for node in model.graph.node for name in node.output if name]
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    del asked.graph.output[:]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=n) for n in made if n not in known)
+    options = session_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = ort.InferenceSession(asked.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception:  # ONNX Runtime's exceptions share no base class
+        return model
+    found = {arg.name: _info(arg) for arg in session.get_outputs() if arg.type in TENSOR_TYPES}
+    for outputs in (model.graph.output, model.graph.value_info):
+        kept = [found.get(info.name, info) for info in outputs]
+        del outputs[:]
+        outputs.extend(kept)
+    declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
+    model.graph.value_info.extend(found[name] for name in found.keys() - declared)
+    return model
+
+
+def _info(arg: ort.NodeArg) -> onnx.ValueInfoProto:
+    """A tensor as ONNX Runtime describes it; sizes that depend on data have names."""
+    return helper.make_tensor_value_info(arg.name, TENSOR_TYPES[arg.type], arg.shape)
+
+
 def _value(node: onnx.NodeProto) -> NDArray[Any]:
     """What a Constant node holds."""
     (attribute,) = node.attribute
@@ -158,4 +195,4 @@ def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
 def _node(node: onnx.NodeProto, index: int) -> Node:
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     name = node.name or f"{node.op_type}_{index}"
-    return Node(name, node.op_type, tuple(node.input), tuple(node.output), attributes, node)
+    return Node(name, type_of(node), tuple(node.input), tuple(node.output), attributes, node)

@@ -14,6 +14,13 @@ def _plan(op: Norm) -> OrtPlan:
         own = op.shapes[0][op.axis :]
         norm = node("LayerNormalization", ("x0", "x1", "x2"), axis=op.axis, epsilon=op.epsilon)
         return OrtPlan((norm,), (op.shapes[0], own, own), op.shapes[0])
+    if op.affine and _is_layer_norm(op):
+        own = op.shapes[0][op.axis :]
+        given = {"axis": op.axis, "epsilon": op.epsilon}
+        # ONNX Runtime's own node; ONNX has it from opset 23 on, as RMSNormalization.
+        norm = node("SimplifiedLayerNormalization", ("x0", "x1"), "scaled", **given)
+        sum_ = node("Add", ("scaled", "x2"))
+        return OrtPlan((norm, sum_), (op.shapes[0], own, own), op.shapes[0])
     nodes, constants = _runs(op) if op.center else _root_mean_square(op)
     shapes = (op.shapes[0], *(_stretched(op) for _ in op.shapes[1:]))
     if op.affine:

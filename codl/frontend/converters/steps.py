@@ -1,0 +1,124 @@
+"""Nodes that become a row of ops: each step makes a tensor that later ones read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.frontend.converters.base import ConvertedOp
+from codl.frontend.converters.operands import Operand, combine, function
+from codl.frontend.graph.graph import Graph
+from codl.ir.onnx_node import Node
+from codl.ir.ops.base import Activation
+from codl.ir.ops.concat_gather import ConcatNd, Gather
+from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.movement import PadNd, SliceNd, Transpose
+from codl.ir.ops.nd import NdOp, Sizes
+from codl.ir.ops.softmax import Softmax
+
+
+@dataclass
+class Steps:
+    """Collects the ops of a node; tensors in between are named after its first output."""
+
+    graph: Graph
+    node: Node
+    made: list[ConvertedOp] = field(default_factory=list)
+
+    def operand(self, name: str, sizes: Sizes | None = None) -> Operand:
+        return Operand.of(self.graph, name, sizes)
+
+    def constant(self, word: str, value: NDArray[Any]) -> Operand:
+        return Operand(self._name(word), value.shape, np.ascontiguousarray(value, np.float32))
+
+    def apply(self, op: NdOp, operands: Sequence[Operand], word: str) -> Operand:
+        """An op on operands under the sizes that it takes; constants are the step's own."""
+        output, names, constants = self._name(word), [], {}
+        for index, (operand, sizes) in enumerate(zip(operands, op.shapes, strict=True)):
+            own = operand.name if operand.value is None else f"{output}.{index}.{operand.name}"
+            names.append(own)
+            if operand.value is not None:
+                constants[own] = np.ascontiguousarray(operand.value, np.float32).reshape(sizes)
+        self.made.append(ConvertedOp(op, tuple(names), output, constants=constants))
+        return Operand(output, op.out_sizes)
+
+    def matmul(self, a: Operand, b: Operand, word: str, **given: Any) -> Operand:
+        return self.apply(MatMul(shapes=(a.sizes, b.sizes), **given), (a, b), word)
+
+    def transpose(
+        self, x: Operand, perm: Sizes, word: str, *, axes: Sizes = (), to: Sizes = ()
+    ) -> Operand:
+        """`axes` are other sizes under which x is seen, `to` those under which it is left."""
+        axes = () if axes == x.sizes else axes
+        plain = tuple((axes or x.sizes)[axis] for axis in perm)
+        to = () if to == plain else to
+        return self.apply(Transpose(shapes=(x.sizes,), perm=perm, axes=axes, to=to), (x,), word)
+
+    def concat(self, parts: Sequence[Operand], axis: int, word: str) -> Operand:
+        shapes = tuple(part.sizes for part in parts)
+        return self.apply(ConcatNd(shapes=shapes, axis=axis), parts, word)
+
+    def gather(self, x: Operand, rows: Operand, word: str) -> Operand:
+        return self.apply(Gather(shapes=(x.sizes, rows.sizes), axis=0), (x, rows), word)
+
+    def first(self, x: Operand, axis: int, start: int, count: int, word: str) -> Operand:
+        """`count` elements along an axis from `start` on."""
+        rank = len(x.sizes)
+        starts = tuple(start if i == axis else 0 for i in range(rank))
+        to = tuple(count if i == axis else size for i, size in enumerate(x.sizes))
+        op = SliceNd(shapes=(x.sizes,), starts=starts, steps=(1,) * rank, to=to)
+        return self.apply(op, (x,), word)
+
+    def pad_last(self, x: Operand, count: int, value: float, word: str) -> Operand:
+        """`count` elements of a value behind the last axis."""
+        before = (0,) * len(x.sizes)
+        op = PadNd(shapes=(x.sizes,), before=before, after=(*before[1:], count), value=value)
+        return self.apply(op, (x,), word)
+
+    def softmax(self, x: Operand, word: str) -> Operand:
+        return self.apply(Softmax(shapes=(x.sizes,), axes=(len(x.sizes) - 1,)), (x,), word)
+
+    def combine(self, mode: str, a: Operand, b: Operand, word: str) -> Operand:
+        """Element by element, stretched to each other."""
+        self.made.append(combine(self.node, mode, (a, b), self._name(word)))
+        to = np.broadcast_shapes(a.sizes, b.sizes)
+        return Operand(self.made[-1].output, to)
+
+    def function(self, mode: str, x: Operand, word: str) -> Operand:
+        self.made.append(function(mode, x, self._name(word)))
+        return Operand(self.made[-1].output, x.sizes)
+
+    def activate(self, activation: Activation) -> None:
+        """Let the last step apply an activation to what it makes."""
+        last = self.made[-1]
+        self.made[-1] = replace(last, op=last.op.with_activation(activation))
+
+    def finish(self, x: Operand, output: str) -> Operand:
+        """Give what a step made the name of an output; anything else is copied there."""
+        if x.name in self.node.outputs or all(step.output != x.name for step in self.made):
+            self.made.append(function("identity", x, output))
+            return Operand(output, x.sizes)
+        self.made = [
+            replace(
+                step,
+                inputs=tuple(output if name == x.name else name for name in step.inputs),
+                output=output if step.output == x.name else step.output,
+            )
+            for step in self.made
+        ]
+        return Operand(output, x.sizes)
+
+    def _name(self, word: str) -> str:
+        base = f"{self.node.outputs[0] or self.node.name}.{word}"
+        taken = sum(step.output.startswith(base) for step in self.made)
+        return f"{base}{taken or ''}"
+
+
+def seen(x: Operand, sizes: Sizes) -> Operand:
+    """The same elements under other sizes."""
+    value = None if x.value is None else x.value.reshape(sizes)
+    return Operand(x.name, sizes, value)

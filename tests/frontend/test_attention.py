@@ -1,0 +1,133 @@
+"""Attention nodes as products, masks and a softmax, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+from support.references import check, model_of_values
+
+from codl.errors import UnsupportedError
+from codl.frontend.convert import convert, network_of
+from codl.frontend.graph.onnx_import import import_onnx
+
+IMAGES, HEADS, TOKENS, KEYS, FEATURES = 2, 4, 5, 7, 16
+WIDTH = HEADS * FEATURES
+
+Values = dict[str, NDArray[Any]]
+
+
+def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def node(kind: str, inputs: str, outputs: str = "y", **attributes: object) -> onnx.NodeProto:
+    """A node of `com.microsoft`; a dash is an input or output left out."""
+    names = [[n.strip("-") for n in given.split()] for given in (inputs, outputs)]
+    return helper.make_node(kind, *names, domain="com.microsoft", **attributes)
+
+
+def qkv(keys: int = KEYS, groups: int = HEADS) -> Values:
+    width = groups * FEATURES
+    return {
+        "q": random(IMAGES, TOKENS, WIDTH),
+        "k": random(IMAGES, keys, width, seed=1),
+        "v": random(IMAGES, keys, width, seed=2),
+    }
+
+
+@pytest.mark.parametrize("extra", ["bias", "padding", "given padding", "added", "scaled"])
+def test_multi_head_attention(extra: str) -> None:
+    given, constants, inputs, attributes = qkv(), {}, "q k v", {}
+    if extra == "bias":
+        inputs, constants = "q k v b", {"b": random(3 * WIDTH)}
+    elif extra.endswith("padding"):
+        inputs = "q k v - m"
+        mask = (np.arange(KEYS) < np.array([[3], [KEYS]])).astype(np.int32)
+        (given if extra.startswith("given") else constants)["m"] = mask
+    elif extra == "added":
+        inputs, given["m"] = "q k v - - m", random(1, HEADS, TOKENS, KEYS)
+    else:
+        attributes = {"scale": 0.2}
+    nodes = [node("MultiHeadAttention", inputs, num_heads=HEADS, **attributes)]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert [layer.op.kind for layer in network.layers].count("matmul") == 2
+
+
+def test_attention_that_looks_back_keeps_keys_and_values() -> None:
+    given = qkv(TOKENS)
+    for name in ("past_k", "past_v"):
+        given[name] = random(IMAGES, HEADS, 3, FEATURES)
+    nodes = [
+        node(
+            "MultiHeadAttention",
+            "q k v - - - past_k past_v",
+            "y all_k all_v",
+            num_heads=HEADS,
+            unidirectional=1,
+        )
+    ]
+    check(model_of_values(nodes, given, outputs=("y", "all_k", "all_v")), given)
+
+
+def counts(keys: int) -> Values:
+    return {"n": np.full(IMAGES, keys - 1, np.int32), "t": np.array(keys, np.int32)}
+
+
+@pytest.mark.parametrize("groups", [1, 2, HEADS])
+@pytest.mark.parametrize(
+    "attributes", [{}, {"local_window_size": 2}, {"softcap": 3.0}, {"scale": 0.1}]
+)
+def test_group_query_attention(groups: int, attributes: dict[str, Any]) -> None:
+    given = qkv(TOKENS, groups)
+    given_heads = {"num_heads": HEADS, "kv_num_heads": groups}
+    nodes = [
+        node("GroupQueryAttention", "q k v - - n t", "y all_k all_v", **given_heads, **attributes)
+    ]
+    proto = model_of_values(nodes, given, counts(TOKENS), outputs=("y", "all_k", "all_v"))
+    check(proto, given)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("packed", [True, False])
+def test_group_query_attention_with_positions(interleaved: int, packed: bool) -> None:
+    given, groups = qkv(TOKENS, 2), 2
+    angles = np.arange(9)[:, None] * 0.7 ** np.arange(FEATURES // 2)
+    constants = counts(TOKENS)
+    constants |= {"c": np.cos(angles).astype(np.float32), "s": np.sin(angles).astype(np.float32)}
+    if packed:
+        given = {"q": np.concatenate(list(given.values()), axis=-1)}
+    nodes = [
+        node(
+            "GroupQueryAttention",
+            f"q {'- -' if packed else 'k v'} - - n t c s",
+            "y all_k all_v",
+            num_heads=HEADS,
+            kv_num_heads=groups,
+            do_rotary=1,
+            rotary_interleaved=interleaved,
+        )
+    ]
+    proto = model_of_values(nodes, given, constants, outputs=("y", "all_k", "all_v"))
+    network = check(proto, given)
+    assert [layer.op.kind for layer in network.layers].count("rotary") == 2
+
+
+def test_counts_of_keys_that_are_not_those_there_are_refused() -> None:
+    given = qkv(TOKENS)
+    nodes = [node("GroupQueryAttention", "q k v - - n t", num_heads=HEADS, kv_num_heads=HEADS)]
+    proto = model_of_values(nodes, given, counts(TOKENS - 1))
+    with pytest.raises(UnsupportedError, match=r"seqlens_k must be 4 for every image"):
+        convert(import_onnx(proto, "test"))
+    assert [layer.op.kind for layer in network_of(import_onnx(proto, "test")).layers] == ["onnx"]
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    proto = model_of_values([node("MultiHeadAttention", "q k v", num_heads=4)], qkv())
+    proto.graph.node[0].attribute[0].i = 5
+    with pytest.raises(UnsupportedError):
+        convert(import_onnx(proto, "test"))

@@ -1,0 +1,74 @@
+"""Networks by the references of their layers, without a device, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.frontend.convert import convert, network_of
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.simplify_pipeline import simplify
+from codl.ir import Network, parse, to_text
+
+Values = dict[str, NDArray[Any]]
+
+
+def model_of_values(
+    nodes: list[onnx.NodeProto],
+    given: Values,
+    constants: Values | None = None,
+    opset: int = 17,
+    outputs: tuple[str, ...] = ("y",),
+) -> onnx.ModelProto:
+    """A model of inputs like `given`, which may have nodes of `com.microsoft`."""
+    kinds = {name: helper.np_dtype_to_tensor_dtype(v.dtype) for name, v in given.items()}
+    inputs = [helper.make_tensor_value_info(k, kinds[k], v.shape) for k, v in given.items()]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    fixed = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "test", inputs, infos, fixed)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def evaluate(network: Network, given: Values) -> Values:
+    """Every output by the references of its layers."""
+    values = {name: np.asarray(v, np.float64) for name, v in network.constants.items()}
+    values |= {
+        name: given[name].astype(np.float64).reshape(shape)
+        for name, shape in network.inputs.items()
+    }
+    for layer in network.layers:
+        inputs = [values[name] for name in layer.inputs]
+        for value, shape in zip(inputs, layer.op.inputs, strict=True):
+            assert value.shape == shape
+        assert parse(to_text(layer.op)) == layer.op
+        values[layer.output] = layer.op.reference(inputs, layer.weights)
+        assert values[layer.output].shape == layer.op.output
+    return {
+        name: values[holder].reshape(shape) for name, (holder, shape) in network.outputs.items()
+    }
+
+
+def check(
+    proto: onnx.ModelProto, given: Values, tolerance: float = 1e-4, *, encloses: bool = False
+) -> Network:
+    """Lower a model and compare its outputs with those of ONNX Runtime.
+
+    Every node must have an operator, or, with `encloses`, is run whole where it has none.
+    """
+    graph = import_onnx(proto, "test")
+    network = network_of(graph) if encloses else convert(simplify(graph))
+    session = ort.InferenceSession(
+        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    got = evaluate(network, given)
+    for name, expected in zip(names, session.run(names, given), strict=True):
+        assert got[name].shape == expected.shape
+        np.testing.assert_allclose(got[name], expected, rtol=tolerance, atol=tolerance)
+    return network
