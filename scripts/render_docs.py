@@ -10,7 +10,10 @@ A generated part of a page stands between two comments:
     <!-- end -->
 
 VIEW is one of `VIEWS`, or of `LISTS` for what needs no file. Tables are made by `codl.report` from
-the files that commands write with `-o FILE`; scripts/reference_results.sh has the commands.
+the files that commands write with `-o FILE`; scripts/reference_results.sh has the commands. A FILE
+may be a pattern such as `curve-*.json`. A picture of `PICTURES` is written to a file of its own:
+
+    <!-- picture: VIEW NAME.svg results/FILE.json ... -->
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,8 @@ from codl.ir.types import PROCESSORS, Processor
 from codl.ir.waterfall import MEASURED_TERMS, PREDICTED_TERMS
 from codl.kernels import registry
 from codl.report.content import Column, TextRow, TextSection, TextTable, count
+from codl.report.curve_picture import curve_svg
+from codl.report.curves import closest_content, curve_content
 from codl.report.load import load_result
 from codl.report.summaries import (
     accuracy_content,
@@ -41,16 +47,23 @@ from codl.report.summaries import (
     conformance_content,
     refusals_content,
 )
+from codl.report.svg import stand_alone
 from codl.report.tables import plan_content, run_content, train_content
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 CLI_PAGE = DOCS / "cli.md"
-MARKED = re.compile(r"(<!-- table: (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- (?P<kind>table|picture): (?P<what>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
+#: What a picture shows, in words.
+DESCRIPTION = re.compile(r"<desc[^>]*>.*?</desc>", re.DOTALL)
 #: Rich's markup in help texts, and the line that begins the examples.
 MARKUP = re.compile(r"\[/?(?:dim|bold|italic)\]")
 EXAMPLES = re.compile(r"^\[dim\]Examples?:\[/dim\]", re.MULTILINE)
-MISSING = "Not measured yet: `scripts/reference_results.sh` makes `{file}`."
+MISSING = "Not measured yet: `{script}` makes `{file}`."
+#: What makes the files of a view, where it is not scripts/reference_results.sh.
+MAKERS = {"curve": "scripts/bench/stage.py", "closest": "scripts/bench/stage.py"}
 
 #: Tables of result files. Those of several files take all that exist, the others the first.
 VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
@@ -62,6 +75,24 @@ VIEWS: Mapping[str, Callable[[Sequence[Any]], TextTable]] = {
     "conformance": conformance_content,
     "refusals": refusals_content,
     "bundles": bundles_content,
+    "curve": curve_content,
+    "closest": closest_content,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of result files; `draw` takes them, a key and a title."""
+
+    title: str
+    draw: Callable[..., str]
+
+    def of(self, results: Sequence[Any], key: str) -> str:
+        return stand_alone(self.draw(results, key=key, title=self.title))
+
+
+PICTURES: Mapping[str, Picture] = {
+    "curve": Picture("Gain of co-execution against the ratio of the processors' speeds", curve_svg),
 }
 
 
@@ -144,7 +175,44 @@ def rendered(page: Path) -> str:
     if page == CLI_PAGE:
         return cli_reference()
     text = page.read_text(encoding="utf-8")
-    return MARKED.sub(lambda match: match[1] + _generated(match["what"]) + match["end"], text)
+    return MARKED.sub(lambda match: match[1] + _part(match) + match["end"], text)
+
+
+def drawn(page: Path) -> dict[Path, str]:
+    """The pictures that a page should have, by their files."""
+    found = {}
+    for match in MARKED.finditer(page.read_text(encoding="utf-8")):
+        if match["kind"] == "picture":
+            view, name, *names = match["what"].split()
+            if files := _files(names):
+                results = [load_result(file) for file in files]
+                found[page.parent / name] = PICTURES[view].of(results, Path(name).stem)
+    return found
+
+
+def is_current(picture: Path, content: str) -> bool:
+    """Whether a picture shows what it should: not every matplotlib draws it in the same letters."""
+    now = picture.read_text(encoding="utf-8") if picture.is_file() else ""
+    return DESCRIPTION.findall(now) == DESCRIPTION.findall(content)
+
+
+def _part(match: re.Match[str]) -> str:
+    if match["kind"] == "table":
+        return _generated(match["what"])
+    view, name, *names = match["what"].split()
+    if view not in PICTURES:
+        raise SystemExit(f"<!-- picture: {view} --> must be one of {', '.join(PICTURES)}.")
+    return f"\n![{PICTURES[view].title}]({name})\n\n" if _files(names) else _missing(view, names)
+
+
+def _missing(view: str, names: Sequence[str]) -> str:
+    script = MAKERS.get(view, "scripts/reference_results.sh")
+    return f"\n{MISSING.format(script=script, file=names[0])}\n\n"
+
+
+def _files(names: Sequence[str]) -> list[Path]:
+    """The result files that there are."""
+    return [file for name in names for file in sorted(DOCS.glob(name))]
 
 
 def _generated(what: str) -> str:
@@ -154,9 +222,9 @@ def _generated(what: str) -> str:
     if view not in VIEWS or not names:
         known = ", ".join([*LISTS, *(f"{name} FILE" for name in VIEWS)])
         raise SystemExit(f"<!-- table: {what} --> must be one of {known}.")
-    files = [DOCS / name for name in names if (DOCS / name).is_file()]
+    files = _files(names)
     if not files:
-        return f"\n{MISSING.format(file=names[0])}\n\n"
+        return _missing(view, names)
     return f"\n{VIEWS[view]([load_result(file) for file in files]).to_markdown()}\n\n"
 
 
@@ -228,11 +296,14 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, list what is stale")
     check = parser.parse_args().check
     stale = [p for p in [*pages(), CLI_PAGE] if not p.is_file() or p.read_text() != rendered(p)]
-    for page in dict.fromkeys(stale):
-        print(f"{page.relative_to(ROOT)} {'is stale' if check else 'rewritten'}")
+    content = {page: rendered(page) for page in dict.fromkeys(stale)}
+    pictures = [pair for page in pages() for pair in drawn(page).items()]
+    content |= {path: svg for path, svg in pictures if not is_current(path, svg)}
+    for path, text in content.items():
+        print(f"{path.relative_to(ROOT)} {'is stale' if check else 'rewritten'}")
         if not check:
-            page.write_text(rendered(page), encoding="utf-8")
-    if check and stale:
+            path.write_text(text, encoding="utf-8")
+    if check and content:
         sys.exit("`make docs` renders them again.")
 
 

@@ -12,14 +12,16 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from codl.errors import CodlError
-from codl.report import plots, summaries, tables, waterfalls
+from codl.report import curves, plots, summaries, tables, waterfalls
 from codl.report.content import TextTable
+from codl.report.curve_picture import curve_svg
 from codl.report.findings import findings
 from codl.report.load import load_result
 from codl.report.results import (
     UNMEASURED,
     CollectResult,
     ConformanceResult,
+    CurveResult,
     EvalResult,
     ExplainResult,
     PackageResult,
@@ -240,6 +242,24 @@ def _explain(key: str, result: ExplainResult) -> PageSection:
     )
 
 
+def _curve(key: str, result: CurveResult) -> PageSection:
+    found = curves.families([result])
+    sources = [point.source for own in found for point in own.points]
+    what = "Gain of co-execution over the better processor, against the ratio of their speeds."
+    svg = curve_svg([result], key=f"{key}-curve", title="Gain against the ratio of speeds")
+    figures = (Figure(Markup(svg), " ".join((what, *tables.warnings(sources)))),) if found else ()
+    shown = (curves.closest_content([result]), curves.curve_content([result]))
+    return PageSection(
+        key=key,
+        heading="Gain against the ratio of speeds",
+        origin=result,
+        parts=(PagePart(figures=figures, tables=shown),),
+        findings=curves.findings([result]),
+        unmeasured=_unmeasured(sources),
+        is_one_cpu=all(own.soc.is_one_cpu for own in result.evaluations),
+    )
+
+
 SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     EvalResult: _eval,
     TrainResult: _train,
@@ -250,6 +270,7 @@ SECTIONS: Mapping[type, Callable[[str, Any], PageSection]] = {
     ConformanceResult: _conformance,
     PackageResult: _package,
     ExplainResult: _explain,
+    CurveResult: _curve,
 }
 
 

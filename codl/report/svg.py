@@ -61,6 +61,12 @@ def to_svg(figure: Any, *, key: str, title: str, description: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
+def stand_alone(svg: str) -> str:
+    """The same as a file of its own: no page gives it colours and a font."""
+    look = "color: #1f2328; background: white; font-family: sans-serif"
+    return svg.replace("<svg ", f'<svg style="{look}" ', 1) + "\n"
+
+
 def _strip(root: ElementTree.Element) -> None:
     """Drop the metadata, the fixed size, and the style sheet, which would style the whole page."""
     for element in root.findall(f"{{{SVG}}}metadata"):

@@ -94,6 +94,59 @@ def test_generated_parts_are_current(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_pictures_are_current(page: Path) -> None:
+    for path, svg in render_docs.drawn(page).items():
+        assert render_docs.is_current(path, svg), f"{_id(path)} is stale: run `make docs`."
+
+
+MARKS = """<!-- table: closest results/curve-*.json -->
+<!-- end -->
+<!-- picture: curve curve.svg results/curve-*.json -->
+<!-- end -->
+"""
+
+
+def test_a_picture_is_drawn_of_all_files_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_docs, "DOCS", tmp_path)
+    page, picture = tmp_path / "page.md", tmp_path / "curve.svg"
+    page.write_text(MARKS)
+    assert render_docs.rendered(page).count("Not measured yet: `scripts/bench/stage.py`") == 2
+    assert not render_docs.drawn(page)
+    for name in ("one", "two"):
+        _write_curve(tmp_path / f"results/curve-{name}.json", name)
+    text = render_docs.rendered(page)
+    assert "| testnet | size one | 0.500 |" in text
+    assert "| testnet | size two | 0.500 |" in text
+    assert "](curve.svg)" in text
+    assert list(render_docs.drawn(page)) == [picture]
+    svg = render_docs.drawn(page)[picture]
+    assert not render_docs.is_current(picture, svg)
+    picture.write_text(svg.replace("M", "m"))  # as another matplotlib would draw it
+    assert render_docs.is_current(picture, svg)
+    _write_curve(tmp_path / "results/curve-two.json", "two", codl_ms=9.0)
+    assert not render_docs.is_current(picture, render_docs.drawn(page)[picture])
+
+
+def _write_curve(path: Path, name: str, codl_ms: float = 8.0) -> None:
+    """A file of one point, of test data."""
+    rows = [
+        {
+            "model": "testnet",
+            "strategy": strategy,
+            "latency_ms": {"median": ms, "p20": ms, "p80": ms, "runs": 9},
+            "predicted_ms": ms,
+            "source": "simulated",
+        }
+        for strategy, ms in (("cpu", 10.0), ("gpu", 20.0), ("codl", codl_ms))
+    ]
+    soc = {"name": name, "description": f"size {name}"}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"command": "curve", "evaluations": [{"soc": soc, "rows": rows}]}))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_commands_exist(page: Path) -> None:
     text = page.read_text()
     for line in _blocks(text):
@@ -158,7 +211,8 @@ def test_results_are_what_a_kept_command_writes(path: Path) -> None:
     assert json.loads(path.read_text())["commit"]
     load_result(path)
     soc = path.stem.rpartition("-")[2]
-    script = (ROOT / "scripts" / "reference_results.sh").read_text()
+    makers = ("reference_results.sh", "bench/stage.py")
+    script = "".join((ROOT / "scripts" / name).read_text() for name in makers)
     names = {path.name, path.name.replace(f"-{soc}.", "-$name.")}
     names |= {re.sub(r"^package-\w+-", "package-$model-", name) for name in names}
     assert any(name in script for name in names), f"no command makes {path.name}"

@@ -1,0 +1,276 @@
+"""The gain of co-execution against the ratio of the processors' speeds: tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from statistics import geometric_mean
+
+from codl.ir.results import EvalRow
+from codl.report.content import NONE, Column, TextRow, TextSection, TextTable, digits, listed
+from codl.report.notes import LATENCY
+from codl.report.results import CurveResult, EvalResult, SocSummary
+from codl.report.summaries import origin_lines
+from codl.report.tables import mark, warnings
+
+#: The better one of the first two is what the third is compared with.
+CPU, GPU, PLAN = "cpu", "gpu", "codl"
+STRATEGIES = (CPU, GPU, PLAN)
+SPEEDS = "GPU speed over CPU speed"
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Milliseconds on either processor alone and on both."""
+
+    cpu_ms: float
+    gpu_ms: float
+    plan_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as the CPU the GPU is."""
+        return self.cpu_ms / self.gpu_ms
+
+    @property
+    def gain(self) -> float:
+        """Over the better processor."""
+        return min(self.cpu_ms, self.gpu_ms) / self.plan_ms
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A model on a SoC of some size; `predicted` is None where something had no prediction."""
+
+    soc: SocSummary
+    model: str
+    measured: Latencies
+    predicted: Latencies | None
+    source: str
+
+    @property
+    def bound(self) -> float:
+        """The gain of both processors side by side without loss."""
+        return lossless(self.measured.ratio)
+
+    @property
+    def distance(self) -> float:
+        """From processors that are equally fast."""
+        return abs(log2(self.measured.ratio))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Points of one pair of processors in several sizes, in the order of the file."""
+
+    title: str
+    points: tuple[CurvePoint, ...]
+
+    @property
+    def models(self) -> Mapping[str, tuple[CurvePoint, ...]]:
+        """The points of each model, those of the slowest GPU first."""
+        names = dict.fromkeys(point.model for point in self.points)
+        ordered = sorted(self.points, key=lambda point: point.measured.ratio)
+        return {name: tuple(p for p in ordered if p.model == name) for name in names}
+
+    @property
+    def closest(self) -> tuple[CurvePoint, ...]:
+        """Of each model the point at which both processors are most alike."""
+        return tuple(min(own, key=lambda point: point.distance) for own in self.models.values())
+
+
+def lossless(ratio: float) -> float:
+    """The most that two processors can gain over the better one."""
+    return 1 + min(ratio, 1 / ratio)
+
+
+def families(results: Sequence[CurveResult]) -> tuple[Family, ...]:
+    """The points of all files, those of one pair of processors together."""
+    found: dict[str, list[CurvePoint]] = {}
+    for (soc, model), rows in _measured(results).items():
+        if point := _point(soc, model, rows):
+            found.setdefault(_title(soc), []).append(point)
+    return tuple(Family(title, tuple(points)) for title, points in found.items())
+
+
+def _title(soc: SocSummary) -> str:
+    """The pair of processors, whatever its size."""
+    cpu, gpu = soc.cpu, soc.gpu
+    if cpu is None or gpu is None:
+        return soc.name
+    if soc.is_one_cpu:
+        return f"{cpu.name}, its cores divided between ncnn and {gpu.platform}"
+    return f"{gpu.name} in part beside {cpu.name}"
+
+
+def _size(soc: SocSummary) -> str:
+    """What tells it from others of its family."""
+    return soc.description.strip().rstrip(".") or soc.name
+
+
+def _evaluations(results: Sequence[CurveResult]) -> list[EvalResult]:
+    return [own for result in results for own in result.evaluations]
+
+
+def _measured(
+    results: Sequence[CurveResult],
+) -> dict[tuple[SocSummary, str], Mapping[str, EvalRow]]:
+    """The rows of each model on each SoC by strategy, the last ones where there are several."""
+    return {
+        (own.soc, model): {row.strategy: row for row in own.of(model)}
+        for own in _evaluations(results)
+        for model in own.models
+    }
+
+
+def _point(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> CurvePoint | None:
+    """None where one of the three failed."""
+    own = [rows[name] for name in STRATEGIES if name in rows]
+    levels = [row.latency_ms.level for row in own if row.latency_ms]
+    if len(levels) < len(STRATEGIES) or min(levels) <= 0:
+        return None
+    predicted = [row.predicted_ms for row in own if row.predicted_ms]
+    is_whole = len(predicted) == len(STRATEGIES)
+    sources = [row.source for row in own]
+    return CurvePoint(
+        soc=soc,
+        model=model,
+        measured=Latencies(*levels),
+        predicted=Latencies(*predicted) if is_whole else None,
+        source=mark(sources) or sources[-1],
+    )
+
+
+def curve_content(results: Sequence[CurveResult]) -> TextTable:
+    """A line for every model on every SoC."""
+    columns = (
+        Column("model", numeric=False),
+        *(Column(f"`{name}` (ms)") for name in STRATEGIES),
+        Column("predicted (ms)"),
+        Column(SPEEDS),
+        Column("gain"),
+        Column("predicted gain"),
+        Column("without loss"),
+    )
+    sections: dict[str, list[TextRow]] = {}
+    for (soc, model), rows in _measured(results).items():
+        sections.setdefault(_size(soc), []).append(_row(soc, model, rows))
+    caption = (
+        f"{LATENCY} All of a model on a SoC in one run, in turns.",
+        "Gains are over the better processor; without loss: that of both side by side, "
+        "1 + min(r, 1/r) for a ratio r of their speeds.",
+        *_origins(results),
+    )
+    own = tuple(TextSection(heading, tuple(rows)) for heading, rows in sections.items())
+    return TextTable("Gain against the ratio of speeds", columns, own, caption)
+
+
+def _row(soc: SocSummary, model: str, rows: Mapping[str, EvalRow]) -> TextRow:
+    point = _point(soc, model, rows)
+    if point is None:
+        reasons = [row.reason for row in rows.values() if row.reason]
+        return TextRow((model,), failure=listed(reasons) or "no reason recorded")
+    measured, predicted = point.measured, point.predicted
+    cells = (
+        model,
+        *map(digits, (measured.cpu_ms, measured.gpu_ms, measured.plan_ms)),
+        digits(predicted.plan_ms if predicted else None),
+        digits(measured.ratio),
+        digits(measured.gain),
+        digits(predicted.gain if predicted else None),
+        digits(point.bound),
+    )
+    return TextRow(cells, mark=mark([point.source]))
+
+
+def closest_content(results: Sequence[CurveResult]) -> TextTable:
+    """A line for every model: the SoC on which both processors are most alike, and the least gain
+    on any.
+    """
+    columns = (
+        Column("model", numeric=False),
+        Column("closest", numeric=False),
+        Column(SPEEDS),
+        Column("gain"),
+        Column("predicted gain"),
+        Column("without loss"),
+        Column("least gain on any"),
+    )
+    found = families(results)
+    sections = tuple(
+        TextSection(own.title, tuple(_closest(point, own) for point in own.closest))
+        for own in found
+    )
+    caption = (
+        *map(_summary, found),
+        *warnings([point.source for own in found for point in own.points]),
+    )
+    return TextTable("Where both processors are closest", columns, sections, caption)
+
+
+def _closest(point: CurvePoint, family: Family) -> TextRow:
+    predicted, own = point.predicted, family.models[point.model]
+    cells = (
+        point.model,
+        _size(point.soc),
+        digits(point.measured.ratio),
+        digits(point.measured.gain),
+        digits(predicted.gain) if predicted else NONE,
+        digits(point.bound),
+        digits(min(one.measured.gain for one in own)),
+    )
+    return TextRow(cells, mark=mark([one.source for one in own]))
+
+
+def findings(results: Sequence[CurveResult]) -> tuple[str, ...]:
+    """A sentence for each pair of processors."""
+    return tuple(map(_summary, families(results)))
+
+
+def _summary(family: Family) -> str:
+    gains = [point.measured.gain for point in family.closest]
+    bounds = [point.bound for point in family.closest]
+    least = min(family.points, key=lambda point: point.measured.gain)
+    return (
+        f"{family.title}: where the two are closest, the geometric mean of {len(gains)} models is "
+        f"{digits(geometric_mean(gains))} times the better one, {digits(geometric_mean(bounds))} "
+        f"without loss; the least at any size is {digits(least.measured.gain)}, of {least.model} "
+        f"({_size(least.soc)})."
+    )
+
+
+def _origins(results: Sequence[CurveResult]) -> tuple[str, ...]:
+    """What was measured on what, when and by which codl."""
+    evaluations = _evaluations(results)
+    lines = [_driver(own.soc) for own in evaluations if own.soc.gpu]
+    if any(own.soc.is_one_cpu for own in evaluations):
+        lines.append("Divided cores say nothing about a CPU beside a GPU.")
+    lines += warnings([row.source for own in evaluations for row in own.rows])
+    for result in results:
+        commits = [own.commit for own in result.evaluations if own.commit]
+        lines += origin_lines(replace(result, commit=listed(commits) or result.commit))
+    return tuple(dict.fromkeys(lines))
+
+
+def _driver(soc: SocSummary) -> str:
+    gpu = soc.gpu
+    return f"{_title(soc)}: {gpu.platform} {gpu.driver}." if gpu else ""
+
+
+def words(found: Sequence[Family]) -> str:
+    """All that a picture shows."""
+    return "; ".join(
+        f"{family.title}, {model}: {listed([_words(point) for point in own])}"
+        for family in found
+        for model, own in family.models.items()
+    )
+
+
+def _words(point: CurvePoint) -> str:
+    predicted = f" (predicted {digits(point.predicted.gain)})" if point.predicted else ""
+    source = mark([point.source])
+    return (
+        f"{digits(point.measured.gain)}{predicted} at {digits(point.measured.ratio)}"
+        f"{f' ({source})' if source else ''}"
+    )
