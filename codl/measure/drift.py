@@ -115,11 +115,12 @@ def calibration(runs: Mapping[str, Mapping[str, Any]], run: str) -> dict[str, fl
 
 
 def first_ms(dataset: Dataset) -> dict[tuple[str, str], float]:
-    """The usual levels of a dataset's first run that has anchors, in milliseconds, by `key`."""
+    """The usual levels of the first run that has anchors of a processor, in ms, by `key`."""
     runs = dataset.manifest().get("runs", {}) if dataset.manifest_path.exists() else {}
-    levels: dict[str, dict[str, float]] = next(
-        (run["anchors_ms"] for run in runs.values() if run.get("anchors_ms")), {}
-    )
+    levels: dict[str, dict[str, float]] = {}
+    for run in runs.values():
+        for side, own in run.get("anchors_ms", {}).items():
+            levels.setdefault(side, own)
     return {(op, side): ms for side, own in levels.items() for op, ms in own.items()}
 
 

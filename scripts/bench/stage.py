@@ -7,11 +7,11 @@ and an OpenCL runtime for CPUs (the number behind it):
     python scripts/bench/stage.py --left 4,2,8,1,16 -o docs/results/curve-h200.json
     python scripts/bench/stage.py --cores 8:8,4:8,2:8,1:8,8:4 -o docs/results/curve-pocl.json
 
-Each of them is a SoC that is described, collected from, learned and evaluated on its own, as any
-other device: with the defaults that takes at most four minutes, half of it for the collection. The
-file is written after every model. Started again with the same file, it goes on with what that
-lacks; a model that failed is tried again. So it may be killed at any time, and a machine that is
-lent for ten minutes does
+Each of them is a SoC that is described, collected from, learned and evaluated as any other device,
+but for rows of a side that two have in common (see `stage_rows`). With the defaults that takes at
+most four minutes, half of it for the collection. The file is written after every model. Started
+again with the same file, it goes on with what that lacks; a model that failed is tried again. So it
+may be killed at any time, and a machine that is lent for ten minutes does
 
     python scripts/bench/stage.py --left 4,2,8,1,16 --within 570s --folder /tmp/curve -o curve.json
 
@@ -34,6 +34,7 @@ from pathlib import Path
 from time import perf_counter
 
 from curve_file import CurveFile, failed
+from stage_rows import take_rows
 from stage_socs import Stage, of_cores, of_multiprocessors
 
 from codl.cli.options import read_seconds
@@ -69,13 +70,15 @@ def _run(options: argparse.Namespace) -> None:
     os.chdir(options.folder)
     _prepare()
     within_s, budget_s = read_seconds(options.within), read_seconds(options.budget)
-    for stage in _stages(options):
+    stages = _stages(options)
+    for stage in stages:
         spent_s = perf_counter() - begin
         left_s = budget_s if within_s is None else min(budget_s, within_s - spent_s)
         if left_s < LEAST * budget_s:
             _say(f"{stage.name} and what follows are left for another time")
             break
         try:
+            take_rows(stage, (other for other in stages if other != stage))
             _measure(stage, options, file, left_s)
         except (CodlError, OSError, subprocess.SubprocessError) as error:
             _say(f"{stage.name}: {error}")

@@ -276,6 +276,14 @@ def test_an_evaluation_says_how_slow_the_machine_is(
     assert together.slowdown(times.anchors, {}) is None
 
 
+def test_usual_levels_are_those_of_the_first_run_that_knows_a_processor(tmp_path: Path) -> None:
+    dataset = Dataset.of("test", tmp_path)
+    levels = [{"cpu": {"a": 1.0}}, {"cpu": {"a": 2.0}, "gpu": {"a": 3.0}}, {"gpu": {"a": 4.0}}]
+    runs: dict[str, Any] = {f"run{at}": {"anchors_ms": own} for at, own in enumerate(levels, 2)}
+    dataset.write_manifest({"source": "measured", "runs": {"run1": {}, **runs}})
+    assert drift.first_ms(dataset) == {("a", "cpu"): 1.0, ("a", "gpu"): 3.0}
+
+
 def test_training_divides_by_the_calibration(tmp_path: Path) -> None:
     dataset = Dataset.of("test", tmp_path)
     runs = {"run1": {}, "run2": {"calibration": {"cpu": 1.25, "gpu": 2.0}}}

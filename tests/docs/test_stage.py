@@ -1,0 +1,154 @@
+"""The script behind docs/curve.md, where no device is needed: sizes, common rows, its file."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from codl.errors import CodlError, InvalidFileError
+from codl.ir import soc as socs
+from codl.measure.dataset import AnchorRow, Dataset, OpRow
+from codl.report.curves import families
+from codl.report.load import load_result
+from codl.report.results import CurveResult
+from codl.runtime.placement import LocalSoc, Placement
+
+BENCH = Path(__file__).resolve().parents[2] / "scripts" / "bench"
+OP = "conv2d in=1x16x10x10 oc=64 kernel=3x3 pad=1"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Modules of scripts/bench by name."""
+    monkeypatch.syspath_prepend(str(BENCH))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+def card(units: int = 132) -> LocalSoc:
+    """A machine with a GPU, of test data."""
+    facts = socs.load("epyc2")
+    gpu = replace(facts.gpu, name="Test GPU", type="gpu", compute_units=units)
+    cpu = replace(facts.cpu, threads=16)
+    return LocalSoc.of(replace(facts.facts, cpu=cpu, gpu=gpu), Placement("test", tuple(range(16))))
+
+
+def cores(count: int = 16) -> LocalSoc:
+    """A machine without one, as `codl soc detect` divides it."""
+    facts, half = socs.load("epyc2"), count // 2
+    gpu = replace(facts.gpu, compute_units=half)
+    cpu = replace(facts.cpu, threads=half)
+    every = tuple(range(count))
+    placement = Placement("test", every[:half], every[half:])
+    return LocalSoc.of(replace(facts.facts, cpu=cpu, gpu=gpu), placement)
+
+
+def test_sizes_of_a_gpu_are_socs_of_their_own(script: Any) -> None:
+    stage = script("stage_socs").of_multiprocessors(card(), 4)
+    assert (stage.name, stage.serial) == ("left4", "stage:4")
+    assert stage.soc.description == "Test GPU, 4 of 132 multiprocessors"
+    assert stage.soc.gpu.compute_units == 4
+    assert stage.soc.placement == card().placement
+    for left in (0, 133):
+        with pytest.raises(CodlError, match=f"{left} of 132"):
+            script("stage_socs").of_multiprocessors(card(), left)
+
+
+def test_cores_are_divided_from_either_end(script: Any) -> None:
+    stage = script("stage_socs").of_cores(cores(), 2, 8)
+    assert (stage.name, stage.serial) == ("cores2-8", "local")
+    assert stage.soc.placement.cpu_cores == (0, 1)
+    assert stage.soc.placement.gpu_cores == tuple(range(8, 16))
+    assert (stage.soc.cpu.threads, stage.soc.gpu.compute_units) == (2, 8)
+    for pair in ((0, 8), (8, 0), (9, 8)):
+        with pytest.raises(CodlError, match=f"{pair[0]}:{pair[1]} cannot be had of 16 cores"):
+            script("stage_socs").of_cores(cores(), *pair)
+    with pytest.raises(CodlError, match="is a GPU"):
+        script("stage_socs").of_cores(card(), 8, 8)
+
+
+def test_rows_of_a_common_side_are_measured_once(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = (script("stage_socs").of_multiprocessors(card(), left) for left in (4, 8))
+    take_rows = script("stage_rows").take_rows
+    assert take_rows(other, [one]) == 0
+    _write_dataset(one.soc)
+    assert take_rows(other, [one]) == 2
+    own = Dataset.of("left8")
+    assert set(own.tables()) == {"conv2d_cpu_gemm", "mulayer_conv2d_cpu"}
+    assert [row.run for row in own.ops("conv2d_cpu_gemm").read()] == ["run1"]
+    assert other.soc.is_as_in(own.manifest()["soc"])
+    run = own.manifest()["runs"]["run1"]
+    assert run["anchors_ms"] == {"cpu": {OP: 1.0}}
+    assert run["serial"] == "stage:4"
+    assert take_rows(other, [one]) == 0  # what is there stays
+
+
+def _write_dataset(soc: LocalSoc) -> None:
+    dataset = Dataset.of(soc.name)
+    row = OpRow(op=OP, dim="H", share=1.0, part=OP, latency_ms=5, run="run1")
+    for name in ("conv2d_cpu_gemm", "conv2d_gpu_direct", "mulayer_conv2d_cpu", "dispatch"):
+        dataset.ops(name).append(row)
+    dataset.anchors().append(AnchorRow(op=OP, processor="cpu", batch=1, latency_ms=1, run="run1"))
+    run = {"anchors_ms": {"cpu": {OP: 1.0}, "gpu": {OP: 2.0}}, "serial": "stage:4"}
+    content = {"source": "measured", "soc": soc.to_dict(), "runs": {"run1": run}}
+    dataset.write_manifest(content)
+
+
+def test_sides_are_common_where_the_same_cores_do_the_same(script: Any) -> None:
+    of_cores, common = script("stage_socs").of_cores, script("stage_rows").common_side
+    even = of_cores(cores(), 8, 8)
+    assert common(of_cores(cores(), 2, 8), even) == "gpu"
+    assert common(of_cores(cores(), 8, 4), even) is None  # tiles are tuned for other cores
+    assert common(script("stage_socs").of_multiprocessors(card(), 4), even) is None
+
+
+def rows(status: str = "ok") -> list[dict[str, Any]]:
+    latency = {"median": 8.0, "p20": 8.0, "p80": 9.0, "runs": 9} if status == "ok" else None
+    own = {"model": "testnet", "latency_ms": latency, "predicted_ms": 7.0}
+    return [
+        {**own, "strategy": name, "source": "simulated", "status": status}
+        for name in ("cpu", "gpu", "codl")
+    ]
+
+
+def test_the_file_grows_by_models_and_goes_on_with_what_failed(script: Any, tmp_path: Path) -> None:
+    file, path = script("curve_file"), tmp_path / "results" / "curve.json"
+    soc = script("stage_socs").of_multiprocessors(card(), 4).soc.to_json()
+    file.CurveFile(path).add(soc, "stage:4", file.failed("testnet", "the process was ended"))
+    again = file.CurveFile(path)
+    assert again.has("left4", "testnet")
+    assert not again.is_measured("left4", "testnet")
+    again.forget("left4", ["testnet"])
+    assert not file.CurveFile(path).has("left4", "testnet")
+    again.add(soc, "stage:4", rows())
+    again.add(soc, "stage:4", [{**row, "model": "other"} for row in rows("failed")])
+    assert file.CurveFile(path).is_measured("left4", "testnet")
+    assert not file.CurveFile(path).is_measured("left4", "other")
+    assert not file.CurveFile(path).is_measured("left8", "testnet")
+    result = load_result(path)
+    assert isinstance(result, CurveResult)
+    assert len(result.evaluations) == 1
+    assert [len(family.points) for family in families([result])] == [1]
+
+
+def test_another_file_is_not_written_over(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "eval.json"
+    path.write_text('{"command": "eval", "soc": "x", "rows": []}')
+    with pytest.raises(InvalidFileError, match="holds no curve"):
+        script("curve_file").CurveFile(path)
+    content = path.read_text()
+    other = script("curve_file").CurveFile(tmp_path / "curve.json")
+    with pytest.raises(InvalidFileError, match="must be a number"):
+        other.add({"name": "x"}, "local", [{**rows()[0], "predicted_ms": "soon"}])
+    assert (path.read_text(), other.path.exists()) == (content, False)
