@@ -87,7 +87,8 @@ def _heads_of(steps: Steps, heads: int, pairs: int = 0) -> tuple[Operand, int]:
     """
     x = steps.operand(steps.node.inputs[0])
     if len(x.sizes) == 4:
-        return x, 2
+        # No attribute of ONNX's: a pass that has found the embedding sets it.
+        return x, int(attribute(steps.node, "axis", 2))
     n, tokens, width = x.sizes
     heads = heads or (width // (2 * pairs) if pairs else 0)
     if not heads or width % heads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -34,6 +35,11 @@ class Graph:
     types: Mapping[str, int] = field(default_factory=dict)
     domains: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def makers(self) -> Mapping[str, Node]:
+        """By their first outputs, the nodes that make them."""
+        return {node.outputs[0]: node for node in self.nodes}
 
     @property
     def images(self) -> int:

@@ -13,6 +13,7 @@ from codl.frontend.models import (
     alexnet,
     bert,
     custom,
+    deit_tiny,
     deployment,
     fast_style_transfer,
     matmul,
@@ -23,7 +24,11 @@ from codl.frontend.models import (
     resnet50,
     resnet50_v2,
     retinaface,
+    sd_unet_block,
+    smollm2_135m,
     vgg16,
+    vit_base,
+    whisper_tiny_encoder,
     yolov2,
 )
 from codl.frontend.models.batch import set_batch
@@ -49,6 +54,11 @@ BUILT_IN: Mapping[str, Callable[[ModelBuilder], None]] = {
     "resnet50": resnet50.describe,
     "resnet50_v2": resnet50_v2.describe,
     "bert": bert.describe,
+    "vit_base": vit_base.describe,
+    "deit_tiny": deit_tiny.describe,
+    "whisper_tiny_encoder": whisper_tiny_encoder.describe,
+    "sd_unet_block": sd_unet_block.describe,
+    "smollm2_135m": smollm2_135m.describe,
     "matmul": matmul.describe,
     "op_chain": op_chain.describe,
 }

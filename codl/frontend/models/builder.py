@@ -68,6 +68,15 @@ class ModelBuilder:
             attributes["dilations"] = _pair(dilation)
         return self.node("Conv", inputs, name=name, **attributes)
 
+    def conv1d(self, x: str, oc: int, kernel: int, *, pad: int, stride: int = 1) -> str:
+        """Along the last of three axes."""
+        name = self._numbered("conv", "Conv")
+        shape = (oc, self.shapes[x][1], kernel)
+        weight = self._products(f"{name}.weight", shape, ALL_KEPT / prod(shape[1:]))
+        inputs = [x, weight, self._uniform(f"{name}.bias", oc, -0.1, 0.1)]
+        attributes = {"kernel_shape": [kernel], "strides": [stride], "pads": [pad, pad]}
+        return self.node("Conv", inputs, name=name, **attributes)
+
     def conv_transpose(self, x: str, oc: int, kernel: IntPair, *, stride: IntPair, pad: Pads,
                        bias: bool = True) -> str:  # fmt: skip
         """`pad` is what is cut off the whole result."""
@@ -99,12 +108,13 @@ class ModelBuilder:
         shift = self._uniform(f"{name}.shift", c, -0.1, 0.1)
         return self.node("InstanceNormalization", [x, scale, shift], name=name)
 
-    def layer_norm(self, x: str) -> str:
-        """Over the last axis."""
+    def layer_norm(self, x: str, *, epsilon: float | None = None) -> str:
+        """Over the last axis; ONNX's own epsilon where none is given."""
         name, size = self._numbered("layer", "LayerNormalization"), self.shapes[x][-1]
         scale = self._uniform(f"{name}.scale", size, 0.9, 1.1)
         shift = self._uniform(f"{name}.shift", size, -0.1, 0.1)
-        return self.node("LayerNormalization", [x, scale, shift], name=name, axis=-1)
+        given = {} if epsilon is None else {"epsilon": epsilon}
+        return self.node("LayerNormalization", [x, scale, shift], name=name, axis=-1, **given)
 
     def relu(self, x: str) -> str:
         return self.node("Relu", [x])
@@ -160,8 +170,18 @@ class ModelBuilder:
         attributes["coordinate_transformation_mode"] = "asymmetric"
         return self.node("Resize", [x, "", scales], name=name, **attributes)
 
-    def concat(self, xs: Sequence[str]) -> str:
-        return self.node("Concat", list(xs), axis=1)
+    def concat(self, xs: Sequence[str], axis: int = 1) -> str:
+        return self.node("Concat", list(xs), axis=axis)
+
+    def part(self, x: str, axis: int, start: int, stop: int) -> str:
+        """Elements `start` to `stop` along an axis."""
+        name = self._numbered("slice", "Slice")
+        places = {"starts": start, "ends": stop, "axes": axis}
+        bounds = [
+            self.constant(f"{name}.{key}", np.array([value], np.int64))
+            for key, value in places.items()
+        ]
+        return self.node("Slice", [x, *bounds], name=name)
 
     def flatten(self, x: str) -> str:
         return self.node("Flatten", [x], axis=1)
@@ -181,13 +201,19 @@ class ModelBuilder:
     def matmul(self, x: str, y: str) -> str:
         return self.node("MatMul", [x, y])
 
-    def linear(self, x: str, features: int, *, gain: float = ALL_KEPT) -> str:
+    def linear(self, x: str, features: int, *, gain: float = ALL_KEPT, bias: bool = True) -> str:
         """A product of the last axis with a constant matrix, and a bias."""
         name = self._numbered("matmul", "MatMul")
         shape = (self.shapes[x][-1], features)
         weight = self._products(f"{name}.weight", shape, gain / shape[0])
         x = self.node("MatMul", [x, weight], name=name)
-        return self.add(x, self._uniform(f"{name}.bias", features, -0.1, 0.1))
+        return self.add(x, self._uniform(f"{name}.bias", features, -0.1, 0.1)) if bias else x
+
+    def learned(
+        self, name: str, shape: tuple[int, ...], *, spread: float, mean: float = 0.0
+    ) -> str:
+        """Weights that are no layer's own, such as the places of tokens; normally distributed."""
+        return self._products(name, shape, spread**2, mean)
 
     def fully_connected(self, x: str, oc: int) -> str:
         name, features = self._numbered("fc", "Gemm"), self.shapes[x][1]
@@ -251,13 +277,16 @@ class ModelBuilder:
         """A generator that depends on the seed and the tensor's name, not on the order."""
         return np.random.default_rng([self.seed, crc32(f"{self.name}/{name}".encode())])
 
-    def _products(self, name: str, shape: tuple[int, ...], variance: float) -> str:
+    def _products(
+        self, name: str, shape: tuple[int, ...], variance: float, mean: float = 0.0
+    ) -> str:
         """Normally distributed weights of a product."""
         self.parameters += prod(shape)
         if not self._weights:
             return self._declared(name, shape)
         values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
         values *= np.float32(np.sqrt(variance))
+        values += np.float32(mean)
         return self.constant(name, values)
 
     def _uniform(self, name: str, size: int, low: float, high: float) -> str:

@@ -1,0 +1,177 @@
+"""Norms, activations and embeddings that models spell out, recognised; against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from support.references import check, model_of_values
+
+from codl.ir import Network
+
+Values = dict[str, NDArray[Any]]
+SHAPE = (2, 5, 8)
+
+
+def random(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def scalars(**values: float) -> Values:
+    return {name: np.asarray(value, np.float32) for name, value in values.items()}
+
+
+def node(text: str, **attributes: object) -> onnx.NodeProto:
+    """Such as `y = Add x z`."""
+    output, _, kind, *inputs = text.split()
+    return helper.make_node(kind, inputs, [output], **attributes)
+
+
+def kinds(network: Network) -> list[str]:
+    return [layer.op.kind for layer in network.layers]
+
+
+ROOTS = {
+    "reciprocal": ["i = Reciprocal r", "n = Mul x i"],
+    "over": ["i = Div one r", "n = Mul i x"],
+    "divided": ["n = Div x r"],
+}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("square", ["s = Pow x two", "s = Mul x x"])
+@pytest.mark.parametrize("end", ["y = Mul n g", "y = Mul g n", "y = Identity n"])
+@pytest.mark.parametrize("opset", [17, 18])
+def test_rms_norms(root: str, square: str, end: str, opset: int) -> None:
+    given, constants = {"x": random(*SHAPE)}, scalars(two=2, one=1, e=1e-3) | {"g": random(8)}
+    mean = node("m = ReduceMean s", axes=[-1])
+    if opset == 18:
+        mean, constants["axes"] = node("m = ReduceMean s axes"), np.array([-1])
+    texts = ["a = Add e m", "r = Sqrt a", *ROOTS[root], end]
+    nodes = [node(square), mean, *map(node, texts)]
+    network = check(model_of_values(nodes, given, constants, opset), given)
+    assert kinds(network) == ["norm"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norms(bias: bool) -> None:
+    given = {"x": random(*SHAPE)}
+    constants = scalars(two=2, e=1e-3) | {"g": random(8), "c": random(8, seed=1)}
+    nodes = [
+        node("u = ReduceMean x", axes=[-1]),
+        node("d = Sub x u"),
+        node("s = Pow d two"),
+        node("m = ReduceMean s", axes=[2]),
+        *map(node, ["a = Add m e", "r = Sqrt a", "n = Div d r"]),
+        *map(node, ["w = Mul n g", "y = Add w c"] if bias else ["y = Mul n g"]),
+    ]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert kinds(network) == ["norm"]
+    assert network.layers[0].op.center  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"m": ("m = ReduceMean s", [1])}, {"s": ("s = Mul x g", None)}, {"g": random(5, 1)}],
+)
+def test_what_is_no_norm_of_the_last_axis_stays(changed: dict[str, Any]) -> None:
+    given, constants = {"x": random(*SHAPE)}, scalars(e=9.0) | {"g": random(8)}
+    constants["g"] = changed.get("g", constants["g"])
+    square, _ = changed.get("s", ("s = Mul x x", None))
+    mean, axes = changed.get("m", ("m = ReduceMean s", [2]))
+    texts = ["a = Add m e", "r = Sqrt a", "n = Div x r", "y = Mul n g"]
+    nodes = [node(square), node(mean, axes=axes), *map(node, texts)]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert kinds(network) != ["norm"]
+
+
+@pytest.mark.parametrize("cube", [["p = Pow x three"], ["q = Mul x x", "p = Mul q x"]])
+@pytest.mark.parametrize(
+    "end", [["h = Mul half x", "y = Mul h t"], ["h = Mul x t", "y = Mul h half"]]
+)
+def test_gelus_with_a_tangent(cube: list[str], end: list[str]) -> None:
+    given = {"x": random(*SHAPE) * 3}
+    constants = scalars(three=3, half=0.5, one=1, small=0.044715, root=(2 / np.pi) ** 0.5)
+    texts = [*cube, "b = Mul p small", "c = Add x b", "d = Mul c root"]
+    nodes = [*map(node, texts), node("f = Tanh d"), node("t = Add f one"), *map(node, end)]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert [layer.op.activation.kind for layer in network.layers] == ["gelu_tanh"]
+
+
+def test_quick_gelus() -> None:
+    given, constants = {"x": random(*SHAPE) * 3}, scalars(f=1.702)
+    nodes = [*map(node, ["a = Mul f x", "g = Sigmoid a", "y = Mul x g"])]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert [layer.op.activation.kind for layer in network.layers] == ["silu", "none"]
+
+
+HEADS, TOKENS, EACH = 3, 5, 8
+
+
+def rotary(x: str, *, splits: bool = False) -> list[onnx.NodeProto]:
+    """x * cos + exchanged * sin, named after x."""
+    if splits:
+        parts = [helper.make_node("Split", [x, "halves"], [f"{x}1", f"{x}2"], axis=-1)]
+    else:
+        parts = [node(f"{x}1 = Slice {x} zero mid last"), node(f"{x}2 = Slice {x} mid far last")]
+    return [
+        *parts,
+        node(f"{x}n = Neg {x}2"),
+        node(f"{x}j = Concat {x}n {x}1", axis=-1),
+        node(f"{x}c = Mul {x} cos"),
+        node(f"{x}s = Mul {x}j sin"),
+        node(f"y{x} = Add {x}c {x}s"),
+    ]
+
+
+def bounds() -> Values:
+    ends = {"zero": 0, "mid": EACH // 2, "far": np.iinfo(np.int64).max, "last": -1}
+    return {name: np.array([end]) for name, end in ends.items()} | {
+        "halves": np.array([EACH // 2] * 2)
+    }
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_embeddings_by_constant_angles(splits: bool, heads_first: bool) -> None:
+    inner = (HEADS, TOKENS) if heads_first else (TOKENS, HEADS)
+    given = {"x": random(2, *inner, EACH)}
+    angles = np.tile(random(TOKENS, EACH // 2), 2)
+    angles = angles[None, None] if heads_first else angles[None, :, None]
+    constants = bounds() | {"cos": np.cos(angles), "sin": np.sin(angles)}
+    proto = model_of_values(rotary("x", splits=splits), given, constants, outputs=("yx",))
+    assert kinds(check(proto, given)) == ["rotary"]
+
+
+def test_embeddings_by_positions_that_are_given() -> None:
+    """As exporters write it: angles of each image's positions, for queries and keys."""
+    given = {name: random(2, HEADS, TOKENS, EACH, seed=i) for i, name in enumerate("qk")}
+    given["p"] = np.arange(2 * TOKENS).reshape(2, TOKENS)
+    constants = bounds() | {"w": random(1, EACH // 2, 1), "axis": np.array([1])}
+    constants |= {"heads": np.array([1]), "middle": np.array([1])}
+    nodes = [
+        node("pf = Cast p", to=TensorProto.FLOAT),
+        node("pr = Unsqueeze pf middle"),
+        node("f0 = MatMul w pr"),
+        node("f = Transpose f0", perm=[0, 2, 1]),
+        node("e = Concat f f", axis=-1),
+        *map(node, ["c0 = Cos e", "s0 = Sin e"]),
+        *map(node, ["cos = Unsqueeze c0 heads", "sin = Unsqueeze s0 heads"]),
+        *rotary("q"),
+        *rotary("k"),
+    ]
+    proto = model_of_values(nodes, given, constants, outputs=("yq", "yk"))
+    network = check(proto, given, encloses=True)
+    assert kinds(network).count("rotary") == 2
+    assert kinds(network).count("slice") == 2
+
+
+def test_angles_that_differ_between_the_halves_are_no_embedding() -> None:
+    given = {"x": random(2, HEADS, TOKENS, EACH)}
+    constants = bounds() | {name: random(1, 1, TOKENS, EACH, seed=9) for name in ("cos", "sin")}
+    network = check(model_of_values(rotary("x"), given, constants, outputs=("yx",)), given)
+    assert "rotary" not in kinds(network)

@@ -1,0 +1,70 @@
+"""Transformers as exporters write them: small ones of the built-in kinds, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.references import check
+
+from codl.frontend.models import bert, sd_unet_block, smollm2_135m, vit_base, whisper_tiny_encoder
+from codl.frontend.models.builder import ModelBuilder
+from codl.frontend.models.transformer import Transformer
+from codl.ir import Network
+
+SMALL = Transformer(layers=2, features=24, heads=3, widened=40)
+#: Twelve features a head, and three groups of three heads that share keys.
+LLAMA = Transformer(layers=2, features=108, heads=9, widened=40)
+
+
+def network_of(describe: Callable[[ModelBuilder], None]) -> Network:
+    """The network of a model, whose outputs by the ops' references are ONNX Runtime's."""
+    b = ModelBuilder("small")
+    describe(b)
+    random = np.random.default_rng(0)
+    given = {name: random.standard_normal(b.shapes[name]).astype(np.float32) for name in b.inputs}
+    return check(b.build(), given)
+
+
+def counted(network: Network) -> Counter[str]:
+    return Counter(layer.op.kind for layer in network.layers)
+
+
+def functions(network: Network) -> Counter[str]:
+    return Counter(layer.op.activation.kind for layer in network.layers)
+
+
+def test_bert() -> None:
+    network = network_of(lambda b: bert.describe(b, SMALL, tokens=6))
+    kinds = counted(network)
+    assert (kinds["norm"], kinds["softmax"], kinds["matmul"]) == (5, 2, 16)
+    assert functions(network)["gelu"] == 2
+
+
+def test_vit() -> None:
+    network = network_of(lambda b: vit_base.describe(b, SMALL, side=48))
+    assert counted(network)["norm"] == 5
+    assert functions(network)["gelu"] == 2
+
+
+def test_whisper() -> None:
+    network = network_of(lambda b: whisper_tiny_encoder.describe(b, SMALL, frames=14))
+    assert functions(network)["gelu"] == 4
+
+
+def test_a_block_of_a_unet() -> None:
+    network = network_of(lambda b: sd_unet_block.describe(b, channels=64, side=4))
+    kinds = counted(network)
+    assert (kinds["norm"], kinds["softmax"]) == (6, 2)
+    assert functions(network)["silu"] >= 3
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_a_llama(tokens: int) -> None:
+    network = network_of(lambda b: smollm2_135m.describe(b, LLAMA, tokens=tokens, words=50))
+    kinds = counted(network)
+    assert (kinds["norm"], kinds["rotary"], kinds["softmax"]) == (5, 4, 2)
+    assert not kinds["reduce"]
+    assert functions(network)["silu"] == 2
