@@ -20,9 +20,13 @@ VERSION = 1
 class CurveFile:
     """The evaluations of a file, as `codl eval` writes them, which grow by one model at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Read it, where it is there; raises `InvalidFileError` for another kind of file."""
+    def __init__(self, path: Path, commit: str = "") -> None:
+        """Read it, where it is there; raises `InvalidFileError` for another kind of file.
+
+        What is added is of codl at `commit`, or at that of its checkout.
+        """
         self.path = path
+        self._commit = {"commit": commit} if commit else {}
         self._evaluations: list[dict[str, Any]] = []
         if path.exists():
             if not isinstance(load_result(path), CurveResult):
@@ -49,7 +53,7 @@ class CurveFile:
 
     def add(self, soc: Mapping[str, Any], serial: str, rows: Sequence[dict[str, Any]]) -> None:
         """Add a model's rows and write the file: whatever happens next, they are there."""
-        origin = {**provenance(), "soc": soc, "serial": serial}
+        origin = {**provenance(), **self._commit, "soc": soc, "serial": serial}
         known = [own for own in self._of(soc["name"]) if _is_like(own, origin)]
         if known:
             known[-1].update(origin)
@@ -60,7 +64,8 @@ class CurveFile:
         self._write()
 
     def _write(self) -> None:
-        head = {"command": CurveResult.command, "version": VERSION, **provenance()}
+        origin = {**provenance(), **self._commit}
+        head = {"command": CurveResult.command, "version": VERSION, **origin}
         content = {**head, "evaluations": self._evaluations}
         parse_result(content, self.path)  # so that no file is written that cannot be read
         self.path.parent.mkdir(parents=True, exist_ok=True)

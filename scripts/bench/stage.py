@@ -98,6 +98,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", default="3", help="turns of each strategy, at least")
     parser.add_argument("--device", default="nvidia", help="the OpenCL device of --left")
     parser.add_argument("--runtime", default="pocl", help="the OpenCL device of --cores")
+    parser.add_argument("--commit", default="", help="codl's, where it is no checkout")
     parser.add_argument("--folder", type=Path, default=Path("curve"), help="where files are left")
     parser.add_argument("-o", "--output", type=Path, default=Path("curve.json"))
     options = parser.parse_args()
@@ -147,7 +148,7 @@ def _detect(name: str, device: str, *how: str) -> LocalSoc:
 
 def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: float) -> None:
     """Every model that the file lacks; raises `SubprocessError` where none can be."""
-    file = CurveFile(path)
+    file = CurveFile(path, options.commit)
     models = [m for m in options.models.split(",") if not file.is_measured(stage.name, m)]
     if not models:
         return
@@ -172,6 +173,7 @@ def _evaluate(
     Raises `SubprocessError` where it cannot begin.
     """
     left, how = list(models), ["--seconds", options.seconds, "--rounds", options.rounds]
+    how += ["--commit", options.commit]
     while left and (left_s := end - perf_counter()) > 0:
         on = ["--soc", stage.name, "--serial", stage.serial, "--models", ",".join(left)]
         command = [*EVALUATE, *on, *how, "--budget", f"{left_s:.0f}", "-o", str(path)]
@@ -184,7 +186,7 @@ def _evaluate(
             if error.returncode > 0:  # errors of a model are caught there
                 raise
             reason = f"the process was ended by signal {-error.returncode}"
-        file = CurveFile(path)
+        file = CurveFile(path, options.commit)
         left = [model for model in left if not file.has(stage.name, model)]
         if left:
             model, *left = left

@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each strategy, at least")
     parser.add_argument("--budget", type=float, default=180.0, help="seconds for all")
     parser.add_argument("--no-train", action="store_true", help="take the predictors that are here")
+    parser.add_argument("--commit", default="", help="codl's, where it is no checkout")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     begin = perf_counter()
@@ -55,7 +56,7 @@ def main() -> None:
         _train(soc)
     effort = Effort(min_rounds=options.rounds, min_seconds=options.seconds)
     context = Context.of(soc, note=_note)
-    file = CurveFile(options.output)
+    file = CurveFile(options.output, options.commit)
     with closing(connect(options.serial, soc)) as target:
         for model in options.models.split(","):
             if perf_counter() - begin > options.budget:
@@ -96,7 +97,7 @@ def _tell(soc: LocalSoc, rows: list[dict[str, Any]]) -> None:
         f"{row.strategy} {row.latency_ms.level:.3f} ms" if row.latency_ms else f"{row.strategy} -"
         for row in result.rows
     ]
-    cells += [f"{row.strategy}: {row.reason}" for row in result.rows if row.reason]
+    cells += dict.fromkeys(row.reason for row in result.rows if row.reason)
     codl = next((row for row in result.rows if row.strategy == "codl"), None)
     gain = result.speedup(codl) if codl else None
     predicted = codl.predicted_ms if codl else None

@@ -139,6 +139,10 @@ def test_the_file_grows_by_models_and_goes_on_with_what_failed(script: Any, tmp_
     result = load_result(path)
     assert isinstance(result, CurveResult)
     assert len(result.evaluations) == 1
+    file.CurveFile(path, "abc1234").add(soc, "stage:4", rows())
+    later = load_result(path)
+    assert isinstance(later, CurveResult)
+    assert later.commit == later.evaluations[-1].commit == "abc1234"
     assert [len(family.points) for family in families([result])] == [1]
 
 
