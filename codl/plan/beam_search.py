@@ -26,8 +26,6 @@ from codl.plan.transitions import START, Holdings, Transitions
 
 #: Labels that go on from one point; in the first, narrow search.
 WIDEST, NARROW = 64, 2
-#: With more chains than this, the narrow search is all there is.
-FEW = 200
 #: Weights of the CPU's clock that a lower bound is tried with.
 SHARES = tuple(i / 20 for i in range(1, 20))
 
@@ -126,7 +124,8 @@ def fastest(
     search = _LabelSearch(candidates, sharing, objective)
     bound = LowerBound.of(candidates)
     narrow = _sweep(search, bound, inf, NARROW)
-    if narrow.exact or (widest is None and sum(map(len, candidates.starting)) > FEW):
+    few = candidates.costs.cost.rules.few_chains
+    if narrow.exact or (widest is None and sum(map(len, candidates.starting)) > few):
         return narrow
     limit_ms = narrow.latency_ms if objective.is_latency else inf
     wide = _sweep(search, bound, limit_ms, widest or WIDEST)

@@ -21,7 +21,7 @@ from codl.ir import Dim, Network, Shape
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels.ort import CpuOrt
 from codl.lower.selection import residual_adds
-from codl.plan.cost_model import LEAST_SHARE, CostModel, Milliseconds, Move, Pair, both_ends
+from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair, both_ends
 from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
@@ -121,7 +121,8 @@ class ChainCosts:
     @cached_property
     def in_onnx(self) -> frozenset[int]:
         """The layers that ONNX Runtime computes on the CPU for the sake of their neighbours."""
-        return onnx_layers(self.network, self.cost)
+        joins = self.cost.rules.joins_onnx
+        return onnx_layers(self.network, self.cost) if joins else frozenset()
 
     def evaluate(self, walks: Sequence[Walk], *, limited: bool = False) -> CandidateTable:
         """The chains of some walks that both processors have variants for.
@@ -302,7 +303,8 @@ class _Evaluation:
         """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""
         images = totals["cpu_images"] / np.maximum(totals["cpu_parts"], 1)
         saved_ms = self._cost.turns(images) * totals["cpu_saved_ms"]
-        cpu_ms = np.maximum(totals["cpu_ms"] - saved_ms, LEAST_SHARE * totals["cpu_ms"])
+        least_ms = self._cost.rules.least_share * totals["cpu_ms"]
+        cpu_ms = np.maximum(totals["cpu_ms"] - saved_ms, least_ms)
         alone = np.column_stack([cpu_ms, totals["gpu_ms"]])
         loads = np.empty((len(alone), 2, 3))
         for side, name in enumerate(PROCESSORS):

@@ -7,7 +7,7 @@ were read, its batch may be computed at once, and plans that ran may have shown 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -23,6 +23,7 @@ from codl.kernels import registry
 from codl.kernels.base import Variant
 from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
+from codl.plan.rules import RULES, Rules
 from codl.plan.signal_costs import SignalCosts
 from codl.predict.context_terms import Batch, Besides, Colds, Launches
 from codl.predict.features import Item, sharing_target
@@ -32,13 +33,6 @@ Move: TypeAlias = tuple[Direction, Shape]
 Milliseconds: TypeAlias = NDArray[np.float64]
 #: One of the CPU, one of the GPU.
 Pair: TypeAlias = tuple[float, float]
-#: What is saved by running ops in one net leaves at least this share of their latencies.
-LEAST_SHARE = 0.1
-#: Of what a residual add takes on the GPU, the part that is left where a convolution does it: it
-#: reads one tensor, instead of two, and writes none. 0.2 was measured (docs/experiments).
-ADDED_INSIDE = 1 / 3
-#: No load was seen to slow another down by more.
-MOST_SLOWDOWN = 3.0
 #: Numbers of launches up to about this are predicted in one batch.
 MANY_LAUNCHES = 128
 #: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
@@ -109,21 +103,28 @@ class CostModel:
     corrections: Corrections | None = None
     #: How the kernels were tuned that the predictions are of.
     tuning: Tuning = Tuning()
+    rules: Rules = RULES
     #: Every variant with a predictor, by name.
     _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
-        default_factory=lambda: {processor: {} for processor in PROCESSORS}
+        default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False
     )
-    _candidates: dict[tuple[str, Processor], list[list[Variant]]] = field(default_factory=dict)
-    _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict)
-    _dispatched: dict[Processor, Milliseconds] = field(default_factory=dict)
+    _candidates: dict[tuple[str, Processor], list[list[Variant]]] = field(
+        default_factory=dict, init=False
+    )
+    _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict, init=False)
+    _dispatched: dict[Processor, Milliseconds] = field(default_factory=dict, init=False)
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
-        return CostModel(self.soc, self.predictors, self.by_op, corrections, self.tuning)
+        return replace(self, corrections=corrections)
 
     def with_predictors(self, predictors: LatencyPredictors) -> CostModel:
         """Other predictors, of which nothing is known yet."""
-        return CostModel(self.soc, predictors, self.by_op, self.corrections, self.tuning)
+        return replace(self, predictors=predictors)
+
+    def with_rules(self, **rules: Any) -> CostModel:
+        """The same predictors, with other values of some rules."""
+        return replace(self, rules=replace(self.rules, **rules))
 
     @cached_property
     def _known_targets(self) -> frozenset[str]:
@@ -336,7 +337,7 @@ class CostModel:
             own, other = loads[both, side], loads[both, 1 - side]
             items = Besides(np.concatenate([own, other], axis=1).T)
             slower = self.predictors.latency_ms(target, items) / own[:, 2]
-            slowdowns[both, side] = np.clip(slower, 1.0, MOST_SLOWDOWN)
+            slowdowns[both, side] = np.clip(slower, 1.0, self.rules.most_slowdown)
         return slowdowns
 
     def launches_ms(self, count: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from codl.ir import Network
-from codl.plan.cost_model import ADDED_INSIDE, CostModel, Milliseconds, Move
+from codl.plan.cost_model import CostModel, Milliseconds, Move
 from codl.plan.halo_propagation import LayerPass
 from codl.plan.region_array import NONE, Numbers, is_something
 from codl.plan.subop_table import StorageOrders, SubOps, finite
@@ -107,9 +107,8 @@ class GpuShards:
             fused.append(known[pair])
         at = np.flatnonzero(fused)
         adds = pairs[at, 2]
-        self.ms[rows][at] -= (1 - ADDED_INSIDE) * self._sub_ops.stored_ms(adds)[
-            np.arange(len(at)), pairs[at, 3]
-        ]
+        added_ms = self._sub_ops.stored_ms(adds)[np.arange(len(at)), pairs[at, 3]]
+        self.ms[rows][at] -= (1 - self._cost.rules.added_inside) * added_ms
         self.launches[rows][at] -= self._part_launches[adds]
 
     def orders(self, rows: Numbers) -> Numbers:

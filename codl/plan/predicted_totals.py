@@ -41,7 +41,7 @@ def predicted_totals(
     after the other; the last one is its price. Raises as `computing_totals` does.
     """
     chains = ChainTotals(plan, executable)
-    fused = stage_times(executable, without(cost, "layouts", "contention"))
+    fused = stage_times(executable, without(cost, "packing", "relayouts", "contention"))
     launched = stage_times(executable, without(cost, "contention"))
     shared = [_at_once(own) for own in launched]
     laid = [_for_nothing(own) for own in shared]

@@ -30,7 +30,7 @@ from codl.ir.executable import (
     Transfer,
     Wait,
 )
-from codl.plan.cost_model import ADDED_INSIDE, LEAST_SHARE, CostModel, Move, Pair, both_ends
+from codl.plan.cost_model import CostModel, Move, Pair, both_ends
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ class _Works:
         own_ms = cost.variant_ms(ops[0], "gpu", step.variant)
         for add in ops[1:]:
             storage = self._executable.tensors[step.writes.tensor].storage
-            own_ms += ADDED_INSIDE * cost.fastest_by_storage(add, "gpu")[storage].latency_ms
+            added_ms = cost.fastest_by_storage(add, "gpu")[storage].latency_ms
+            own_ms += cost.rules.added_inside * added_ms
         self._kernels_ms[number] = own_ms
         load += [sum(op.bytes for op in ops), sum(op.flops for op in ops), own_ms]
         return True
@@ -274,7 +275,7 @@ class _Works:
         known_ms = float(cost.turns(images)) * cost.saved_ms(len(every) + 1)
         saved_ms = [float(known_ms[len(own)]) for own in ops]
         total_ms = sum(ops_ms)
-        computing_ms = max(total_ms - sum(saved_ms), LEAST_SHARE * total_ms)
+        computing_ms = max(total_ms - sum(saved_ms), cost.rules.least_share * total_ms)
         for number, net, own_ms, saved in zip(numbers, nets, ops_ms, saved_ms, strict=True):
             left = total_ms - sum(saved_ms)
             share = (own_ms - saved) / left if computing_ms == left > 0 else own_ms / total_ms

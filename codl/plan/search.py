@@ -28,8 +28,6 @@ Method: TypeAlias = Literal["serial", "greedy", "dp", "exhaustive"]
 FEW = 5
 #: Latencies that differ by less than this part are equal, but for rounding.
 CLOSE = 1e-5
-#: Ways to split the images of the whole network that are compared in full.
-LIKELY = 3
 
 
 def search(
@@ -142,7 +140,8 @@ def _dp(network: Network, cost: CostModel) -> Iterable[_Option]:
     candidates = Candidates(network, cost)
     best = fastest(candidates)
     how = "dp, exact" if best.exact else "dp, widest labels only"
-    yield _Option(_joined(network, _merged(best.chains)), how, candidates.costs)
+    if cost.rules.merges:
+        yield _Option(_joined(network, _merged(best.chains)), how, candidates.costs)
     apart = _joined(network, [[chain] for chain in best.chains])
     yield _Option(apart, how, candidates.costs, best.latency_ms)
     yield from _whole_images(network, cost)
@@ -159,7 +158,7 @@ def _whole_images(network: Network, cost: CostModel) -> Iterable[_Option]:
         return
     search = ChainSearch(network, cost, "missing")
     chains = [search.at(network.layers, "N", ratio) for ratio in ratios]
-    for chain in sorted(chains, key=lambda chain: chain.latency_ms)[:LIKELY]:
+    for chain in sorted(chains, key=lambda chain: chain.latency_ms)[: cost.rules.image_splits]:
         if chain.latency_ms < inf:
             yield _Option([chain.chain], "whole images", search.costs)
 

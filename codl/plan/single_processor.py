@@ -17,11 +17,6 @@ from codl.plan.build_plan import chain_of, make_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 
-#: A plan that moves work between processors must be predicted to take less than this part of what
-#: one of them takes alone. What one takes is predicted within 10 % for most networks, and plans of
-#: many chains come out slower than predicted more often than faster (docs/experiments).
-WORTH = 0.9
-
 
 def one_processor(
     network: Network,
@@ -86,7 +81,7 @@ def default_plan(
 def unless_alone(plan: Plan, network: Network, cost: CostModel) -> Plan:
     """The plan, or the faster processor alone where the predicted gain is within the error."""
     for alone in sorted(_alone(network, cost, plan.strategy), key=_predicted_ms):
-        if _predicted_ms(plan) > WORTH * _predicted_ms(alone):
+        if _predicted_ms(plan) > cost.rules.worth * _predicted_ms(alone):
             return alone
     return plan
 
@@ -105,7 +100,7 @@ def _alone(network: Network, cost: CostModel, strategy: str) -> list[Plan]:
             processor,
             strategy=strategy,
             sharing="missing",
-            method=f"the {processor} alone: two gain less than {1 - WORTH:.0%}",
+            method=f"the {processor} alone: two gain less than {1 - cost.rules.worth:.0%}",
         )
         for processor in PROCESSORS
         if does_all(network, cost, processor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors
 
+from codl.errors import UnknownNameError
 from codl.frontend.convert import convert
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
@@ -22,9 +23,13 @@ from codl.plan import price as prices
 from codl.plan.build_plan import chain_of
 from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import CostModel
+from codl.plan.rules import RULES, Rules
+from codl.plan.switched_off import TERMS, without
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
+#: Launches that take long enough to be seen.
+DISPATCH = {"cpu": Line(0.004, 1e3), "gpu": Line(0.005, 5e4)}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +42,11 @@ def network() -> Network:
     return convert(simplify(import_onnx(b.build(), "batch")))
 
 
-def price(network: Network, predictors: SyntheticPredictors) -> float:
-    """Of a plan with two engines in the CPU's nets, and two storages on the GPU."""
+def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float:
+    """Of a plan with two engines in the CPU's nets, and two storages on the GPU.
+
+    By a cost model in which some terms are `off`.
+    """
     cpu = ["cpu_direct", "cpu_direct", "cpu_ort", "cpu_direct", "cpu_direct"]
     gpu = ["gpu_direct", "gpu_direct", "gpu_direct", "gpu_direct_image", "gpu_direct"]
     layers = network.layers
@@ -54,7 +62,7 @@ def price(network: Network, predictors: SyntheticPredictors) -> float:
         )
     )
     plan = Plan(network.name, network.digest, SOC.name, "test", "law", "missing", None, chains)
-    cost = CostModel(WITH_IMAGES, predictors)
+    cost = without(CostModel(WITH_IMAGES, predictors), *off)
     return prices.price(lower(network, plan, WITH_IMAGES, Tuning()), cost).latency_ms
 
 
@@ -73,6 +81,42 @@ def test_a_term_makes_a_plan_dearer(term: str, off: Any, network: Network) -> No
     every = SyntheticPredictors.with_all_terms()
     changes: dict[str, Any] = {term: off, **({"parts": {}} if term == "exchange" else {})}
     assert price(network, replace(every, asked=[], **changes)) < price(network, every)
+
+
+@pytest.mark.parametrize(
+    ("term", "unknown"),
+    [
+        ("cold", {"cold": {}}),
+        ("batch", {"batch": {}}),
+        ("contention", {"contention": {}}),
+        ("net-calls", {"dispatch": {"gpu": DISPATCH["gpu"]}}),
+        ("launches", {"dispatch": {"cpu": DISPATCH["cpu"]}}),
+        ("first-launch", {"signals": {"event_wait": 0.006, "flag_wait": 0.005}}),
+        ("waits", {"signals": {"first_launch": 0.004}}),
+        ("sharing", {"exchange": Line(0.0), "parts": {}}),
+        ("packing", {"packing": None}),
+        ("relayouts", {"relayout": None}),
+    ],
+)
+def test_a_term_that_is_off_counts_as_if_nobody_had_measured_it(
+    term: str, unknown: Any, network: Network
+) -> None:
+    every = SyntheticPredictors.with_all_terms(dispatch=DISPATCH)
+    rest = replace(every, asked=[], **unknown)
+    assert price(network, every, term) == pytest.approx(price(network, rest), rel=1e-12)
+
+
+def test_a_rule_that_is_off_has_its_other_value() -> None:
+    cost = CostModel(WITH_IMAGES, SyntheticPredictors.with_all_terms())
+    for name, term in TERMS.items():
+        rules = without(cost, name).rules
+        changed = {
+            key: value for key, value in asdict(rules).items() if asdict(RULES)[key] != value
+        }
+        assert changed == dict(term.rules)
+    assert without(cost, "merges", "worth").rules == Rules(merges=False, worth=inf)
+    with pytest.raises(UnknownNameError, match="Did you mean 'contention'"):
+        without(cost, "contentions")
 
 
 def test_launches_cost_the_cpu_and_nets_of_many_ops_save_calls(network: Network) -> None:
