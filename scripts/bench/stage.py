@@ -25,6 +25,7 @@ SoC files, datasets and predictors are left in --folder. Nothing else should run
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import shlex
 import subprocess
@@ -41,6 +42,8 @@ from codl.cli.options import read_seconds
 from codl.errors import CodlError
 from codl.frontend.models import MEASURED
 from codl.ir import soc as socs
+from codl.ir import to_text
+from codl.measure.tasks import load_ops
 from codl.plugins import VARIABLE
 from codl.provenance import ROOT
 from codl.runtime.placement import LocalSoc, load
@@ -152,17 +155,29 @@ def _measure(stage: Stage, options: argparse.Namespace, path: Path, budget_s: fl
     models = [m for m in options.models.split(",") if not file.is_measured(stage.name, m)]
     if not models:
         return
+    files = [_ops(model) for model in models]
     end = perf_counter() + budget_s
     stage.soc.save(socs.own_path_of(stage.name))
     on = ["--soc", stage.name, "--serial", stage.serial]
     collect_s = min(read_seconds(options.collect) or COLLECTING * budget_s, budget_s)
-    ops = ["--ops", ",".join(models), "--budget", f"{collect_s:.0f}s", "--resume"]
+    how = ["--ops", ",".join(files), "--budget", f"{collect_s:.0f}s", "--resume"]
     try:
-        _codl(["collect", *on, *ops], collect_s + GRACE_S)
+        _codl(["collect", *on, *how], collect_s + GRACE_S)
     except CodlError as error:  # rows are on disk after every batch
         _say(f"{stage.name}: {error} What it measured before is taken.")
     file.forget(stage.name, models)
     _evaluate(stage, models, options, path, end)
+
+
+def _ops(model: str) -> str:
+    """A file of a model's ops: to import a model takes seconds, which every size would spend."""
+    path = Path("ops") / f"{Path(model).stem}.csv"
+    if not path.exists():
+        ops = load_ops([model])
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["op"], *([to_text(op)] for op in ops)])
+    return str(path)
 
 
 def _evaluate(

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from codl.errors import CodlError, InvalidFileError
+from codl.ir import parse
 from codl.ir import soc as socs
 from codl.measure.dataset import AnchorRow, Dataset, OpRow
+from codl.measure.tasks import load_ops
 from codl.report.curves import families
 from codl.report.load import load_result
 from codl.report.results import CurveResult
@@ -103,6 +105,17 @@ def _write_dataset(soc: LocalSoc) -> None:
     run = {"anchors_ms": {"cpu": {OP: 1.0}, "gpu": {OP: 2.0}}, "serial": "stage:4"}
     content = {"source": "measured", "soc": soc.to_dict(), "runs": {"run1": run}}
     dataset.write_manifest(content)
+
+
+def test_ops_of_a_model_are_written_once(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = script("stage")._ops("op_chain")
+    assert load_ops([file]) == load_ops(["op_chain"])
+    Path(file).write_text(f"op\n{OP}\n")
+    assert script("stage")._ops("op_chain") == file
+    assert load_ops([file]) == [parse(OP)]
 
 
 def test_sides_are_common_where_the_same_cores_do_the_same(script: Any) -> None:
