@@ -125,7 +125,7 @@ __constant sampler_t TEXELS =
 #elif ACTIVATION == 7  // hard_swish
 #define ACTIVATE(x) ((x) * clamp((x) * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f))
 #elif ACTIVATION == 8  // gelu: with erfc, which is 0 where 1 + erf may still be a rounding error
-#define ACTIVATE(x) ((x) * (step(0.0f, (x)) - copysign(0.5f * ERFC(0.70710678f * fabs(x)), (x))))
+#define ACTIVATE(x) (max((x), 0.0f) - 0.5f * fabs(x) * ERFC(0.70710678f * fabs(x)))
 #elif ACTIVATION == 9  // gelu_tanh: (1 + tanh(x)) / 2 is sigmoid(2 x), and 0 in time
 #define ACTIVATE(x) ((x) * SIGMOID(1.5957691f * ((x) + 0.044715f * (x) * (x) * (x))))
 #elif ACTIVATION == 10  // silu

@@ -74,6 +74,27 @@ def test_attention_that_looks_back_keeps_keys_and_values() -> None:
     check(model_of_values(nodes, given, outputs=("y", "all_k", "all_v")), given)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "attributes"),
+    [
+        ("x w b", {}),
+        ("x w b m", {}),
+        ("x w b", {"unidirectional": 1}),
+        ("x w b - - a", {}),
+        ("x u c", {"qkv_hidden_sizes": [WIDTH, WIDTH, 2 * WIDTH]}),
+    ],
+)
+def test_attention_with_matrices_of_its_own(inputs: str, attributes: dict[str, Any]) -> None:
+    given = {"x": random(IMAGES, TOKENS, 24)}
+    constants: Values = {"w": random(24, 3 * WIDTH), "b": random(3 * WIDTH)}
+    constants |= {"u": random(24, 4 * WIDTH), "c": random(4 * WIDTH)}
+    constants["m"] = (np.arange(TOKENS) < np.array([[3], [TOKENS]])).astype(np.int32)
+    constants["a"] = random(1, HEADS, TOKENS, TOKENS)
+    nodes = [node("Attention", inputs, num_heads=HEADS, **attributes)]
+    network = check(model_of_values(nodes, given, constants), given, 5e-4)
+    assert [layer.op.kind for layer in network.layers].count("matmul") == 5
+
+
 def counts(keys: int) -> Values:
     return {"n": np.full(IMAGES, keys - 1, np.int32), "t": np.array(keys, np.int32)}
 

@@ -40,6 +40,7 @@ def test_bert() -> None:
     network = network_of(lambda b: bert.describe(b, SMALL, tokens=6))
     kinds = counted(network)
     assert (kinds["norm"], kinds["softmax"], kinds["matmul"]) == (5, 2, 16)
+    assert not kinds["reshape"]
     assert functions(network)["gelu"] == 2
 
 

@@ -140,6 +140,19 @@ def test_large_inputs_give_the_limit_and_no_nan(kind: str, gpu: OpenClDevice) ->
     np.testing.assert_allclose(got[5:], high, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slice in=5x40 starts=1x2 steps=1x1 to=3x37 act=gelu",
+        "slice in=5x40 starts=1x2 steps=1x3 to=3x9 act=gelu",
+        "pooling in=1x20x7x7 kernel=2x2 stride=2x2 act=gelu",
+        "fc in=1x40x1x1 oc=24 act=gelu",
+    ],
+)
+def test_gelu_behind_kernels_with_names_of_their_own(text: str, gpu: OpenClDevice) -> None:
+    check(parse(text), gpu)
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_softmax_is_stable(log: bool, gpu: OpenClDevice) -> None:
     x = np.random.default_rng(0).standard_normal((3, 70, 5), np.float32)

@@ -34,6 +34,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "test_rotary_embedding_(3d_input|(no_position_ids_)?(interleaved_)?)?_?expanded": EMPTY,
     # Of an opset whose attention ONNX Runtime writes out before codl sees it.
     "test_attention_(.*local_window.*|bidirectional_window)": "codl has no operator for it",
+    "test_einsum_batch_diagonal": "takes a diagonal",
     # What only training has a use for.
     "test_batchnorm_.*_training_mode": "training",
     "test_convtranspose_3d": "1 or 2 spatial axes are known",
@@ -47,7 +48,7 @@ EXCEPTIONS: Mapping[str, str] = {
 #: Node types that the backend must know, whatever else it does.
 # fmt: off
 PROMISED = (
-    "Conv", "ConvTranspose", "Gemm", "MatMul",
+    "Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul",
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool",
     "Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum",
     "Clip", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu",

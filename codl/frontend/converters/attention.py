@@ -131,6 +131,37 @@ def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     return steps.made
 
 
+@converts("com.microsoft.Attention")
+def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
+    """Inputs: tokens, matrices of q, k and v side by side, biases, padding, -, added to scores."""
+    steps = Steps(graph, node)
+    heads = int(attribute(node, "num_heads", 0))
+    if any(has_input(node, index) for index in (4, 6)) or attribute(node, "do_rotary", 0):
+        raise unsupported(node, "there must be no past, and do_rotary must be 0.")
+    if _is_wanted(steps, 1):
+        raise unsupported(node, "its keys and values are not handed out.")
+    matrix = constant_input(graph, node, 1).astype(np.float32)
+    bias = constant_input(graph, node, 2, np.zeros(matrix.shape[1])).astype(np.float32)
+    widths = attribute(node, "qkv_hidden_sizes", [matrix.shape[1] // 3] * 3)
+    if sum(widths) != matrix.shape[1] or bias.shape != matrix.shape[1:]:
+        raise unsupported(node, f"{list(widths)} features are not those of {matrix.shape}.")
+    x, cuts = steps.operand(node.inputs[0]), np.cumsum(widths)[:-1]
+    q, k, v = (
+        heads_first(steps, split_heads(steps, steps.linear(x, own, start, "part"), heads), "heads")
+        for own, start in zip(np.split(matrix, cuts, axis=1), np.split(bias, cuts), strict=True)
+    )
+    mask = Mask()
+    if attribute(node, "unidirectional", 0):
+        mask.forbid(allowed_keys(q.sizes[2], k.sizes[2], 0, causal=True))
+    if has_input(node, 3):
+        _add_padding(steps, mask, node.inputs[3])
+    if has_input(node, 5):
+        mask.given.append(steps.operand(node.inputs[5]))
+    y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q))
+    _finish(steps, join_heads(steps, y), ())
+    return steps.made
+
+
 def _own_parts(steps: Steps, heads: int, groups: int) -> tuple[Operand, Operand, Operand]:
     """q, k and v as (images, tokens, heads, features), cut out where one tensor has all of them."""
     node = steps.node

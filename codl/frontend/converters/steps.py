@@ -13,7 +13,7 @@ from codl.frontend.converters.base import ConvertedOp
 from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
-from codl.ir.ops.base import Activation
+from codl.ir.ops.base import Activation, Array, Weights
 from codl.ir.ops.concat_gather import ConcatNd, Gather
 from codl.ir.ops.matmul import MatMul
 from codl.ir.ops.movement import PadNd, SliceNd, Transpose
@@ -33,18 +33,26 @@ class Steps:
         return Operand.of(self.graph, name, sizes)
 
     def constant(self, word: str, value: NDArray[Any]) -> Operand:
-        return Operand(self._name(word), value.shape, np.ascontiguousarray(value, np.float32))
+        return Operand(self.name(word), value.shape, np.ascontiguousarray(value, np.float32))
 
-    def apply(self, op: NdOp, operands: Sequence[Operand], word: str) -> Operand:
+    def apply(
+        self, op: NdOp, operands: Sequence[Operand], word: str, weights: Weights | None = None
+    ) -> Operand:
         """An op on operands under the sizes that it takes; constants are the step's own."""
-        output, names, constants = self._name(word), [], {}
+        output, names, constants = self.name(word), [], {}
         for index, (operand, sizes) in enumerate(zip(operands, op.shapes, strict=True)):
             own = operand.name if operand.value is None else f"{output}.{index}.{operand.name}"
             names.append(own)
             if operand.value is not None:
                 constants[own] = np.ascontiguousarray(operand.value, np.float32).reshape(sizes)
-        self.made.append(ConvertedOp(op, tuple(names), output, constants=constants))
+        self.made.append(ConvertedOp(op, tuple(names), output, weights or {}, constants))
         return Operand(output, op.out_sizes)
+
+    def linear(self, x: Operand, matrix: Array, bias: Array, word: str) -> Operand:
+        """A product of the last axis with a constant (k, n), and a bias."""
+        op = MatMul(shapes=(x.sizes,), matrix=matrix.shape)
+        weights = {"weight": np.ascontiguousarray(matrix), "bias": np.ascontiguousarray(bias)}
+        return self.apply(op, (x,), word, weights)
 
     def matmul(self, a: Operand, b: Operand, word: str, **given: Any) -> Operand:
         return self.apply(MatMul(shapes=(a.sizes, b.sizes), **given), (a, b), word)
@@ -84,12 +92,12 @@ class Steps:
 
     def combine(self, mode: str, a: Operand, b: Operand, word: str) -> Operand:
         """Element by element, stretched to each other."""
-        self.made.append(combine(self.node, mode, (a, b), self._name(word)))
+        self.made.append(combine(self.node, mode, (a, b), self.name(word)))
         to = np.broadcast_shapes(a.sizes, b.sizes)
         return Operand(self.made[-1].output, to)
 
     def function(self, mode: str, x: Operand, word: str) -> Operand:
-        self.made.append(function(mode, x, self._name(word)))
+        self.made.append(function(mode, x, self.name(word)))
         return Operand(self.made[-1].output, x.sizes)
 
     def activate(self, activation: Activation) -> None:
@@ -112,7 +120,8 @@ class Steps:
         ]
         return Operand(output, x.sizes)
 
-    def _name(self, word: str) -> str:
+    def name(self, word: str) -> str:
+        """A name for a tensor in between."""
         base = f"{self.node.outputs[0] or self.node.name}.{word}"
         taken = sum(step.output.startswith(base) for step in self.made)
         return f"{base}{taken or ''}"

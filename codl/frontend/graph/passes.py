@@ -66,6 +66,40 @@ def _reads_one_row(graph: Graph, reader: Node, reshape: Node) -> bool:
     )
 
 
+def widen_products(graph: Graph) -> Graph:
+    """Let products of rows with a constant see the axes that a reshape hides in front of them.
+
+    ONNX Runtime writes a product of tokens, and its bias, as a Gemm between two reshapes. Such a
+    node becomes a MatMul, which has a bias here.
+    """
+    for gemm in [node for node in graph.nodes if node.type == "Gemm"]:
+        before, after = graph.makers.get(gemm.inputs[0]), _only_reader(graph, gemm.outputs[0])
+        if before is None or after is None or not {before.type, after.type} <= set(RESHAPES):
+            continue
+        if not _is_plain(graph, gemm) or before.inputs[0] not in graph.shapes:
+            continue
+        inner, outer = graph.shapes[before.inputs[0]], graph.shapes.get(after.outputs[0], ())
+        matrix = graph.shapes[gemm.inputs[1]]
+        if len(inner) > 2 and (inner[-1:], outer) == (matrix[:1], (*inner[:-1], matrix[1])):
+            inputs = (before.inputs[0], *gemm.inputs[1:])
+            made = Node(gemm.name, "MatMul", inputs, after.outputs)
+            changes = {gemm.name: made, after.name: None}
+            if _only_reader(graph, before.outputs[0]) is gemm:
+                changes[before.name] = None
+            graph = _replace(graph, changes)
+    return graph
+
+
+def _is_plain(graph: Graph, gemm: Node) -> bool:
+    """Whether a Gemm is a product with constants, neither turned nor scaled, and a bias."""
+    turned = any(gemm.attributes.get(name, 0) for name in ("transA", "transB"))
+    scaled = any(gemm.attributes.get(name, 1.0) != 1 for name in ("alpha", "beta"))
+    if turned or scaled or any(name not in graph.constants for name in gemm.inputs[1:]):
+        return False
+    columns = graph.shapes[gemm.inputs[1]][1]
+    return all(graph.shapes[name] == (columns,) for name in gemm.inputs[2:])
+
+
 def merge_reshapes(graph: Graph) -> Graph:
     """Let transposes do the reshapes beside them: channel shuffles, attention heads and the like.
 
