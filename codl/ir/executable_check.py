@@ -40,7 +40,7 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.executable_flags import check_flags
-from codl.ir.executable_ops import UnfitError, check_layers, check_step
+from codl.ir.executable_ops import UnfitError, check_layers, check_pieces, check_step
 from codl.ir.ncnn_text import NcnnTextError, check_text
 from codl.ir.region import Region, Shape
 from codl.ir.tensor import Tensor
@@ -178,6 +178,9 @@ class Checker:
         self._that(len(step.layers) == len(step.ops), at, "layers", step.layers)
         try:
             check_step(step.ops, [*map(self._shape, step.reads)], self._shape(step.writes))
+            touched = (*step.reads, step.writes)
+            tensors = self._executable.tensors
+            check_pieces(step.ops, ((tensors[own.tensor], own.region) for own in touched))
         except UnfitError as error:
             self._that(False, at, "ops that do not fit", str(error))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from codl.errors import CodlError
@@ -10,6 +10,7 @@ from codl.ir.executable import NetLayer
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Op
 from codl.ir.region import Region, Shape
+from codl.ir.tensor import Tensor
 
 #: An op's tensors have fewer elements, the padding of a window included.
 MOST_ELEMENTS = 1 << 40
@@ -34,6 +35,13 @@ def check_step(texts: Sequence[str], reads: Sequence[Shape], writes: Shape) -> N
         raise UnfitError(f"{len(reads)} regions are read by {texts[0]!r}")
     if result.elements != writes.elements:
         raise UnfitError(f"{writes} is written by {texts[-1]!r}")
+
+
+def check_pieces(texts: Sequence[str], held: Iterable[tuple[Tensor, Region]]) -> None:
+    """What kernels that see dense arrays read and write of tensors lies in one piece."""
+    for tensor, region in held if _parsed(texts[0]).is_dense else ():
+        if not tensor.serves(region, is_dense=True):
+            raise UnfitError(f"{tensor.name} ({region}) lies in several pieces for {texts[0]!r}")
 
 
 def check_weight(text: str, name: str, packed: int) -> None:

@@ -67,6 +67,19 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_whole_blocks(self, part: Region, block: int | None = None) -> bool:
         return self.blocks_around(part, block) == part
 
+    def serves(self, part: Region, *, is_dense: bool) -> bool:
+        """Whether a kernel can work on `part` in place: from a block on and, with `is_dense`, in
+        one piece.
+        """
+        if not is_dense or self.storage.layout != "planar":
+            return not self.lead(part)
+        before = 1  # elements of the axes further out
+        for own, held in zip(part, self.held, strict=True):
+            if own != held and before > 1:
+                return False
+            before *= own.size
+        return True
+
     def place(self, part: Region, image: int = 0) -> tuple[int, int]:
         """The two integers that tell a kernel where one image of `part` lies, counted from its
         first: the offset and the stride of blocks in pixels, or an image's column and row.

@@ -34,8 +34,8 @@ class GpuLowering:
         self._assembly, self._arena, self._kernels = assembly, arena, kernels
         self._selector = selector
         self._tensors: dict[str, Tensor] = {}
-        #: Copies of tensors in other storages, valid inside one chain.
-        self._copies: dict[tuple[str, Storage], Tensor] = {}
+        #: Copies of tensors in other storages, or of parts of them, valid inside one chain.
+        self._copies: dict[tuple[str, Storage, Region], Tensor] = {}
         #: Of tensors that the chain reads or makes, what it has to do with.
         self._regions: dict[str, Region] = {}
 
@@ -63,7 +63,9 @@ class GpuLowering:
         arguments: dict[TensorArg, tuple[Tensor, Region]] = {}
         for index, (name, need) in enumerate(work.reads):
             argument = TensorArg("input", index)
-            arguments[argument] = (self._read(name, plan.storage(argument)), need)
+            is_dense = work.part.op.is_dense
+            tensor = self._read(name, plan.storage(argument), need, is_dense=is_dense)
+            arguments[argument] = (tensor, need)
         target, stored = self._target(result, plan.storage(TensorArg("output")))
         arguments[TensorArg("output")] = (target, result.region)
         weights = work.part.layer.op.restrict_weights(work.part.layer.weights, work.part.region)
@@ -103,24 +105,35 @@ class GpuLowering:
         step = self._assembly.step(Relayout(f"transform {source.name}", *accesses))
         self._kernels.copy(source, target, around, step=step)
 
-    def _read(self, name: str, storage: Storage) -> Tensor:
-        """The tensor in a storage, copied there where it is in another."""
+    def _read(self, name: str, storage: Storage, need: Region, *, is_dense: bool) -> Tensor:
+        """The tensor in a storage, or a copy, from which a kernel reads what it needs in place."""
         tensor = self._tensors[name]
-        if tensor.storage == storage:
+        if tensor.storage == storage and tensor.serves(need, is_dense=is_dense):
             return tensor
-        if (name, storage) not in self._copies:
-            region = self._regions.get(name, tensor.held)
+        if tensor.storage != storage:
+            tensor = self._copied(tensor, storage, self._regions.get(name, tensor.held))
+            if tensor.serves(need, is_dense=is_dense):
+                return tensor
+        return self._copied(tensor, storage, need)
+
+    def _copied(self, tensor: Tensor, storage: Storage, region: Region) -> Tensor:
+        """A region of a tensor in a storage, copied there once."""
+        around = region
+        if tensor.storage != storage:
             around = tensor.blocks_around(region, self._selector.soc.gpu.vector_width)
-            copy = self._arena.device(name, tensor.shape, around, storage)
+        key = (tensor.name, storage, around)
+        if key not in self._copies:
+            copy = self._arena.device(tensor.name, tensor.shape, around, storage)
             self._copy(tensor, copy, region, around)
-            self._copies[name, storage] = copy
-        return self._copies[name, storage]
+            self._copies[key] = copy
+        return self._copies[key]
 
     def _target(self, part: Part, storage: Storage) -> tuple[Tensor, Tensor]:
         """Where a part's kernels write, and where its output is then kept."""
         name, shape = part.layer.output, part.layer.op.output
         kept = self._tensors.get(name)
-        if kept is not None and kept.storage == storage:
+        fits = kept is not None and kept.serves(part.region, is_dense=part.op.is_dense)
+        if kept is not None and fits and kept.storage == storage:
             return kept, kept
         own = self._arena.device(name, shape, part.region, storage)
         return own, kept or own

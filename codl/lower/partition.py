@@ -31,17 +31,11 @@ class Part:
     needs: tuple[Region, ...]
 
     @classmethod
-    def of(cls, layer: Layer, region: Region, dim: Dim) -> Part | None:
-        """A region of a layer in a chain that is cut at `dim`; None of nothing.
-
-        Whoever reads a part of what cannot be cut there gets the whole, and of channels that belong
-        together all.
-        """
+    def of(cls, layer: Layer, region: Region) -> Part | None:
+        """What is computed where others need a region of a layer; None of nothing."""
         if region.is_empty:
             return None
-        if dim not in layer.op.dims:
-            region = Region.whole(layer.op.output)
-        region = region._replace(channels=region.channels.in_steps(layer.op.channel_step))
+        region = layer.op.around(region)
         needs = tuple(layer.op.needs(region, index) for index in range(len(layer.inputs)))
         return cls(layer, region, layer.op.restrict(region), needs)
 
@@ -107,16 +101,16 @@ def cut(
             shares = split(layer.op, dim, gpu_ratio, align=block)
             for regions, share in zip(wanted, shares, strict=True):
                 regions[layer.output] = share
-    cpu, gpu = (_shard(layers, regions, dim) for regions in wanted)
+    cpu, gpu = (_shard(layers, regions) for regions in wanted)
     return cpu, gpu
 
 
-def _shard(layers: Sequence[Layer], wanted: dict[str, Region], dim: Dim) -> Shard:
+def _shard(layers: Sequence[Layer], wanted: dict[str, Region]) -> Shard:
     """Walk backwards: what is wanted of a tensor decides what is needed of those before it."""
     parts: list[Part] = []
     for layer in reversed(layers):
         region = wanted.get(layer.output)
-        part = None if region is None else Part.of(layer, region, dim)
+        part = None if region is None else Part.of(layer, region)
         if part is not None:
             part.add_needs(wanted)
             parts.append(part)

@@ -51,14 +51,17 @@ class Piece:
         self.host[name] = self._arena.host(name, shape, whole, is_shared=is_shared)
         return self.host[name]
 
-    def on_device(self, name: str, shape: Shape, storage: Storage) -> Tensor:
-        """All of a tensor in the GPU's memory."""
-        self.device[name] = self._arena.device(name, shape, Region.whole(shape), storage)
+    def on_device(
+        self, name: str, shape: Shape, storage: Storage, held: Region | None = None
+    ) -> Tensor:
+        """All of a tensor in the GPU's memory, or a region."""
+        held = held or Region.whole(shape)
+        self.device[name] = self._arena.device(name, shape, held, storage)
         return self.device[name]
 
     def move(self, name: str, direction: Direction) -> None:
-        """Emit a transfer of all of a tensor between its two sides, to its end."""
-        move = TensorMove(name, Region.whole(self.host[name].shape), direction)
+        """Emit a transfer of what the GPU has of a tensor between its two sides, to its end."""
+        move = TensorMove(name, self.device[name].held, direction)
         if direction == "to_gpu":
             self.transfers.to_gpu(move)
         else:
@@ -126,9 +129,10 @@ def kernels_alone(
     names, piece = input_names(len(shapes)), Piece(to_text(op), soc)
     stored = [plan.storage(TensorArg("input", index)) for index in range(len(shapes))]
     stored.append(plan.storage(TensorArg("output")))
-    for name, shape, storage in zip((*names, OUTPUT), (*shapes, op.output), stored, strict=True):
+    ends = zip((*names, OUTPUT), (*shapes, op.output), stored, (*regions, part), strict=True)
+    for name, shape, storage, region in ends:
         piece.on_host(name, shape, is_shared=soc.gpu.sees_host_memory)
-        piece.on_device(name, shape, storage)
+        piece.on_device(name, shape, storage, region if op.is_dense else None)
         piece.move(name, "to_gpu")
     piece.end_stage(FEED)
     arguments = {

@@ -16,7 +16,6 @@ from codl.ir.ops.base import AXES
 from codl.plan.chain_costs import CandidateChain, ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.halo_propagation import Walk
-from codl.plan.subop_table import DIMS
 
 #: Ratios are tried in steps of one twentieth, or one image where a batch has more images; the ends
 #: are one processor alone.
@@ -77,9 +76,9 @@ class Candidates:
         sub_ops, counts = self._sub_ops, [len(steps) for steps in cuts.values()]
         shares = [sub_ops.shares(op)[sub_ops.cut(dim, np.array(steps, np.int64))]
                   for (op, dim), steps in cuts.items()]  # fmt: skip
-        ops, dims = np.array([(op, DIMS.index(dim)) for op, dim in cuts]).reshape(-1, 2).T
+        ops = np.array([op for op, _ in cuts], np.int64)
         wanted = np.concatenate([np.empty((0, 2, 6), np.int64), *shares])
-        return sub_ops.of(np.repeat(ops, counts), wanted, np.repeat(dims, counts))
+        return sub_ops.of(np.repeat(ops, counts), wanted)
 
     @cached_property
     def _alone(self) -> Mapping[Dim, Milliseconds]:
@@ -182,7 +181,7 @@ class Candidates:
             if self._steps[start].get(dim) != inner:
                 break
             starts.append(start)
-            if dim == "OC" and not self._layers[start].op.acts_on_channels_alone:
+            if dim == "OC" and not self._layers[start].op.carries_channels:
                 break
         return starts
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import fsum, inf, lcm
+from math import fsum, inf
 from typing import TypeAlias
 
 from codl.ir import Dim, Layer, Network, Op
-from codl.ir.ops.base import AXES, cuts
+from codl.ir.ops.base import AXES, cut_step, cuts
 from codl.ir.plan import Plan
 from codl.ir.region import Region, Span
 from codl.ir.types import PROCESSORS
@@ -163,7 +163,7 @@ class _Computing:
         best = places.index(min(places, key=lambda place: known[dim, place]))
         first, last = places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)]
         block = self.cost.soc.gpu.vector_width
-        step = lcm(block, op.channel_step) if dim == "OC" else 1
+        step = cut_step(op, dim, block)
         return [(dim, place) for place in range(first + step, last, step)]
 
     def _cuts_ms(self, asked: Mapping[Op, Sequence[Cut]]) -> dict[Op, dict[Cut, float]]:
@@ -207,15 +207,15 @@ class _Computing:
 def disjoint(cpu: Part | None, gpu: Part | None, dim: Dim, gpu_ratio: float) -> Parts:
     """What both compute of a layer if what is in both parts were cut at the chain's ratio.
 
-    A layer that has no such dimension stays whole on both.
+    A layer that has no such dimension stays as it is on both.
     """
     if cpu is None or gpu is None or dim not in cpu.layer.op.dims:
         return _ops(cpu, gpu)
+    if cpu.region.meet(gpu.region).is_empty:
+        return cpu.op, gpu.op
     axis, op = AXES[dim], cpu.layer.op
     spans: list[Span] = [getattr(part.region, axis) for part in (cpu, gpu)]
     first, last = max(span.start for span in spans), min(span.stop for span in spans)
-    if first >= last:
-        return cpu.op, gpu.op
     step = op.channel_step if dim == "OC" else 1
     place = first + round(gpu_ratio * (last - first) / step) * step
     every = spans[0].join(spans[1])
@@ -264,5 +264,5 @@ def _slower(parts: Sequence[Parts], known: tuple[Mapping[Op, float], Mapping[Op,
 def _dims(layers: Sequence[Layer]) -> list[Dim]:
     """The dimensions at which a chain of these can be cut with nothing computed whole by both."""
     dims = [dim for dim in AXES if all(dim in layer.op.dims for layer in layers)]
-    mixes = any(not layer.op.acts_on_channels_alone for layer in layers[1:])
+    mixes = any(not layer.op.carries_channels for layer in layers[1:])
     return [dim for dim in dims if dim != "OC" or not mixes]

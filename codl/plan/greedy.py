@@ -138,7 +138,7 @@ class ChainSearch:
         first, *later = layers
         inner = RATIOS[1:-1]
         rows = all("H" in layer.op.dims and layer.op.output.h > 1 for layer in layers)
-        alone = all(layer.op.acts_on_channels_alone for layer in later)
+        alone = all(layer.op.carries_channels for layer in later)
         ratios: Mapping[Dim, Sequence[float]] = {
             "H": inner if rows else (),
             "OC": inner if "OC" in first.op.dims and alone else (),

@@ -77,9 +77,9 @@ class HaloPropagation:
         self._last_reader, self._count = last_reader, len(walks)
         self._stop = np.array([walk.stop for walk in walks], np.int64)
         self._first = np.array([min(walk.starts) for walk in walks], np.int64)
-        self._dim = np.array([DIMS.index(walk.dim) for walk in walks], np.int64)
+        dims = np.array([DIMS.index(walk.dim) for walk in walks], np.int64)
         ratios = np.array([walk.step for walk in walks], np.int64)
-        self._cut = self._dim * len(sub_ops.ratios) + ratios
+        self._cut = dims * len(sub_ops.ratios) + ratios
         self._goes_on = np.ones(self._count, bool)
         self.begins = np.zeros((len(layers), self._count), bool)
         for at, walk in enumerate(walks):
@@ -140,4 +140,4 @@ class HaloPropagation:
         else:
             wanted = needed[passing]
             np.maximum(wanted, shares, out=wanted, where=leaves[:, None, None])
-        return self._sub_ops.of(op, wanted, self._dim[passing])
+        return self._sub_ops.of(op, wanted)

@@ -238,6 +238,10 @@ class _Works:
             source, target = (
                 self._executable.tensors[x.tensor] for x in (step.source, step.target)
             )
+            if source.storage == target.storage:
+                # A part copied to one piece: what else is held is not known before all is planned.
+                self._launches[number], self._kernels_ms[number] = 0, 0.0
+                return False
             shape = _shape(self._executable, step.target)
             own_ms = cost.relayout_ms(source.storage, target.storage, shape)
             self._kernels_ms[number] = own_ms

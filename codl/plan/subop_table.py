@@ -52,8 +52,8 @@ class SubOps:
         self._whole = np.array([boxes.box(Region.whole(shape)) for shape in outputs])
         self._width = np.array([shape.w for shape in outputs])
         self._channel_step = np.array([op.channel_step for op in self.ops])
-        #: By op, whether a dimension cuts it, in the order of `DIMS`.
-        self._is_cut = np.array([[dim in op.dims for dim in DIMS] for op in self.ops])
+        #: By op, which places of a box are those of all of it, since no dimension cuts there.
+        self._is_fixed = np.array([_fixed_places(op) for op in self.ops])
         #: What an op's box is multiplied by, and what is added, for a number that no other has.
         self._weights = np.array([boxes.weights_of(shape) for shape in outputs])
         counts = [boxes.count_of(shape) for shape in outputs]
@@ -102,16 +102,15 @@ class SubOps:
         """Where the shares of a dimension and a ratio's number stand among an op's."""
         return DIMS.index(dim) * len(self.ratios) + step
 
-    def of(self, op: int | Numbers, wanted: Boxes, dims: Numbers) -> Numbers:
+    def of(self, op: int | Numbers, wanted: Boxes) -> Numbers:
         """The parts of an op, or one for each item, shaped (items, 2), of boxes (items, 2, 6).
 
-        In chains that are cut at `dims` (items), as `codl.lower.partition.Part.of` has it: what is
-        read of an op that cannot be cut there is the whole, and of channels that belong together
-        all.
+        As `codl.ir.ops.base.Op.around` has it: all of what no dimension cuts is computed, and of
+        channels that belong together all.
         """
         there = boxes.is_something(wanted)
-        is_whole = there & ~self._is_cut[op, dims][:, None]
-        wanted = np.where(is_whole[..., None], self._whole[op][..., None, :], wanted)
+        if (fixed := self._is_fixed[op][..., None, :]).any():
+            wanted = np.where(there[..., None] & fixed, self._whole[op][..., None, :], wanted)
         if (step := self._channel_step[op][..., None, None]).max() > 1:
             channels = -(-wanted[..., 2:4] // step) * step  # outwards: first ones have a minus sign
             wanted[..., 2:4] = np.where(there[..., None], channels, wanted[..., 2:4])
@@ -234,6 +233,12 @@ class SubOps:
         }
         self._amounts = {name: np.concatenate([[0.0], own]) for name, own in columns.items()}
         return self._amounts
+
+
+def _fixed_places(op: Op) -> list[bool]:
+    """Of the places of a box, those of axes that no dimension of an op cuts."""
+    fixed = {_PLACES[dim] for dim in AXES if dim not in op.dims}
+    return [place - place % 2 in fixed for place in range(6)]
 
 
 def finite(latencies_ms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

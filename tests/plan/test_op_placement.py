@@ -68,7 +68,7 @@ def test_every_part_has_a_row_that_says_why(network: Network, plan: Plan) -> Non
     reasons = [one.reason for one in rows]
     assert reasons[:2] == ["split on H"] * 2
     assert reasons[2].startswith("codl has no operator for CumSum")
-    assert reasons[3] == "never split; ncnn has no softmax"
+    assert reasons[3] == "whole, by the strategy's choice; ncnn has no softmax"
     assert reasons[4] == "whole, by the strategy's choice"
     assert all(one.latency_ms and one.latency_ms > 0 for one in rows)
     assert [one.latency_ms for one in predicted(network, plan, SOC, None)] == [None] * 5

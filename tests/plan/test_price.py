@@ -120,7 +120,7 @@ def cuts_of(layers: Sequence[Layer]) -> list[Chain]:
         chain_of(layers, dim, 0.5)
         for dim in ("H", "OC")
         if all(dim in layer.op.dims and layer.op.output.h > 1 for layer in layers)
-        and (dim == "H" or all(layer.op.acts_on_channels_alone for layer in layers[1:]))
+        and (dim == "H" or all(layer.op.carries_channels for layer in layers[1:]))
     ]
     return [chain_of(layers, "H", 0.0), chain_of(layers, "H", 1.0), *both]
 

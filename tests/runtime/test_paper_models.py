@@ -16,9 +16,10 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models import bert, smollm2_135m
 from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.transformer import Transformer
-from codl.ir import Layer, Network
+from codl.ir import Layer, Network, split
 from codl.ir.plan import Chain, Plan
 from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS
 from codl.kernels import registry
 from codl.runtime.engine import Engine
 from codl.strategies.evaluation import compare, load
@@ -62,6 +63,40 @@ def test_both_sides_agree_with_onnxruntime(name: str, first_soc: Soc, tmp_path: 
             cosine, max_rel_err = compare(engine(reference.inputs), reference)
         assert cosine >= 0.99999
         assert max_rel_err <= 1e-4
+
+
+def split_everywhere(network: Network, soc: Soc, turn: int) -> Plan:
+    """Every layer on both sides, cut along one of its dimensions after another."""
+    chains = []
+    for index, layer in enumerate(network.layers):
+        dims = layer.op.dims or ("H",)
+        dim, ratio = dims[(index + turn) % len(dims)], (0.3, 0.5, 0.7)[index % 3]
+        ratio = ratio if layer.op.dims else float(index % 2)
+        shares = split(layer.op, dim, ratio, align=soc.gpu.vector_width)
+        names = {
+            side: registry.variants(layer.op.restrict(part), side, soc)[0].name
+            for side, part in zip(PROCESSORS, shares, strict=True)
+            if not part.is_empty
+        }
+        chains.append(Chain((layer.name,), dim, ratio, {layer.name: names}))
+    return Plan(
+        network.name, network.digest, soc.name, "test", "none", "missing", None, tuple(chains)
+    )
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("name", ["small_bert", "small_llama", "matmul"])
+def test_products_and_attention_are_split_any_way(
+    name: str, turn: int, first_soc: Soc, tmp_path: Path
+) -> None:
+    """By tokens, features, heads and matrices, with exchanges between all of them."""
+    network, reference = load(save_small(name, tmp_path) if name.startswith("small") else name)
+    plan = split_everywhere(network, first_soc, turn)
+    assert sum(0 < chain.gpu_ratio < 1 for chain in plan.chains) > 0.9 * len(plan.chains)
+    with Engine(network, plan, here(first_soc)) as engine:
+        cosine, max_rel_err = compare(engine(reference.inputs), reference)
+    assert cosine >= 0.99999
+    assert max_rel_err <= 1e-4
 
 
 def test_a_batch_norm_that_no_convolution_takes_in_is_one_op(first_soc: Soc) -> None:

@@ -19,6 +19,8 @@ from codl.ir.ops.concat import Concat
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.ops.eltwise import Eltwise
 from codl.ir.ops.fully_connected import FullyConnected
+from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.movement import Transpose
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.pool2d import Pool2d
 from codl.ir.ops.reshape import Reshape
@@ -192,6 +194,40 @@ def _reshape(net: _Drawn) -> None:
     net.add(Reshape(shapes=(tuple(shape),), to=(shape.n, shape.elements // shape.n, 1, 1)), tensor)
 
 
+def _attention(net: _Drawn) -> None:
+    """Pixels as tokens that look at each other, by heads, in half of them with an add behind it."""
+    tensor = net.any_tensor()
+    n, c, h, w = net.shapes[tensor]
+    tokens, heads = h * w, net.draw(st.sampled_from([1, 2, 3]))
+    each = net.draw(st.sampled_from([2, 4]))
+    flat, features = (n, c, tokens), heads * each
+    x = net.add(
+        Transpose(shapes=((n, c, h, w),), perm=(0, 2, 1), axes=flat, to=(n, tokens, c)), tensor
+    )
+    q = _linear(net, x, (n, tokens, c), features)
+    seen, by_head = (n, tokens, heads, each), (n, heads, tokens, each)
+    q = net.add(Reshape(shapes=((n, tokens, features),), to=seen), q)
+    q = net.add(Transpose(shapes=(seen,), perm=(0, 2, 1, 3)), q)
+    is_turned = net.draw(st.booleans())
+    k = net.add(Transpose(shapes=(by_head,), perm=(0, 1, 3, 2)), q) if is_turned else q
+    other = (n, heads, each, tokens) if is_turned else by_head
+    scores = MatMul(shapes=(by_head, other), trans_b=not is_turned, alpha=each**-0.5)
+    s = net.add(scores, q, k)
+    s = net.add(Softmax(shapes=(scores.out_sizes,), axes=(3,)), s)
+    mixed = net.add(MatMul(shapes=(scores.out_sizes, by_head)), s, q)
+    joined = Transpose(shapes=(by_head,), perm=(0, 2, 1, 3), to=(n, tokens, features))
+    y = _linear(net, net.add(joined, mixed), (n, tokens, features), c)
+    if net.draw(st.booleans()):
+        y = net.add(Eltwise(inputs=(net.shapes[x], net.shapes[y])), x, y)
+    ones = (1, 1, c)
+    norm = Norm(shapes=((n, tokens, c), ones, ones), axis=2, epsilon=1e-2)
+    net.add(norm, y, net.constant((1, 1, c, 1), 1.0), net.constant((1, 1, c, 1), 0.0))
+
+
+def _linear(net: _Drawn, x: str, sizes: tuple[int, int, int], features: int) -> str:
+    return net.add(MatMul(shapes=(sizes,), matrix=(sizes[2], features)), x)
+
+
 #: What is added next, the usual ones oftener.
 STEPS: tuple[Callable[[_Drawn], None], ...] = (
     *(_convolution,) * 5,
@@ -203,6 +239,7 @@ STEPS: tuple[Callable[[_Drawn], None], ...] = (
     _norm,
     _gate,
     _reshape,
+    *(_attention,) * 2,
 )
 
 

@@ -123,7 +123,7 @@ class SyntheticPredictors:
         """What has a predictor, as a stored set of them would list it."""
         variants = [v for v in registry.VARIANTS.values() if v.op_kind in self.kinds]
         plain = [f"{v.op_kind}_{v.name}" for v in variants]
-        flavors = [f"{name}_{flavor}" for name in plain for flavor in ("max", "avg")]
+        flavors = [f"{name}_{flavor}" for name in plain for flavor in ("max", "avg", "constant")]
         mulayer = [mulayer_target(kind, side) for kind in self.kinds for side in PROCESSORS]
         names = (*mulayer, *plain, *flavors, *self._sharing_targets, *self._context_targets)
         return tuple(name for name in names if name not in self.without)

@@ -93,6 +93,8 @@ class Op:
     is_product: ClassVar[bool] = False
     #: Takes no longer than changing the CPU's library for it: it runs in that of its neighbours.
     is_light: ClassVar[bool] = False
+    #: Kernels see its tensors as dense arrays: a part of a larger tensor is copied first.
+    is_dense: ClassVar[bool] = False
     #: Measured for several images at once, too: networks are made of it.
     is_batched: ClassVar[bool] = False
     #: One of the kinds that muLayer has a latency model for.
@@ -137,8 +139,8 @@ class Op:
         return self.restrict(Region.whole(self.output)._replace(images=Span(0, 1)))
 
     @property
-    def acts_on_channels_alone(self) -> bool:
-        """True where output channel i depends on input channel i alone: an OC chain may go on."""
+    def carries_channels(self) -> bool:
+        """True where some output channels need a part of an input alone: an OC chain may go on."""
         return False
 
     @property
@@ -207,6 +209,16 @@ class Op:
         """The region of input `index` from which the region `part` of the output is computed."""
         raise NotImplementedError
 
+    def around(self, part: Region) -> Region:
+        """The smallest region with `part` in it that a part of the op computes.
+
+        All of what no dimension cuts, and of channels that belong together all.
+        """
+        whole, dims = Region.whole(self.output), self.dims
+        fixed = {AXES[dim]: getattr(whole, AXES[dim]) for dim in AXES if dim not in dims}
+        part = part._replace(**fixed)
+        return part._replace(channels=part.channels.in_steps(self.channel_step))
+
     def _with(self: SomeOp, **fields: Any) -> SomeOp:
         """As `dataclasses.replace`, in a fifth of the time: a search makes thousands of parts.
 
@@ -242,8 +254,9 @@ OP_TYPES: Registry[type[Op]] = Registry("op")
 def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region, Region]:
     """Cut an op's output into the CPU's and the GPU's region (the GPU takes the first part).
 
-    `align` rounds a cut through channels to whole blocks of the GPU's layout; rows and images are
-    cut anywhere. A ratio of 0 or 1 leaves one side empty; any other neither, where the size allows.
+    `align` rounds a cut through channels to whole blocks of the GPU's layout, where it has any;
+    rows and images are cut anywhere. A ratio of 0 or 1 leaves one side empty; any other neither,
+    where the size allows.
     """
     (place,) = cuts(op, dim, [gpu_ratio], align=align)
     whole, axis = Region.whole(op.output), AXES[dim]
@@ -255,7 +268,7 @@ def split(op: Op, dim: Dim, gpu_ratio: float, *, align: int = 1) -> tuple[Region
 def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> list[int]:
     """Where `split` cuts an op's output at such ratios: how many rows, say, are the GPU's."""
     size = getattr(Region.whole(op.output), AXES[dim]).size
-    step = lcm(align, op.channel_step) if dim == "OC" else 1
+    step = cut_step(op, dim, align)
     found = []
     for ratio in gpu_ratios:
         place = size if ratio == 1 else min(round(ratio * size / step) * step, size)
@@ -263,3 +276,10 @@ def cuts(op: Op, dim: Dim, gpu_ratios: Iterable[float], *, align: int = 1) -> li
             place = step if place == 0 else (size - 1) // step * step
         found.append(place)
     return found
+
+
+def cut_step(op: Op, dim: Dim, align: int) -> int:
+    """A cut through an op lies on a multiple of this where channels come in blocks of `align`."""
+    if dim != "OC":
+        return 1
+    return lcm(op.channel_step, 1 if op.is_dense else align)

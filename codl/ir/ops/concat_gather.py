@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -34,8 +34,8 @@ class ConcatNd(NdOp):
         return 0
 
     @property
-    def keeps_images(self) -> bool:
-        return self.axis > 0
+    def free_axes(self) -> Iterable[int]:
+        return (axis for axis in range(len(self.shapes[0])) if axis != self.axis)
 
     @property
     def rows(self) -> int:
@@ -68,12 +68,18 @@ class Gather(NdOp):
     examples: ClassVar[tuple[str, ...]] = ("gather in=100x17,5 axis=0",)
 
     @property
-    def keeps_images(self) -> bool:
-        return self.axis > 0
+    def free_axes(self) -> Iterable[int]:
+        return range(len(self.out_sizes))
 
-    def has_images(self, index: int) -> bool:
-        """Indices are the same for every image."""
-        return index == 0 and super().has_images(0)
+    def source(self, axis: int, index: int) -> int | None:
+        """An axis of the output is one of the indices, or one of the data that stays."""
+        behind = axis - self.axis
+        axes = len(self.shapes[1])
+        if index == 1:
+            return behind if 0 <= behind < axes else None
+        if behind < 0:
+            return axis
+        return None if behind < axes else axis - axes + 1
 
     @property
     def out_sizes(self) -> Sizes:

@@ -171,7 +171,7 @@ class Eltwise(Op):
         return ("H", "OC")
 
     @property
-    def acts_on_channels_alone(self) -> bool:
+    def carries_channels(self) -> bool:
         return True
 
     @property

@@ -31,7 +31,7 @@ class GroupedOp(Op):
         return self.groups > 1 and self.groups == self.input.c == self.out_channels
 
     @property
-    def acts_on_channels_alone(self) -> bool:
+    def carries_channels(self) -> bool:
         return self.is_depthwise
 
     @property

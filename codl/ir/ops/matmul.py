@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.ir.ops.base import Weights
-from codl.ir.ops.nd import NdOp, Sizes
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.nd import NdOp, Sizes, cuts_of, resized
+from codl.ir.region import Region, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +65,35 @@ class MatMul(NdOp):
         return (*self.batch, self.m, self.n)
 
     @property
-    def keeps_images(self) -> bool:
-        return len(self.out_sizes) > 2 or not self.trans_a
+    def free_axes(self) -> Iterable[int]:
+        """All of them: k is no axis of the output."""
+        return range(len(self.out_sizes))
 
-    def has_images(self, index: int) -> bool:
-        """Rows of the left matrix are images where there is one matrix only."""
-        if len(self.out_sizes) == 2:
-            return self.keeps_images and index == 0
-        sizes = self.shapes[index]
-        return len(sizes) == len(self.out_sizes) and sizes[0] == self.output.n
+    def source(self, axis: int, index: int) -> int | None:
+        """Rows are of a, columns of b, and batches of an operand that is not stretched there."""
+        sizes, rank = self.shapes[index], len(self.out_sizes)
+        if axis >= rank - 2:
+            is_own = index == axis - (rank - 2)
+            is_turned = (self.trans_a, self.trans_b)[index]
+            return len(sizes) - 2 + (index != is_turned) if is_own else None
+        own = axis - (rank - len(sizes))
+        return own if own >= 0 and sizes[own] == self.out_sizes[axis] else None
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        columns = cuts.get(len(self.out_sizes) - 1)
+        if not self.matrix or columns is None:
+            return {}
+        return {"matrix": resized(self.matrix, {0 if self.trans_b else 1: columns})}
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+        """The columns of the output alone, as views."""
+        sizes = self.out_sizes
+        columns = cuts_of(part, sizes).get(len(sizes) - 1)
+        if not self.matrix or columns is None:
+            return dict(weights)
+        matrix, own = weights["weight"], slice(*columns)
+        taken = matrix[own] if self.trans_b else matrix[:, own]
+        return {"weight": taken, "bias": weights["bias"][own]}
 
     @property
     def flops(self) -> int:

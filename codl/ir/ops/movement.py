@@ -6,8 +6,9 @@ So each op is one table an axis (`offsets`), and one kernel does them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.nd import NdOp, Sizes
+from codl.ir.ops.nd import NdOp, Sizes, resized
+from codl.ir.ops.regrouping import Origin, origins
+from codl.ir.region import Span
 
 #: For every index along one output axis: input elements to go from the first, or -1 for none.
 Offsets = NDArray[np.int64]
@@ -83,14 +86,31 @@ class Transpose(Movement):
     def out_sizes(self) -> Sizes:
         return self.to or tuple(self.seen[axis] for axis in self.perm)
 
-    @property
-    def keeps_images(self) -> bool:
-        first = {sizes[:1] for sizes in (self.shapes[0], self.seen, self.out_sizes)}
-        return self.perm[:1] == (0,) and len(first) == 1 and len(self.out_sizes) > 1
+    @cached_property
+    def _ways(self) -> Mapping[int, tuple[Origin, Origin]]:
+        """From a free axis of the output to one of `seen`, and on to one of the input."""
+        moved = tuple(self.seen[axis] for axis in self.perm)
+        before, ways = origins(self.seen, self.shapes[0]), {}
+        for axis, (own, scale) in origins(self.out_sizes, moved).items():
+            if self.perm[own] in before:
+                ways[axis] = Origin(self.perm[own], scale), before[self.perm[own]]
+        return ways
 
-    def for_images(self, count: int) -> dict[str, Any]:
-        axes, to = ((count, *sizes[1:]) if sizes else () for sizes in (self.axes, self.to))
-        return {**super().for_images(count), "axes": axes, "to": to}
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return self._ways
+
+    def source(self, axis: int, index: int) -> int:
+        return self._ways[axis][1].axis
+
+    def needed(self, axis: int, span: Span) -> Span:
+        seen, given = self._ways[axis]
+        return given.of(seen.of(span))
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        ways = [(self._ways[axis][0], span) for axis, span in cuts.items()]
+        axes = resized(self.axes, {seen.axis: seen.of(span) for seen, span in ways})
+        return {"axes": axes, "to": resized(self.to, cuts)}
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
@@ -117,11 +137,23 @@ class SliceNd(Movement):
         return self.to
 
     @property
-    def keeps_images(self) -> bool:
-        return (self.starts[:1], self.steps[:1], self.to[:1]) == ((0,), (1,), self.shapes[0][:1])
+    def free_axes(self) -> Iterable[int]:
+        return range(len(self.to))
 
-    def for_images(self, count: int) -> dict[str, Any]:
-        return {**super().for_images(count), "to": (count, *self.to[1:])}
+    def source(self, axis: int, index: int) -> int:
+        return axis
+
+    def needed(self, axis: int, span: Span) -> Span:
+        """From the first to the last element that is taken, whichever comes first."""
+        start, step = self.starts[axis], self.steps[axis]
+        ends = (start + step * span.start, start + step * (span.stop - 1))
+        return Span(min(ends), max(ends) + 1)
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        starts = list(self.starts)
+        for axis, span in cuts.items():
+            starts[axis] = 0 if self.steps[axis] > 0 else self.needed(axis, span).size - 1
+        return {"starts": tuple(starts), "to": resized(self.to, cuts)}
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
@@ -147,6 +179,16 @@ class TileNd(Movement):
     @property
     def out_sizes(self) -> Sizes:
         return tuple(n * r for n, r in zip(self.shapes[0], self.repeats, strict=True))
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        """Those that are not repeated, and those of one element."""
+        pairs = enumerate(zip(self.shapes[0], self.repeats, strict=True))
+        return (axis for axis, (size, repeat) in pairs if 1 in (size, repeat))
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        stretched = {axis: own for axis, own in cuts.items() if self.repeats[axis] > 1}
+        return {"repeats": resized(self.repeats, stretched)}
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:
@@ -183,6 +225,12 @@ class PadNd(Movement):
     def out_sizes(self) -> Sizes:
         sides = zip(self.shapes[0], self.before, self.after, strict=True)
         return tuple(size + before + after for size, before, after in sides)
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        """Those that nothing is added to or taken from."""
+        sides = enumerate(zip(self.before, self.after, strict=True))
+        return (axis for axis, own in sides if own == (0, 0))
 
     @property
     def offsets(self) -> tuple[Offsets, ...]:

@@ -1,13 +1,14 @@
-"""Ops on tensors of any rank: they see them as dense arrays, and are cut between images at most."""
+"""Ops on tensors of any rank, seen as dense arrays and cut along axes that an op does not mix."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from codl.ir.ops.base import Array, Dim, Op, Weights
-from codl.ir.region import Region, Shape, as_nchw
+from codl.ir.region import Region, Shape, Span, as_nchw
 
 #: The sizes of a tensor's axes, outermost first.
 Sizes = tuple[int, ...]
@@ -33,28 +34,88 @@ class AxisBlock(NamedTuple):
         return self.outer * self.size * self.inner
 
 
+#: What cuts each of the first axes; of a tensor of one axis that is channels.
+AXIS_DIMS: tuple[Dim, ...] = ("N", "OC", "H")
+
+
+def dims_of(sizes: Sizes) -> tuple[Dim, ...]:
+    """The dimensions that cut a tensor's first axes, as `as_nchw` has them: at most three."""
+    return AXIS_DIMS[1:2] if len(sizes) == 1 else AXIS_DIMS[: len(sizes)]
+
+
+def cuts_of(part: Region, sizes: Sizes) -> dict[int, Span]:
+    """The axes along which a region is a part of a tensor, with what it has of each."""
+    spans = part[1:2] if len(sizes) == 1 else part
+    cut = enumerate(zip(spans, sizes, strict=False))
+    return {axis: span for axis, (span, size) in cut if span != (0, size)}
+
+
+def region_of(cuts: Mapping[int, Span], sizes: Sizes) -> Region:
+    """The region of a tensor with these ranges of some of its first axes."""
+    spans = list(Region.whole(as_nchw(sizes)))
+    for axis, span in cuts.items():
+        spans[1 if len(sizes) == 1 else axis] = span
+    return Region(*spans)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NdOp(Op):
     """`shapes` are the inputs as the model has them; `inputs` the same elements as nchw.
 
     A subclass gives `out_sizes` and the rest; `reference` gets and returns nchw arrays, and
-    reshapes them. What lies along the first of several axes are images; one that leaves them apart
-    gives `keeps_images`, and `for_images` where more than `shapes` depends on their number.
+    reshapes them. Its first three axes are images, channels and rows, whatever they mean to the
+    model: what cuts tokens is `N` of (tokens, features), `OC` of (1, tokens, features), and `H` of
+    (1, heads, tokens, features). A subclass names the `free_axes` of its output, and for each the
+    axis of every input that is cut with it, where that is not the same one.
     """
 
     shapes: tuple[Sizes, ...]
     inputs: tuple[Shape, ...] = field(init=False)
 
+    is_dense: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(as_nchw(sizes) for sizes in self.shapes))
 
     @property
-    def inner_dims(self) -> tuple[Dim, ...]:
+    def free_axes(self) -> Iterable[int]:
+        """The axes of the output that it does not mix: each range needs ranges of the inputs."""
         return ()
 
+    def source(self, axis: int, index: int) -> int | None:
+        """The axis of input `index` that is cut with a free one; None where all is needed."""
+        sizes = self.shapes[index]
+        same = axis < len(sizes) and sizes[axis] == self.out_sizes[axis]
+        return axis if same else None
+
+    def needed(self, axis: int, span: Span) -> Span:
+        """What of that axis of an input a range of a free one needs: the same range."""
+        return span
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        """The fields, `shapes` apart, of the op that computes these ranges of free axes."""
+        return {}
+
     @property
-    def keeps_images(self) -> bool:
-        return False
+    def dims(self) -> tuple[Dim, ...]:
+        """By the free axes, the outermost first: what that cuts lies densely."""
+        free, sizes = set(self.free_axes), self.out_sizes
+        return tuple(
+            dim
+            for axis, dim in enumerate(dims_of(sizes))
+            if axis in free and sizes[axis] > 1 and self._reaches(axis)
+        )
+
+    def _reaches(self, axis: int) -> bool:
+        """Whether what is cut of every input with an axis is one that a dimension cuts."""
+        sources = [(self.source(axis, index), sizes) for index, sizes in enumerate(self.shapes)]
+        return all(own is None or own < len(dims_of(sizes)) for own, sizes in sources)
+
+    @property
+    def carries_channels(self) -> bool:
+        axis = 0 if len(self.out_sizes) == 1 else 1
+        sources = (self.source(axis, index) for index in range(len(self.shapes)))
+        return "OC" in self.dims and any(source is not None for source in sources)
 
     @property
     def images(self) -> int:
@@ -75,31 +136,31 @@ class NdOp(Op):
         """One for each output element; an op that does more says so."""
         return prod(self.out_sizes)
 
-    def has_images(self, index: int) -> bool:
-        """Whether input `index` has an image for each of the output's; otherwise all need it."""
-        sizes = self.shapes[index]
-        return self.keeps_images and len(sizes) > 1 and sizes[0] == self.output.n
-
     def needs(self, part: Region, index: int = 0) -> Region:
-        whole = Region.whole(self.inputs[index])
-        return whole._replace(images=part.images) if self.has_images(index) else whole
+        return region_of(self._needs(cuts_of(part, self.out_sizes), index), self.shapes[index])
+
+    def _needs(self, cuts: Mapping[int, Span], index: int) -> dict[int, Span]:
+        """The axes of an input that are cut with the output's, with what is needed of each."""
+        sources = ((self.source(axis, index), axis, span) for axis, span in cuts.items())
+        return {own: self.needed(axis, span) for own, axis, span in sources if own is not None}
 
     def restrict(self, part: Region) -> Op:
-        whole = Region.whole(self.output)
-        if part == whole:
+        cuts = cuts_of(part, self.out_sizes)
+        if not cuts:
             return self
-        if not self.keeps_images or part != whole._replace(images=part.images):
+        dims = dims_of(self.out_sizes)
+        if any(dims[axis] not in self.dims for axis in cuts):
             raise ValueError(f"a {self.kind} is not split so: {part} of {self.output}")
-        return replace(self, **self.for_images(part.images.size))
-
-    def for_images(self, count: int) -> dict[str, Any]:
-        """The fields that differ for `count` images."""
         shapes = (
-            (count, *sizes[1:]) if self.has_images(index) else sizes
-            for index, sizes in enumerate(self.shapes)
+            resized(sizes, self._needs(cuts, index)) for index, sizes in enumerate(self.shapes)
         )
-        return {"shapes": tuple(shapes)}
+        return replace(self, shapes=tuple(shapes), **self.parted(cuts))
 
     def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
         """All of them: no axis of theirs need be the output's channels."""
         return dict(weights)
+
+
+def resized(sizes: Sizes, cuts: Mapping[int, Span]) -> Sizes:
+    """The sizes of a part with these ranges of some axes."""
+    return tuple(cuts[axis].size if axis in cuts else size for axis, size in enumerate(sizes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, NamedTuple
@@ -75,8 +75,8 @@ class Norm(NdOp):
         return self.shapes[0]
 
     @property
-    def keeps_images(self) -> bool:
-        return self.axis > 0
+    def free_axes(self) -> Iterable[int]:
+        return range(self.axis)
 
     @property
     def flops(self) -> int:

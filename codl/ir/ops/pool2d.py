@@ -68,7 +68,7 @@ class Pool2d(WindowOp):
     size_columns: ClassVar[type[Columns]] = PoolColumns
 
     @property
-    def acts_on_channels_alone(self) -> bool:
+    def carries_channels(self) -> bool:
         return True
 
     @property

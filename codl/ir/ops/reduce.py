@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,8 +60,17 @@ class Reduce(NdOp):
         return tuple(size for axis, size in sizes if axis not in axes)
 
     @property
-    def keeps_images(self) -> bool:
-        return 0 not in self.axes and len(self.out_sizes) > 1
+    def _kept(self) -> Sizes:
+        """The input's axes that are the output's: all of them where they stay as ones."""
+        every = range(len(self.shapes[0]))
+        return tuple(axis for axis in every if self.keepdims or axis not in self.axes)
+
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return (at for at, axis in enumerate(self._kept) if axis not in self.axes)
+
+    def source(self, axis: int, index: int) -> int:
+        return self._kept[axis]
 
     @property
     def flops(self) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir.ops.base import Weights
-from codl.ir.ops.nd import NdOp, Sizes
+from codl.ir.ops.nd import NdOp, Sizes, resized
+from codl.ir.ops.regrouping import Origin, origins
+from codl.ir.region import Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +30,22 @@ class Reshape(NdOp):
     def out_sizes(self) -> Sizes:
         return self.to
 
-    @property
-    def keeps_images(self) -> bool:
-        return len(self.to) > 1 and self.shapes[0][:1] == self.to[:1]
+    @cached_property
+    def _origins(self) -> Mapping[int, Origin]:
+        return origins(self.to, self.shapes[0])
 
-    def for_images(self, count: int) -> dict[str, Any]:
-        return {**super().for_images(count), "to": (count, *self.to[1:])}
+    @property
+    def free_axes(self) -> Iterable[int]:
+        return self._origins
+
+    def source(self, axis: int, index: int) -> int:
+        return self._origins[axis].axis
+
+    def needed(self, axis: int, span: Span) -> Span:
+        return self._origins[axis].of(span)
+
+    def parted(self, cuts: Mapping[int, Span]) -> dict[str, Any]:
+        return {"to": resized(self.to, cuts)}
 
     @property
     def flops(self) -> int:

@@ -129,7 +129,7 @@ class Resize(Op):
         return ("H", "OC")
 
     @property
-    def acts_on_channels_alone(self) -> bool:
+    def carries_channels(self) -> bool:
         return True
 
     @property

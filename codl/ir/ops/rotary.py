@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,8 +48,16 @@ class Rotary(NdOp):
         return self.shapes[0]
 
     @property
-    def keeps_images(self) -> bool:
-        return True
+    def free_axes(self) -> Iterable[int]:
+        return (0, 1, 2)
+
+    def source(self, axis: int, index: int) -> int | None:
+        """Tables have an axis of tokens, one of images where those differ, and none of heads."""
+        if index == 0:
+            return axis
+        if axis == self.axis:
+            return 1
+        return 0 if axis == 0 and self.shapes[index][0] > 1 else None
 
     @property
     def flops(self) -> int:

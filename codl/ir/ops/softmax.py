@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,8 +39,8 @@ class Softmax(NdOp):
         return self.shapes[0]
 
     @property
-    def keeps_images(self) -> bool:
-        return 0 not in self.axes
+    def free_axes(self) -> Iterable[int]:
+        return (axis for axis in range(len(self.shapes[0])) if axis not in self.axes)
 
     @property
     def flops(self) -> int:
