@@ -175,3 +175,37 @@ def test_angles_that_differ_between_the_halves_are_no_embedding() -> None:
     constants = bounds() | {name: random(1, 1, TOKENS, EACH, seed=9) for name in ("cos", "sin")}
     network = check(model_of_values(rotary("x"), given, constants, outputs=("yx",)), given)
     assert "rotary" not in kinds(network)
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_matrices_repeated_for_some_heads_are_read_once(turned: bool) -> None:
+    groups, times = 2, 3
+    inner = EACH if turned else TOKENS
+    given = {"a": random(2, groups * times, 4, inner), "b": random(2, groups, TOKENS, EACH)}
+    full = [2, groups, times, TOKENS, EACH]
+    constants = {
+        "axis": np.array([2]),
+        "wide": np.array(full),
+        "joined": np.array([2, groups * times, TOKENS, EACH]),
+    }
+    texts = ["u = Unsqueeze b axis", "w = Expand u wide", "r = Reshape w joined"]
+    last = [node("t = Transpose r", perm=[0, 1, 3, 2])] if turned else []
+    right = "t" if turned else "r"
+    nodes = [*map(node, texts), *last, node(f"y = MatMul a {right}")]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert "tile" not in kinds(network)
+    assert kinds(network).count("matmul") == 1
+
+
+def test_a_matrix_repeated_in_another_order_stays() -> None:
+    """Heads 0, 1, 0, 1: those that share one are not neighbours."""
+    given = {"a": random(2, 4, 4, TOKENS), "b": random(2, 2, TOKENS, EACH)}
+    constants = {
+        "axis": np.array([1]),
+        "wide": np.array([2, 2, 2, TOKENS, EACH]),
+        "joined": np.array([2, 4, TOKENS, EACH]),
+    }
+    texts = ["u = Unsqueeze b axis", "w = Expand u wide", "r = Reshape w joined"]
+    nodes = [*map(node, texts), node("y = MatMul a r")]
+    network = check(model_of_values(nodes, given, constants), given)
+    assert "tile" in kinds(network)

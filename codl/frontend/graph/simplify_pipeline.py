@@ -9,10 +9,12 @@ from codl.frontend.graph.norm_patterns import fuse_norms
 from codl.frontend.graph.passes import drop_aliases, drop_reshapes, merge_reshapes, widen_products
 from codl.frontend.graph.patterns import fuse_activations
 from codl.frontend.graph.rotary_patterns import fuse_rotaries
+from codl.frontend.graph.shared_heads import share_heads
 
 
 def simplify(graph: Graph) -> Graph:
     """Drop what computes nothing, and copies that a transpose can do with; fuse and fold."""
     plain = drop_aliases(graph)
     fused = fuse_group_norms(fuse_rotaries(fuse_norms(fuse_activations(plain))))
-    return merge_reshapes(drop_reshapes(fold_affines(widen_products(fused))))
+    folded = share_heads(fold_affines(widen_products(fused)))
+    return merge_reshapes(drop_reshapes(folded))
