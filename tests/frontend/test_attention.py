@@ -58,6 +58,17 @@ def test_multi_head_attention(extra: str) -> None:
     assert [layer.op.kind for layer in network.layers].count("matmul") == 2
 
 
+def test_a_bias_of_attention_goes_into_the_products_before_it() -> None:
+    given = {"x": random(IMAGES, TOKENS, 24)}
+    constants: Values = {f"w{name}": random(24, WIDTH, seed=i) for i, name in enumerate("qkv")}
+    constants["b"] = random(3 * WIDTH)
+    nodes = [helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in "qkv"]
+    nodes.append(node("MultiHeadAttention", "q k v b", num_heads=HEADS))
+    network = check(model_of_values(nodes, given, constants), given, 5e-4)
+    kinds = {layer.op.kind for layer in network.layers}
+    assert kinds == {"matmul", "transpose", "softmax"}
+
+
 def test_attention_that_looks_back_keeps_keys_and_values() -> None:
     given = qkv(TOKENS)
     for name in ("past_k", "past_v"):

@@ -64,7 +64,10 @@ def _attention(graph: Graph, node: Node) -> list[ConvertedOp]:
 
 @converts("com.microsoft.MultiHeadAttention")
 def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
-    """Inputs: q, k, v, bias, padding, added to scores, past k and v; outputs: y, k, v."""
+    """Inputs: q, k, v, bias, padding, added to scores, past k and v; outputs: y, k, v.
+
+    A constant bias has become sums in front; see `codl.frontend.graph.expansions`.
+    """
     steps = Steps(graph, node)
     heads = int(attribute(node, "num_heads", 0))
     if not has_input(node, 2) or any(
@@ -73,7 +76,7 @@ def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
         raise unsupported(node, "q, k and v must be tensors of their own, and the past no buffer.")
     q, k, v = (steps.operand(name) for name in node.inputs[:3])
     if has_input(node, 3):
-        q, k, v = _biased(steps, (q, k, v))
+        raise unsupported(node, f"the bias must be a constant for {q.sizes}.")
     if len(q.sizes) != 3 or {len(k.sizes), len(v.sizes)} - {3, 4}:
         raise unsupported(node, f"q must have 3 axes, k and v 3 or 4, got {q.sizes}, {k.sizes}.")
     q, k, v = (
@@ -255,23 +258,6 @@ def _add_given(steps: Steps, mask: Mask, name: str, keys: int) -> None:
         add_choice(steps, mask, bias)
     else:
         mask.given.append(bias)
-
-
-def _biased(
-    steps: Steps, parts: tuple[Operand, Operand, Operand]
-) -> tuple[Operand, Operand, Operand]:
-    """q, k and v with their parts of one constant added."""
-    bias = constant_input(steps.graph, steps.node, 3).astype(np.float32)
-    widths = [part.sizes[-1] for part in parts]
-    if any(len(part.sizes) != 3 for part in parts) or bias.size != sum(widths):
-        reason = f"the bias must have {sum(widths)} numbers for {parts[0].sizes}, got {bias.size}."
-        raise unsupported(steps.node, reason)
-    cuts = np.split(bias, np.cumsum(widths)[:-1])
-    q, k, v = (
-        steps.combine("add", part, steps.constant("bias", own), "biased")
-        for part, own in zip(parts, cuts, strict=True)
-    )
-    return q, k, v
 
 
 def _add_padding(steps: Steps, mask: Mask, name: str) -> None:

@@ -84,7 +84,8 @@ def split_heads(steps: Steps, x: Operand, heads: int) -> Operand:
 
 def heads_first(steps: Steps, x: Operand, word: str) -> Operand:
     """(images, tokens, heads, features) with the heads before the tokens."""
-    return steps.transpose(x, (0, 2, 1, 3), word, axes=x.sizes)
+    held = seen(x, steps.graph.shapes.get(x.name, x.sizes))
+    return steps.transpose(held, (0, 2, 1, 3), word, axes=x.sizes)
 
 
 def join_heads(steps: Steps, x: Operand) -> Operand:

@@ -8,52 +8,93 @@ read, so that each is also an ONNX node which ONNX Runtime could run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from onnx import helper
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node, type_of
+
+Write: TypeAlias = Callable[[Graph, Node], "Expansion | None"]
 
 PRODUCTS = ("Gemm", "MatMul")
 MICROSOFT = "com.microsoft"
 
 
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """The nodes that stand for one, the last in its place, and constants that they read."""
+
+    nodes: Sequence[Node]
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
 def expand(graph: Graph) -> Graph:
-    """Write such nodes out; what they make in between has the shape of their first output."""
+    """Write such nodes out; what is made in between are sums, of the type of the first output."""
     nodes: list[Node] = []
-    shapes, types = dict(graph.shapes), dict(graph.types)
+    shapes, types, constants = dict(graph.shapes), dict(graph.types), dict(graph.constants)
     for node in graph.nodes:
         write = EXPANSIONS.get(node.type)
-        made = write(graph, node) if write and node.outputs[0] in graph.shapes else None
-        for each in made or ():
-            shapes.setdefault(each.outputs[0], graph.shapes[node.outputs[0]])
-            if node.outputs[0] in graph.types:
-                types.setdefault(each.outputs[0], graph.types[node.outputs[0]])
-        nodes += made or [node]
-    return replace(graph, nodes=tuple(nodes), shapes=shapes, types=types)
+        known = all(name in shapes for name in (*node.inputs, node.outputs[0]) if name)
+        made = write(graph, node) if write and known else None
+        if made is None:
+            nodes.append(node)
+            continue
+        constants |= made.constants
+        shapes |= {name: value.shape for name, value in made.constants.items()}
+        for each in made.nodes:
+            output = each.outputs[0]
+            if output not in shapes:
+                shapes[output] = np.broadcast_shapes(*(shapes[name] for name in each.inputs))
+                types[output] = graph.types.get(node.outputs[0], TensorProto.FLOAT)
+        nodes += made.nodes
+    return replace(graph, nodes=tuple(nodes), shapes=shapes, types=types, constants=constants)
 
 
-def _bias_gelu(graph: Graph, node: Node) -> list[Node]:
-    sum_ = f"{node.outputs[0]}.sum"
-    return [
-        _made(f"{node.name}.sum", "Add", node.inputs, [sum_]),
-        _made(node.name, "Gelu", [sum_], node.outputs, domain=MICROSOFT),
-    ]
+def _gelu(kind: str) -> Write:
+    """The activation of this kind, of a sum."""
+
+    def write(graph: Graph, node: Node) -> Expansion | None:
+        if len(node.inputs) < 2 or not node.inputs[1]:
+            return None
+        sum_ = f"{node.outputs[0]}.sum"
+        return Expansion(
+            [
+                _made(f"{node.name}.sum", "Add", node.inputs, [sum_]),
+                _made(node.name, kind, [sum_], node.outputs, domain=MICROSOFT),
+            ]
+        )
+
+    return write
 
 
-def _fast_gelu(graph: Graph, node: Node) -> list[Node] | None:
-    if len(node.inputs) < 2 or not node.inputs[1]:
+def _attention(graph: Graph, node: Node) -> Expansion | None:
+    """q, k and v with their own part of a constant bias each."""
+    inputs = (*node.inputs, "", "", "", "")
+    bias = graph.constants.get(inputs[3])
+    widths = [graph.shapes.get(name, ())[-1:] for name in inputs[:3]]
+    if bias is None or not all(widths) or (sum(w for (w,) in widths),) != bias.shape:
         return None
-    sum_ = f"{node.outputs[0]}.sum"
-    return [
-        _made(f"{node.name}.sum", "Add", node.inputs, [sum_]),
-        _made(node.name, "FastGelu", [sum_], node.outputs, domain=MICROSOFT),
+    if any(len(graph.shapes[name]) != 3 for name in inputs[:3]):
+        return None
+    parts = np.split(bias, np.cumsum([w for (w,) in widths])[:-1])
+    names = [f"{node.outputs[0]}.{letter}" for letter in "qkv"]
+    sums = [
+        _made(f"{node.name}.{name[-1]}", "Add", [x, f"{name}.bias"], [name])
+        for name, x in zip(names, inputs, strict=False)
     ]
+    given = [*names, "", *node.inputs[4:]]
+    kept = _made(
+        node.name, "MultiHeadAttention", given, node.outputs, domain=MICROSOFT, **node.attributes
+    )
+    constants = {f"{name}.bias": part for name, part in zip(names, parts, strict=True)}
+    return Expansion([*sums, kept], constants)
 
 
-def _skip_layer_norm(graph: Graph, node: Node) -> list[Node]:
+def _skip_layer_norm(graph: Graph, node: Node) -> Expansion:
     """Inputs: x, skip, scale, shift, bias; outputs: the norm, its mean and spread, the sum."""
     x, skip, scale, shift, bias = (*node.inputs, "", "", "")[:5]
     y, mean, spread, sum_ = (*node.outputs, "", "", "")[:4]
@@ -64,10 +105,10 @@ def _skip_layer_norm(graph: Graph, node: Node) -> list[Node]:
     norm = _made(
         node.name, "LayerNormalization", [sum_, *affine], outputs, axis=-1, epsilon=epsilon
     )
-    return [*nodes, norm]
+    return Expansion([*nodes, norm])
 
 
-def _skip_rms_norm(graph: Graph, node: Node) -> list[Node] | None:
+def _skip_rms_norm(graph: Graph, node: Node) -> Expansion | None:
     """The same without a mean and a shift."""
     x, skip, scale, bias = (*node.inputs, "")[:4]
     y, mean, spread, sum_ = (*node.outputs, "", "", "")[:4]
@@ -76,7 +117,8 @@ def _skip_rms_norm(graph: Graph, node: Node) -> list[Node] | None:
     nodes, sum_ = _sum(graph, node, (x, skip, bias), sum_ or f"{y}.sum")
     epsilon = node.attributes.get("epsilon", 1e-5)
     kind = "SimplifiedLayerNormalization"
-    return [*nodes, _made(node.name, kind, [sum_, scale], [y], axis=-1, epsilon=epsilon)]
+    norm = _made(node.name, kind, [sum_, scale], [y], axis=-1, epsilon=epsilon)
+    return Expansion([*nodes, norm])
 
 
 def _sum(
@@ -108,11 +150,11 @@ def _made(
     return Node(name, type_of(proto), tuple(inputs), tuple(outputs), attributes, proto)
 
 
-Write = Callable[[Graph, Node], "list[Node] | None"]
 #: What writes a node of a type out, or leaves it as it is (None).
 EXPANSIONS: Mapping[str, Write] = {
-    f"{MICROSOFT}.BiasGelu": _bias_gelu,
-    f"{MICROSOFT}.FastGelu": _fast_gelu,
+    f"{MICROSOFT}.BiasGelu": _gelu("Gelu"),
+    f"{MICROSOFT}.FastGelu": _gelu("FastGelu"),
+    f"{MICROSOFT}.MultiHeadAttention": _attention,
     f"{MICROSOFT}.SkipLayerNormalization": _skip_layer_norm,
     f"{MICROSOFT}.SkipSimplifiedLayerNormalization": _skip_rms_norm,
 }
