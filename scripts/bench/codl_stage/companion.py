@@ -1,13 +1,14 @@
 """The companion: a kernel that occupies all but a few multiprocessors of an NVIDIA GPU.
 
 Its work-groups are as large as a multiprocessor takes, and as many as the GPU holds at once. Each
-asks on which multiprocessor it runs: on one that is to be left it ends at once, on another it
-sleeps until its time is over. It is launched again and again, on a queue of its own of the same
-context, so that kernels of other queues run on what is left.
+asks on which multiprocessor it runs: on one that is to be left it ends as soon as all others are
+held, on another it sleeps until its time is over. It is launched again and again, on a queue of its
+own of the same context, so that kernels of other queues run on what is left.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from time import sleep
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 GROUP, GROUPS = 1024, 2
 #: Seconds of one launch. Between two of them the whole GPU is free for a moment, and what waits
 #: then gets all of it: the longer, the fewer inferences see that.
-LAUNCH_S = 1.0
-#: Of a launch that the thread sleeps through: a driver's wait would take a core from the CPU side.
-ASLEEP = 0.95
+LAUNCH_S = 2.0
+#: Seconds from look to look at a launch: a driver's wait would take a core from the CPU side.
+LOOK_S = 0.05
+#: The kernel's argument that differs from launch to launch.
+BEFORE = 5
 NO, YES = np.zeros(1, np.uint32), np.ones(1, np.uint32)
 #: Seconds until a launch surely holds what it is to hold.
-SETTLED_S = 0.002
+SETTLED_S = 0.0002
 
 
 class Companion:
@@ -53,7 +56,10 @@ class Companion:
         self._kernel = cl.Kernel(cl.Program(context, text).build(), "occupy")
         flags = cl.mem_flags
         self._ended = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=NO)
-        self._kernel.set_args(np.uint32(left), np.uint64(1e9 * LAUNCH_S), self._ended)
+        self._placed = cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=NO)
+        self._held = GROUPS * (device.max_compute_units - left)
+        fixed = (np.uint32(left), np.uint32(self._held), np.uint64(1e9 * LAUNCH_S), self._ended)
+        self._kernel.set_args(*fixed, self._placed, np.uint32(0))
         self._size = GROUP * GROUPS * device.max_compute_units
         self._queue, self._telling = cl.CommandQueue(context), cl.CommandQueue(context)
         self._needed = left < device.max_compute_units
@@ -75,26 +81,30 @@ class Companion:
     def stop(self) -> None:
         """Leave everything to others; returns when that is so."""
         if self._thread is not None:
-            self._tell(YES)
+            self._tell(self._ended, YES)
             self._stopped.set()
             self._thread.join()
             self._thread = None
-            self._tell(NO)
+            self._tell(self._ended, NO)
+            self._tell(self._placed, NO)
 
-    def _tell(self, ended: NDArray[np.uint32]) -> None:
-        cl_module().enqueue_copy(self._telling, self._ended, ended)
+    def _tell(self, what: cl.Buffer, number: NDArray[np.uint32]) -> None:
+        cl_module().enqueue_copy(self._telling, what, number)
 
     def _occupy(self) -> None:
         """The next launch is enqueued before the last one ends, as this thread may come late."""
-        launch = self._launch()
-        while not self._stopped.is_set():
-            following = self._launch()
-            self._stopped.wait(ASLEEP * LAUNCH_S)
-            launch.wait()
+        launch, complete = self._launch(0), cl_module().command_execution_status.COMPLETE
+        for index in count(1):
+            following = self._launch(index)
+            while launch.command_execution_status > complete:
+                if self._stopped.wait(LOOK_S):
+                    self._queue.finish()
+                    return
             launch = following
-        self._queue.finish()
 
-    def _launch(self) -> cl.Event:
+    def _launch(self, index: int) -> cl.Event:
+        """The launch of that number since `start`: all before it are placed when it begins."""
+        self._kernel.set_arg(BEFORE, np.uint32(index * self._held))
         size, group = (self._size,), (GROUP,)
         event = cl_module().enqueue_nd_range_kernel(self._queue, self._kernel, size, group)
         self._queue.flush()

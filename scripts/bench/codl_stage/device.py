@@ -13,6 +13,7 @@ from codl.runtime.placement import LocalSoc
 from codl.runtime.program_cache import Offer
 
 from .companion import Companion
+from .kept import Kept
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -22,21 +23,21 @@ class StageDevice(OpenClDevice):
     """The companion runs whenever something is enqueued, but not while something is loaded.
 
     As long as it runs, this driver completes no kernel's event: the end of a kernel is known by
-    finishing the queue, and times are read once the companion has stopped. Events of mappings come
-    when they should.
+    finishing the queue, and times can be read once the companion has stopped and begun anew, which
+    no clock sees. Events of mappings come when they should.
     """
 
     def __init__(self, soc: LocalSoc, left: int, offer: Offer | None = None) -> None:
         self._companion: Companion | None = None
         self._loads = 0
         super().__init__(soc, offer)
+        self._kept = Kept()
         self._companion = Companion(self.context, left)
 
     @property
     def queue(self) -> cl.CommandQueue:
         """The queue to enqueue on, with the companion beside it."""
-        if self._companion is not None and not self._loads:
-            self._companion.start()
+        self._start()
         return self._queue
 
     @queue.setter
@@ -60,6 +61,7 @@ class StageDevice(OpenClDevice):
     def finish(self) -> None:
         self._queue.finish()
         self._stop()
+        self._start()
 
     def wait(self, event: cl.Event) -> None:
         if event.command_type == cl_module().command_type.MAP_BUFFER:
@@ -71,6 +73,11 @@ class StageDevice(OpenClDevice):
         """Let the GPU go; nothing can run afterwards."""
         self._stop()
 
+    def _start(self) -> None:
+        if self._companion is not None and not self._loads:
+            self._companion.start()
+
     def _stop(self) -> None:
         if self._companion is not None:
             self._companion.stop()
+            self._kept.release()

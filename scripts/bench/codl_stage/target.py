@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from codl.ir.soc import Soc
 from codl.runtime.opencl import OpenClDevice
-from codl.runtime.placement import at_hand
 from codl.runtime.program_cache import Offer
-from codl.targets.compile_workers import CompileWorkers
 from codl.targets.connect import Transport, register
 from codl.targets.local import LocalTarget
 
@@ -16,11 +14,10 @@ PREFIX = "stage:"
 
 
 class StageTarget(LocalTarget):
-    """Nobody compiles ahead: other processes' contexts would take turns with the companion's."""
+    """Compiling ahead is done by other processes on the whole GPU, while nothing is measured."""
 
     def __init__(self, serial: str, soc: Soc | None) -> None:
-        workers = None if soc is None else CompileWorkers(at_hand(soc), 0)
-        super().__init__(soc, workers=workers)
+        super().__init__(soc)
         self.serial = serial
         self._left = int(serial.removeprefix(PREFIX))
 
