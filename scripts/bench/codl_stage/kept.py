@@ -31,6 +31,9 @@ class Kept:
 
         return type(kind.__name__, (kind,), {"__init__": init})
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     def release(self) -> None:
         """Let go what nobody else has."""
         self._all[:] = [one for one in self._all if getrefcount(one) > ALONE]
