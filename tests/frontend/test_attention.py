@@ -13,7 +13,9 @@ from support.references import check, model_of_values
 
 from codl.errors import UnsupportedError
 from codl.frontend.convert import convert, network_of
+from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
+from codl.ir.onnx_node import Node
 
 IMAGES, HEADS, TOKENS, KEYS, FEATURES = 2, 4, 5, 7, 16
 WIDTH = HEADS * FEATURES
@@ -156,6 +158,14 @@ def test_counts_of_keys_that_are_not_those_there_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"seqlens_k must be 4 for every image"):
         convert(import_onnx(proto, "test"))
     assert [layer.op.kind for layer in network_of(import_onnx(proto, "test")).layers] == ["onnx"]
+
+
+def test_tensors_of_other_ranks_are_refused_by_name() -> None:
+    shapes = {"q": (2, 5, 32), "k": (2, 5, 4, 8), "v": (2, 5, 4, 8)}
+    attention = Node("n", "Attention", ("q", "k", "v"), ("y",), {"q_num_heads": 4})
+    graph = Graph("g", (attention,), tuple(shapes), ("y",), {**shapes, "y": (2, 5, 32)}, {})
+    with pytest.raises(UnsupportedError, match=r"'k' must have 3 axes, got \(2, 5, 4, 8\)"):
+        convert(graph)
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:

@@ -38,8 +38,8 @@ from codl.ir.onnx_node import Node
 def _attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Inputs: q, k, v, mask, past k and v, counts of keys; outputs: y, k, v, scores at a stage."""
     steps = Steps(graph, node)
-    q, k, v = (steps.operand(name) for name in node.inputs[:3])
-    flat = len(q.sizes) == 3
+    flat = len(graph.shapes[node.inputs[0]]) == 3
+    q, k, v = (steps.ranked(name, 3 if flat else 4) for name in node.inputs[:3])
     if flat:
         own, shared = (int(attribute(node, f"{p}_num_heads", 0)) for p in ("q", "kv"))
         parts = zip((q, k, v), (own, shared, shared), strict=True)
@@ -74,11 +74,10 @@ def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
         has_input(node, index) for index in range(8, len(node.inputs))
     ):
         raise unsupported(node, "q, k and v must be tensors of their own, and the past no buffer.")
-    q, k, v = (steps.operand(name) for name in node.inputs[:3])
+    q = steps.ranked(node.inputs[0], 3)
+    k, v = (steps.ranked(name, 3, 4) for name in node.inputs[1:3])
     if has_input(node, 3):
         raise unsupported(node, f"the bias must be a constant for {q.sizes}.")
-    if len(q.sizes) != 3 or {len(k.sizes), len(v.sizes)} - {3, 4}:
-        raise unsupported(node, f"q must have 3 axes, k and v 3 or 4, got {q.sizes}, {k.sizes}.")
     q, k, v = (
         heads_first(steps, split_heads(steps, x, heads), "heads") if len(x.sizes) == 3 else x
         for x in (q, k, v)
@@ -148,7 +147,7 @@ def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     widths = attribute(node, "qkv_hidden_sizes", [matrix.shape[1] // 3] * 3)
     if sum(widths) != matrix.shape[1] or bias.shape != matrix.shape[1:]:
         raise unsupported(node, f"{list(widths)} features are not those of {matrix.shape}.")
-    x, cuts = steps.operand(node.inputs[0]), np.cumsum(widths)[:-1]
+    x, cuts = steps.ranked(node.inputs[0], 3), np.cumsum(widths)[:-1]
     q, k, v = (
         heads_first(steps, split_heads(steps, steps.linear(x, own, start, "part"), heads), "heads")
         for own, start in zip(np.split(matrix, cuts, axis=1), np.split(bias, cuts), strict=True)
@@ -168,9 +167,9 @@ def _packed_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
 def _own_parts(steps: Steps, heads: int, groups: int) -> tuple[Operand, Operand, Operand]:
     """q, k and v as (images, tokens, heads, features), cut out where one tensor has all of them."""
     node = steps.node
-    q = steps.operand(node.inputs[0])
+    q = steps.ranked(node.inputs[0], 3)
     if has_input(node, 1):
-        k, v = (steps.operand(name) for name in node.inputs[1:3])
+        k, v = (steps.ranked(name, 3) for name in node.inputs[1:3])
         return (
             split_heads(steps, q, heads),
             split_heads(steps, k, groups),
@@ -192,8 +191,8 @@ def _with_positions(
     tokens = parts[0].sizes[1]
     rows = steps.constant("positions", past + np.arange(tokens)[None])
     if has_input(node, 9):
-        rows = steps.operand(node.inputs[9])
-    cos, sin = (table_rows(steps, steps.operand(name), rows) for name in node.inputs[7:9])
+        rows = steps.ranked(node.inputs[9], 2)
+    cos, sin = (table_rows(steps, steps.ranked(name, 2), rows) for name in node.inputs[7:9])
     interleaved = bool(attribute(node, "rotary_interleaved", 0))
     q, k = (turn(steps, x, cos, sin, axis=1, interleaved=interleaved) for x in parts)
     return q, k
@@ -203,7 +202,7 @@ def _with_past(steps: Steps, x: Operand, index: int) -> Operand:
     """(images, heads, tokens, features) behind those of an optional input."""
     if not has_input(steps.node, index):
         return x
-    return steps.concat((steps.operand(steps.node.inputs[index]), x), 2, "all")
+    return steps.concat((steps.ranked(steps.node.inputs[index], 4), x), 2, "all")
 
 
 def _scale(node: Node, q: Operand) -> float:
@@ -263,10 +262,7 @@ def _add_given(steps: Steps, mask: Mask, name: str, keys: int) -> None:
 def _add_padding(steps: Steps, mask: Mask, name: str) -> None:
     """(images, keys) or (images, queries, keys) of 1, and of 0 for keys that hardly count."""
     low = number(attribute(steps.node, "mask_filter_value", -10000.0))
-    padding = steps.operand(name)
-    if len(padding.sizes) not in (2, 3):
-        reason = f"the mask of keys must be (images, keys), got {padding.sizes}."
-        raise unsupported(steps.node, reason)
+    padding = steps.ranked(name, 2, 3)
     middle = (1, 1) if len(padding.sizes) == 2 else (1,)
     padding = seen(padding, (padding.sizes[0], *middle, *padding.sizes[1:]))
     if padding.value is not None:

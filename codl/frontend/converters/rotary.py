@@ -18,9 +18,10 @@ def _rotary(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Inputs: x, cosines, sines, positions; without those, every token has a row of its own."""
     steps = Steps(graph, node)
     x, axis = _heads_of(steps, int(attribute(node, "num_heads", 0)))
-    cos, sin = (steps.operand(name) for name in node.inputs[1:3])
-    if has_input(node, 3):
-        rows = steps.operand(node.inputs[3])
+    given = has_input(node, 3)
+    cos, sin = (steps.ranked(name, 2 if given else 3) for name in node.inputs[1:3])
+    if given:
+        rows = steps.ranked(node.inputs[3], 2)
         cos, sin = (table_rows(steps, table, rows) for table in (cos, sin))
     return _turned(steps, x, cos, sin, axis)
 
@@ -31,10 +32,12 @@ def _microsoft_rotary(graph: Graph, node: Node) -> list[ConvertedOp]:
     if attribute(node, "is_packed_batching", 0) or attribute(node, "scale", 1.0) != 1:
         raise unsupported(node, "is_packed_batching must be 0 and scale 1.")
     steps = Steps(graph, node)
-    cos, sin = (steps.operand(name) for name in node.inputs[2:4])
+    cos, sin = (steps.ranked(name, 2) for name in node.inputs[2:4])
     x, axis = _heads_of(steps, int(attribute(node, "num_heads", 0)), pairs=cos.sizes[-1])
-    rows = steps.operand(node.inputs[1])
-    if rows.sizes == (1,):
+    rows = steps.ranked(node.inputs[1], 1, 2)
+    if len(rows.sizes) == 1:
+        if rows.sizes != (1,):
+            raise unsupported(node, f"one axis of positions must have 1 of them, got {rows.sizes}.")
         count = steps.constant("count", np.arange(x.sizes[axis]))
         if rows.value is None:
             rows = steps.combine("add", rows, count, "positions")
@@ -85,7 +88,7 @@ def _heads_of(steps: Steps, heads: int, pairs: int = 0) -> tuple[Operand, int]:
 
     Without a number of heads, all features of one have `pairs` pairs.
     """
-    x = steps.operand(steps.node.inputs[0])
+    x = steps.ranked(steps.node.inputs[0], 3, 4)
     if len(x.sizes) == 4:
         # No attribute of ONNX's: a pass that has found the embedding sets it.
         return x, int(attribute(steps.node, "axis", 2))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.frontend.converters.base import ConvertedOp
+from codl.frontend.converters.base import ConvertedOp, unsupported
 from codl.frontend.converters.operands import Operand, combine, function
 from codl.frontend.graph.graph import Graph
 from codl.ir.onnx_node import Node
@@ -31,6 +31,14 @@ class Steps:
 
     def operand(self, name: str, sizes: Sizes | None = None) -> Operand:
         return Operand.of(self.graph, name, sizes)
+
+    def ranked(self, name: str, *ranks: int) -> Operand:
+        """A tensor that must have as many axes as one of `ranks`; raises `UnsupportedError`."""
+        operand = self.operand(name)
+        if len(operand.sizes) not in ranks:
+            wanted = " or ".join(map(str, ranks))
+            raise unsupported(self.node, f"{name!r} must have {wanted} axes, got {operand.sizes}.")
+        return operand
 
     def constant(self, word: str, value: NDArray[Any]) -> Operand:
         return Operand(self.name(word), value.shape, np.ascontiguousarray(value, np.float32))
