@@ -69,6 +69,7 @@ OPS = (
     "matmul in=5x7,7x6",
     "matmul in=2x9x19,2x19x18",
     "matmul in=3x11 matrix=11x21",
+    "matmul in=2x3x1x19,2x1x21x19 trans_b=1",
     "softmax in=3x5x7 axes=2",
     "softmax in=2x6x5 axes=1",
     "norm in=3x4x5,1x1x5,1x1x5 axis=2",

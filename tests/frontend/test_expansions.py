@@ -98,27 +98,3 @@ def test_what_has_no_operator_there_goes_to_onnx_runtime() -> None:
     network = network_of(import_onnx(model_of_values(nodes, given), "test"))
     assert [layer.op.kind for layer in network.layers] == ["onnx", "eltwise"]
     assert network.layers[0].op.nodes == "com.microsoft.Inverse"  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("value", [-np.inf, -10000.0, np.finfo(np.float32).min])
-@pytest.mark.parametrize("turned", [True, False])
-def test_a_choice_by_a_constant_is_bounded(value: float, turned: bool) -> None:
-    """Two causal masks in a row, as of a model that masks twice."""
-    given = {"x": random(2, 3, 5, 5)}
-    seen = np.tril(np.ones((1, 1, 5, 5), bool))
-    constants = {"seen": ~seen if turned else seen, "low": np.array(value, np.float32)}
-    names = ["low", "{}"] if turned else ["{}", "low"]
-    nodes = [
-        helper.make_node("Where", ["seen", *(n.format(x) for n in names)], [y])
-        for x, y in (("x", "a"), ("a", "b"))
-    ]
-    nodes.append(helper.make_node("Softmax", ["b"], ["y"], axis=-1))
-    network = check(model_of_values(nodes, given, constants), given)
-    assert {kind for kind, _ in steps(network)} == {"eltwise", "softmax"}
-
-
-def test_a_choice_between_two_tensors_goes_to_onnx_runtime() -> None:
-    given = {"x": random(3, 4), "z": random(3, 4, seed=1)}
-    constants = {"c": np.eye(3, 4, dtype=bool)}
-    proto = model_of_values([helper.make_node("Where", ["c", "x", "z"], ["y"])], given, constants)
-    assert steps(network_of(import_onnx(proto, "test"))) == [("onnx", "none")]

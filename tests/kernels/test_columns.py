@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernel_runs import run_cpu
-from support.random_ops import convolutions, fully_connected, poolings
+from support.random_ops import convolutions, fully_connected, poolings, products
 
 from codl.ir import Array, Op, Region, columns, parse, to_text
 from codl.ir.ops.conv2d import (
@@ -23,6 +23,8 @@ from codl.ir.ops.fully_connected import (
     FcColumns,
     FullyConnected,
 )
+from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul_columns import MatMulColumns
 from codl.ir.ops.pool2d import (
     Pool2d,
     PoolColumns,
@@ -62,7 +64,13 @@ SOCS = (
     Soc("known", "", CPU, replace(GPU, compute_units=2, vector_width=8, vector_registers=16)),
     Soc("real", "", CPU, replace(GPU, type="gpu", compute_units=12, vector_width=4, wave_size=32)),
 )
-KINDS = {Conv2d: ConvColumns, Pool2d: PoolColumns, FullyConnected: FcColumns}
+KINDS = {
+    Conv2d: ConvColumns,
+    Pool2d: PoolColumns,
+    FullyConnected: FcColumns,
+    MatMul: MatMulColumns,
+}
+OPS = convolutions() | poolings() | fully_connected() | products()
 #: With more channels ncnn takes another tile, which may compute less.
 OWN_CHOICE = (CpuWinograd(), CpuWinograd(packed=False))
 
@@ -75,7 +83,7 @@ def values_of(found: Any, name: str) -> np.ndarray[Any, Any]:
     return np.asarray(getattr(found, name))
 
 
-@given(ops=st.lists(convolutions() | poolings() | fully_connected(), min_size=1, max_size=12))
+@given(ops=st.lists(OPS, min_size=1, max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_columns_hold_the_sizes_that_ops_have(ops: list[Op]) -> None:
     for kind, of_kind in KINDS.items():
@@ -85,6 +93,8 @@ def test_columns_hold_the_sizes_that_ops_have(ops: list[Op]) -> None:
         found = of_kind.of(own)
         assert len(found) == len(own)
         assert list(values_of(found, "flops")) == [op.flops for op in own]
+        sizes = found.input_elements + found.weight_elements + found.output_elements
+        assert list(4 * sizes) == [op.bytes for op in own]
         if isinstance(found, WindowColumns):
             assert list(found.oh) == [op.output.h for op in own]
             assert list(found.ow) == [op.output.w for op in own]
@@ -96,7 +106,7 @@ def test_columns_hold_the_sizes_that_ops_have(ops: list[Op]) -> None:
         assert list(values_of(some, "flops")) == [op.flops for op in own[1:3]]
 
 
-@given(ops=st.lists(convolutions() | poolings() | fully_connected(), min_size=1, max_size=12))
+@given(ops=st.lists(OPS, min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_many_ops_have_the_features_that_each_has_alone(ops: list[Op]) -> None:
     for soc in SOCS:

@@ -17,6 +17,7 @@ from support.random_ops import norms, products, reductions, rotaries, softmaxes
 from codl.ir import Activation, Array, Op, Region, Shape, parse, to_text
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul_columns import merged
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.reduce import Reduce
 from codl.ir.ops.rotary import Rotary
@@ -107,6 +108,34 @@ def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) ->
     variant = registry.find(op, "cpu_ort")
     got = run_cpu(variant, op, Region.whole(op.output), inputs, weights, gpu.soc)
     assert_close(variant, op, got, reference(op, inputs, weights))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matmul in=2x3x1x70,2x1x83x70 alpha=0.5 trans_b=1",  # a few rows that share a b
+        "matmul in=2x3x13x33,2x1x33x70 act=relu",
+        "matmul in=1x40 matrix=90x40 trans_b=1",
+        "matmul in=13x2100,41x2100 trans_b=1 act=tanh",  # k in several blocks
+        "matmul in=2100x37,2100x41 trans_a=1",
+    ],
+)
+def test_products_of_shapes_that_have_ways_of_their_own(text: str, gpu: OpenClDevice) -> None:
+    check(parse(text), gpu)
+
+
+def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:
+    for text, m, sizes in (
+        ("matmul in=2x3x5x7,2x1x7x4", 15, [2]),
+        ("matmul in=2x3x5x7,7x4", 30, []),
+        ("matmul in=2x3x7x5,2x1x7x4 trans_a=1", 5, [2, 3]),
+        ("matmul in=3x5x7,2x3x7x4", 5, [2, 3]),
+        ("matmul in=5x2x5x7 matrix=7x4", 50, []),
+    ):
+        op = parse(text)
+        assert isinstance(op, MatMul)
+        rows, axes = merged(op)
+        assert (rows, [axis.size for axis in axes]) == (m, sizes), text
 
 
 @pytest.mark.parametrize("mode", UNARY)

@@ -33,7 +33,7 @@ class Expansion:
 
 
 def expand(graph: Graph) -> Graph:
-    """Write such nodes out; what is made in between is combined element by element."""
+    """Write such nodes out; what is made in between are sums, of the type of the first output."""
     nodes: list[Node] = []
     shapes, types, constants = dict(graph.shapes), dict(graph.types), dict(graph.constants)
     for node in graph.nodes:
@@ -94,30 +94,6 @@ def _attention(graph: Graph, node: Node) -> Expansion | None:
     return Expansion([*sums, kept], constants)
 
 
-def _where(graph: Graph, node: Node) -> Expansion | None:
-    """Of a tensor and a constant, by a constant condition, as causal masks have it: two bounds."""
-    condition, *values = (graph.constants.get(name) for name in node.inputs)
-    if condition is None or sum(value is not None for value in values) != 1:
-        return None
-    first = values[0] is None
-    other = values[1] if first else values[0]
-    if other is None or other.dtype != np.float32:
-        return None
-    kept = condition if first else ~condition
-    bounds = {
-        f"{node.outputs[0]}.{word}": np.where(kept, np.float32(free), other)
-        for word, free in (("most", np.inf), ("least", -np.inf))
-    }
-    most, least = bounds
-    below = f"{node.outputs[0]}.below"
-    x = node.inputs[1] if first else node.inputs[2]
-    nodes = [
-        _made(f"{node.name}.below", "Min", [x, most], [below]),
-        _made(node.name, "Max", [below, least], node.outputs),
-    ]
-    return Expansion(nodes, bounds)
-
-
 def _skip_layer_norm(graph: Graph, node: Node) -> Expansion:
     """Inputs: x, skip, scale, shift, bias; outputs: the norm, its mean and spread, the sum."""
     x, skip, scale, shift, bias = (*node.inputs, "", "", "")[:5]
@@ -176,7 +152,6 @@ def _made(
 
 #: What writes a node of a type out, or leaves it as it is (None).
 EXPANSIONS: Mapping[str, Write] = {
-    "Where": _where,
     f"{MICROSOFT}.BiasGelu": _gelu("Gelu"),
     f"{MICROSOFT}.FastGelu": _gelu("FastGelu"),
     f"{MICROSOFT}.MultiHeadAttention": _attention,

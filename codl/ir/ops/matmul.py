@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.ir.columns import Columns
 from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.matmul_columns import MatMulColumns
 from codl.ir.ops.nd import NdOp, Sizes, cuts_of, resized
 from codl.ir.region import Region, Span
 
@@ -30,8 +32,12 @@ class MatMul(NdOp):
     alpha: float = 1.0
 
     kind: ClassVar[str] = "matmul"
-    examples: ClassVar[tuple[str, ...]] = ("matmul in=64x32,32x48",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "matmul in=64x32,32x48",
+        "matmul in=2x32,48x32 trans_b=1",
+    )
     is_product: ClassVar[bool] = True
+    size_columns: ClassVar[type[Columns]] = MatMulColumns
 
     @property
     def flavor(self) -> str:

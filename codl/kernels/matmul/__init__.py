@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from codl.kernels.matmul import cpu_ort, gpu_direct, gpu_tiled
+from codl.kernels.matmul import cpu_ort, gpu_direct, gpu_dots, gpu_tiled
 from codl.kernels.registry import register
 
 register(
     gpu_direct.GpuDirect(),
+    gpu_dots.GpuDots(),
     gpu_tiled.GpuTiled(),
     cpu_ort.VARIANT,
 )

@@ -1,12 +1,17 @@
 // Matrix products in registers: a tile of ROWS x COLUMNS vectors of the output stays in registers
-// while the loop runs over k. A work-item has `strip` consecutive tiles of one panel of columns.
+// while a loop runs over k. A work-item has `strip` consecutive tiles of each of `group` panels of
+// columns, and goes through `depth` of k at a time, so that such a block of the panels stays in a near
+// cache; between blocks the sums lie in the output.
 //
-// b is read in panels, [panel][k][COLUMNS * V], which were packed before; or, where DIRECT is
-// defined, as it lies: then n is at least a panel, and the last one begins so that it ends with n.
+// b is read in panels, [panel][k][COLUMNS * V], which were packed before; where INSIDE is defined,
+// the work-item packs each block itself; where DIRECT is, b is read as it lies: then n is at least a
+// panel, the last one begins so that it ends with n, and all of k is one block.
 //
 // TRANS_A        defined where a is stored as (k, m)
+// TRANS_B        defined where b, before it is packed, is stored as (n, k)
 // BIAS           defined where there is one for each column, in whole panels
-// a_rows         elements from one stored row of a to the next
+// BLOCK_SIZE     of INSIDE: elements of as much of `group` panels as `depth` goes
+// a_rows         elements from one stored row of a to the next; b_rows of b, or of a panel
 // Batches: index i of the output's is (i / inner2, i / inner1 % (inner2 / inner1), i % inner1), and
 // each part moves on by a step of a and b (0 where they are stretched).
 
@@ -15,110 +20,213 @@
     ((size_t)((i) / inner2) * (s0) + (size_t)((i) % inner2 / inner1) * (s1) +                      \
      (size_t)((i) % inner1) * (s2))
 
-// Copies b into panels, columns beyond n as zeros; a work-item has V values of k of one panel.
+// Rare ways stay out of the kernel, whose registers and addresses they would take.
+#define APART __attribute__((noinline))
+
+// Packs `length` of k of the V columns from `column` on, to rows of PANEL elements. Of a vector with
+// columns beyond n, the others are whatever: none of what comes of them is stored.
+#ifdef INSIDE
+#define PACKED_SPACE __local
+#else
+#define PACKED_SPACE __global
+#endif
+APART void pack_columns(
+    __global const float *in, PACKED_SPACE float *out, int column, int n, int length, int rows)
+{
+#ifdef TRANS_B
+    __global const float *from[V];
+    UNROLL for (int j = 0; j < V; j++) from[j] = in + (size_t)min(column + j, n - 1) * rows;
+    int first = 0;
+    for (; first + V <= length; first += V) {
+        VEC m[V], t[V];
+        UNROLL for (int j = 0; j < V; j++) m[j] = PLOAD(from[j] + first);
+        TRANSPOSE
+        UNROLL for (int j = 0; j < V; j++) PSTORE(m[j], out + (first + j) * PANEL);
+    }
+    for (; first < length; first++)
+        for (int j = 0; j < V; j++) out[first * PANEL + j] = from[j][first];
+#else
+    if (column + V <= n) {
+        for (int i = 0; i < length; i++)
+            PSTORE(PLOAD(in + (size_t)i * rows + column), out + i * PANEL);
+    } else {
+        for (int i = 0; i < length; i++)
+            for (int j = 0; j < V; j++)
+                out[i * PANEL + j] = in[(size_t)i * rows + min(column + j, n - 1)];
+    }
+#endif
+}
+
+#ifndef INSIDE
+// Copies b into panels; a work-item has `depth` values of k of one panel.
 KERNEL void matmul_pack(
     __global const float *b, int b_offset, int b_stride, __global float *panels,
-    int n, int k, int b_rows)
+    int n, int k, int depth, int b_rows)
 {
-    const int panel = get_global_id(1), first = get_global_id(0) * V, many = min(V, k - first);
-    if (first >= k) return;
+    const int panel = get_global_id(1), first = get_global_id(0) * depth;
     __global const float *in = b + (b_offset + (size_t)get_global_id(2) * k * n);
     __global float *out =
         panels + ((size_t)(get_global_id(2) * get_global_size(1) + panel) * k + first) * PANEL;
-    for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += V, out += V) {
 #ifdef TRANS_B
-        if (many == V && column + V <= n) {
-            VEC m[V], t[V];
-            UNROLL for (int i = 0; i < V; i++)
-                m[i] = PLOAD(in + ((size_t)(column + i) * b_rows + first));
-            TRANSPOSE
-            UNROLL for (int i = 0; i < V; i++) PSTORE(m[i], out + i * PANEL);
-            continue;
-        }
-#define AT_B(i, j) in[(size_t)(j) * b_rows + (i)]
+    in += first;
 #else
-        if (column + V <= n) {
-            for (int i = 0; i < many; i++)
-                PSTORE(PLOAD(in + ((size_t)(first + i) * b_rows + column)), out + i * PANEL);
-            continue;
-        }
-#define AT_B(i, j) in[(size_t)(i) * b_rows + (j)]
+    in += (size_t)first * b_rows;
 #endif
-        for (int i = 0; i < many; i++)
-            for (int j = 0; j < V; j++)
-                out[i * PANEL + j] = column + j < n ? AT_B(first + i, column + j) : 0.0f;
-    }
+    for (int c = 0; c < COLUMNS; c++)
+        pack_columns(in, out + c * V, panel * PANEL + c * V, n, min(depth, k - first), b_rows);
 }
+#endif
+
+// Lanes from `first` to before `stop` of a vector in the output; the others are zeros.
+APART VEC load_lanes(__global const float *from, int first, int stop)
+{
+    float lanes[V];
+    for (int j = 0; j < V; j++) lanes[j] = j >= first && j < stop ? from[j] : 0.0f;
+    return CAT(vload, V)(0, lanes);
+}
+
+APART void store_lanes(VEC value, __global float *to, int first, int stop)
+{
+    if (first <= 0 && stop >= V) {
+        PSTORE(value, to);
+        return;
+    }
+    float lanes[V];
+    CAT(vstore, V)(value, 0, lanes);
+    for (int j = max(first, 0); j < min(stop, V); j++) to[j] = lanes[j];
+}
+
+#ifdef TRANS_A
+#define AT_A(r, i) source[r][(size_t)(i) * a_rows]
+#else
+#define AT_A(r, i) source[r][i]
+#endif
+#ifdef BIAS
+#define PLUS_BIAS(at) +PLOAD(bias + (at))
+#else
+#define PLUS_BIAS(at)
+#endif
+#ifdef INSIDE
+#define BLOCK_SPACE __local
+#else
+#define BLOCK_SPACE __global
+#endif
+
+#define EACH(WIDE, what)                                                                           \
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int c = 0; c < WIDE; c++) what
+// Lanes of vector c that the panel has, and that exist.
+#define LANES(c) column - begin - (c) * V, n - begin - (c) * V
+
+// The tile of WIDE vectors of columns whose first row is `row`. Rows beyond the last repeat it: what
+// is stored there is stored twice.
+#define TILE(WIDE)                                                                                 \
+    {                                                                                              \
+        const int is_whole = column == begin && begin + WIDE * V <= n;                             \
+        VEC acc[ROWS][WIDE];                                                                       \
+        if (first == 0) {                                                                          \
+            EACH(WIDE, acc[r][c] = (VEC)(0.0f);)                                                   \
+        } else if (is_whole) {                                                                     \
+            EACH(WIDE, acc[r][c] = PLOAD(TARGET(r) + c * V);)                                      \
+        } else {                                                                                   \
+            EACH(WIDE, acc[r][c] = load_lanes(TARGET(r) + c * V, LANES(c));)                       \
+        }                                                                                          \
+        BLOCK_SPACE const float *line = lines;                                                     \
+        NO_UNROLL for (int i = 0; i < length; i++, line += b_rows) {                               \
+            VEC values[WIDE];                                                                      \
+            UNROLL for (int c = 0; c < WIDE; c++) values[c] = PLOAD(line + c * V);                 \
+            UNROLL for (int r = 0; r < ROWS; r++) {                                                \
+                const float x = AT_A(r, i);                                                        \
+                UNROLL for (int c = 0; c < WIDE; c++) acc[r][c] += x * values[c];                  \
+            }                                                                                      \
+        }                                                                                          \
+        if (first + length == k) {                                                                 \
+            EACH(WIDE, acc[r][c] = alpha * acc[r][c] PLUS_BIAS(begin + c * V);)                    \
+            EACH(WIDE, acc[r][c] = ACTIVATE(acc[r][c]);)                                           \
+        }                                                                                          \
+        if (is_whole) {                                                                            \
+            EACH(WIDE, PSTORE(acc[r][c], TARGET(r) + c * V);)                                      \
+        } else {                                                                                   \
+            EACH(WIDE, store_lanes(acc[r][c], TARGET(r) + c * V, LANES(c));)                       \
+        }                                                                                          \
+    }
+#define TARGET(r) (out + (size_t)min(row + r, m - 1) * n + begin)
 
 KERNEL void matmul_direct(
     __global const float *a, int a_offset, int a_stride,
     __global float *output, int output_offset, int output_stride,
     __global const float *b,
-#ifdef DIRECT
+#if defined(DIRECT) || defined(INSIDE)
     int b_offset, int b_stride,
 #endif
 #ifdef BIAS
     __global const float *bias,
 #endif
-    int strip, int m, int n, int k, int a_rows, int b_rows, int inner2, int inner1,
-    int a_step0, int a_step1, int a_step2, int b_step0, int b_step1, int b_step2, float alpha)
+    int strip, int group, int m, int n, int k, int depth, int a_rows, int b_own_rows, int inner2,
+    int inner1, int a_step0, int a_step1, int a_step2, int b_step0, int b_step1, int b_step2,
+    float alpha)
 {
-    const int batch = get_global_id(2), column = get_global_id(0) * PANEL;
+    const int batch = get_global_id(2), panels = (n + PANEL - 1) / PANEL;
+    const int first_panel = get_global_id(0) * group;
+    const int stop_panel = min(first_panel + group, panels);
     __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
     __global const float *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
+#if defined(DIRECT) || defined(INSIDE)
+    right += b_offset;
+#endif
 #ifdef DIRECT
-    const int begin = min(column, n - PANEL);
-    right += b_offset + begin;
+    const int b_rows = b_own_rows;
 #else
-    const int begin = column;
-    right += (size_t)column * k;
+    const int b_rows = PANEL;
 #endif
-    __global float *out = output + output_offset + ((size_t)batch * m * n + begin);
+#ifdef INSIDE
+    __local float block[BLOCK_SIZE];
+#endif
+    __global float *out = output + output_offset + (size_t)batch * m * n;
     const int stop = min((int)(get_global_id(1) + 1) * strip * ROWS, m);
-    for (int row = get_global_id(1) * strip * ROWS; row < stop; row += ROWS) {
-        // Rows beyond the last repeat it, and are not stored.
-        __global const float *source[ROWS];
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            const size_t from = min(row + r, m - 1);
-#ifdef TRANS_A
-            source[r] = left + from;
+    for (int first = 0; first < k; first += depth) {
+        const int length = min(depth, k - first);
+#ifdef INSIDE
+#ifdef TRANS_B
+        __global const float *in = right + first;
 #else
-            source[r] = left + from * a_rows;
+        __global const float *in = right + (size_t)first * b_own_rows;
 #endif
+        for (int column = first_panel * PANEL; column < min(stop_panel * PANEL, n); column += V) {
+            const int panel = column / PANEL;
+            __local float *to = block + (panel - first_panel) * length * PANEL + column % PANEL;
+            pack_columns(in, to, column, n, length, b_own_rows);
         }
-        VEC acc[ROWS][COLUMNS];
-        UNROLL for (int r = 0; r < ROWS; r++)
-            UNROLL for (int c = 0; c < COLUMNS; c++) acc[r][c] = (VEC)(0.0f);
-        __global const float *line = right;
-        NO_UNROLL for (int i = 0; i < k; i++, line += b_rows) {
-            VEC values[COLUMNS];
-            UNROLL for (int c = 0; c < COLUMNS; c++) values[c] = PLOAD(line + c * V);
+#endif
+        for (int row = get_global_id(1) * strip * ROWS; row < stop; row += ROWS) {
+            __global const float *source[ROWS];
             UNROLL for (int r = 0; r < ROWS; r++) {
+                const size_t from = min(row + r, m - 1);
 #ifdef TRANS_A
-                const float x = source[r][(size_t)i * a_rows];
+                source[r] = left + (size_t)first * a_rows + from;
 #else
-                const float x = source[r][i];
+                source[r] = left + from * a_rows + first;
 #endif
-                UNROLL for (int c = 0; c < COLUMNS; c++) acc[r][c] += x * values[c];
             }
-        }
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            if (row + r >= m) break;
-            UNROLL for (int c = 0; c < COLUMNS; c++) {
-                const int at = begin + c * V;
-                VEC value = alpha * acc[r][c];
-#ifdef BIAS
-                value += PLOAD(bias + at);
+            for (int panel = first_panel; panel < stop_panel; panel++) {
+                const int column = panel * PANEL;
+#ifdef DIRECT
+                const int begin = min(column, n - PANEL);
+                __global const float *lines = right + begin;
+#else
+                const int begin = column;
+#ifdef INSIDE
+                __local const float *lines = block + (panel - first_panel) * length * PANEL;
+#else
+                __global const float *lines = right + ((size_t)column * k + first * PANEL);
 #endif
-                value = ACTIVATE(value);
-                __global float *to = out + ((size_t)(row + r) * n + c * V);
-                if (at >= column && at + V <= n) {
-                    PSTORE(value, to);
-                } else {
-                    float lanes[V];
-                    CAT(vstore, V)(value, 0, lanes);
-                    for (int j = max(column - at, 0); j < min(V, n - at); j++) to[j] = lanes[j];
+#endif
+#if COLUMNS > 1
+                if (n - begin <= V) {
+                    TILE(1)
+                    continue;
                 }
+#endif
+                TILE(COLUMNS)
             }
         }
     }

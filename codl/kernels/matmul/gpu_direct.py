@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from codl.ir import columns
+from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul_columns import MatMulColumns
 from codl.ir.soc import GpuSide, Soc
 from codl.ir.types import PLANAR, Storage
-from codl.kernels import registers
+from codl.kernels import registers, tiling_columns
 from codl.kernels.base import (
     Choice,
     ConstantArg,
@@ -21,173 +26,250 @@ from codl.kernels.base import (
     ScratchArg,
     no_constants,
 )
+from codl.kernels.feature_columns import ChoiceColumns, first_choice, unique
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
-from codl.kernels.tiling import base_defines, ceil_div, round_up, strip, waves
-from codl.kernels.variant import OnGpu
+from codl.kernels.tiling import ITEMS_PER_UNIT, base_defines, ceil_div
+from codl.kernels.variant import ByChoiceColumns
 
 #: Share of the second-level cache that a strip's rows may take; panels and output share the rest.
 CACHE_SHARE = 0.4
-#: Rows of b up to this length, in elements, are as fast to read where they lie as packed.
-NEAR = 512
+#: Share of that cache, and of local memory, for as much of the panels as a work-item goes through
+#: before its next rows; and that cache's bytes where they are not known.
+BLOCK_SHARE, LOCAL_SHARE, USUAL_CACHE = 1 / 8, 1 / 2, 1 << 18
+#: How a tensor b is read: as it lies, from panels of a launch before, or from those that the
+#: work-item packs. A constant is packed beforehand.
+AS_IT_LIES, BEFORE, INSIDE = 0, 1, 2
+#: Packing is worth it for more tiles of rows.
+FEW_TILES = 4
+#: k that a work-item of the launch that packs takes.
+PACKED_DEPTH = 64
 #: Rows that a tile may have. Two vectors of each must fit in the registers, as they do up to the
 #: most by vector width where their number is not known; and lines of as many in the ways of a cache
 #: where rows are a multiple of its size apart.
-ROWS, MOST_ROWS = (8, 6, 4, 2, 1), {16: 8, 8: 6, 4: 8}
+ROWS, MOST_ROWS = (8, 6, 4, 3, 2, 1), {16: 8, 8: 6, 4: 8}
+#: Vectors of columns of a tile of up to so many rows, and of others.
+NARROW_ROWS, WIDE, USUAL = 2, 4, 2
 
 
 @dataclass(frozen=True)
-class _MatMulTiling:
-    """How one product is cut; all that the plan and the features have in common."""
+class _Tiling:
+    """How products are cut; all that the plan and the features have in common."""
 
-    problem: Problem
-    rows: int
-    columns: int
-    packed: bool
-    panel: int
-    panels: int
-    strip: int
-    strips: int
+    ops: MatMulColumns
+    soc: Soc
+    rows: Column
+    wide: Column
+    packed: Column
 
     @classmethod
-    def of(cls, op: MatMul, soc: Soc, choice: Choice) -> _MatMulTiling:
-        problem = Problem.of(op)
-        rows, panel = choice["rows"], choice["columns"] * soc.gpu.vector_width
-        panels, tiles = ceil_div(problem.n, panel), ceil_div(problem.m, rows)
-        most = max(1, int(CACHE_SHARE * soc.cpu.l2_cache_bytes / (4 * rows * problem.k)))
-        length = strip(tiles, panels * problem.batches, most, soc)
-        return cls(
-            problem=problem,
-            rows=rows,
-            columns=choice["columns"],
-            packed=bool(choice["packed"]),
-            panel=panel,
-            panels=panels,
-            strip=length,
-            strips=ceil_div(tiles, length),
-        )
+    def of(cls, ops: MatMulColumns, soc: Soc, choice: ChoiceColumns) -> _Tiling:
+        names = ("rows", "columns", "packed")
+        rows, wide, packed = (np.asarray(choice[n], np.float64) + 0 * ops.m for n in names)
+        return cls(ops, soc, rows, wide, packed)
 
-    @property
-    def items(self) -> int:
-        return self.strips * self.panels * self.problem.batches
+    @cached_property
+    def panel(self) -> Column:
+        """Columns of a panel."""
+        return self.wide * self.soc.gpu.vector_width
 
-    @property
-    def matrix(self) -> int:
-        """Elements from one matrix of b, as the kernel reads it, to the next."""
-        return self.problem.k * (self.panels * self.panel if self.packed else self.problem.n)
+    @cached_property
+    def panels(self) -> Column:
+        return columns.ceil_div(self.ops.n, self.panel)
+
+    @cached_property
+    def row_tiles(self) -> Column:
+        return columns.ceil_div(self.ops.m, self.rows)
+
+    @cached_property
+    def depth(self) -> Column:
+        """k of a work-item at a time: all of it, but where it must fit in a block."""
+        most = np.floor(block_elements(self.soc) / self.panel)
+        whole = self.ops.k
+        parts = np.where(self.packed == INSIDE, columns.ceil_div(whole, most), 1.0)
+        return columns.ceil_div(whole, parts)
+
+    @cached_property
+    def group(self) -> Column:
+        """Panels of a work-item: as many as share a block, and leave work for every unit."""
+        fitting = np.floor(block_elements(self.soc) / (self.depth * self.panel))
+        units = self.soc.gpu.compute_units
+        if units > 1:
+            items = np.floor(self.panels * self.ops.products / (ITEMS_PER_UNIT * units))
+            fitting = np.minimum(fitting, items)
+        return np.clip(fitting, 1, self.panels)
+
+    @cached_property
+    def groups(self) -> Column:
+        return columns.ceil_div(self.panels, self.group)
+
+    @cached_property
+    def strip(self) -> Column:
+        """Tiles of a work-item: their rows stay in the cache, where panels are not packed anew."""
+        row_bytes = 4 * self.rows * self.ops.k
+        near = np.maximum(1, np.floor(CACHE_SHARE * self.soc.cpu.l2_cache_bytes / row_bytes))
+        most = np.where(self.packed == INSIDE, self.row_tiles, near)
+        return tiling_columns.strip(self.row_tiles, self.groups * self.ops.products, most, self.soc)
+
+    @cached_property
+    def strips(self) -> Column:
+        return columns.ceil_div(self.row_tiles, self.strip)
+
+    @cached_property
+    def items(self) -> Column:
+        return self.strips * self.groups * self.ops.products
+
+    @cached_property
+    def packed_elements(self) -> Column:
+        """Elements of b that are written to panels each time."""
+        panels, k = self.panels * self.panel, self.ops.k
+        before = np.where(self.packed == BEFORE, self.ops.b_matrices, 0.0)
+        times = np.where(self.packed == INSIDE, self.strips * self.ops.products, before)
+        return (1 - self.ops.is_constant) * times * panels * k
 
 
-class GpuDirect(OnGpu):
+class GpuDirect(ByChoiceColumns):
     """Any batches, transposed operands or not; a constant b is packed once, a tensor each time."""
 
     name: ClassVar[str] = "gpu_direct"
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
     storage: ClassVar[Storage] = PLANAR
+    op_columns: ClassVar[type[MatMulColumns]] = MatMulColumns
 
     def refusal(self, op: MatMul, soc: Soc) -> str | None:
         return refusal(op)
 
     def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
-        """Tiles of a size that wastes few rows; b packed before or not."""
-        problem, width = Problem.of(op), soc.gpu.vector_width
-        found: list[Choice] = []
-        for rows in _rows(problem.m, _fitting_rows(soc.gpu)):
-            columns = 4 if rows <= 2 else 2
-            may_lie = not op.trans_b and not op.matrix and problem.n >= columns * width
-            near = problem.n <= NEAR or problem.m <= 4 * rows
-            ways = ((0, 1) if near else (1, 0)) if may_lie else (1,)
-            found += [{"rows": rows, "columns": columns, "packed": way} for way in ways]
-        return tuple(found)
+        """Tiles of a size that wastes few rows, and ways to read b."""
+        ops = MatMulColumns.of([op])
+        default = first_choice(self.default_columns(ops, soc))
+        problem, found = Problem.of(op), [default]
+        ways = [1] if op.matrix else [INSIDE, BEFORE]
+        if _may_lie(ops, default["columns"] * soc.gpu.vector_width)[0]:
+            ways.append(AS_IT_LIES)
+        found += [{**default, "packed": way} for way in ways]
+        if problem.m > _most_rows(soc.gpu):
+            found += [{**default, "rows": rows} for rows in _fitting_rows(soc.gpu)[:2]]
+            wider = registers.most_pixels(WIDE, soc.gpu) if soc.gpu.vector_registers else 0
+            if wider > NARROW_ROWS and default["packed"] != AS_IT_LIES:
+                found.append({**default, "rows": wider, "columns": WIDE})
+        return unique(found)
 
-    def features(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
-        tiling = _MatMulTiling.of(op, soc, choice or self.choices(op, soc)[0])
-        problem = tiling.problem
-        tiles = ceil_div(problem.m, tiling.rows) * tiling.panels * problem.batches
-        packs = tiling.packed and not op.matrix
+    def default_columns(self, ops: MatMulColumns, soc: Soc) -> ChoiceColumns:
+        width = soc.gpu.vector_width
+        rows = _usual_rows(ops, soc.gpu)
+        wide = np.where(rows <= NARROW_ROWS, WIDE, USUAL)
+        wide = np.minimum(wide, columns.ceil_div(ops.n, width))
+        few = columns.ceil_div(ops.m, rows) <= FEW_TILES
+        lies = few & _may_lie(ops, wide * width)
+        packed = np.where(lies, AS_IT_LIES, np.where(ops.is_constant > 0, BEFORE, INSIDE))
+        return {"rows": rows, "columns": wide, "packed": packed.astype(np.float64)}
+
+    def feature_columns(
+        self, ops: MatMulColumns, soc: Soc, choice: ChoiceColumns | None = None
+    ) -> FeatureColumns:
+        t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
+        tiles = t.row_tiles * t.panels * ops.products
         return {
-            "padded_macs": float(tiles * tiling.rows * tiling.panel * problem.k),
-            "tiles": float(tiles),
-            "loop_length": float(problem.k),
-            "packed_bytes": 4.0 * tiling.matrix * _matrices(op) if packs else 0.0,
-            "work_items": float(tiling.items),
-            "waves": waves(tiling.items, soc),
-            "flops": float(op.flops),
-            "input_bytes": float(op.bytes - op.output.bytes),
-            "output_bytes": float(op.output.bytes),
+            "padded_macs": tiles * t.rows * t.panel * ops.k,
+            "tiles": tiles,
+            "loop_length": ops.k,
+            "packed_bytes": 4.0 * t.packed_elements,
+            "work_items": t.items,
+            "waves": tiling_columns.waves(t.items, soc),
+            "flops": ops.flops,
+            "input_bytes": 4.0 * (ops.input_elements + ops.weight_elements),
+            "output_bytes": 4.0 * ops.output_elements,
         }
 
     def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
-        tiling = _MatMulTiling.of(op, soc, choice or self.choices(op, soc)[0])
-        packs = tiling.packed and not op.matrix
-        multiply = _multiply_launch(op, tiling)
+        choice = choice or self.choices(op, soc)[0]
+        tiling = _Tiling.of(MatMulColumns.of([op]), soc, choice)
+        panel, panels = int(tiling.panel[0]), int(tiling.panels[0])
+        way = None if op.matrix else choice["packed"]
+        multiply = _multiply_launch(op, tiling, way)
         defined = {
             "TRANS_A": op.trans_a,
-            "TRANS_B": op.trans_b and packs,
+            "TRANS_B": op.trans_b and way in (BEFORE, INSIDE),
             "BIAS": bool(op.matrix),
-            "DIRECT": not tiling.packed,
+            "DIRECT": way == AS_IT_LIES,
+            "INSIDE": way == INSIDE,
         }
 
         def pack(weights: Weights) -> dict[str, Array]:
-            beyond = tiling.panels * tiling.panel - tiling.problem.n
             return {
-                "panels": pack_panels(weights["weight"], tiling.panel, trans=op.trans_b),
-                "bias": np.pad(weights["bias"], (0, beyond)),
+                "panels": pack_panels(weights["weight"], panel, trans=op.trans_b),
+                "bias": np.pad(weights["bias"], (0, panels * panel - op.n)),
             }
 
+        scratch = {"panels": 4 * int(tiling.packed_elements[0])} if way == BEFORE else {}
         return KernelPlan(
             source="matmul/gpu_direct.cl",
-            launches=(_pack_launch(op, tiling, soc), multiply) if packs else (multiply,),
+            launches=(_pack_launch(op, panels), multiply) if way == BEFORE else (multiply,),
             defines={
                 **base_defines(op.activation, soc),
-                "ROWS": tiling.rows,
-                "COLUMNS": tiling.columns,
+                "ROWS": choice["rows"],
+                "COLUMNS": choice["columns"],
                 **{name: 1 for name, on in defined.items() if on},
+                **({"BLOCK_SIZE": block_elements(soc)} if way == INSIDE else {}),
             },
             pack=pack if op.matrix else no_constants,
-            scratch={"panels": 4 * _matrices(op) * tiling.matrix} if packs else {},
+            scratch=scratch,
             storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
             whole_batch=True,
         )
 
 
-def _multiply_launch(op: MatMul, tiling: _MatMulTiling) -> KernelLaunch:
-    """The product itself: b is a constant, a tensor in panels, or a tensor as it lies."""
-    problem = tiling.problem
+def _multiply_launch(op: MatMul, tiling: _Tiling, way: int | None) -> KernelLaunch:
+    """The product itself; `way` says how a tensor b is read, None stands for a constant."""
+    problem = Problem.of(op)
     constants = (ConstantArg("panels"), ConstantArg("bias"))
-    right = constants if op.matrix else (ScratchArg("panels") if tiling.packed else B,)
+    right = constants if way is None else (ScratchArg("panels") if way == BEFORE else B,)
+    in_panels = int(tiling.panels[0] * tiling.panel[0])
+    matrix = problem.k * (in_panels if way in (None, BEFORE) else problem.n)
     sizes = (
-        tiling.strip,
+        int(tiling.strip[0]),
+        int(tiling.group[0]),
         problem.m,
         problem.n,
         problem.k,
+        int(tiling.depth[0]),
         problem.m if op.trans_a else problem.k,
-        tiling.panel if tiling.packed else problem.n,
+        problem.k if op.trans_b else problem.n,
         *problem.inner,
-        *problem.steps(problem.m * problem.k, tiling.matrix),
+        *problem.steps(problem.m * problem.k, matrix),
         float(op.alpha),
     )
     return KernelLaunch(
         kernel="matmul_direct",
-        global_size=(tiling.panels, tiling.strips, problem.batches),
+        global_size=(int(tiling.groups[0]), int(tiling.strips[0]), problem.batches),
         local_size=(1, 1, 1),
         args=(A, OUT, *right, *sizes),
     )
 
 
-def _pack_launch(op: MatMul, tiling: _MatMulTiling, soc: Soc) -> KernelLaunch:
+def _pack_launch(op: MatMul, panels: int) -> KernelLaunch:
     """The launch that arranges a tensor b in panels."""
-    n, k = tiling.problem.n, tiling.problem.k
+    matrices = prod(op.sizes[1][:-2])
     return KernelLaunch(
         kernel="matmul_pack",
-        global_size=(ceil_div(k, soc.gpu.vector_width), tiling.panels, _matrices(op)),
+        global_size=(ceil_div(op.k, PACKED_DEPTH), panels, matrices),
         local_size=(1, 1, 1),
-        args=(B, ScratchArg("panels"), n, k, k if op.trans_b else n),
+        args=(B, ScratchArg("panels"), op.n, op.k, PACKED_DEPTH, op.k if op.trans_b else op.n),
     )
 
 
-def _matrices(op: MatMul) -> int:
-    """Matrices of b."""
-    return prod(op.sizes[1][:-2])
+def block_elements(soc: Soc) -> int:
+    """Elements of the panels that a work-item keeps near: one row of a panel at least."""
+    cache = BLOCK_SHARE * (soc.cpu.l2_cache_bytes or USUAL_CACHE)
+    found = int(min(cache, LOCAL_SHARE * soc.gpu.local_mem_bytes)) // 4
+    return max(found, WIDE * soc.gpu.vector_width)
+
+
+def _may_lie(ops: MatMulColumns, panel: Column | int) -> NDArray[np.bool_]:
+    """Whether b is a tensor whose rows can be read as they lie, by whole panels."""
+    lies: NDArray[np.bool_] = (ops.is_constant + ops.trans_b == 0) & (ops.n >= panel)
+    return lies
 
 
 def _fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
@@ -196,11 +278,16 @@ def _fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
     return tuple(rows for rows in ROWS if rows <= known)
 
 
-def _rows(m: int, known: tuple[int, ...]) -> list[int]:
-    """Rows of a tile: the smallest for all of m; or the two largest, what wastes least first."""
-    if m <= known[0]:
-        return [min(rows for rows in known if rows >= m)]
-    return sorted(known[:2], key=lambda rows: (round_up(m, rows), -rows))
+def _most_rows(gpu: GpuSide) -> int:
+    return _fitting_rows(gpu)[0]
+
+
+def _usual_rows(ops: MatMulColumns, gpu: GpuSide) -> Column:
+    """The smallest for all of m; or of the two largest what wastes least, then the larger."""
+    most, second, *_ = known = _fitting_rows(gpu)
+    smallest = np.min([np.where(ops.m <= rows, rows, most) for rows in known], axis=0)
+    wastes_less = columns.round_up(ops.m, second) < columns.round_up(ops.m, most)
+    return np.where(ops.m <= most, smallest, np.where(wastes_less, second, most)).astype(float)
 
 
 def pack_panels(matrix: Array, panel: int, *, trans: bool = False) -> Array:

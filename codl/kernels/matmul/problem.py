@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul_columns import BatchAxis, merged
 from codl.kernels.base import ENDS, TensorArg
 
 #: Batch axes that remain at most where neighbours are merged; kernels take this many apart.
@@ -18,8 +19,8 @@ A, B, OUT = ENDS[0], TensorArg("input", 1), ENDS[1]
 class Problem:
     """`batches` products of (m, k) and (k, n).
 
-    `axes` are the batch axes with neighbours merged, ones in front; `a` and `b` say for each how
-    many matrices one index moves on by, 0 where the operand is stretched.
+    `axes` are the batch axes with neighbours merged, ones in front (`m` may have taken one in);
+    `a` and `b` say for each how many matrices one index moves on by, 0 where it is stretched.
     """
 
     m: int
@@ -31,25 +32,14 @@ class Problem:
 
     @classmethod
     def of(cls, op: MatMul) -> Problem:
-        """Batches that both operands have, or lack, alike are one axis."""
-        rank = len(op.batch)
-        left, right = (((1,) * rank + sizes[:-2])[-rank:] if rank else () for sizes in op.sizes)
-        if max(right, default=1) == 1 and prod(left) == prod(op.batch) and not op.trans_a:
-            # Rows of all batches are rows of one matrix.
-            still = (0,) * MOST_AXES
-            return cls(op.m * prod(left), op.n, op.k, (1,) * MOST_AXES, still, still)
-        merged: list[tuple[int, bool, bool]] = []
-        for size, in_a, in_b in zip(op.batch, left, right, strict=True):
-            if size == 1:
-                continue
-            alike = (in_a > 1, in_b > 1)
-            if merged and merged[-1][1:] == alike:
-                size *= merged.pop()[0]
-            merged.append((size, *alike))
-        merged = [(1, False, False)] * (MOST_AXES - len(merged)) + merged
-        axes = tuple(size for size, _, _ in merged)
-        steps = (_steps(axes, [m[1 + i] for m in merged]) for i in (0, 1))  # type: ignore[misc]
-        return cls(op.m, op.n, op.k, axes, *steps)
+        """Batches that lie alike are one axis, or more rows."""
+        m, found = merged(op)
+        front = [BatchAxis(1, in_a=False, in_b=False)] * (MOST_AXES - len(found))
+        merged_axes = [*front, *found]
+        axes = tuple(axis.size for axis in merged_axes)
+        a = _steps(axes, [axis.in_a for axis in merged_axes])
+        b = _steps(axes, [axis.in_b for axis in merged_axes])
+        return cls(m, op.n, op.k, axes, a, b)
 
     @property
     def batches(self) -> int:
