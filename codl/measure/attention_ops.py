@@ -73,7 +73,8 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     s, n, c, h, d = block.side, block.tokens, block.channels, block.heads, block.head
     m = c * block.wider
     yield parse(f"norm in=1x{s}x{s}x{c},1x1x1x{c},1x1x1x{c} axis=3")
-    yield parse(f"norm in=1x{n}x{c},1x1x{c},1x1x{c} axis=2")
+    yield parse(f"norm in=1x{n}x{c},1x1x{c},1x1x{c} axis=2 center={number % 2}")
+    yield parse(f"rotary in=1x{h}x{n}x{d},1x{n}x{d // 2},1x{n}x{d // 2}")
     yield parse(f"matmul in={n}x{c} matrix={c}x{m}{function()}")
     yield parse(f"matmul in=1x{n}x{m} matrix={m}x{c}")
     yield parse(f"matmul in=1x{h}x{n}x{d},1x{h}x{d}x{n} alpha={d**-0.5:.6g}")
