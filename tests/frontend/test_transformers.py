@@ -46,7 +46,9 @@ def test_bert() -> None:
 
 def test_vit() -> None:
     network = network_of(lambda b: vit_base.describe(b, SMALL, side=48))
-    assert counted(network)["norm"] == 5
+    kinds = counted(network)
+    assert kinds["norm"] == 5
+    assert not kinds["reshape"]
     assert functions(network)["gelu"] == 2
 
 

@@ -73,21 +73,32 @@ def widen_products(graph: Graph) -> Graph:
     node becomes a MatMul, which has a bias here.
     """
     for gemm in [node for node in graph.nodes if node.type == "Gemm"]:
-        before, after = graph.makers.get(gemm.inputs[0]), _only_reader(graph, gemm.outputs[0])
-        if before is None or after is None or not {before.type, after.type} <= set(RESHAPES):
+        before, output = graph.makers.get(gemm.inputs[0]), gemm.outputs[0]
+        readers = graph.consumers(output)
+        if before is None or not readers or output in graph.outputs or not _is_plain(graph, gemm):
             continue
-        if not _is_plain(graph, gemm) or before.inputs[0] not in graph.shapes:
+        inner, matrix = graph.shapes.get(before.inputs[0], ()), graph.shapes[gemm.inputs[1]]
+        outer = graph.shapes.get(readers[0].outputs[0], ())
+        if not {before.type, *(reader.type for reader in readers)} <= set(RESHAPES):
             continue
-        inner, outer = graph.shapes[before.inputs[0]], graph.shapes.get(after.outputs[0], ())
-        matrix = graph.shapes[gemm.inputs[1]]
-        if len(inner) > 2 and (inner[-1:], outer) == (matrix[:1], (*inner[:-1], matrix[1])):
-            inputs = (before.inputs[0], *gemm.inputs[1:])
-            made = Node(gemm.name, "MatMul", inputs, after.outputs)
-            changes = {gemm.name: made, after.name: None}
-            if _only_reader(graph, before.outputs[0]) is gemm:
-                changes[before.name] = None
-            graph = _replace(graph, changes)
+        if len(inner) > 2 and inner[-1:] == matrix[:1]:
+            graph = _widened(graph, gemm, before.inputs[0], (*inner[:-1], matrix[1]))
+            continue
+        x = before.outputs[0]
+        alone = len(graph.consumers(x)) == 1 and x not in graph.outputs
+        if alone and len(outer) > 2 and outer[-1:] == matrix[1:]:
+            graph = replace(graph, shapes={**graph.shapes, x: (*outer[:-1], matrix[0])})
+            graph = _widened(graph, gemm, x, outer)
     return graph
+
+
+def _widened(graph: Graph, gemm: Node, x: str, sizes: tuple[int, ...]) -> Graph:
+    """The product of x under its own sizes; reshapes that then change nothing go."""
+    output = gemm.outputs[0]
+    made = Node(gemm.name, "MatMul", (x, *gemm.inputs[1:]), gemm.outputs)
+    same = {n.outputs[0] for n in graph.consumers(output) if graph.shapes[n.outputs[0]] == sizes}
+    graph = replace(_replace(graph, {gemm.name: made}), shapes={**graph.shapes, output: sizes})
+    return rename(graph, dict.fromkeys(same, output))
 
 
 def _is_plain(graph: Graph, gemm: Node) -> bool:
