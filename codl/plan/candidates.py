@@ -42,7 +42,7 @@ class Candidates:
     def __init__(self, network: Network, cost: CostModel, *, complete: bool = False) -> None:
         self.network, self.complete = network, complete
         self._layers = network.layers
-        self._steps_count = max(STEPS, *(layer.op.output.n for layer in network.layers))
+        self._steps_count = max(STEPS, *(layer.op.images for layer in network.layers))
         ratios = [step / self._steps_count for step in range(self._steps_count + 1)]
         self.costs = ChainCosts(network, cost, ratios)
         self._sub_ops = self.costs.sub_ops
