@@ -28,6 +28,10 @@ Status = Literal["ok", "failed"]
 RowT = TypeVar("RowT", bound="Row")
 
 
+#: Between the ops of a chain, as text.
+SEPARATOR = "; "
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """What every row of every file carries; latencies in milliseconds.
@@ -57,6 +61,8 @@ class Row:
     throttled: str = ""
 
     key_fields: ClassVar[tuple[str, ...]] = ()
+    #: Those that list what ran, and may be long.
+    list_fields: ClassVar[tuple[str, ...]] = ()
     #: Columns that older files lack: their defaults hold there.
     later_fields: ClassVar[tuple[str, ...]] = (
         "temperature_c",
@@ -142,7 +148,7 @@ class AnchorRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchRow(Row):
-    """What `count` tiny kernels (or layers of one CPU net) take from enqueueing to their end."""
+    """What `count` tiny kernels take from enqueueing to their end."""
 
     processor: str
     count: int
@@ -166,23 +172,6 @@ class SignalRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColdRow(Row):
-    """A whole op run once after `evicted_bytes` of other data went through the caches.
-
-    `variant` is what ran, `warm_ms` its latency when it is repeated; what dispatching takes in the
-    same state is left out of both.
-    """
-
-    op: str
-    variant: str
-    processor: str
-    evicted_bytes: int
-    warm_ms: float = 0.0
-
-    key_fields: ClassVar[tuple[str, ...]] = ("op", "variant")
-
-
-@dataclass(frozen=True, kw_only=True)
 class BatchRow(Row):
     """`images` at once of an op that has one image; `single_ms` is what one takes."""
 
@@ -196,23 +185,32 @@ class BatchRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentionRow(Row):
-    """Two ops, one on each processor, at the same time: each alone, and each beside the other.
+class StageRow(Row):
+    """A stage of a small network that ran behind another stage: what its shards took there.
 
-    The times together are of one run of each, had the other one worked all the while.
-    `latency_ms` is the larger of the two.
+    `chain` are the texts of its ops, each of which reads what the one before it makes, and `before`
+    is that of the op of the stage before; both stages are cut along `dim` where they can be, and
+    `gpu_ratio` is the GPU's share of this one. `cpu_ops` and `gpu_ops` are what each processor ran,
+    as `variant op`; empty where it had nothing to do. `cpu_calls` are nets and `gpu_calls` kernels,
+    of an op one or few. `packed` is what ncnn's nets packed and unpacked, as `load 1x64x28x56` or
+    `store ...`. `cpu_ms` and `gpu_ms` are of nets and kernels in a profiled run; `latency_ms` is
+    the larger of the two. Between the parts of a list stands `; `.
     """
 
-    cpu_op: str
-    cpu_variant: str
-    gpu_op: str
-    gpu_variant: str
-    cpu_alone_ms: float = 0.0
-    gpu_alone_ms: float = 0.0
-    cpu_together_ms: float = 0.0
-    gpu_together_ms: float = 0.0
+    before: str
+    chain: str
+    dim: str
+    gpu_ratio: float
+    cpu_ops: str = ""
+    gpu_ops: str = ""
+    cpu_calls: int = 0
+    gpu_calls: int = 0
+    packed: str = ""
+    cpu_ms: float = 0.0
+    gpu_ms: float = 0.0
 
-    key_fields: ClassVar[tuple[str, ...]] = ("cpu_op", "cpu_variant", "gpu_op", "gpu_variant")
+    key_fields: ClassVar[tuple[str, ...]] = ("before", "chain", "dim", "gpu_ratio")
+    list_fields: ClassVar[tuple[str, ...]] = ("cpu_ops", "gpu_ops", "packed")
 
 
 class Table(Generic[RowT]):
@@ -341,10 +339,11 @@ ROW_TYPES: dict[str, type[Row]] = {
     "first_launch": SignalRow,
     "event_wait": SignalRow,
     "flag_wait": SignalRow,
-    "cold": ColdRow,
-    "contention": ContentionRow,
+    "stage": StageRow,
     "batch": BatchRow,
 }
+#: Tables that earlier versions wrote, and nothing reads any more.
+FORMER_TABLES = ("cold", "contention")
 
 
 @dataclass(frozen=True)
@@ -387,7 +386,7 @@ class Dataset:
     def tables(self) -> dict[str, Table[Any]]:
         """Every table that has a file, by name (the file's, without `t_` and `.csv`)."""
         names = (path.stem[2:] for path in sorted(self.folder.glob("t_*.csv")))
-        return {name: self.table(name) for name in names}
+        return {name: self.table(name) for name in names if name not in FORMER_TABLES}
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """How much slower each processor was than in the first run, by run; from the manifest."""

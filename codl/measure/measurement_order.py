@@ -17,10 +17,9 @@ from codl.measure.sampling import surroundings_tasks
 from codl.measure.synthetic_ops import similar_ops
 from codl.measure.tasks import (
     SEED,
-    ColdTask,
-    ContentionTask,
     OpTask,
     SharingTask,
+    StageTask,
     Task,
     make_tasks,
     op_tasks,
@@ -102,7 +101,7 @@ def wholes_first(scope: Scope, soc: Soc) -> OpSelection:
 
 def _tier_beside(task: Task) -> Tier:
     """Of what is no op of the models, and no exchange of theirs."""
-    return Tier.OWN if isinstance(task, SharingTask | ColdTask | ContentionTask) else Tier.WHOLE
+    return Tier.OWN if isinstance(task, SharingTask | StageTask) else Tier.WHOLE
 
 
 def within(budget_s: float, scope: Scope, soc: Soc) -> OpSelection:

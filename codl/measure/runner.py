@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,22 +20,22 @@ from codl.ir.statistic import level
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import pieces
-from codl.measure.dataset import OpRow, Row, RowT, SharingRow
+from codl.measure.dataset import OpRow, Row, RowT, SharingRow, StageRow
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.signals import SignalTimer
+from codl.measure.stages import StageTimer
 from codl.measure.surroundings import Surroundings
 from codl.measure.tasks import (
     BatchTask,
-    ColdTask,
-    ContentionTask,
     DispatchTask,
     OpTask,
     SharingTask,
     SignalTask,
+    StageTask,
     SurroundingsTask,
     Task,
 )
-from codl.measure.timing import WHOLE, Rounds, Seconds, Timed
+from codl.measure.timing import WHOLE, Rounds, Samples, Seconds, Timed
 from codl.runtime import threads
 from codl.runtime.actions import Action, HostAction, KernelLaunches, MapStaging, SignallingLaunch
 from codl.runtime.host_handles import HostSession
@@ -46,7 +47,6 @@ if TYPE_CHECKING:  # a device may have the GPU's package alone
     from codl.runtime.ncnn_net import NcnnSession
 
 #: All samples of something in seconds, by part.
-Samples = Mapping[str, Sequence[float]]
 #: Waiting for a queue that is idle.
 SYNC = "sync"
 #: What comes before an exchange inside a network: other tensors go through the caches, and then a
@@ -98,8 +98,11 @@ class Bench:
         try:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, fill = self._exchange(task, blank)
-            elif isinstance(task, BatchTask | ColdTask | ContentionTask):
-                return replace(self._surroundings.row(task), run=self._run)
+            elif isinstance(task, BatchTask):
+                return replace(self._surroundings.batch(task), run=self._run)
+            elif isinstance(task, StageTask) and isinstance(blank, StageRow):
+                timer = StageTimer(task, self._gpu, self.tuning)
+                sample, fill = timer.sample, partial(timer.row, blank)
             elif isinstance(task, SignalTask):
                 sample, fill = SignalTimer(self._gpu).sample(task), _positive(blank)
             elif isinstance(task, DispatchTask):
@@ -121,8 +124,10 @@ class Bench:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, _ = self._exchange(task, blank)
                 sample(1)
-            elif isinstance(task, BatchTask | ColdTask | ContentionTask):
+            elif isinstance(task, BatchTask):
                 self._surroundings.compile(task)
+            elif isinstance(task, StageTask):
+                StageTimer(task, self._gpu, self.tuning)
             elif isinstance(task, OpTask) and task.processor == "gpu":
                 self.work(task)
 

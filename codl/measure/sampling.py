@@ -1,28 +1,28 @@
-"""Which ops are measured with their surroundings: a sample of a network's, as that is slow.
+"""What is measured of ops in their surroundings: launches, batches, and stages of small networks.
 
-From those that compute most for a byte to those that only move, since the surroundings of an op are
-mostly about memory.
+A sample of ops, as that is slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from random import Random
 from typing import Any, get_args
 
 import numpy as np
 
-from codl.ir import Op, to_text
+from codl.ir import Dim, Op, Shape, to_text
+from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor, Signalling
 from codl.kernels import registry
 from codl.measure.tasks import (
+    SEED,
     BatchTask,
-    ColdTask,
-    ContentionTask,
     DispatchTask,
     SignalTask,
+    StageTask,
     SurroundingsTask,
     part_of,
 )
@@ -31,13 +31,15 @@ from codl.measure.tasks import (
 COUNTS = (1, 2, 4, 8, 16, 32)
 #: How long a queue is empty before a launch, and the CPU waits for a kernel: as in networks.
 GAPS_MS = (0.1, 0.3, 1.0, 3.0)
-#: Ops whose cold latency is measured, and ops that are run beside others.
-COLD_OPS, PAIRED_OPS = 48, 24
+#: Stages that are measured, and how many ops one has at most.
+STAGES, LONGEST = 120, 5
+#: The GPU's shares of them; one processor alone shows what the other one at work costs.
+STAGE_RATIOS = (0.35, 0.45, 0.5, 0.55, 0.65, 0.5, 0.0, 1.0)
+#: Draws for a stage that comes to be.
+DRAWS = 8
 #: Ops that are measured in batches, and the most bytes that one may read and write.
 BATCH_OPS = 32
 MOST_BATCH_BYTES = 1 << 30
-#: Weights that are worth a thought: more than first caches hold.
-LEAST_WEIGHTS = 1 << 20
 #: Ops that read more than this would take the time of many others.
 MOST_BYTES = 32 << 20
 
@@ -45,35 +47,73 @@ MOST_BYTES = 32 << 20
 def surroundings_tasks(
     ops: Iterable[Op], soc: Soc, batches: Sequence[int] = ()
 ) -> list[SurroundingsTask]:
-    """A sample of `ops`, from those that compute most for a byte to those that only move.
-
-    For so many images at once too, where `batches` are given.
-
-    Every second pair is the two shards of one op, as a split runs them; the others are shards of
-    two ops that ask for memory to a different degree.
-    """
+    """Launches, waits and stages of `ops`; for so many images at once too, where `batches` are."""
     ops = list(ops)
     tasks: list[SurroundingsTask] = [*batch_tasks(ops, soc, batches)]
-    known = sorted({op for op in ops if op.bytes <= MOST_BYTES}, key=_intensity)
-    for side in PROCESSORS:
-        tasks += [DispatchTask(side, count) for count in COUNTS]
+    tasks += [DispatchTask(count) for count in COUNTS]
     tasks += signal_tasks(soc)
-    for side in PROCESSORS:
-        able = [op for op in known if _default(op, side, soc)]
-        tasks += [ColdTask(side, op, _default(op, side, soc)) for op in _evenly(able, COLD_OPS)]
-    shards = [(cpu, gpu) for op in known for cpu, gpu in [_shards(op, soc)] if cpu and gpu]
-    # Half of them by how much they compute for a byte; half those that go through most memory, and
-    # those that read most weights.
-    largest = sorted(shards, key=lambda pair: -pair[0].bytes)[: PAIRED_OPS // 4]
-    heaviest = sorted(shards, key=lambda pair: -_weights(pair[0]))[: PAIRED_OPS // 4]
-    chosen = list(dict.fromkeys([*_evenly(shards, PAIRED_OPS // 2), *largest, *heaviest]))
-    # Beside one of quite another place in the order, and each of those once.
-    away = len(chosen) // 2 + 1
-    mixed = [(cpu, chosen[(i + away) % len(chosen)][1]) for i, (cpu, _) in enumerate(chosen)]
-    for cpu, gpu in dict.fromkeys([*chosen, *mixed]):
-        names = _default(cpu, "cpu", soc), _default(gpu, "gpu", soc)
-        tasks.append(ContentionTask(cpu, names[0], gpu, names[1]))
+    tasks += stage_tasks(ops, soc)
     return tasks
+
+
+def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
+    """Random walks over ops, each to one that reads what the op before makes; the same every time.
+
+    So they are stages as those of the ops' networks. Ops that read several tensors begin a walk.
+    """
+    known = sorted({op for op in ops if _fits_a_stage(op)}, key=to_text)
+    readers: dict[Shape, list[Op]] = {}
+    for op in known:
+        if len(op.inputs) == 1:
+            readers.setdefault(op.inputs[0], []).append(op)
+    starts = [op for op in known if op.output in readers]
+    dice, found = Random(SEED), dict[StageTask, None]()
+    for _ in range(DRAWS * STAGES if starts else 0):
+        task = _walk(dice, starts, readers, soc)
+        if task is not None:
+            found.setdefault(task)
+        if len(found) == STAGES:
+            break
+    return list(found)
+
+
+def _fits_a_stage(op: Op) -> bool:
+    return op.bytes <= MOST_BYTES and op.images == 1 and not isinstance(op, OnnxModel)
+
+
+def _walk(
+    dice: Random, starts: Sequence[Op], readers: dict[Shape, list[Op]], soc: Soc
+) -> StageTask | None:
+    """One walk; None where it comes to nothing that both processors can do."""
+    before = dice.choice(starts)
+    first = dice.choice(readers[before.output])
+    if not first.inner_dims:
+        return None
+    dim: Dim = dice.choice(first.inner_dims)
+    ratio, length = dice.choice(STAGE_RATIOS), dice.randint(1, LONGEST)
+    chain = [first]
+    while len(chain) < length and chain[-1].output in readers:
+        following = dice.choice(readers[chain[-1].output])
+        if dim not in following.inner_dims or not _keeps_a_chain(following, dim):
+            break
+        chain.append(following)
+    sides = [side for side, none in (("cpu", 1.0), ("gpu", 0.0)) if ratio != none]
+    if not all(_is_able(op, side, dim, ratio, soc) for op in (before, *chain) for side in sides):  # type: ignore[arg-type]
+        return None
+    return StageTask(before, tuple(chain), dim, ratio)
+
+
+def _keeps_a_chain(op: Op, dim: Dim) -> bool:
+    """Whether a chain that is cut along a dimension goes on behind this op."""
+    return dim == "H" or op.acts_on_channels_alone
+
+
+def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:
+    """Whether a processor has a variant for its part of an op."""
+    if not 0 < ratio < 1 or dim not in op.dims:
+        return bool(_default(op, side, soc))
+    part = part_of(op, side, dim, ratio if side == "gpu" else round(1 - ratio, 6), soc)
+    return part is not None and bool(_default(part, side, soc))
 
 
 def signal_tasks(soc: Soc) -> list[SignalTask]:
@@ -113,12 +153,6 @@ def _intensity(op: Op) -> tuple[float, str]:
     return op.flops / op.bytes, to_text(op)
 
 
-def _weights(op: Op) -> float:
-    """Of all that an op reads and writes, the part that is weights; 0 where that is little."""
-    count = sum(prod(shape) for shape in op.weight_shapes.values())
-    return 4 * count / op.bytes if 4 * count >= LEAST_WEIGHTS else 0.0
-
-
 def _evenly(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
@@ -128,13 +162,3 @@ def _evenly(items: Sequence[Any], count: int) -> list[Any]:
 def _default(op: Op, processor: Processor, soc: Soc) -> str:
     """The name of the default variant; empty where the processor has none."""
     return next((v.name for v in registry.variants(op, processor, soc)), "")
-
-
-def _shards(op: Op, soc: Soc) -> tuple[Op | None, Op | None]:
-    """What each processor runs of an op that is split in the middle; None where that cannot be."""
-
-    def shard(side: Processor) -> Op | None:
-        part = part_of(op, side, op.dims[0], 0.5, soc) if op.dims else None
-        return part if part and _default(part, side, soc) else None
-
-    return shard("cpu"), shard("gpu")

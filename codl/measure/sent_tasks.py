@@ -43,7 +43,6 @@ class SharingRecord(_TaskRecord, frozen=True, tag="sharing"):
 class DispatchRecord(_TaskRecord, frozen=True, tag="dispatch"):
     """A `DispatchTask`."""
 
-    processor: Processor
     count: int
 
 
@@ -54,21 +53,13 @@ class SignalRecord(_TaskRecord, frozen=True, tag="signal"):
     gap_ms: Annotated[float, msgspec.Meta(ge=0, le=MOST_GAP_MS)]
 
 
-class ColdRecord(_TaskRecord, frozen=True, tag="cold"):
-    """A `ColdTask`."""
+class StageRecord(_TaskRecord, frozen=True, tag="stage"):
+    """A `StageTask`."""
 
-    processor: Processor
-    op: str
-    variant: str
-
-
-class ContentionRecord(_TaskRecord, frozen=True, tag="contention"):
-    """A `ContentionTask`."""
-
-    cpu: str
-    cpu_variant: str
-    gpu: str
-    gpu_variant: str
+    before: str
+    ops: tuple[str, ...]
+    dim: Dim
+    gpu_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class BatchRecord(_TaskRecord, frozen=True, tag="batch"):
@@ -81,11 +72,5 @@ class BatchRecord(_TaskRecord, frozen=True, tag="batch"):
 
 
 TaskRecord: TypeAlias = (
-    OpRecord
-    | SharingRecord
-    | DispatchRecord
-    | SignalRecord
-    | ColdRecord
-    | ContentionRecord
-    | BatchRecord
+    OpRecord | SharingRecord | DispatchRecord | SignalRecord | StageRecord | BatchRecord
 )

@@ -13,22 +13,20 @@ from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.sent_tasks import (
     BatchRecord,
-    ColdRecord,
-    ContentionRecord,
     DispatchRecord,
     OpRecord,
     SharingRecord,
     SignalRecord,
+    StageRecord,
     TaskRecord,
 )
 from codl.measure.tasks import (
     BatchTask,
-    ColdTask,
-    ContentionTask,
     DispatchTask,
     OpTask,
     SharingTask,
     SignalTask,
+    StageTask,
     Task,
 )
 
@@ -44,14 +42,12 @@ def to_record(task: Task) -> TaskRecord:
     if isinstance(task, SharingTask):
         return SharingRecord(task.direction, task.shape, task.storage)
     if isinstance(task, DispatchTask):
-        return DispatchRecord(task.processor, task.count)
+        return DispatchRecord(task.count)
     if isinstance(task, SignalTask):
         return SignalRecord(task.kind, task.gap_ms)
-    if isinstance(task, ColdTask):
-        return ColdRecord(task.processor, to_text(task.op), task.variant)
-    if isinstance(task, ContentionTask):
-        cpu, gpu = to_text(task.cpu), to_text(task.gpu)
-        return ContentionRecord(cpu, task.cpu_variant, gpu, task.gpu_variant)
+    if isinstance(task, StageTask):
+        chain = tuple(to_text(op) for op in task.ops)
+        return StageRecord(to_text(task.before), chain, task.dim, task.gpu_ratio)
     return BatchRecord(task.processor, to_text(task.op), task.images, task.variant)
 
 
@@ -65,14 +61,12 @@ def from_record(record: TaskRecord, models: Models) -> Task:
     if isinstance(record, SharingRecord):
         return SharingTask(record.direction, record.shape, record.storage)
     if isinstance(record, DispatchRecord):
-        return DispatchTask(record.processor, record.count)
+        return DispatchTask(record.count)
     if isinstance(record, SignalRecord):
         return SignalTask(record.kind, record.gap_ms)
-    if isinstance(record, ColdRecord):
-        return ColdTask(record.processor, op_of(record.op, models), record.variant)
-    if isinstance(record, ContentionRecord):
-        cpu, gpu = op_of(record.cpu, models), op_of(record.gpu, models)
-        return ContentionTask(cpu, record.cpu_variant, gpu, record.gpu_variant)
+    if isinstance(record, StageRecord):
+        chain = tuple(op_of(text, models) for text in record.ops)
+        return StageTask(op_of(record.before, models), chain, record.dim, record.gpu_ratio)
     return BatchTask(record.processor, op_of(record.op, models), record.images, record.variant)
 
 
@@ -104,6 +98,6 @@ def op_of(text: str, models: Models) -> Op:
 def _ops(task: Task) -> Sequence[Op]:
     if isinstance(task, OpTask):
         return task.op, task.part
-    if isinstance(task, ContentionTask):
-        return task.cpu, task.gpu
-    return (task.op,) if isinstance(task, ColdTask | BatchTask) else ()
+    if isinstance(task, StageTask):
+        return task.before, *task.ops
+    return (task.op,) if isinstance(task, BatchTask) else ()

@@ -18,7 +18,7 @@ from codl.ir.ops.window import Size2
 from codl.ir.soc import Soc
 from codl.ir.types import BLOCKED, Direction, Processor, Signalling, Storage
 from codl.kernels import registry
-from codl.measure.dataset import BatchRow, ColdRow, ContentionRow, DispatchRow, SignalRow
+from codl.measure.dataset import SEPARATOR, BatchRow, DispatchRow, SignalRow, StageRow
 
 #: A processor's shares of an op's output; 1 is the whole op.
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -29,8 +29,9 @@ SHARED = (0.1, 0.3, 0.5, 0.7, 1.0)
 #: Of so many similar ops the exchange of the input is measured, beside the models' own tensors.
 MORE_SHAPES = 120
 SEED = 20220627
-#: What goes through the caches before an op runs cold: more than those of phones and laptops hold.
-EVICTED_BYTES = 64 << 20
+#: Other data that goes through the caches before something is run cold: more than those of phones
+#: and laptops hold.
+FAR_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,11 @@ class SharingTask:
 
 @dataclass(frozen=True)
 class DispatchTask:
-    """So many launches that compute next to nothing."""
+    """So many launches on the GPU that compute next to nothing."""
 
-    processor: Processor
     count: int
+
+    processor: ClassVar[Processor] = "gpu"
 
     tables: ClassVar[tuple[str, ...]] = ("dispatch",)
 
@@ -111,52 +113,33 @@ class SignalTask:
 
 
 @dataclass(frozen=True)
-class ColdTask:
-    """An op in its default variant, run once with nothing of it in the caches."""
+class StageTask:
+    """A chain of ops behind another op: each reads what the one before it makes, and no more."""
 
-    processor: Processor
-    op: Op
-    variant: str
+    before: Op
+    ops: tuple[Op, ...]
+    dim: Dim
+    gpu_ratio: float
 
-    tables: ClassVar[tuple[str, ...]] = ("cold",)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return (to_text(self.op), self.variant)
-
-    @property
-    def blank(self) -> ColdRow:
-        return ColdRow(
-            op=to_text(self.op),
-            variant=self.variant,
-            processor=self.processor,
-            evicted_bytes=EVICTED_BYTES,
-        )
-
-
-@dataclass(frozen=True)
-class ContentionTask:
-    """Two ops, each in its default variant, at the same time."""
-
-    cpu: Op
-    cpu_variant: str
-    gpu: Op
-    gpu_variant: str
-
-    tables: ClassVar[tuple[str, ...]] = ("contention",)
+    tables: ClassVar[tuple[str, ...]] = ("stage",)
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (to_text(self.cpu), self.cpu_variant, to_text(self.gpu), self.gpu_variant)
+        return (to_text(self.before), self.chain, self.dim, self.gpu_ratio)
 
     @property
-    def blank(self) -> ContentionRow:
-        return ContentionRow(
-            cpu_op=to_text(self.cpu),
-            cpu_variant=self.cpu_variant,
-            gpu_op=to_text(self.gpu),
-            gpu_variant=self.gpu_variant,
-        )
+    def bytes(self) -> int:
+        """Of all of its ops."""
+        return sum(op.bytes for op in (self.before, *self.ops))
+
+    @property
+    def chain(self) -> str:
+        return SEPARATOR.join(map(to_text, self.ops))
+
+    @property
+    def blank(self) -> StageRow:
+        before = to_text(self.before)
+        return StageRow(before=before, chain=self.chain, dim=self.dim, gpu_ratio=self.gpu_ratio)
 
 
 @dataclass(frozen=True)
@@ -184,7 +167,7 @@ class BatchTask:
         )
 
 
-SurroundingsTask: TypeAlias = DispatchTask | SignalTask | ColdTask | ContentionTask | BatchTask
+SurroundingsTask: TypeAlias = DispatchTask | SignalTask | StageTask | BatchTask
 Task: TypeAlias = OpTask | SharingTask | SurroundingsTask
 
 

@@ -14,6 +14,8 @@ from time import perf_counter
 
 #: Seconds of one run of something, by part: `WHOLE` and whatever else it times.
 Seconds = Mapping[str, float]
+#: The same of many runs.
+Samples = Mapping[str, Sequence[float]]
 WHOLE = "whole"
 #: What differs by no more than this, and by no more than so many times what is usual, is the same:
 #: some machines are never quiet.

@@ -21,7 +21,7 @@ from codl.ir import Dim, Network, Shape
 from codl.ir.types import PROCESSORS, Direction
 from codl.kernels.ort import CpuOrt
 from codl.lower.selection import residual_adds
-from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair, both_ends
+from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair
 from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
@@ -35,13 +35,11 @@ COLUMNS = (
     "cpu_ms",
     "cpu_saved_ms",
     "cpu_bytes",
-    "cpu_flops",
     "cpu_images",
     "cpu_parts",
     "packing_ms",
     "gpu_ms",
     "gpu_bytes",
-    "gpu_flops",
     "launches",
     "weights",
 )
@@ -240,13 +238,11 @@ class _Evaluation:
             "cpu_ms": cpu.ms,
             "cpu_saved_ms": cpu.saved_ms,
             "cpu_bytes": amounts["bytes"][cpu.parts] + packed_bytes,
-            "cpu_flops": amounts["flops"][cpu.parts],
             "cpu_images": amounts["images"][cpu.parts],
             "cpu_parts": cpu.parts != NONE,
             "packing_ms": packing_ms,
             "gpu_ms": gpu.ms,
             "gpu_bytes": amounts["bytes"][gpu.parts],
-            "gpu_flops": amounts["flops"][gpu.parts],
             "launches": gpu.launches,
             "weights": amounts["weights"][cpu.parts] + amounts["weights"][gpu.parts],
         }
@@ -267,7 +263,7 @@ class _Evaluation:
     def _moves_ms(self, way: Direction, shapes: Sequence[Shape]) -> Milliseconds:
         moves: list[Move] = [(way, shape) for shape in shapes]
         self._cost.prefetch_sharing(moves)
-        return np.array([self._cost.sharing_ms(*move) for move in moves], np.float64)
+        return np.array([self._cost.packing_ms(move) for move in moves], np.float64)
 
     def _candidates(
         self, sums: Milliseconds, first_row: Numbers, reads: Numbers, leaves: Numbers
@@ -303,16 +299,10 @@ class _Evaluation:
         """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""
         images = totals["cpu_images"] / np.maximum(totals["cpu_parts"], 1)
         saved_ms = self._cost.turns(images) * totals["cpu_saved_ms"]
-        least_ms = self._cost.rules.least_share * totals["cpu_ms"]
-        cpu_ms = np.maximum(totals["cpu_ms"] - saved_ms, least_ms)
-        alone = np.column_stack([cpu_ms, totals["gpu_ms"]])
-        loads = np.empty((len(alone), 2, 3))
-        for side, name in enumerate(PROCESSORS):
-            loads[:, side, 0] = totals[f"{name}_bytes"]
-            loads[:, side, 1] = totals[f"{name}_flops"]
-        loads[:, :, 2] = alone
-        loads[:, 0, 2] += totals["packing_ms"]
-        return alone, both_ends(loads[:, :, 2], self._cost.slowdowns(loads))
+        alone = np.column_stack([totals["cpu_ms"] - saved_ms, totals["gpu_ms"]])
+        moved = np.column_stack([totals[f"{name}_bytes"] for name in PROCESSORS])
+        packing_ms = totals["packing_ms"][:, None] * [1.0, 0.0]
+        return alone, self._cost.together_ms(moved, alone + packing_ms)
 
     def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
         """What the CPU's nets pack of what chains read from outside."""

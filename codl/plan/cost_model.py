@@ -1,7 +1,8 @@
 """Predicted latencies on one SoC: of ops inside a network, of data sharing, of both sides at once.
 
-Predictors know an op that runs again and again. In a network other ops have run since its weights
-were read, its batch may be computed at once, and plans that ran may have shown something else.
+Predictors know an op that runs again and again. Inside a network it takes more (see
+`codl.predict.inside`), its batch may be computed at once, and plans that ran may have shown
+something else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from codl.ir import Op, Shape
 from codl.ir.op_columns import ColumnsByType
@@ -21,12 +22,12 @@ from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
 from codl.kernels import registry
 from codl.kernels.base import Variant
-from codl.kernels.feature_columns import beyond, gpu_cache_bytes
 from codl.kernels.tuning import Tuning
 from codl.plan.rules import RULES, Rules
 from codl.plan.signal_costs import SignalCosts
-from codl.predict.context_terms import Batch, Besides, Colds, Launches
+from codl.predict.context_terms import Batch, Launches
 from codl.predict.features import Item, sharing_target
+from codl.predict.inside import NOTHING, Caches, InsideByProcessor, InsideCosts
 
 #: A region of a tensor on its way from one place to another.
 Move: TypeAlias = tuple[Direction, Shape]
@@ -35,10 +36,6 @@ Milliseconds: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[float, float]
 #: Numbers of launches up to about this are predicted in one batch.
 MANY_LAUNCHES = 128
-#: Of what an op takes longer with nothing in the caches, the part that it does inside a network.
-#: From AlexNet, MobileNetV1 and ResNet-50 v2 on one processor of a host, none of which is in the
-#: tables (docs/experiments). On the CPU more than all: a net also takes memory for what it makes.
-COLD_INSIDE: Mapping[Processor, float] = {"cpu": 1.4, "gpu": 0.6}
 
 
 class LatencyPredictors(Protocol):
@@ -53,6 +50,11 @@ class LatencyPredictors(Protocol):
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
         """The items, as text, of `targets` of which too few were measured to tell of others."""
+        ...
+
+    @property
+    def inside(self) -> InsideByProcessor:
+        """What ops take more inside a network; of a processor that is not there, nothing."""
         ...
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> Milliseconds: ...
@@ -112,7 +114,7 @@ class CostModel:
         default_factory=dict, init=False
     )
     _parts: dict[Move, Mapping[str, float]] = field(default_factory=dict, init=False)
-    _dispatched: dict[Processor, Milliseconds] = field(default_factory=dict, init=False)
+    _dispatched: Milliseconds = field(default_factory=lambda: np.empty(0), init=False)
 
     def corrected(self, corrections: Corrections) -> CostModel:
         """The same predictors, with what measured plans say about them."""
@@ -129,6 +131,10 @@ class CostModel:
     @cached_property
     def _known_targets(self) -> frozenset[str]:
         return frozenset(self.predictors.targets)
+
+    def inside(self, processor: Processor) -> InsideCosts:
+        """What ops of a processor take more inside a network."""
+        return self.predictors.inside.get(processor, NOTHING)
 
     # Ops.
 
@@ -204,21 +210,21 @@ class CostModel:
             return {}
         sizes = ColumnsByType([op.one_image for op in ops])
         rows = {target: sizes.some(own.places) for target, own in asked.items()}
-        warm = [self.predictors.latency_ms(target, own) for target, own in rows.items()]
-        warm_ms = np.concatenate(warm)
+        alone = [self.predictors.latency_ms(target, own) for target, own in rows.items()]
+        alone_ms = np.concatenate(alone)
         places = np.concatenate([own.places for own in asked.values()])
         together = np.concatenate([own.together for own in asked.values()])
         images = np.array([op.images for op in ops], np.float64)[places]
         at_once = np.where(together, images, 1.0)
         single = [op for own in rows.values() for op in own]
-        taken_ms = self._batch_ms(single, warm_ms, at_once, processor) * (images / at_once)
-        if f"cold_{processor}" in self._known_targets:
-            # Of a batch only the first image finds the weights far away.
-            amounts = sizes.amounts[:3]
-            items = Colds(single, warm_ms, amounts[:, places])
-            cold_ms = self.predictors.latency_ms(f"cold_{processor}", items)
-            more_ms = np.maximum(cold_ms - warm_ms, 0.0)
-            taken_ms += COLD_INSIDE[processor] * more_ms * self._far(amounts, processor)[places]
+        taken_ms = self._batch_ms(single, alone_ms, at_once, processor) * (images / at_once)
+        # Of a batch only the first image finds the weights far away.
+        costs = self.inside(processor)
+        kept = Caches.of(self.soc, processor).kept(sizes.amounts[:3, places])
+        weights, inputs, outputs, far_weights = kept
+        moved_ms = images * (costs.read_ms * inputs + costs.written_ms * outputs)
+        weights_ms = costs.weight_ms * weights + costs.far_weight_ms * far_weights
+        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + costs.call_ms
         by_target, first = {}, 0
         for target, own in asked.items():
             part = taken_ms[first : first + len(own.places)]
@@ -248,18 +254,6 @@ class CostModel:
             together = self.predictors.latency_ms(target, items)
             taken_ms[many] = np.clip(together, single_ms[many], taken_ms[many])
         return taken_ms
-
-    def _far(self, amounts: NDArray[np.float64], processor: Processor) -> NDArray[np.float64]:
-        """Of what ops read and write, the share that is in no cache of the processor's own.
-
-        That is weights, and tensors that do not fit there: small ones were written just before.
-        Amounts are elements of inputs, weights and output, shaped (3, ops).
-        """
-        soc = self.soc
-        cache = soc.cpu.l2_cache_bytes if processor == "cpu" else gpu_cache_bytes(soc)
-        inputs, weights, outputs = amounts
-        tensors = 4 * (inputs + outputs)
-        return np.asarray((4 * weights + beyond(tensors, cache)) / (4 * weights + tensors))
 
     # Data sharing.
 
@@ -321,41 +315,34 @@ class CostModel:
 
     # Both processors, and launches.
 
-    def slowdowns(self, loads: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How many times longer each of two loads takes while the other is under way; at least 1.
+    def together_ms(self, moved: NDArray[np.float64], alone_ms: Milliseconds) -> Milliseconds:
+        """What two shards take that are under way at the same time, beside each other.
 
-        `loads` are bytes, FLOPs and milliseconds, shaped (pairs, 2, 3); slowdowns are shaped
-        (pairs, 2). Where contention was not measured, both are 1.
+        `moved` are bytes that they read and write, `alone_ms` what each takes otherwise; both
+        shaped (pairs, 2), and so is what they take.
         """
-        slowdowns = np.ones((len(loads), 2))
-        sides = ("contention_cpu", "contention_gpu")
-        if not len(loads) or not self._known_targets.issuperset(sides):
-            return slowdowns
-        latencies = loads[:, :, 2]
-        both = ((latencies > 0) & np.isfinite(latencies)).all(axis=1)
-        for side, target in enumerate(sides) if both.any() else ():
-            own, other = loads[both, side], loads[both, 1 - side]
-            items = Besides(np.concatenate([own, other], axis=1).T)
-            slower = self.predictors.latency_ms(target, items) / own[:, 2]
-            slowdowns[both, side] = np.clip(slower, 1.0, self.rules.most_slowdown)
-        return slowdowns
+        costs = np.array([self.inside(side).beside_ms for side in PROCESSORS])
+        both = ((alone_ms > 0) & np.isfinite(alone_ms)).all(axis=1, keepdims=True)
+        return np.asarray(alone_ms + both * costs * moved)
 
     def launches_ms(self, count: int) -> float:
         """What enqueueing some kernels takes the CPU, before it gets to its own shard."""
         if not count or "dispatch_gpu" not in self._known_targets:
             return 0.0
-        dispatches = self._dispatches_ms("gpu", count + 1)
+        dispatches = self._dispatches_ms(count + 1)
         return max(0.0, float(dispatches[count] - dispatches[0]))
 
     def saved_ms(self, most: int) -> Milliseconds:
-        """What the CPU saves by several ops in one net: of 0, 1 ... `most` ops at least.
+        """What the CPU saves by several ops in one net: of 0, 1 ... `most` ops.
 
-        Every op was measured as a net of its own.
+        Every op counts with a call of its own.
         """
-        if "dispatch_cpu" not in self._known_targets:
-            return np.zeros(most + 1)
-        nets = self._dispatches_ms("cpu", most)
-        return np.concatenate([[0.0], np.arange(1, len(nets) + 1) * nets[0] - nets])
+        return np.asarray(self.inside("cpu").call_ms * np.maximum(np.arange(most + 1) - 1.0, 0.0))
+
+    def packing_ms(self, move: Move) -> float:
+        """What ncnn takes inside a network to pack or unpack a tensor."""
+        costs = self.inside("cpu")
+        return costs.alone * self.sharing_ms(*move) + costs.packed_ms * move[1].bytes
 
     def turns(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
         """How often a net runs for a number of images, on all threads of the CPU at once.
@@ -366,25 +353,9 @@ class CostModel:
             return np.ones_like(images)
         return np.maximum(1.0, images / self.soc.cpu.threads)
 
-    def _dispatches_ms(self, processor: Processor, most: int) -> Milliseconds:
+    def _dispatches_ms(self, most: int) -> Milliseconds:
         """Of 1, 2, ... launches, `most` at least: all at once, as a search asks for them all."""
-        known = self._dispatched.get(processor, np.empty(0))
-        if len(known) < most:
+        if len(self._dispatched) < most:
             items = [Launches(count) for count in range(1, 2 * most + MANY_LAUNCHES)]
-            known = self.predictors.latency_ms(f"dispatch_{processor}", items)
-            self._dispatched[processor] = known
-        return known
-
-
-def both_ends(works: ArrayLike, slowdowns: ArrayLike) -> Milliseconds:
-    """When each of two works ends that begin at once and slow each other down.
-
-    `works` are the milliseconds of each alone, `slowdowns` how many times longer they take while
-    both are under way; both shaped (..., 2), and the ends. A work that never ends, of infinite
-    milliseconds, is no longer than that.
-    """
-    works, slowdowns = np.asarray(works, np.float64), np.asarray(slowdowns, np.float64)
-    finite = np.where(np.isfinite(works), works, 0.0)
-    alone = (finite == 0).any(axis=-1, keepdims=True)
-    together = (finite * slowdowns).min(axis=-1, keepdims=True)
-    return np.where(alone, works, together + finite - together / slowdowns)
+            self._dispatched = self.predictors.latency_ms("dispatch_gpu", items)
+        return self._dispatched

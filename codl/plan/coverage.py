@@ -28,6 +28,7 @@ from codl.ir.types import PROCESSORS, Direction, Processor
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.predict.features import Item, sharing_target
+from codl.predict.inside import InsideByProcessor
 
 #: Ops of kinds that are always measured, by which a processor is judged: two that compute and two
 #: that move bytes, and one that does hardly anything.
@@ -69,6 +70,10 @@ class Delegating:
     @property
     def few(self) -> Mapping[str, frozenset[str]]:
         return self.predictors.few
+
+    @property
+    def inside(self) -> InsideByProcessor:
+        return self.predictors.inside
 
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         return self.predictors.latency_ms(target, items)

@@ -30,7 +30,7 @@ from codl.ir.executable import (
     Transfer,
     Wait,
 )
-from codl.plan.cost_model import CostModel, Move, Pair, both_ends
+from codl.plan.cost_model import CostModel, Move, Pair
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,12 @@ class _Works:
             for step in (executable.steps[number] for number in numbers)
             if isinstance(step, GpuOp)
         }
-        loads = np.zeros((1, 2, 3))  # bytes, FLOPs and milliseconds of each side
-        inner = [number for number in numbers if self._step(number, loads[0, 1])]
+        loads = np.zeros((2, 2))  # bytes and milliseconds of each side
+        inner = [number for number in numbers if self._step(number, loads[1])]
         nets = [command.net for command in stage.commands if isinstance(command, RunNet)]
-        self._nets(nets, loads[0, 0])
-        alone, ends = loads[0, :, 2], both_ends(loads[:, :, 2], cost.slowdowns(loads))[0]
+        self._nets(nets, loads[0])
+        moved, alone = loads.T
+        ends = cost.together_ms(moved[None], alone[None])[0]
         self._alone_ms: Pair = (float(alone[0]), float(alone[1]))
         stretch = np.divide(ends, alone, out=np.ones(2), where=alone > 0)
         for number in inner:
@@ -246,7 +247,7 @@ class _Works:
             own_ms = cost.relayout_ms(source.storage, target.storage, shape)
             self._kernels_ms[number] = own_ms
             is_inner = source.name in self._made
-            load[2] += own_ms if is_inner else 0.0
+            load[1] += own_ms if is_inner else 0.0
             return is_inner
         ops = [parse(text) for text in step.ops]
         if cost.soc.gpu.is_cpu:
@@ -257,14 +258,11 @@ class _Works:
             added_ms = cost.fastest_by_storage(add, "gpu")[storage].latency_ms
             own_ms += cost.rules.added_inside * added_ms
         self._kernels_ms[number] = own_ms
-        load += [sum(op.bytes for op in ops), sum(op.flops for op in ops), own_ms]
+        load += [sum(op.bytes for op in ops), own_ms]
         return True
 
     def _nets(self, numbers: Sequence[int], load: NDArray[np.float64]) -> None:
-        """The nets' milliseconds: their ops, less the calls of nets that are saved, and packing.
-
-        What is saved leaves at least a share of the ops' latencies.
-        """
+        """The nets' milliseconds: their ops, less the calls of nets that are saved, and packing."""
         cost = self._cost
         nets = [self._executable.nets[number] for number in numbers]
         ops = [[parse(layer.op) for layer in net.layers] for net in nets]
@@ -277,18 +275,12 @@ class _Works:
         every = [op for own in ops for op in own]
         images = np.array(sum(op.images for op in every) / max(len(every), 1))
         known_ms = float(cost.turns(images)) * cost.saved_ms(len(every) + 1)
-        saved_ms = [float(known_ms[len(own)]) for own in ops]
-        total_ms = sum(ops_ms)
-        computing_ms = max(total_ms - sum(saved_ms), cost.rules.least_share * total_ms)
-        for number, net, own_ms, saved in zip(numbers, nets, ops_ms, saved_ms, strict=True):
-            left = total_ms - sum(saved_ms)
-            share = (own_ms - saved) / left if computing_ms == left > 0 else own_ms / total_ms
+        for number, net, own, own_ms in zip(numbers, nets, ops, ops_ms, strict=True):
             moves = self._packed(net)
-            packing_ms = sum(cost.sharing_ms(*move) for move in moves)
-            self._nets_ms[number] = share * computing_ms + packing_ms
-            load += [sum(2 * shape.bytes for _, shape in moves), 0.0, self._nets_ms[number]]
+            packing_ms = sum(map(cost.packing_ms, moves))
+            self._nets_ms[number] = own_ms - float(known_ms[len(own)]) + packing_ms
+            load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
-        load[1] += sum(op.flops for op in every)
 
     def _packed(self, net: Net) -> list[Move]:
         """What ncnn packs of what enters a net, and unpacks of what leaves it."""

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """Of predictions the first three, of the search the others."""
+    """Of predictions the first, of the search the others."""
 
-    #: What is saved by running ops in one net leaves at least this share of their latencies.
-    least_share: float = 0.1
     #: Of what a residual add takes on the GPU, the part that is left where a convolution does it:
     #: it reads one tensor, instead of two, and writes none. 0.2 was measured (docs/experiments).
     added_inside: float = 1 / 3
-    #: No load was seen to slow another down by more.
-    most_slowdown: float = 3.0
     #: Light layers are ONNX Runtime's where it does most of their neighbours.
     joins_onnx: bool = True
     #: Neighbouring chains that may as well be one are also tried as one.

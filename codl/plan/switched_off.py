@@ -8,7 +8,7 @@ as if nobody had thought of it. Of sharing and launches the first can be said of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -21,6 +21,7 @@ from codl.ir import Shape
 from codl.ir.types import PROCESSORS, Direction
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import Delegating
+from codl.predict.inside import NOTHING, InsideByProcessor
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,13 @@ class Term:
     """What is counted, or done, and what makes that nothing.
 
     That is predictors without some `targets`, `ways` in which tensors change their layout and which
-    then take 0, and other values of some `rules`.
+    then take 0, other values of some costs `inside` a network, and of some `rules`.
     """
 
     what: str
     targets: tuple[str, ...] = ()
     ways: tuple[Direction, ...] = ()
+    inside: Mapping[str, float] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -41,26 +43,26 @@ def _both(kind: str) -> tuple[str, ...]:
     return tuple(f"{kind}_{side}" for side in PROCESSORS)
 
 
+CACHES = dict.fromkeys(("weight_ms", "read_ms", "written_ms", "far_weight_ms"), 0.0)
 SIGNALS = ("event_wait_cpu", "flag_wait_cpu")
 #: Every term by its name.
 TERMS: Mapping[str, Term] = {
-    "cold": Term("ops inside a network find their weights in no cache", _both("cold")),
+    "inside": Term("ops take more inside a network than alone", inside=asdict(NOTHING)),
+    "caches": Term("ops inside a network find weights and inputs farther away", inside=CACHES),
     "batch": Term("several images at once take less than one after another", _both("batch")),
-    "contention": Term("each processor slows the other down", _both("contention")),
-    "net-calls": Term("ops of one net are called once", ("dispatch_cpu",)),
+    "contention": Term("each processor slows the other down", inside={"beside_ms": 0.0}),
+    "net-calls": Term("nets and kernels are called", inside={"call_ms": 0.0}),
     "launches": Term("the CPU enqueues kernels", ("dispatch_gpu",)),
     "first-launch": Term("a launch is on its way to a GPU without work", ("first_launch_gpu",)),
     "waits": Term("the CPU learns of a kernel's end later, as measured by itself", SIGNALS),
     "sharing": Term("regions move between the processors", ways=("to_gpu", "to_cpu")),
-    "packing": Term("ncnn packs and unpacks tensors", ways=("load", "store")),
+    "packing": Term(
+        "ncnn packs and unpacks tensors", ways=("load", "store"), inside={"packed_ms": 0.0}
+    ),
     "relayouts": Term("the GPU copies tensors from one storage to another", ways=("relayout",)),
     "added-inside": Term(
         "residual adds cost less inside a convolution's kernels", rules={"added_inside": 1.0}
     ),
-    "least-share": Term(
-        "calls that are saved leave a share of a net's ops", rules={"least_share": 0.0}
-    ),
-    "most-slowdown": Term("slowdowns have a limit", rules={"most_slowdown": inf}),
     "joins-onnx": Term(
         "light layers are ONNX Runtime's where their neighbours are", rules={"joins_onnx": False}
     ),
@@ -73,10 +75,19 @@ TERMS: Mapping[str, Term] = {
 
 @dataclass(frozen=True)
 class SwitchedOff(Delegating):
-    """Predictors that know nothing of some targets, and for which some ways take 0."""
+    """Predictors that know nothing of some targets, and for which some ways take 0.
+
+    `costs` inside a network are other ones.
+    """
 
     without: frozenset[str]
     free: frozenset[Direction]
+    costs: Mapping[str, float]
+
+    @cached_property
+    def inside(self) -> InsideByProcessor:
+        known = self.predictors.inside
+        return {side: replace(own, **self.costs) for side, own in known.items()}
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
@@ -98,7 +109,8 @@ def without(cost: CostModel, *names: str) -> CostModel:
     terms = [TERMS[name] for name in names]
     targets = frozenset(target for term in terms for target in term.targets)
     ways = frozenset(way for term in terms for way in term.ways)
-    if targets or ways:
-        cost = cost.with_predictors(SwitchedOff(cost.predictors, targets, ways))
+    costs = {name: value for term in terms for name, value in term.inside.items()}
+    if targets or ways or costs:
+        cost = cost.with_predictors(SwitchedOff(cost.predictors, targets, ways, costs))
     rules = {name: value for term in terms for name, value in term.rules.items()}
     return cost.with_rules(**rules) if rules else cost

@@ -1,20 +1,18 @@
-"""Context terms: what dispatch, signals, cold caches, batches and contention add to ops.
+"""Context terms: what launches, signals and batches add to ops.
 
 Each is asked for with an item of its own, beside ops and shapes: how many launches, how long a
-queue was empty or the CPU waited, an op with its latency when repeated or for one image, and the
-loads of the two processors.
+queue was empty or the CPU waited, and an op with its latency for one image. What the rest of a
+network adds to an op is in `codl.predict.inside`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, parse, to_text
@@ -23,21 +21,16 @@ from codl.ir.op_columns import elements
 from codl.ir.types import Processor
 from codl.measure.dataset import (
     BatchRow,
-    ColdRow,
-    ContentionRow,
     Dataset,
     DispatchRow,
     Row,
     SignalRow,
 )
 
-#: FLOPs a byte at which an op waits for memory as long as it computes, on current processors.
-BALANCE = 10.0
-
 
 @dataclass(frozen=True)
 class Launches:
-    """`count` kernels, or layers of one CPU net, from enqueueing to their end."""
+    """`count` kernels, from enqueueing to their end."""
 
     count: int
 
@@ -101,60 +94,6 @@ class FlagWait(Gap):
 
 
 @dataclass(frozen=True)
-class Cold:
-    """An op that takes `warm_ms` when it is repeated, with nothing of it in the caches."""
-
-    op: Op
-    warm_ms: float
-
-    kind: ClassVar[str] = "cold"
-
-    def __str__(self) -> str:
-        return f"{to_text(self.op)} warm_ms={self.warm_ms!r}"
-
-    @classmethod
-    def read(cls, text: str) -> Cold:
-        op, _, warm = text.rpartition(" ")
-        return cls(parse(op), _numbers(warm, ("warm_ms",))[0])
-
-    @staticmethod
-    def columns(items: Sequence[Cold]) -> FeatureColumns:
-        colds = items if isinstance(items, Colds) else Colds.of(items)
-        inputs, weights, output = colds.elements
-        return {
-            "warm_ms": colds.warm_ms,
-            "weight_bytes": 4 * weights,
-            "input_bytes": 4 * inputs,
-            "output_bytes": 4 * output,
-        }
-
-
-@dataclass(frozen=True)
-class Colds(Sequence[Cold]):
-    """Many `Cold` items as columns: ops, `warm_ms` (items), and `elements` (3, items).
-
-    Those are of inputs, weights and output.
-    """
-
-    ops: Sequence[Op]
-    warm_ms: NDArray[np.float64]
-    elements: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, items: Sequence[Cold]) -> Colds:
-        ops = [item.op for item in items]
-        return cls(ops, np.array([item.warm_ms for item in items]), np.array(elements(ops)))
-
-    def __len__(self) -> int:
-        return len(self.ops)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return Colds(self.ops[at], self.warm_ms[at], self.elements[:, at])
-        return Cold(self.ops[at], float(self.warm_ms[at]))
-
-
-@dataclass(frozen=True)
 class Batch:
     """`images` at once through an op that takes `single_ms` for one image."""
 
@@ -189,98 +128,10 @@ class Batch:
         }
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What a processor does on its own: bytes that it reads and writes, FLOPs, milliseconds."""
-
-    bytes: float
-    flops: float
-    latency_ms: float
-
-    @classmethod
-    def of(cls, op: Op, latency_ms: float) -> Workload:
-        return cls(float(op.bytes), float(op.flops), latency_ms)
-
-    def __add__(self, other: Workload) -> Workload:
-        return Workload(
-            self.bytes + other.bytes, self.flops + other.flops, self.latency_ms + other.latency_ms
-        )
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A processor's own load while the other processor works on its."""
-
-    own: Workload
-    other: Workload
-
-    kind: ClassVar[str] = "contention"
-
-    def __str__(self) -> str:
-        names = (f"{side}_{name}" for side in ("own", "other") for name in _LOAD)
-        values = (getattr(load, name) for load in (self.own, self.other) for name in _LOAD)
-        return " ".join(f"{n}={v!r}" for n, v in zip(names, values, strict=True))
-
-    @classmethod
-    def read(cls, text: str) -> Beside:
-        values = _numbers(text, [f"{side}_{name}" for side in ("own", "other") for name in _LOAD])
-        return cls(Workload(*values[:3]), Workload(*values[3:]))
-
-    @staticmethod
-    def columns(items: Sequence[Beside]) -> FeatureColumns:
-        """Time alone, the part of it that waits for memory, and both times the other one's share.
-
-        An op that computes much for each byte gives little and suffers little. Every column is
-        bounded by the time alone: no op beside another takes many times as long.
-        """
-        loads = items.loads if isinstance(items, Besides) else np.array([*map(_LOADS, items)]).T
-        own_bytes, own_flops, own_ms, other_bytes, other_flops, _ = loads
-        memory_ms = own_ms * _memory_share(own_bytes, own_flops)
-        other_share = _memory_share(other_bytes, other_flops)
-        return {
-            "alone_ms": own_ms,
-            "memory_ms": memory_ms,
-            "alone_ms_x_other_share": own_ms * other_share,
-            "memory_ms_x_other_share": memory_ms * other_share,
-        }
-
-
-def _memory_share(
-    moved_bytes: NDArray[np.float64], flops: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Of the time that a load takes, the share that it waits for memory: 1 where it only moves."""
-    own = BALANCE * moved_bytes
-    return np.divide(own, own + flops, out=np.zeros_like(own), where=own > 0)
-
-
-@dataclass(frozen=True)
-class Besides(Sequence[Beside]):
-    """Many of these as columns; `loads` shaped (6, items).
-
-    Bytes, FLOPs and milliseconds of the own load, and of the other.
-    """
-
-    loads: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.loads.T)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return Besides(self.loads[:, at])
-        values = self.loads[:, at].tolist()
-        return Beside(Workload(*values[:3]), Workload(*values[3:]))
-
-
-_LOAD = ("bytes", "flops", "latency_ms")
-_LOADS = attrgetter(*(f"{side}.{name}" for side in ("own", "other") for name in _LOAD))
-
-#: What holds many items of a kind as columns, where there is such.
-MANY: dict[type[Any], type[Any]] = {Cold: Colds, Beside: Besides}
-Surrounding: TypeAlias = Launches | Gap | Cold | Batch | Beside
+Surrounding: TypeAlias = Launches | Gap | Batch
 SIGNALS: dict[str, type[Gap]] = {cls.kind: cls for cls in (FirstLaunch, EventWait, FlagWait)}
 KINDS: dict[str, type[Any]] = {
-    **{cls.kind: cls for cls in (Launches, Cold, Batch, Beside)},
+    **{cls.kind: cls for cls in (Launches, Batch)},
     **SIGNALS,
 }
 
@@ -333,33 +184,21 @@ def observations(dataset: Dataset) -> tuple[list[Observation], dict[str, tuple[P
         files[kind] = (table.path, len(rows) - len(ok))
         for row in ok:
             try:
-                observed += _of_row(kind, row)
+                observed.append(_of_row(kind, row))
             except CodlError as error:
                 raise InvalidFileError(table.path, str(error), where=f"{row.key}") from error
     return observed, files
 
 
-def _of_row(
-    kind: str, row: DispatchRow | SignalRow | ColdRow | BatchRow | ContentionRow
-) -> list[Observation]:
+def _of_row(kind: str, row: DispatchRow | SignalRow | BatchRow) -> Observation:
     if isinstance(row, DispatchRow):
         launches = Launches(row.count)
-        return [_observed(row.processor, launches, (launches,), row.latency_ms, row)]
+        return _observed(row.processor, launches, (launches,), row.latency_ms, row)
     if isinstance(row, SignalRow):
         signal = SIGNALS[kind](row.gap_ms)
-        return [_observed(signal.processor, signal, (signal,), row.latency_ms, row)]
-    if isinstance(row, ColdRow):
-        cold = Cold(parse(row.op), row.warm_ms)
-        return [_observed(row.processor, cold, (cold.op,), row.latency_ms, row)]
-    if isinstance(row, BatchRow):
-        batch = Batch(parse(row.op), row.single_ms, row.images)
-        return [_observed(row.processor, batch, (batch.op,), row.latency_ms, row)]
-    ops = parse(row.cpu_op), parse(row.gpu_op)
-    cpu, gpu = Workload.of(ops[0], row.cpu_alone_ms), Workload.of(ops[1], row.gpu_alone_ms)
-    return [
-        _observed("cpu", Beside(cpu, gpu), (ops[0],), row.cpu_together_ms, row),
-        _observed("gpu", Beside(gpu, cpu), (ops[1],), row.gpu_together_ms, row),
-    ]
+        return _observed(signal.processor, signal, (signal,), row.latency_ms, row)
+    batch = Batch(parse(row.op), row.single_ms, row.images)
+    return _observed(row.processor, batch, (batch.op,), row.latency_ms, row)
 
 
 def _observed(

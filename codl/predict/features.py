@@ -252,8 +252,6 @@ def _refuse_others(target: str, items: Sequence[Item], wanted: type[Any], name: 
 
 def _surroundings(target: str, kind: str, items: Sequence[Item]) -> Sequence[Any]:
     wanted = surroundings.KINDS[kind]
-    if isinstance(items, surroundings.MANY.get(wanted, ())):
-        return items
     _refuse_others(target, items, wanted, wanted.__name__)
     return items
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.predict import serialization as store
 from codl.predict.features import SHARING_PARTS, Item, sharing_target
+from codl.predict.inside import InsideByProcessor
 from codl.predict.names import ESTIMATORS, FOLDER
 from codl.predict.serialization import FEW_ITEMS, StoredPredictor
 
@@ -30,6 +31,8 @@ class Predictors:
     path: Path
     stored: Mapping[str, StoredPredictor]
     tuning: Tuning = Tuning()
+    #: What ops take more inside a network; of a processor without stages there is nothing.
+    inside: InsideByProcessor = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -90,4 +93,5 @@ def load(soc: Soc, name: str, folder: Path = FOLDER, tuning: Tuning = Tuning()) 
     if not path.exists():
         fix = f"`codl train --soc {soc.name} --predictor {name}` trains them."
         raise InvalidFileError(path, "there are no predictors here.", fix=fix)
-    return Predictors(name, soc, path, store.read(path, soc, tuning), tuning)
+    stored, inside = store.read(path, soc, tuning)
+    return Predictors(name, soc, path, stored, tuning, inside)

@@ -19,6 +19,7 @@ from codl import provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.predict import domain_adaptation as transfer
 from codl.predict import features
@@ -27,9 +28,10 @@ from codl.predict.estimators import (
     LatencyEstimator,
 )
 from codl.predict.features import FeatureTable, Item
+from codl.predict.inside import InsideByProcessor, InsideCosts
 from codl.predict.names import ESTIMATORS, FOLDER
 
-VERSION = 8
+VERSION = 9
 UNIT = "ms"
 #: A target of fewer different items than this says little of others.
 FEW_ITEMS = 8
@@ -97,8 +99,13 @@ def path_of(root: Path, soc: str, predictor: str) -> Path:
     return root / soc / f"{predictor}.json"
 
 
-def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
-    """Write all targets of one predictor under `root`; a crash leaves the old file or the new."""
+def save(
+    stored: Sequence[StoredPredictor], root: Path = FOLDER, inside: InsideByProcessor | None = None
+) -> Path:
+    """Write all targets of one predictor under `root`; a crash leaves the old file or the new.
+
+    `inside` is what its ops take more inside a network.
+    """
     first = stored[0]
     path = path_of(root, first.soc, first.predictor)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +119,7 @@ def save(stored: Sequence[StoredPredictor], root: Path = FOLDER) -> Path:
         "codl": first.codl,
         "tables": {name: digest for one in stored for name, digest in one.tables.items()},
         "sources": sorted({source for one in stored for source in one.sources}),
+        "inside": {side: costs.state() for side, costs in (inside or {}).items()},
         "targets": _contents(stored),
     }
     partial = path.with_suffix(".tmp")
@@ -158,8 +166,10 @@ def _in_lines(items: Sequence[str], begin: str) -> str:
     return f",{begin}".join(line for line in lines if line)
 
 
-def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> dict[str, StoredPredictor]:
-    """Read and check one file: its predictors by target.
+def read(
+    path: Path, soc: Soc, tuning: Tuning = Tuning()
+) -> tuple[dict[str, StoredPredictor], dict[Processor, InsideCosts]]:
+    """Read and check one file: its predictors by target, and what ops take more in a network.
 
     Raises `InvalidFileError` for a file that is not of predictors or was changed,
     `UnknownNameError` for a predictor, target or known SoC that codl does not know, and
@@ -177,7 +187,20 @@ def read(path: Path, soc: Soc, tuning: Tuning = Tuning()) -> dict[str, StoredPre
             raise InvalidFileError(path, problem, where=where, fix=fix)
         _check_types(path, own, _TARGET_TYPES, fix=fix, within=f"{where}, ")
         stored[target] = _read_target(path, content, target, soc, tuning)
-    return stored
+    return stored, _inside(path, content["inside"], fix)
+
+
+def _inside(path: Path, content: Mapping[str, Any], fix: str) -> dict[Processor, InsideCosts]:
+    found: dict[Processor, InsideCosts] = {}
+    for name, own in content.items():
+        try:
+            if name not in PROCESSORS:
+                raise ValueError(f"expected one of {', '.join(PROCESSORS)}.")
+            found["cpu" if name == "cpu" else "gpu"] = InsideCosts.of(own)
+        except ValueError as error:
+            where = f"inside, {name}"
+            raise InvalidFileError(path, str(error), where=where, fix=fix) from error
+    return found
 
 
 def _read_target(
@@ -253,6 +276,7 @@ _TYPES: _Types = {
     "codl": str,
     "tables": dict,
     "sources": list,
+    "inside": dict,
     "targets": dict,
 }
 _TARGET_TYPES: _Types = {

@@ -14,11 +14,12 @@ from codl.ir.statistic import level
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import Dataset
 from codl.measure.progress import Progress, seconds_left
-from codl.predict import features
+from codl.predict import features, inside
 from codl.predict import serialization as store
 from codl.predict import training_set as samples
 from codl.predict.cross_validation import HeldOut
 from codl.predict.estimators import LatencyEstimator
+from codl.predict.inside import InsideByProcessor
 from codl.predict.model_set import Predictors
 from codl.predict.names import DEFAULT, ESTIMATORS, FOLDER
 from codl.predict.serialization import StoredPredictor
@@ -128,14 +129,15 @@ def train(
     work = _Work(workers, steps, progress, passes=1 + evaluate)
     fits = zip(steps, work.map(_fit, None), strict=True)
     stored = [step.stored(soc, tuning, own) for step, own in fits]
-    files = _save(stored, folder)
+    around = {name: _inside(soc, dataset, tuning, name, stored) for name in predictors}
+    files = _save(stored, folder, around)
     stored_at = perf_counter()
     looks: list[dict[Split, HeldOut]] = [{} for _ in steps]
     if evaluate:
         looks = work.map(_hold_out, seeds)
         evaluated = zip(stored, looks, strict=True)
         stored = [replace(one, held_out=look["shape"].figures) for one, look in evaluated]
-        files = _save(stored, folder)
+        files = _save(stored, folder, around)
     done = perf_counter()
     rows = zip(steps, stored, looks, strict=True)
     return TrainReport(
@@ -167,16 +169,30 @@ def fitted(
     ESTIMATORS.find(predictor)
     steps = _TrainingSet.read(soc, dataset, tuning, [predictor], ()).steps
     fits = zip(steps, _Work(workers, steps, None, passes=1).map(_fit, None), strict=True)
-    stored = {step.own.target: step.stored(soc, tuning, own) for step, own in fits}
-    return Predictors(predictor, soc, dataset.folder, stored, tuning)
+    stored = [step.stored(soc, tuning, own) for step, own in fits]
+    by_target = {one.target: one for one in stored}
+    own = _inside(soc, dataset, tuning, predictor, stored)
+    return Predictors(predictor, soc, dataset.folder, by_target, tuning, own)
 
 
-def _save(stored: Sequence[StoredPredictor], folder: Path) -> dict[str, Path]:
+def _inside(
+    soc: Soc, dataset: Dataset, tuning: Tuning, name: str, stored: Sequence[StoredPredictor]
+) -> InsideByProcessor:
+    """What a predictor's ops take more inside a network; the papers' predictors know of nothing."""
+    if ESTIMATORS[name].is_of_wholes:
+        return {}
+    by_target = {one.target: one for one in stored if one.predictor == name}
+    return inside.fitted(soc, dataset, Predictors(name, soc, dataset.folder, by_target, tuning))
+
+
+def _save(
+    stored: Sequence[StoredPredictor], folder: Path, around: Mapping[str, InsideByProcessor]
+) -> dict[str, Path]:
     """Write the file of every predictor; the files by its name."""
     by_name: dict[str, list[StoredPredictor]] = {}
     for one in stored:
         by_name.setdefault(one.predictor, []).append(one)
-    return {name: store.save(own, folder) for name, own in by_name.items()}
+    return {name: store.save(own, folder, around[name]) for name, own in by_name.items()}
 
 
 class _Work:

@@ -27,6 +27,8 @@ from codl.targets.message_base import Building, Reply, Timing
 T = TypeVar("T")
 #: So many letters of a device's own words are kept.
 MOST_LETTERS = 300
+#: And of a list of what ran.
+MOST_LISTED = 4000
 
 
 @dataclass
@@ -90,7 +92,9 @@ def checked_row(task: Task, run: str, content: dict[str, Any]) -> Row:
         raise FrameError(f"It sent the row of {row.key}, where {blank.key} was asked.")
     if row.status == "ok" and not row.latency_ms > 0:
         raise FrameError(f"It sent a latency of {row.latency_ms} ms, which must be positive.")
-    own_words: Any = {name: plain(value) for name, value in vars(row).items()
+    lists = row.list_fields
+    own_words: Any = {name: plain(value, MOST_LISTED if name in lists else MOST_LETTERS)
+                      for name, value in vars(row).items()
                       if isinstance(value, str) and not getattr(blank, name)}  # fmt: skip
     return replace(row, **own_words)
 
@@ -106,7 +110,7 @@ def check_anchors(rows: Sequence[AnchorRow], run: str) -> None:
             raise FrameError(f"It sent an anchor of {row.latency_ms} ms, which must be positive.")
 
 
-def plain(text: str) -> str:
+def plain(text: str, most: int = MOST_LETTERS) -> str:
     """A device's own words on one line, without what steers terminals, and not too many."""
     visible = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(visible.split())[:MOST_LETTERS]
+    return " ".join(visible.split())[:most]

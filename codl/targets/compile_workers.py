@@ -20,7 +20,7 @@ from types import TracebackType
 from codl.ir.tuned import Tuned
 from codl.kernels.tuning import Tuning
 from codl.measure.task_records import choices_of, models_of, to_record
-from codl.measure.tasks import ContentionTask, SharingTask, Task
+from codl.measure.tasks import SharingTask, StageTask, Task
 from codl.runtime.placement import LocalSoc
 from codl.targets.client import COMMAND, AgentClient, AgentLostError
 from codl.targets.measure_messages import Compile, Identified, Open, OpenDevice
@@ -51,7 +51,7 @@ def worker_count(soc: LocalSoc) -> int:
 
 def needs_kernels(task: Task) -> bool:
     """Whether something of a task runs on the OpenCL device."""
-    return isinstance(task, ContentionTask | SharingTask) or task.processor == "gpu"
+    return isinstance(task, StageTask | SharingTask) or task.processor == "gpu"
 
 
 class CompileWorkers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from math import inf
 from typing import Any
 
@@ -17,6 +17,7 @@ from codl.frontend.graph.simplify_pipeline import simplify
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network
 from codl.ir.plan import Chain, Plan
+from codl.ir.types import PROCESSORS, Processor
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.plan import price as prices
@@ -25,11 +26,17 @@ from codl.plan.build_plan import make_plan as planned
 from codl.plan.cost_model import CostModel
 from codl.plan.rules import RULES, Rules
 from codl.plan.switched_off import TERMS, without
+from codl.predict.inside import InsideByProcessor, InsideCosts
 
 IMAGES = {"memory_types": ("buffer", "image2d"), "max_image_width": 9999, "max_image_height": 9999}
 WITH_IMAGES = replace(SOC, gpu=replace(SOC.gpu, **IMAGES))  # type: ignore[arg-type]
-#: Launches that take long enough to be seen.
-DISPATCH = {"cpu": Line(0.004, 1e3), "gpu": Line(0.005, 5e4)}
+
+
+def costs_without(*names: str) -> InsideByProcessor:
+    """All costs inside a network but for some."""
+    off = dict.fromkeys(names, 0.0)
+    every = SyntheticPredictors.with_all_terms().inside
+    return {side: replace(own, **off) for side, own in every.items()}
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +74,18 @@ def price(network: Network, predictors: SyntheticPredictors, *off: str) -> float
 
 
 @pytest.mark.parametrize(
-    ("term", "off"),
+    ("term", "off", "gpu"),
     [
-        ("cold", {}),
-        ("contention", {}),
-        ("packing", None),
-        ("relayout", None),
-        ("exchange", Line(0.0)),
-        ("signals", {}),
+        ("inside", {}, 1.0),
+        ("packing", None, 1.0),
+        ("relayout", None, 0.2),
+        ("exchange", Line(0.0), 1.0),
+        ("signals", {}, 1.0),
     ],
 )
-def test_a_term_makes_a_plan_dearer(term: str, off: Any, network: Network) -> None:
-    every = SyntheticPredictors.with_all_terms()
+def test_a_term_makes_a_plan_dearer(term: str, off: Any, gpu: float, network: Network) -> None:
+    """On a SoC whose later processor has to do with it."""
+    every = SyntheticPredictors.with_all_terms(gpu=gpu)
     changes: dict[str, Any] = {term: off, **({"parts": {}} if term == "exchange" else {})}
     assert price(network, replace(every, asked=[], **changes)) < price(network, every)
 
@@ -86,22 +93,26 @@ def test_a_term_makes_a_plan_dearer(term: str, off: Any, network: Network) -> No
 @pytest.mark.parametrize(
     ("term", "unknown"),
     [
-        ("cold", {"cold": {}}),
+        ("inside", {"inside": {}}),
+        (
+            "caches",
+            {"inside": costs_without("weight_ms", "read_ms", "written_ms", "far_weight_ms")},
+        ),
+        ("net-calls", {"inside": costs_without("call_ms")}),
+        ("contention", {"inside": costs_without("beside_ms")}),
         ("batch", {"batch": {}}),
-        ("contention", {"contention": {}}),
-        ("net-calls", {"dispatch": {"gpu": DISPATCH["gpu"]}}),
-        ("launches", {"dispatch": {"cpu": DISPATCH["cpu"]}}),
+        ("launches", {"dispatch": {}}),
         ("first-launch", {"signals": {"event_wait": 0.006, "flag_wait": 0.005}}),
         ("waits", {"signals": {"first_launch": 0.004}}),
         ("sharing", {"exchange": Line(0.0), "parts": {}}),
-        ("packing", {"packing": None}),
+        ("packing", {"packing": None, "inside": costs_without("packed_ms")}),
         ("relayouts", {"relayout": None}),
     ],
 )
 def test_a_term_that_is_off_counts_as_if_nobody_had_measured_it(
     term: str, unknown: Any, network: Network
 ) -> None:
-    every = SyntheticPredictors.with_all_terms(dispatch=DISPATCH)
+    every = SyntheticPredictors.with_all_terms()
     rest = replace(every, asked=[], **unknown)
     assert price(network, every, term) == pytest.approx(price(network, rest), rel=1e-12)
 
@@ -119,13 +130,34 @@ def test_a_rule_that_is_off_has_its_other_value() -> None:
         without(cost, "contentions")
 
 
+@pytest.mark.parametrize(
+    "cost", [field.name for field in fields(InsideCosts) if field.name != "far_weight_ms"]
+)
+@pytest.mark.parametrize("side", PROCESSORS)
+def test_each_cost_inside_a_network_makes_a_plan_dearer(
+    cost: str, side: Processor, network: Network
+) -> None:
+    """On the processor that is the later one; only the CPU's nets are packed.
+
+    Weights of such small ops stay in the processor's own cache.
+    """
+    if (cost, side) == ("packed_ms", "gpu"):
+        return
+    late: dict[str, Any] = {"gpu": 20.0 if side == "cpu" else 0.05, "asked": []}
+    every = replace(SyntheticPredictors.with_all_terms(), **late)
+    off = replace(every.inside[side], **{cost: 1.0 if cost == "alone" else 0.0})
+    rest = replace(every, asked=[], inside={**every.inside, side: off})
+    assert price(network, rest) < price(network, every)
+
+
 def test_launches_cost_the_cpu_and_nets_of_many_ops_save_calls(network: Network) -> None:
-    every = SyntheticPredictors.with_all_terms(contention={}, dispatch={})
+    every = SyntheticPredictors.with_all_terms(inside={}, dispatch={})
     plain_ms = price(network, every)
-    # What it takes to call a net of several ops once is saved; what each launch takes is added.
-    calls = replace(every, asked=[], dispatch={"cpu": Line(0.02)})
     launches = replace(every, asked=[], dispatch={"gpu": Line(0.0, 5e4)})
-    assert price(network, calls) < plain_ms < price(network, launches)
+    assert plain_ms < price(network, launches)
+    # Nets are called once, however many ops they have.
+    calls = replace(every, asked=[], inside={"cpu": InsideCosts(call_ms=1.0)})
+    assert price(network, calls) == pytest.approx(plain_ms + 3)
 
 
 def test_images_at_once_are_cheaper_than_one_after_the_other(network: Network) -> None:

@@ -26,12 +26,13 @@ from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.measure.dataset import Dataset, OpRow
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.cost_model import COLD_INSIDE, CostModel
+from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch, greedy_chains, single_ops
 from codl.plan.rules import RULES
 from codl.plan.search import search as best_plan
 from codl.plan.single_processor import unless_alone
 from codl.plan.transitions import TransferCost, after_stage
+from codl.predict.inside import InsideCosts
 from codl.strategies import STRATEGIES, Context, find, ideal
 from codl.strategies.evaluation import SINGLES
 
@@ -249,13 +250,18 @@ def test_unknown_strategy() -> None:
         find("codl-papr")
 
 
-def test_small_tensors_are_near_inside_a_network() -> None:
-    small, large = "eltwise in=1x8x8x8,1x8x8x8", "eltwise in=1x64x160x160,1x64x160x160"
-    warm = CostModel(SOC, SyntheticPredictors())
-    cold = CostModel(SOC, SyntheticPredictors(cold={"cpu": 2.0}))
-    for text, share in ((small, 0.0), (large, COLD_INSIDE["cpu"])):
-        (near_ms,), (far_ms,) = (c.fastest_ms([parse(text)], "cpu") for c in (warm, cold))
-        assert far_ms == pytest.approx((1 + share) * near_ms)
+def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
+    costs = InsideCosts(1.5, 0.25, 1e-6, 2e-6, 4e-6, 8e-6)
+    inside = CostModel(SOC, SyntheticPredictors(inside={"cpu": costs}))
+    op = parse("conv2d in=1x8x6x5 oc=4 kernel=1x1")
+    (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([op], "cpu")
+    more_ms = 0.25 + 1e-6 * 4 * (8 * 4 + 4) + 2e-6 * 4 * 240 + 4e-6 * 4 * 120
+    assert inside.fastest_ms([op], "cpu") == [pytest.approx(1.5 * alone_ms + more_ms)]
+    # What does not stay in a cache where the op is alone is as far away there.
+    large = parse("eltwise in=1x64x160x160,1x64x160x160")
+    (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([large], "cpu")
+    assert inside.fastest_ms([large], "cpu") == [pytest.approx(1.5 * alone_ms + 0.25)]
+    assert inside.fastest_ms([large], "gpu") == [pytest.approx(alone_ms)]
 
 
 def test_two_processors_must_be_worth_it(network: Network) -> None:

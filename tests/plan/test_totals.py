@@ -25,6 +25,7 @@ from codl.plan.cost_model import CostModel
 from codl.plan.predicted_totals import predicted_totals
 from codl.plan.price import price
 from codl.plan.search import search
+from codl.predict.inside import InsideByProcessor
 
 #: Both processors alike, nothing but computing and exchanges, and a copy takes 0.01 ms.
 PLAIN = SyntheticPredictors(least_ms=0.0, flops=1e6, exchange=Line(0.01))
@@ -152,6 +153,11 @@ def test_finer_steps_than_the_search_tries() -> None:
 ALL = SyntheticPredictors.with_all_terms()
 
 
+def without(cost: str) -> InsideByProcessor:
+    """The costs inside a network but for one."""
+    return {side: replace(own, **{cost: 0.0}) for side, own in ALL.inside.items()}
+
+
 def test_the_cpu_alone_shares_waits_and_repeats_nothing() -> None:
     network = row(3)
     terms = terms_of(totals_of(network, planned(network, [(3, "H", 0.0)], ALL), ALL))
@@ -180,11 +186,11 @@ def test_single_ops_are_bound_to_none_and_repeat_nothing() -> None:
 @pytest.mark.parametrize(
     ("term", "changes"),
     [
-        ("contention", {"contention": {}}),
-        ("layouts", {"packing": None}),
+        ("contention", {"inside": without("beside_ms")}),
+        ("layouts", {"packing": None, "inside": without("packed_ms")}),
         ("sharing", {"parts": {}, "exchange": Line(0.0), "signals": {}}),
-        ("launches", {"dispatch": {"cpu": ALL.dispatch["cpu"]}, "signals": {}}),
-        ("fusion", {"dispatch": {"gpu": ALL.dispatch["gpu"]}}),
+        ("launches", {"dispatch": {}, "signals": {}}),
+        ("fusion", {"inside": without("call_ms")}),
     ],
 )
 def test_a_term_whose_cause_is_gone_is_nothing(term: str, changes: dict[str, Any]) -> None:

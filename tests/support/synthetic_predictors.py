@@ -17,8 +17,9 @@ from codl.ir import OP_TYPES, Op, Shape
 from codl.ir.types import BLOCKED, PROCESSORS, Direction, Processor, Signalling
 from codl.kernels import registry
 from codl.plan.cost_model import CostModel, VariantCost
-from codl.predict.context_terms import SIGNALS, Beside
+from codl.predict.context_terms import SIGNALS
 from codl.predict.features import STORAGES, Item, mulayer_target, sharing_target
+from codl.predict.inside import InsideByProcessor, InsideCosts
 
 Milliseconds = NDArray[np.float64]
 
@@ -35,6 +36,11 @@ class Line(NamedTuple):
 
 #: Of one copy between the processors, where nothing else is asked for.
 EXCHANGE = Line(0.01, 0.1)
+
+
+def inside(call_ms: float, beside_ms: float = 3e-8) -> InsideCosts:
+    """Every cost that there is, of a memory of about 20 GB/s."""
+    return InsideCosts(1.1, call_ms, 5e-8, 3e-8, 2e-8, 2e-8, 4e-8, beside_ms)
 
 
 def alike(target: str) -> float:
@@ -72,10 +78,8 @@ class SyntheticPredictors:
     packing: Line | None = None
     #: Between the storages of a GPU.
     relayout: Line | None = None
-    #: So many times as long with nothing in the caches.
-    cold: Mapping[Processor, float] = field(default_factory=dict)
-    #: So many times as long beside the other processor, where both only move bytes.
-    contention: Mapping[Processor, float] = field(default_factory=dict)
+    #: What ops take more inside a network.
+    inside: InsideByProcessor = field(default_factory=dict)
     #: So many launches that compute nothing.
     dispatch: Mapping[Processor, Line] = field(default_factory=dict)
     #: Milliseconds of a signal from one processor to the other, by what is measured.
@@ -110,9 +114,8 @@ class SyntheticPredictors:
             },
             "packing": Line(0.002, 0.04),
             "relayout": Line(0.003, 0.03),
-            "cold": {"cpu": 1.6, "gpu": 1.9},
-            "contention": {"cpu": 1.4, "gpu": 1.7},
-            "dispatch": {"cpu": Line(0.004, 1e3), "gpu": Line(0.005, 2e3)},
+            "inside": {"cpu": inside(0.004), "gpu": inside(0.001)},
+            "dispatch": {"gpu": Line(0.005, 2e3)},
             "batch": {"cpu": 0.7, "gpu": 0.5},
             "signals": {"first_launch": 0.004, "event_wait": 0.006, "flag_wait": 0.005},
         }
@@ -138,12 +141,7 @@ class SyntheticPredictors:
 
     @cached_property
     def _context_targets(self) -> list[str]:
-        terms = {
-            "cold": self.cold,
-            "contention": self.contention,
-            "dispatch": self.dispatch,
-            "batch": self.batch,
-        }
+        terms = {"dispatch": self.dispatch, "batch": self.batch}
         around = [f"{name}_{side}" for name, sides in terms.items() for side in sides]
         return around + [f"{name}_{SIGNALS[name].processor}" for name in self.signals]
 
@@ -157,16 +155,10 @@ class SyntheticPredictors:
         if term in self.signals:
             return np.full(len(rows), self.signals[term])  # type: ignore[index]
         processor: Processor = "cpu" if side == "cpu" else "gpu"
-        if term == "cold":
-            return np.array([self.cold[processor] * item.warm_ms for item in rows])
         if term == "batch":
             share = self.batch[processor]
             return np.array([share * item.images * item.single_ms for item in rows])
-        if term == "dispatch":
-            return self.dispatch[processor].at([item.count for item in rows])
-        columns = Beside.columns(rows)
-        more = self.contention[processor] - 1
-        return np.asarray(columns["alone_ms"] + more * columns["memory_ms_x_other_share"])
+        return self.dispatch[processor].at([item.count for item in rows])
 
     def _op_ms(self, target: str, op: Any) -> float:
         faster = self.gpu if "_gpu" in target else 1.0
@@ -193,14 +185,14 @@ def of_few_kinds(**changes: Any) -> SyntheticPredictors:
 def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
     """All terms, on SoCs whose processors and whose exchanges differ widely."""
     return st.builds(
-        lambda gpu, exchange, slower, each_ms, batch, signals: SyntheticPredictors.with_all_terms(
+        lambda gpu, exchange, beside, each_ms, batch, signals: SyntheticPredictors.with_all_terms(
             gpu=gpu,
             parts={
                 "to_cpu": {"transform": exchange, "map": Line(exchange.ms), "copy": exchange},
                 "to_gpu": {"copy": exchange, "unmap": Line(exchange.ms), "transform": exchange},
             },
-            contention={"cpu": slower, "gpu": slower},
-            dispatch={"cpu": Line(each_ms, 1e5 * each_ms), "gpu": Line(each_ms, 1e6 * each_ms)},
+            inside={side: inside(each_ms, beside) for side in PROCESSORS},
+            dispatch={"gpu": Line(each_ms, 1e6 * each_ms)},
             batch={"cpu": batch, "gpu": batch},
             signals=dict(zip(get_args(Signalling), signals, strict=True)) if signals else {},
         ),
@@ -208,7 +200,7 @@ def synthetic_predictors() -> st.SearchStrategy[SyntheticPredictors]:
         exchange=st.builds(
             Line, st.sampled_from([1e-4, 0.01, 0.1]), st.sampled_from([0.0, 0.1, 2.0])
         ),
-        slower=st.sampled_from([1.0, 1.3, 2.5]),
+        beside=st.sampled_from([0.0, 1e-8, 1e-6]),
         each_ms=st.sampled_from([1e-4, 3e-3, 0.05]),
         batch=st.sampled_from([0.3, 0.8, 1.0]),
         signals=st.sampled_from([(), (0.0, 0.01, 0.0), (0.02, 0.0, 0.01), (0.05, 0.2, 0.1)]),

@@ -1,0 +1,211 @@
+"""What ops take inside a network beyond what they take alone, from stages that ran.
+
+A predictor knows an op that runs again and again. In a network other ops have run since its weights
+were read, its inputs come from the other processor or another layer, a net has to be called, and
+the other processor works beside it on the same memory. All of that is fitted at once, to stages of
+small plans that ran (`StageRow`): a shard takes its ops' predicted latencies, a factor of them, and
+so much for each call and each byte. Coefficients are of a SoC's memory and runtimes, so they hold
+for models that nobody measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from codl.errors import CodlError, InvalidFileError
+from codl.ir import Op, Shape, parse
+from codl.ir.op_columns import elements
+from codl.ir.soc import Soc
+from codl.ir.types import PROCESSORS, Direction, Processor
+from codl.kernels import registry
+from codl.kernels.feature_columns import beyond, gpu_cache_bytes
+from codl.measure.dataset import SEPARATOR, Dataset, StageRow
+from codl.predict import features
+
+#: Fewer stages of a processor than this say nothing.
+FEWEST = 12
+#: Rows this many times as far off as the usual one are of something else, another program's work.
+FARTHEST, REFITS = 3.5, 5
+#: Of normally distributed errors, this many medians of their sizes are one standard deviation.
+MEDIANS = 1.4826
+
+
+@dataclass(frozen=True)
+class InsideCosts:
+    """Milliseconds of a processor's shard in a network, for each of what it does.
+
+    `alone` is a factor of its ops' latencies alone. A call is of a net on the CPU, and of a kernel
+    on the GPU. All others are for a byte: of the weights, inputs and outputs that an op alone keeps
+    in the processor's own cache; of weights that it keeps in the last one; of what ncnn's nets pack
+    and unpack; and of everything where the other processor works at the same time.
+    """
+
+    alone: float = 1.0
+    call_ms: float = 0.0
+    weight_ms: float = 0.0
+    read_ms: float = 0.0
+    written_ms: float = 0.0
+    far_weight_ms: float = 0.0
+    packed_ms: float = 0.0
+    beside_ms: float = 0.0
+
+    @classmethod
+    def of(cls, content: Any) -> InsideCosts:
+        """From JSON; raises `ValueError` with what is wrong."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(content, dict) or list(content) != names:
+            raise ValueError(f"expected the keys {', '.join(names)}, got {content!r:.80}.")
+        for name, value in content.items():
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a number of at least 0, got {value!r:.40}.")
+        return cls(**content)
+
+    def state(self) -> dict[str, float]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Bytes of a processor's own cache and of the last one, which may be shared; 0 for none."""
+
+    own: float
+    last: float
+
+    @classmethod
+    def of(cls, soc: Soc, processor: Processor) -> Caches:
+        if processor == "gpu" and not soc.gpu.is_cpu:
+            return cls(gpu_cache_bytes(soc), 0.0)
+        last = max((cache.bytes for cache in soc.cpu.caches), default=0)
+        return cls(float(soc.cpu.l2_cache_bytes), float(last))
+
+    def kept(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bytes that ops which are repeated keep in caches, and lose inside a network.
+
+        `elements` are those of inputs, weights and outputs, shaped (3, ops). Shaped (4, ops): of
+        weights, inputs and outputs in the processor's own cache, of weights in the last one.
+        """
+        inputs, weights, outputs = 4 * elements
+        size = np.maximum(inputs + weights + outputs, 1.0)
+        own, last = (1 - beyond(size, cache) / size for cache in (self.own, self.last))
+        far = np.maximum(last - own, 0.0)
+        return np.stack([own * weights, own * inputs, own * outputs, far * weights])
+
+
+#: Ops take what they take alone.
+NOTHING = InsideCosts()
+InsideByProcessor: TypeAlias = Mapping[Processor, InsideCosts]
+
+
+class OpPredictors(Protocol):
+    """What predicts ops alone, and packing; milliseconds."""
+
+    @property
+    def targets(self) -> tuple[str, ...]: ...
+
+    def latency_ms(self, target: str, items: Sequence[Op]) -> NDArray[np.float64]: ...
+
+    def sharing_ms(
+        self, direction: Direction, shapes: Sequence[Shape]
+    ) -> Mapping[str, NDArray[np.float64]]: ...
+
+
+def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Processor, InsideCosts]:
+    """The costs of either processor by a dataset's stages; of one with few of them there are none.
+
+    Raises `InvalidFileError` for a row whose text is no op or no shape.
+    """
+    table = dataset.table("stage")
+    rows = [row for row in table.read() if row.status == "ok"]
+    found: dict[Processor, InsideCosts] = {}
+    slower = dataset.calibration()
+    for side in PROCESSORS:
+        stages = _Stages(side, Caches.of(soc, side), predictors)
+        try:
+            own = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
+        except CodlError as error:
+            raise InvalidFileError(table.path, str(error)) from error
+        shards = [shard for shard in own if shard is not None]
+        if len(shards) >= FEWEST:
+            amounts, taken_ms = (np.array(column) for column in zip(*shards, strict=True))
+            found[side] = InsideCosts(*_fit(amounts, taken_ms))
+    return found
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What a processor did in stages."""
+
+    side: Processor
+    caches: Caches
+    predictors: OpPredictors
+
+    def shard(self, row: StageRow, slower: float) -> tuple[list[float], float] | None:
+        """Its amounts in a stage, in the order of the costs, and its milliseconds.
+
+        None where it did nothing, or where an op has no predictor. `slower` is by how much it was
+        slower than in the dataset's first run.
+        """
+        cpu = row.cpu_ops, row.cpu_calls, row.cpu_ms
+        gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
+        (texts, calls, taken_ms), other = (cpu, gpu) if self.side == "cpu" else (gpu, cpu)
+        ops = [self._op(text) for text in texts.split(SEPARATOR)] if texts else []
+        if taken_ms <= 0 or not ops or any(ms is None for _, ms in ops):
+            return None
+        moves = list(moves_of(row.packed)) if self.side == "cpu" else []
+        packed = sum(shape.bytes for _, shape in moves)
+        alone_ms = sum(ms or 0.0 for _, ms in ops) + sum(self._packing_ms(*move) for move in moves)
+        amounts = np.array(elements([op for op, _ in ops]), np.float64)
+        kept = self.caches.kept(amounts).sum(axis=1)
+        moved = (4 * amounts.sum() + 2 * packed) * bool(other[0])
+        return [alone_ms, float(calls), *kept.tolist(), float(packed), moved], taken_ms / slower
+
+    def _op(self, text: str) -> tuple[Op, float | None]:
+        """An op of a text `variant op`, and its predicted milliseconds alone."""
+        name, _, of_op = text.partition(" ")
+        op = parse(of_op)
+        target = registry.target(registry.find(op, name), op)
+        if target not in self.predictors.targets:
+            return op, None
+        return op, float(self.predictors.latency_ms(target, [op])[0])
+
+    def _packing_ms(self, way: Direction, shape: Shape) -> float:
+        parts = self.predictors.sharing_ms(way, [shape]).values()
+        return sum(float(part[0]) for part in parts)
+
+
+def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
+    """What `StageRow.packed` lists; raises `CodlError` for what is no such list."""
+    for one in filter(None, text.split(SEPARATOR)):
+        way, _, sizes = one.partition(" ")
+        if way not in ("load", "store"):
+            raise CodlError(f"Cannot read {one!r}: expected `load` or `store`, and a shape.")
+        shape = features.read(features.sharing_target("load"), sizes)
+        assert isinstance(shape, Shape)
+        yield ("load" if way == "load" else "store"), shape
+
+
+def _fit(amounts: NDArray[np.float64], taken_ms: NDArray[np.float64]) -> list[float]:
+    """Costs of at least 0 with the least relative errors, but for stages that something disturbed.
+
+    `amounts` are shaped (stages, costs).
+    """
+    scale = np.maximum(amounts.max(axis=0), 1e-30)
+    parts = amounts / scale / taken_ms[:, None]
+    kept = np.ones(len(parts), bool)
+    costs = np.zeros(amounts.shape[1])
+    for _ in range(REFITS):
+        costs, _ = nnls(parts[kept], np.ones(kept.sum()))
+        errors = np.abs(np.log(np.maximum(parts @ costs, 1e-9)))
+        usual = MEDIANS * float(np.median(errors))
+        now = errors <= FARTHEST * max(usual, 1e-3)
+        if (now == kept).all():
+            break
+        kept = now
+    return [float(cost) for cost in costs / scale]

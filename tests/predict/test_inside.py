@@ -1,0 +1,154 @@
+"""What ops take inside a network: costs found again in rows that were made by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.simulated import SOC
+from support.synthetic_predictors import SyntheticPredictors
+
+from codl.errors import InvalidFileError
+from codl.ir import Op, parse, to_text
+from codl.ir.op_columns import elements
+from codl.ir.soc import CpuCache
+from codl.ir.types import Processor
+from codl.measure.dataset import Dataset, StageRow
+from codl.measure.sampling import stage_tasks
+from codl.predict.inside import FEWEST, Caches, InsideCosts, fitted
+from codl.predict.serialization import VERSION
+
+COSTS: dict[Processor, InsideCosts] = {
+    "cpu": InsideCosts(1.1, 0.02, 5e-8, 4e-8, 3e-8, 2e-8, 9e-8, 1e-8),
+    "gpu": InsideCosts(0.95, 0.004, 6e-8, 2e-8, 5e-8, 0.0, 0.0, 2e-8),
+}
+PREDICTORS = SyntheticPredictors(flops=3e7, gpu=1.3)
+CACHES = (CpuCache(2, "unified", 1 << 18, 1, 2), CpuCache(3, "unified", 1 << 20, 2, 1))
+HOST = replace(SOC, cpu=replace(SOC.cpu, l2_cache_bytes=1 << 18, caches=CACHES))
+SIDES: list[tuple[Processor, ...]] = [("cpu", "gpu"), ("cpu",), ("gpu",), ("cpu", "gpu")]
+
+
+def rows(count: int, disturb: Callable[[int], float] = lambda _: 1.0) -> list[StageRow]:
+    """Stages of one to three ops of all sizes, on both processors or on one."""
+    dice, made = np.random.default_rng(5), []
+    for number in range(count):
+        sizes = dice.integers(1, 200, (dice.integers(1, 4), 3)).tolist()
+        ops = [parse(f"conv2d in=1x{c}x{h}x{h} oc={o} kernel=1x1") for c, o, h in sizes]
+        sides = SIDES[number % len(SIDES)]
+        is_packed = "cpu" in sides
+        row = StageRow(
+            before=f"op {number}",
+            chain="",
+            dim="H",
+            gpu_ratio=0.5,
+            cpu_ops="; ".join(f"cpu_gemm {to_text(op)}" for op in ops) * ("cpu" in sides),
+            gpu_ops="; ".join(f"gpu_direct {to_text(op)}" for op in ops) * ("gpu" in sides),
+            cpu_calls=1,
+            gpu_calls=len(ops),
+            packed=f"load {ops[0].input}; store {ops[-1].output}" * is_packed,
+            latency_ms=1.0,
+        )
+        taken = {f"{side}_ms": disturb(number) * taken_ms(row, ops, side) for side in sides}
+        made.append(replace(row, **taken))  # type: ignore[arg-type]
+    return made
+
+
+def taken_ms(row: StageRow, ops: list[Op], side: Processor) -> float:
+    costs = COSTS[side]
+    amounts = np.array(elements(ops), np.float64)
+    kept = Caches.of(HOST, side).kept(amounts).sum(axis=1)
+    packed = sum(shape.bytes for shape in (ops[0].input, ops[-1].output)) * (side == "cpu")
+    target = f"conv2d_{'cpu_gemm' if side == 'cpu' else 'gpu_direct'}"
+    alone_ms = PREDICTORS.latency_ms(target, ops).sum()
+    both = bool(row.cpu_ops and row.gpu_ops)
+    calls = 1 if side == "cpu" else len(ops)
+    moved = (4 * amounts.sum() + 2 * packed) * both
+    return float(np.dot(astuple(costs), [alone_ms, calls, *kept, packed, moved]))
+
+
+def dataset_of(tmp_path: Path, made: list[StageRow]) -> Dataset:
+    dataset = Dataset.of("test", tmp_path)
+    dataset.table("stage").append(*made)
+    return dataset
+
+
+def costs_of(dataset: Dataset) -> dict[str, InsideCosts]:
+    return dict(fitted(HOST, dataset, PREDICTORS))  # type: ignore[arg-type]
+
+
+def test_costs_are_found_again(tmp_path: Path) -> None:
+    found = costs_of(dataset_of(tmp_path, rows(200)))
+    for side, costs in COSTS.items():
+        assert astuple(found[side]) == pytest.approx(astuple(costs), rel=1e-4, abs=1e-11)
+
+
+def test_stages_that_something_disturbed_do_not_count(tmp_path: Path) -> None:
+    found = costs_of(dataset_of(tmp_path, rows(200, lambda n: 5.0 if n % 16 == 3 else 1.0)))
+    for side, costs in COSTS.items():
+        assert astuple(found[side]) == pytest.approx(astuple(costs), rel=1e-3, abs=1e-10)
+
+
+def test_too_few_stages_say_nothing(tmp_path: Path) -> None:
+    assert costs_of(dataset_of(tmp_path, rows(FEWEST))) == {}
+
+
+def test_runs_are_brought_to_the_speed_of_the_first(tmp_path: Path) -> None:
+    made = [replace(row, run=f"run{1 + n % 2}") for n, row in enumerate(rows(200))]
+    slower = [replace(r, cpu_ms=1.5 * r.cpu_ms) if r.run == "run2" else r for r in made]
+    dataset = dataset_of(tmp_path, slower)
+    dataset.write_manifest({"runs": {"run1": {}, "run2": {"calibration": {"cpu": 1.5}}}})
+    assert astuple(costs_of(dataset)["cpu"]) == pytest.approx(astuple(COSTS["cpu"]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cpu_ops": "cpu_gemm nonsense"}, "nonsense"),
+        ({"cpu_ops": "cpu_best conv2d in=1x8x8x8 oc=8 kernel=1x1"}, "cpu_best"),
+        ({"packed": "throw 1x2x3x4"}, "expected `load` or `store`"),
+        ({"packed": "load 1x2x3"}, "expected one like 1x64x56x56"),
+    ],
+)
+def test_a_row_that_is_wrong_is_named(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    made = rows(20)
+    made[0] = replace(made[0], **changes)  # type: ignore[arg-type]
+    with pytest.raises(InvalidFileError, match=reason) as raised:
+        costs_of(dataset_of(tmp_path, made))
+    assert "t_stage.csv" in str(raised.value)
+
+
+def test_costs_are_written_and_read() -> None:
+    for costs in COSTS.values():
+        assert InsideCosts.of(costs.state()) == costs
+    state = COSTS["cpu"].state()
+    for wrong in ([], {**state, "more": 1.0}, {**state, "call_ms": -1.0}, {**state, "alone": "1"}):
+        with pytest.raises(ValueError, match=r"expected the keys|must be a number of at least 0"):
+            InsideCosts.of(wrong)
+    assert VERSION > 8  # files of before have no such costs
+    assert len(state) == len(fields(InsideCosts))
+
+
+def test_stages_are_walks_that_both_processors_can_run() -> None:
+    texts = (
+        "conv2d in=1x16x20x20 oc=32 kernel=3x3 pad=1",
+        "conv2d in=1x32x20x20 oc=16 kernel=1x1",
+        "conv2d in=1x32x20x20 oc=32 kernel=3x3 pad=1 groups=32",
+        "pooling in=1x32x20x20 kernel=2x2 stride=2",
+        "eltwise in=1x32x20x20,1x32x20x20",
+    )
+    ops = [parse(text) for text in texts]
+    tasks = stage_tasks(ops, SOC)
+    assert tasks == stage_tasks(ops, SOC)
+    assert len(set(tasks)) == len(tasks) > 20
+    for task in tasks:
+        made = task.before.output
+        for op in task.ops:
+            assert op.inputs == (made,)
+            assert task.dim in op.dims
+            made = op.output
+        assert task.dim == "H" or all(op.acts_on_channels_alone for op in task.ops[1:])
+    assert {task.gpu_ratio for task in tasks} >= {0.0, 0.5, 1.0}
+    assert stage_tasks(ops[3:4], SOC) == []
