@@ -31,8 +31,9 @@ TASK_S = 0.09
 #: Of what fits in the budget, the models' own ops take so much at most; the rest goes to similar
 #: ones, from whose shapes the accuracy on shapes never seen comes.
 OWN = 0.75
-#: So many exchanges of the models' own tensors come with their ops: data sharing has few features.
-EXCHANGES = 1000
+#: So many exchanges of the models' own tensors come with their ops, and in a budget at most this
+#: part of what fits there: data sharing has few features, and parts of ops have many.
+EXCHANGES, EXCHANGES_PART = 1000, 0.2
 #: And so many of them before any part: without them nothing can be planned.
 FIRST_EXCHANGES = 64
 #: Similar ops, at most and at least, and how many tasks one makes in the mean.
@@ -150,7 +151,8 @@ def attention_tasks(blocks: int, soc: Soc, *, known: Sequence[Task] = ()) -> lis
 def _first(own: Sequence[Task], fits: float) -> dict[Task, Tier]:
     """The models' own tasks in the first two tiers: all whole ops, and of the rest what fits."""
     wholes = [task for task in own if isinstance(task, OpTask) and task.share == 1]
-    exchanges = [task for task in own if isinstance(task, SharingTask)][:EXCHANGES]
+    most = int(max(FIRST_EXCHANGES, min(EXCHANGES, EXCHANGES_PART * fits)))
+    exchanges = [task for task in own if isinstance(task, SharingTask)][:most]
     chosen: set[Task] = {*wholes, *exchanges}
     parts = [task for task in own if isinstance(task, OpTask) and task not in chosen]
     chosen |= set(parts[: round(min(max(0, fits - len(chosen)), len(parts)))])

@@ -33,6 +33,8 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 GAPS_MS = (0.1, 0.3, 1.0, 3.0)
 #: Stages that are measured, and how many ops one has at most.
 STAGES, LONGEST = 120, 5
+#: And so many for each op.
+EACH = 2
 #: The GPU's shares of them; one processor alone shows what the other one at work costs.
 STAGE_RATIOS = (0.35, 0.45, 0.5, 0.55, 0.65, 0.5, 0.0, 1.0)
 #: Draws for a stage that comes to be.
@@ -68,11 +70,13 @@ def stage_tasks(ops: Iterable[Op], soc: Soc) -> list[StageTask]:
             readers.setdefault(op.inputs[0], []).append(op)
     starts = [op for op in known if op.output in readers]
     dice, found = Random(SEED), dict[StageTask, None]()
-    for _ in range(DRAWS * STAGES if starts else 0):
-        task = _walk(dice, starts, readers, soc)
+    wanted = min(STAGES, EACH * len(known)) if starts else 0
+    for _ in range(DRAWS * wanted):
+        ratio = STAGE_RATIOS[len(found) % len(STAGE_RATIOS)]
+        task = _walk(dice, starts, readers, ratio, soc)
         if task is not None:
             found.setdefault(task)
-        if len(found) == STAGES:
+        if len(found) == wanted:
             break
     return list(found)
 
@@ -82,7 +86,7 @@ def _fits_a_stage(op: Op) -> bool:
 
 
 def _walk(
-    dice: Random, starts: Sequence[Op], readers: dict[Shape, list[Op]], soc: Soc
+    dice: Random, starts: Sequence[Op], readers: dict[Shape, list[Op]], ratio: float, soc: Soc
 ) -> StageTask | None:
     """One walk; None where it comes to nothing that both processors can do."""
     before = dice.choice(starts)
@@ -90,7 +94,7 @@ def _walk(
     if not first.inner_dims:
         return None
     dim: Dim = dice.choice(first.inner_dims)
-    ratio, length = dice.choice(STAGE_RATIOS), dice.randint(1, LONGEST)
+    length = dice.randint(1, LONGEST)
     chain = [first]
     while len(chain) < length and chain[-1].output in readers:
         following = dice.choice(readers[chain[-1].output])

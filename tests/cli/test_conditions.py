@@ -35,7 +35,6 @@ def phone(first_soc: LocalSoc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: QUICK)
-    monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
     for command in (collect, evaluate):
         monkeypatch.setattr(command, "connect", lambda serial, soc: LocalTarget(soc, files=files))
     return files

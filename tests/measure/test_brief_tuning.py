@@ -144,7 +144,6 @@ def test_the_first_collection_tunes_and_the_next_one_does_not(
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text('op\n"conv2d in=1x8x6x6 oc=16 kernel=1"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
     quick = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: quick)
     asked: list[int] = []

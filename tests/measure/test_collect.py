@@ -35,11 +35,10 @@ QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0
 #: The command with little effort and nothing repeated; it prints an empty line for every row.
 QUICKLY = """
 from codl.cli import main
-from codl.measure import collector, dataset, drift, surroundings
+from codl.measure import collector, dataset, drift
 QUICK = collector.Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, span_s=0.002, more=1)
 collector.Rounds = lambda: QUICK
 drift.SCATTER = float("inf")
-surroundings.ROUNDS = 1
 append = dataset.Table.append
 def told(table, *rows):
     append(table, *rows)
@@ -120,7 +119,6 @@ def test_kills_lose_and_repeat_nothing(
             child.stdout.read(more)
             child.send_signal(signal.SIGKILL)
         assert 0 < lines(killed) < sum(map(len, wanted.values()))
-    monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
     done = collect(LocalTarget(first_soc), killed, tasks, resume=True, rounds=QUICK)
     assert done.skipped > 0
     assert keys(killed) == {name: sorted(own) for name, own in wanted.items()}
@@ -132,7 +130,6 @@ def test_a_budget_says_what_to_expect(
     first_soc.save(tmp_path / "socs" / "test.yaml")
     (tmp_path / "ops.csv").write_text("op\n" + "\n".join(f'"{to_text(op)}"' for op in OPS) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("codl.measure.surroundings.ROUNDS", 1)
     monkeypatch.setattr("codl.measure.drift.SCATTER", float("inf"))
     monkeypatch.setattr("codl.measure.collector.Rounds", lambda: replace(QUICK, span_s=0.1))
     options = ["--soc", "test", "--ops", "ops.csv", "--similar", "9", "--budget", "10m", "--json"]

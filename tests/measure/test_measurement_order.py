@@ -120,7 +120,7 @@ def test_what_must_be_measured_comes_first_and_is_not_left_out(tmp_path: Path) -
 
 
 def test_slow_tasks_are_spread_over_the_others() -> None:
-    slow = [DispatchTask("cpu", count) for count in range(4)]
+    slow = [DispatchTask(count) for count in range(4)]
     others = [SharingTask("to_gpu", Shape(1, 1, 1, c)) for c in range(20)]
     found = mixed(slow, others)
     assert [task for task in found if task in others] == others

@@ -191,7 +191,7 @@ def test_it_ends_when_accuracy_is_good_and_goes_on_when_it_is_not(tmp_path: Path
     )
     assert noisy.choose(everything[200:], BUDGET_S)
     # What surrounds ops is measured in any case, and before what has converged.
-    others: list[Task] = [DispatchTask("cpu", 1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
+    others: list[Task] = [DispatchTask(1), SharingTask("to_gpu", Shape(1, 8, 8, 8))]
     again = ActiveLearner(SOC, exact.dataset, BUDGET_S)
     order = again.choose([*everything[200:], *others], BUDGET_S)
     assert list(order[:2]) == others

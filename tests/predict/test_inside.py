@@ -142,7 +142,7 @@ def test_stages_are_walks_that_both_processors_can_run() -> None:
     ops = [parse(text) for text in texts]
     tasks = stage_tasks(ops, SOC)
     assert tasks == stage_tasks(ops, SOC)
-    assert len(set(tasks)) == len(tasks) > 20
+    assert len(set(tasks)) == len(tasks) == 2 * len(ops)
     for task in tasks:
         made = task.before.output
         for op in task.ops:
@@ -150,5 +150,5 @@ def test_stages_are_walks_that_both_processors_can_run() -> None:
             assert task.dim in op.dims
             made = op.output
         assert task.dim == "H" or all(op.acts_on_channels_alone for op in task.ops[1:])
-    assert {task.gpu_ratio for task in tasks} >= {0.0, 0.5, 1.0}
+    assert {0.0, 1.0} & {task.gpu_ratio for task in tasks}
     assert stage_tasks(ops[3:4], SOC) == []

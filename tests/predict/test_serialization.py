@@ -91,7 +91,7 @@ def rename(content: dict[str, Any]) -> None:
 
 
 CHANGES: list[tuple[Callable[[dict[str, Any]], None], type[CodlError], str]] = [
-    (change("version", 1), InvalidFileError, "version: must be 8, got 1: another version of codl"),
+    (change("version", 1), InvalidFileError, "version: must be 9, got 1: another version of codl"),
     (change("unit", "us"), InvalidFileError, "unit: must be 'ms', got 'us'"),
     (change("tables", None), InvalidFileError, "tables: the key is missing"),
     (change("targets", {GEMM: 1}), InvalidFileError, f"targets, {GEMM}: expected a mapping, got 1"),
@@ -172,7 +172,7 @@ def test_another_soc_needs_another_training(trained: tuple[Path, TrainReport]) -
 def test_a_file_says_what_it_is(trained: tuple[Path, TrainReport]) -> None:
     """All that a reader must know."""
     content = json.loads((trained[0] / SOC.name / "codl.json").read_text())
-    assert (content["version"], content["unit"]) == (8, "ms")
+    assert (content["version"], content["unit"]) == (9, "ms")
     assert content["feature_units"].startswith("bytes or ms where")
     assert len(content["tables"][GEMM]) == 8
     assert content["sources"] == ["simulated"]

@@ -11,7 +11,7 @@ from codl.ir.results import Conditions, Latency
 from codl.ir.tuned import Trial, Tuned
 from codl.measure.facts.fact import Fact, Point
 from codl.measure.interleave import Effort
-from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord
+from codl.measure.sent_tasks import DispatchRecord, OpRecord, SignalRecord, StageRecord
 from codl.measure.timing import Rounds
 from codl.targets.arrays import to_wire
 from codl.targets.check_messages import CheckKernels, CheckRecord, KernelChecked
@@ -33,7 +33,8 @@ REQUESTS: Seeds = [
         Measure(
             tasks=(
                 OpRecord(("conv2d_gpu_direct",), "gpu_direct", "gpu", CONV, "H", 0.5, CONV),
-                DispatchRecord("cpu", 4),
+                DispatchRecord(4),
+                StageRecord(CONV, (CONV,), "H", 0.5),
                 SignalRecord("event_wait", 0.3),
             ),
             models=("digest",),
