@@ -24,6 +24,7 @@ from codl.measure.tasks import (
     SignalTask,
     StageTask,
     SurroundingsTask,
+    cuts_of,
     part_of,
 )
 
@@ -91,14 +92,15 @@ def _walk(
     """One walk; None where it comes to nothing that both processors can do."""
     before = dice.choice(starts)
     first = dice.choice(readers[before.output])
-    if not first.inner_dims:
+    dims = cuts_of(first)
+    if not dims:
         return None
-    dim: Dim = dice.choice(first.inner_dims)
+    dim = dice.choice(dims)
     length = dice.randint(1, LONGEST)
     chain = [first]
     while len(chain) < length and chain[-1].output in readers:
         following = dice.choice(readers[chain[-1].output])
-        if dim not in following.inner_dims or not _keeps_a_chain(following, dim):
+        if dim not in cuts_of(following) or not _keeps_a_chain(following, dim):
             break
         chain.append(following)
     sides = [side for side, none in (("cpu", 1.0), ("gpu", 0.0)) if ratio != none]
@@ -109,7 +111,7 @@ def _walk(
 
 def _keeps_a_chain(op: Op, dim: Dim) -> bool:
     """Whether a chain that is cut along a dimension goes on behind this op."""
-    return dim == "H" or op.acts_on_channels_alone
+    return dim == "H" or op.carries_channels
 
 
 def _is_able(op: Op, side: Processor, dim: Dim, ratio: float, soc: Soc) -> bool:

@@ -24,7 +24,7 @@ from codl.lower import lower
 from codl.lower.partition import chain_outputs, cut
 from codl.measure.dataset import SEPARATOR, StageRow
 from codl.measure.op_runner import filler
-from codl.measure.tasks import FAR_BYTES, StageTask
+from codl.measure.tasks import FAR_BYTES, StageTask, cuts_of
 from codl.measure.timing import Samples, Seconds
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import totals_ms
@@ -52,7 +52,7 @@ def plan_of(task: StageTask, network: Network, soc: Soc) -> Plan:
     Raises `UnsupportedError` for a part that a processor has no variant for.
     """
     before, *chain = network.layers
-    dims = before.op.inner_dims
+    dims = cuts_of(before.op)
     own: Dim = task.dim if task.dim in dims else next(iter(dims), "H")
     ratio = task.gpu_ratio if dims else float(task.gpu_ratio >= 1 / 2)
     chains = (

@@ -248,6 +248,11 @@ def part_of(op: Op, processor: Processor, dim: Dim, share: float, soc: Soc) -> O
     return op.restrict(region)
 
 
+def cuts_of(op: Op) -> tuple[Dim, ...]:
+    """Along which dimensions an op is cut that has one image."""
+    return tuple(dim for dim in op.dims if dim != "N")
+
+
 def _sharing_tasks(shapes: Iterable[Shape], soc: Soc) -> list[SharingTask]:
     usual, *others = registry.storages(soc)
     kinds: list[tuple[Direction, Storage]] = []

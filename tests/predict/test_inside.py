@@ -149,6 +149,6 @@ def test_stages_are_walks_that_both_processors_can_run() -> None:
             assert op.inputs == (made,)
             assert task.dim in op.dims
             made = op.output
-        assert task.dim == "H" or all(op.acts_on_channels_alone for op in task.ops[1:])
+        assert task.dim == "H" or all(op.carries_channels for op in task.ops[1:])
     assert {0.0, 1.0} & {task.gpu_ratio for task in tasks}
     assert stage_tasks(ops[3:4], SOC) == []
