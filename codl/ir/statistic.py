@@ -1,6 +1,6 @@
 """The one statistic: how samples of a latency become the number that is added up and compared.
 
-Ops, exchanges, pairs, cold ops, plans, other libraries and reports all have this one: else a sum of
+Ops, exchanges, stages, plans, other libraries and reports all have this one: else a sum of
 ops differs from the plan that it predicts for no other reason.
 
 It is the 20th percentile of samples that were taken in turns, spread over some seconds. What else a

@@ -16,7 +16,6 @@ from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.kernels.base import KernelLaunch, KernelPlan
 from codl.runtime import detect, drivers, placement
-from codl.runtime.caches import last_cache_bytes
 from codl.runtime.cpu_facts import CpuFacts, cpu_facts
 from codl.runtime.drivers import Driver
 from codl.runtime.opencl import OpenClDevice
@@ -158,14 +157,6 @@ def test_threads_have_a_core_each_where_there_are_as_many() -> None:
     barrier.wait()
     assert sorted(map(tuple, each)) == [(core,) for core in cores]
     assert free == [set(cores)] * len(cores)
-
-
-def test_the_largest_cache_is_found(tmp_path: Path) -> None:
-    assert last_cache_bytes(tmp_path) == 0
-    for index, size in enumerate(("48K", "2048K", "300M")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    assert last_cache_bytes(tmp_path) == 300 << 20
 
 
 def test_a_build_failure_carries_the_log_and_the_macros(gpu: OpenClDevice) -> None:
