@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Op, Shape, parse
@@ -196,6 +195,8 @@ def _fit(amounts: NDArray[np.float64], taken_ms: NDArray[np.float64]) -> list[fl
 
     `amounts` are shaped (stages, costs).
     """
+    from scipy.optimize import nnls  # planning needs none of it
+
     scale = np.maximum(amounts.max(axis=0), 1e-30)
     parts = amounts / scale / taken_ms[:, None]
     kept = np.ones(len(parts), bool)

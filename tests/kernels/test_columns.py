@@ -23,8 +23,7 @@ from codl.ir.ops.fully_connected import (
     FcColumns,
     FullyConnected,
 )
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_columns import MatMulColumns
+from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.ops.pool2d import (
     Pool2d,
     PoolColumns,

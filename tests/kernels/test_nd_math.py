@@ -16,8 +16,7 @@ from support.random_ops import norms, products, reductions, rotaries, softmaxes
 
 from codl.ir import Activation, Array, Op, Region, Shape, parse, to_text
 from codl.ir.ops.eltwise import UNARY, Eltwise
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_columns import merged
+from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.ops.norm import Norm
 from codl.ir.ops.reduce import Reduce
 from codl.ir.ops.rotary import Rotary

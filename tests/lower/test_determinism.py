@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "c7a8e25fa48b9eef2c01c63ddec6e611618b72a9a044ae83892f9ad5b554f2d5",
-    "0422909fbc5bc91abe7500462394bef0f5e354fbf833e2fa16a8b88c5e4f3219",
-    "f15f99cfb160a4797822dfa2c2cd76939778f4b949caef03d62b2ae1a0628564",
-    "f4abacd31e45e9bdb08c048f256a9e11227d0eb7101402dd7d1be8604756865c",
+    "199e3395fc5cd3e78a94f12085a681103a904faee1fc5c265047eb925fff9523",
+    "cea9c22cc51f3ff4ec632ed8915ce41b975f0f7ff70684c84b1f79c34d76222b",
+    "73f8aed30bf7614b33a533aebd03a071d87ed0e1b2c6fc95c70294b60a201181",
+    "25dd19ee06964ee8860a7b7242c918627f48dc9fc37e48a4d466dba960c991a9",
 )
 
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_columns import MatMulColumns
+from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.soc import GpuSide, Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import registers, tiling_columns

@@ -12,8 +12,7 @@ import numpy as np
 
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_columns import MatMulColumns
+from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.soc import Soc
 from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from codl.ir.ops.matmul import MatMul
-from codl.ir.ops.matmul_columns import BatchAxis, merged
+from codl.ir.ops.matmul import BatchAxis, MatMul, merged
 from codl.kernels.base import ENDS, TensorArg
 
 #: Batch axes that remain at most where neighbours are merged; kernels take this many apart.
