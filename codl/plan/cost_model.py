@@ -224,7 +224,8 @@ class CostModel:
         weights, inputs, outputs, far_weights = kept
         moved_ms = images * (costs.read_ms * inputs + costs.written_ms * outputs)
         weights_ms = costs.weight_ms * weights + costs.far_weight_ms * far_weights
-        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + costs.call_ms
+        calls = self.turns(images) if processor == "cpu" else images / at_once
+        taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + costs.call_ms * calls
         by_target, first = {}, 0
         for target, own in asked.items():
             part = taken_ms[first : first + len(own.places)]

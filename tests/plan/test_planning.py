@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.simulated import SOC
 from support.synthetic_predictors import Line, SyntheticPredictors
@@ -19,7 +20,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.ir import Network, parse, to_text
 from codl.ir.plan import Plan, load_plan
 from codl.ir.soc import Soc
-from codl.ir.types import Direction
+from codl.ir.types import PROCESSORS, Direction
 from codl.kernels import registry
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
@@ -262,6 +263,17 @@ def test_ops_take_more_inside_a_network_for_calls_and_bytes() -> None:
     (alone_ms,) = CostModel(SOC, SyntheticPredictors()).fastest_ms([large], "cpu")
     assert inside.fastest_ms([large], "cpu") == [pytest.approx(1.5 * alone_ms + 0.25)]
     assert inside.fastest_ms([large], "gpu") == [pytest.approx(alone_ms)]
+
+
+def test_images_one_after_another_are_a_call_each() -> None:
+    """So several ops in a net never save more calls than they had."""
+    predictors = SyntheticPredictors(inside=dict.fromkeys(PROCESSORS, InsideCosts(call_ms=1.0)))
+    soc = replace(SOC, cpu=replace(SOC.cpu, threads=2))
+    cost = CostModel(soc, predictors)
+    op = parse("conv2d in=8x8x6x5 oc=4 kernel=1x1")
+    (plain_ms,) = CostModel(soc, SyntheticPredictors()).fastest_ms([op], "cpu")
+    assert cost.fastest_ms([op], "cpu") == [pytest.approx(plain_ms + 4)]
+    assert float(cost.turns(np.array(8.0))) * cost.saved_ms(3)[3] == pytest.approx(2 * 4)
 
 
 def test_two_processors_must_be_worth_it(network: Network) -> None:
