@@ -34,6 +34,9 @@ import os, signal, sys, time
 from pathlib import Path
 from codl.runtime.clock_settings import ClockSettings
 from codl.runtime.system_files import SystemFiles
+# A shell that runs the tests in the background has these ignored, and so would they be here.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 clocks = ClockSettings(SystemFiles(Path(sys.argv[1])))
 clocks.hold("performance")
 print("held", flush=True)
