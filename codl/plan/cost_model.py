@@ -333,13 +333,6 @@ class CostModel:
         dispatches = self._dispatches_ms(count + 1)
         return max(0.0, float(dispatches[count] - dispatches[0]))
 
-    def saved_ms(self, most: int) -> Milliseconds:
-        """What the CPU saves by several ops in one net: of 0, 1 ... `most` ops.
-
-        Every op counts with a call of its own.
-        """
-        return np.asarray(self.inside("cpu").call_ms * np.maximum(np.arange(most + 1) - 1.0, 0.0))
-
     def packing_ms(self, move: Move) -> float:
         """What ncnn takes inside a network to pack or unpack a tensor."""
         costs = self.inside("cpu")

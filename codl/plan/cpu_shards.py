@@ -162,7 +162,7 @@ class CpuShards:
         self.in_onnx = sub_ops.in_onnx(parts) | (light & np.isin(parts, able))
         self._nets = NetLevels(walks) if self.in_onnx.any() else None
         self._counts = np.zeros(walks, np.int64)
-        self._saved_ms = cost.saved_ms(len(network.layers) + 1)
+        self._call_ms = cost.inside("cpu").call_ms
 
     def _is_able(self, number: int) -> bool:
         """Whether ONNX Runtime takes a part."""
@@ -187,7 +187,7 @@ class CpuShards:
             needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
             for at, name in enumerate(layer.inputs):
                 self._nets.read(name, needs[:, at])
-        self.saved_ms[rows][items] = self._saved_ms[before + 1] - self._saved_ms[before]
+        self.saved_ms[rows][items] = self._call_ms * (before > 0)
         self.loaded[rows][items], self.stored[rows][items] = loads, stores
 
     def loads(self, tensors: Sequence[str], walks: Numbers) -> Numbers:

@@ -274,11 +274,12 @@ class _Works:
         ]
         every = [op for own in ops for op in own]
         images = np.array(sum(op.images for op in every) / max(len(every), 1))
-        known_ms = float(cost.turns(images)) * cost.saved_ms(len(every) + 1)
+        call_ms = float(cost.turns(images)) * cost.inside("cpu").call_ms
         for number, net, own, own_ms in zip(numbers, nets, ops, ops_ms, strict=True):
             moves = self._packed(net)
             packing_ms = sum(map(cost.packing_ms, moves))
-            self._nets_ms[number] = own_ms - float(known_ms[len(own)]) + packing_ms
+            # Every op counts with a call of its own.
+            self._nets_ms[number] = own_ms - (len(own) - 1) * call_ms + packing_ms
             load += [sum(2 * shape.bytes for _, shape in moves), self._nets_ms[number]]
         load[0] += sum(op.bytes for op in every)
 

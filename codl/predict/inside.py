@@ -125,8 +125,8 @@ def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Process
     found: dict[Processor, InsideCosts] = {}
     slower = dataset.calibration()
     for side in PROCESSORS:
-        stages = _Stages(side, Caches.of(soc, side), predictors)
         try:
+            stages = _Stages(side, Caches.of(soc, side), predictors, _alone(rows, side, predictors))
             own = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
         except CodlError as error:
             raise InvalidFileError(table.path, str(error)) from error
@@ -144,6 +144,8 @@ class _Stages:
     side: Processor
     caches: Caches
     predictors: OpPredictors
+    #: By text, the ops that have a predictor, and their milliseconds alone.
+    alone: Mapping[str, tuple[Op, float]]
 
     def shard(self, row: StageRow, slower: float) -> tuple[list[float], float] | None:
         """Its amounts in a stage, in the order of the costs, and its milliseconds.
@@ -154,29 +156,42 @@ class _Stages:
         cpu = row.cpu_ops, row.cpu_calls, row.cpu_ms
         gpu = row.gpu_ops, row.gpu_calls, row.gpu_ms
         (texts, calls, taken_ms), other = (cpu, gpu) if self.side == "cpu" else (gpu, cpu)
-        ops = [self._op(text) for text in texts.split(SEPARATOR)] if texts else []
-        if taken_ms <= 0 or not ops or any(ms is None for _, ms in ops):
+        ran = texts.split(SEPARATOR)
+        if taken_ms <= 0 or not all(text in self.alone for text in ran):
             return None
+        ops, ops_ms = zip(*(self.alone[text] for text in ran), strict=True)
         moves = list(moves_of(row.packed)) if self.side == "cpu" else []
         packed = sum(shape.bytes for _, shape in moves)
-        alone_ms = sum(ms or 0.0 for _, ms in ops) + sum(self._packing_ms(*move) for move in moves)
-        amounts = np.array(elements([op for op, _ in ops]), np.float64)
+        alone_ms = sum(ops_ms) + sum(self._packing_ms(*move) for move in moves)
+        amounts = np.array(elements(ops), np.float64)
         kept = self.caches.kept(amounts).sum(axis=1)
         moved = (4 * amounts.sum() + 2 * packed) * bool(other[0])
         return [alone_ms, float(calls), *kept.tolist(), float(packed), moved], taken_ms / slower
 
-    def _op(self, text: str) -> tuple[Op, float | None]:
-        """An op of a text `variant op`, and its predicted milliseconds alone."""
-        name, _, of_op = text.partition(" ")
-        op = parse(of_op)
-        target = registry.target(registry.find(op, name), op)
-        if target not in self.predictors.targets:
-            return op, None
-        return op, float(self.predictors.latency_ms(target, [op])[0])
-
     def _packing_ms(self, way: Direction, shape: Shape) -> float:
         parts = self.predictors.sharing_ms(way, [shape]).values()
         return sum(float(part[0]) for part in parts)
+
+
+def _alone(
+    rows: Sequence[StageRow], side: Processor, predictors: OpPredictors
+) -> dict[str, tuple[Op, float]]:
+    """What a processor ran in stages, by its text `variant op`: the op, and its milliseconds alone.
+
+    One batch for each target; without those that have no predictor.
+    """
+    lists = (row.cpu_ops if side == "cpu" else row.gpu_ops for row in rows)
+    by_target: dict[str, dict[str, Op]] = {}
+    for text in dict.fromkeys(text for own in lists if own for text in own.split(SEPARATOR)):
+        name, _, of_op = text.partition(" ")
+        op = parse(of_op)
+        by_target.setdefault(registry.target(registry.find(op, name), op), {})[text] = op
+    found: dict[str, tuple[Op, float]] = {}
+    for target, ops in by_target.items():
+        if target in predictors.targets:
+            alone_ms = predictors.latency_ms(target, list(ops.values())).tolist()
+            found |= dict(zip(ops, zip(ops.values(), alone_ms, strict=True), strict=True))
+    return found
 
 
 def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:

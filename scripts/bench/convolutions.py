@@ -11,23 +11,22 @@ The best variant of either side counts, with its untuned parameters unless `--ch
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from math import exp, log
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
 import numpy as np
-from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
+import ops_on_one_core
+from interleaved import Contender, busy_s, compare, waiting_cores
+from ops_on_one_core import geometric_mean
 
-from codl.ir import Op, Weights, parse, to_text
+from codl.ir import Op, Weights, to_text
 from codl.kernels import registry
 from codl.lower import pieces
 from codl.measure.op_runner import repeated
-from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.host_handles import HostSession
 from codl.runtime.ncnn_net import NcnnSession
@@ -54,30 +53,12 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ops", type=Path, default=OPS, help="a file of op texts, one a line")
-    parser.add_argument("--only", default="", help="only ops whose text has this in it")
-    parser.add_argument("--variant", default="", help="only this OpenCL variant")
-    parser.add_argument("--choices", action="store_true", help="every choice of parameters")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each op, about")
-    parser.add_argument("--device", help="the OpenCL device, by driver or name")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
-    args = parser.parse_args()
+    about = (__doc__ or "").splitlines()[0]
+    ops_on_one_core.run(about, OPS, 2.0, prepared, line=line, report=report, summary=summary)
 
-    gpu, rows = OpenClDevice(one_core_soc(args.device)), []
-    for text in args.ops.read_text().splitlines():
-        if text and args.only in text:
-            rows.append(measure(parse(text), gpu, args.variant, args.choices, args.seconds))
-            if not args.json:
-                print(line(rows[-1]), flush=True)
-    if not rows:
-        raise SystemExit(f"No op of {args.ops} has {args.only!r} in it.")
-    content = {**provenance(), "device": gpu.soc.gpu.name, "summary": summary(rows)}
-    text = json.dumps({**content, "rows": [asdict(row) for row in rows]}, indent=1)
-    if args.output:
-        args.output.write_text(text + "\n")
-    print(text if args.json else report(rows))
+
+def prepared(gpu: OpenClDevice, args: argparse.Namespace) -> Callable[[Op], Row]:
+    return lambda op: measure(op, gpu, args.variant, args.choices, args.seconds)
 
 
 def measure(op: Op, gpu: OpenClDevice, only: str, all_choices: bool, seconds: float) -> Row:
@@ -177,10 +158,6 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
         "planar geometric mean": geometric_mean(planar),
         "planar worst": max(planar),
     }
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return exp(sum(map(log, values)) / len(values))
 
 
 if __name__ == "__main__":

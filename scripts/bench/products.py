@@ -11,9 +11,8 @@ The best OpenCL variant counts, with its untuned parameters unless `--choices` i
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -21,15 +20,16 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
-from convolutions import geometric_mean, random_weights
-from interleaved import Contender, busy_s, compare, one_core_soc, waiting_cores
+import ops_on_one_core
+from convolutions import random_weights
+from interleaved import Contender, busy_s, compare, waiting_cores
+from ops_on_one_core import geometric_mean
 
-from codl.ir import Op, parse, to_text
+from codl.ir import Op, to_text
 from codl.ir.ops.matmul import MatMul
 from codl.kernels import registry
 from codl.kernels.tiling import ceil_div
 from codl.lower import pieces
-from codl.provenance import provenance
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.host_handles import HostSession
 from codl.runtime.opencl import OpenClDevice
@@ -137,33 +137,18 @@ class Limits:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ops", type=Path, default=OPS, help="a file of op texts, one a line")
-    parser.add_argument("--only", default="", help="only ops whose text has this in it")
-    parser.add_argument("--variant", default="", help="only this OpenCL variant")
-    parser.add_argument("--choices", action="store_true", help="every choice of parameters")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each op, about")
-    parser.add_argument("--device", help="the OpenCL device, by driver or name")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("-o", "--output", type=Path, help="write JSON to this file")
-    args = parser.parse_args()
+    about = (__doc__ or "").splitlines()[0]
+    ops_on_one_core.run(about, OPS, 1.5, prepared, line=line, report=report, summary=summary)
 
-    gpu, rows = OpenClDevice(one_core_soc(args.device)), []
+
+def prepared(gpu: OpenClDevice, args: argparse.Namespace) -> Callable[[Op], Row]:
     limits = Limits(gpu)
-    for text in args.ops.read_text().splitlines():
-        if text and not text.startswith("#") and args.only in text:
-            op = parse(text)
-            assert isinstance(op, MatMul)
-            rows.append(measure(op, gpu, limits, args))
-            if not args.json:
-                print(line(rows[-1]), flush=True)
-    if not rows:
-        raise SystemExit(f"No op of {args.ops} has {args.only!r} in it.")
-    content = {**provenance(), "device": gpu.soc.gpu.name, "summary": summary(rows)}
-    text = json.dumps({**content, "rows": [asdict(row) for row in rows]}, indent=1)
-    if args.output:
-        args.output.write_text(text + "\n")
-    print(text if args.json else report(rows))
+
+    def measured(op: Op) -> Row:
+        assert isinstance(op, MatMul)
+        return measure(op, gpu, limits, args)
+
+    return measured
 
 
 def measure(op: MatMul, gpu: OpenClDevice, limits: Limits, args: argparse.Namespace) -> Row:
