@@ -28,6 +28,7 @@ from codl.cli import (
     show,
     train,
     tune,
+    validate,
 )
 from codl.cli.output import fail, warn
 from codl.errors import CodlError, CodlWarning
@@ -62,6 +63,7 @@ app.command("show")(show.show_file)
 app.command("package")(package.package_model)
 app.command("run")(run.run_model)
 app.command("eval")(evaluate.evaluate_strategies)
+app.command("validate")(validate.validate_plan)
 app.command("explain")(explain.explain_model)
 app.command("conformance")(conformance.run_conformance)
 app.command("report")(report.write_report)

@@ -14,21 +14,25 @@ from codl.plan.op_placement import OpPlacement
 def op_placement_table(placed: Sequence[OpPlacement], source: str, *, every: bool) -> Table:
     """Ops by where they run; those that codl has no operator for, or `every` one, by name."""
     title = f"Placement, {source} latencies"
-    table = Table("op", "kind", "processor", "GPU ratio", "variant", "ms", "why", title=title)
+    columns = ("op", "kind", "processor", "GPU ratio", "variant", "stored", "ms", "why")
+    table = Table(*columns, title=title)
     for one in placed:
         if every or one.kind == OnnxModel.kind:
             ratio = f"{one.dim} {one.gpu_ratio:.2f}" if 0 < one.gpu_ratio < 1 else ""
             ms = "" if one.latency_ms is None else f"{one.latency_ms:.3f}"
-            table.add_row(one.op, one.kind, one.processor, ratio, one.variant, ms, one.reason)
+            stored = f"{one.layout} {one.stored}"
+            where = (one.op, one.kind, one.processor, ratio, one.variant, stored)
+            table.add_row(*where, ms, one.reason)
     if not every:
         for (processor, engine), own in _by_engine(placed).items():
             total = sum(one.latency_ms or 0.0 for one in own)
             kinds = ", ".join(dict.fromkeys(one.kind for one in own))
-            table.add_row(f"{len(own)} ops", kinds, processor, "", engine, f"{total:.3f}", "")
+            table.add_row(f"{len(own)} ops", kinds, processor, "", engine, "", f"{total:.3f}", "")
     shared = sum(one.together > 1 for one in placed)
+    table.caption = "everything is computed and accumulated in float32"
     if shared:
-        table.caption = (
-            f"{shared} ops were measured as parts of nets of the CPU or of fused kernels of the "
+        table.caption += (
+            f"; {shared} ops were measured as parts of nets of the CPU or of fused kernels of the "
             "GPU, whose latencies they share as predicted"
         )
     return table

@@ -12,9 +12,9 @@ from codl.ir import Array, Network
 SEED = 7
 
 
-def random_inputs(network: Network) -> dict[str, NDArray[Any]]:
-    """Uniform in 0 ... 1, as images are, from a fixed seed; integers are 0 or 1."""
-    random = np.random.default_rng(SEED)
+def random_inputs(network: Network, seed: int = SEED) -> dict[str, NDArray[Any]]:
+    """Uniform in 0 ... 1, as images are, from a seed; integers are 0 or 1."""
+    random = np.random.default_rng(seed)
     inputs = {n: random.random(tuple(s), np.float32) for n, s in network.inputs.items()}
     return {name: _typed(value, network.types.get(name)) for name, value in inputs.items()}
 

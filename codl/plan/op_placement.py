@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from codl.ir import Network, Op
+from codl.ir import Network, Op, Region
 from codl.ir.ops.onnx_model import OnnxModel
 from codl.ir.plan import Plan
+from codl.ir.results import Fallback
 from codl.ir.soc import Soc
-from codl.ir.types import Processor
+from codl.ir.types import PLANAR, Element, Layout, Processor, Storage
 from codl.kernels import registry
 from codl.lower.partition import Part, Segment, Shard, partition_plan
 from codl.plan.cost_model import CostModel
@@ -26,7 +27,8 @@ class OpPlacement:
 
     `latency_ms` is None where it was neither predicted nor measured. Ops of the CPU that share a
     net, and those of the GPU that share kernels, are measured together, in `together`, and each has
-    the share of that which it was predicted to have.
+    the share of that which it was predicted to have. `layout` is how its output lies, and the next
+    three say in what precision that is stored, computed and accumulated.
     """
 
     op: str
@@ -38,6 +40,10 @@ class OpPlacement:
     latency_ms: float | None
     reason: str
     together: int = 1
+    layout: Layout = PLANAR.layout
+    stored: Element = PLANAR.element
+    computed: Element = "float32"
+    accumulated: Element = "float32"
 
 
 def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[OpPlacement]:
@@ -75,6 +81,20 @@ def measured(
     return rows
 
 
+def standing_in(placed: Sequence[OpPlacement], fallbacks: Sequence[Fallback]) -> list[OpPlacement]:
+    """The same where a device has refused kernels, with what stands in for them and why."""
+    by_label = {name: one for one in fallbacks for name in one.layer.split(" + ")}
+    rows = []
+    for row in placed:
+        one = by_label.get(row.op) if row.processor == "gpu" else None
+        if one is not None:
+            row = replace(
+                row, variant=one.instead, reason=f"in place of {one.variant}, which fails"
+            )
+        rows.append(row)
+    return rows
+
+
 def _shards(segment: Segment) -> tuple[tuple[Processor, Shard], tuple[Processor, Shard]]:
     return ("cpu", segment.cpu), ("gpu", segment.gpu)
 
@@ -85,6 +105,8 @@ def _placed(
     chain, layer = segment.chain, part.layer
     variant = chain.variants[layer.name][side]
     latency_ms = cost.variant_ms(part.op, side, variant) if cost else None
+    # The CPU's tensors are planar where others see them; a replayed variant's are not known.
+    storage: Storage = getattr(registry.find(part.op, variant), "storage", PLANAR)
     return OpPlacement(
         op=layer.name,
         kind=layer.op.kind,
@@ -94,6 +116,8 @@ def _placed(
         variant=variant,
         latency_ms=latency_ms,
         reason=_reason(part, side, segment, soc),
+        layout=storage.layout,
+        stored=storage.element,
     )
 
 
@@ -102,7 +126,7 @@ def _reason(part: Part, side: Processor, segment: Segment, soc: Soc) -> str:
     if isinstance(op, OnnxModel):
         return f"codl has no operator for {op.nodes}, or for its types: ONNX Runtime runs it whole"
     other: Processor = "gpu" if side == "cpu" else "cpu"
-    if part.op != op:
+    if part.region != Region.whole(op.output):
         reason = f"split on {chain.dim}"
     elif 0 < chain.gpu_ratio < 1:
         reason = f"a {op.kind} is never split, and both sides read it"

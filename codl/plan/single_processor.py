@@ -78,6 +78,33 @@ def default_plan(
     )
 
 
+def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
+    """Every op on one processor by no predictions, and on the other what that cannot do.
+
+    Raises `UnsupportedError` with the layer for which neither has a variant.
+    """
+    other: Processor = "gpu" if processor == "cpu" else "cpu"
+    sides = [
+        processor if registry.variants(layer.op, processor, soc) else other
+        for layer in network.layers
+    ]
+    chains = []
+    for side, together in groupby(zip(network.layers, sides, strict=True), itemgetter(1)):
+        own = [layer for layer, _ in together]
+        names = {layer.name: {side: _default(layer, side, soc)} for layer in own}
+        chains.append(Chain(tuple(names), "H", _gpu_ratio(side), names))
+    return Plan(
+        model=network.name,
+        digest=network.digest,
+        soc=soc.name,
+        strategy=f"rather-{processor}",
+        predictor="none",
+        sharing="missing",
+        predicted_ms=None,
+        chains=tuple(chains),
+    )
+
+
 def unless_alone(plan: Plan, network: Network, cost: CostModel) -> Plan:
     """The plan, or the faster processor alone where the predicted gain is within the error."""
     for alone in sorted(_alone(network, cost, plan.strategy), key=_predicted_ms):

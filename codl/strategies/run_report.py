@@ -53,7 +53,8 @@ def measure(
     if times.failed:
         raise DeviceError(times.failed["run"])
     spans = engine.profile()
-    placed = op_placement.predicted(engine.network, engine.plan, engine.soc, cost)
+    planned = op_placement.predicted(engine.network, engine.plan, engine.soc, cost)
+    placed = op_placement.standing_in(planned, engine.fallbacks)
     return RunReport(
         outputs=outputs,
         latency_ms=times.latency_ms["run"],

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 #: What only the host needs.
-HOST_ONLY = ("cli", "doctor", "report", "strategies", "bundle", "backend", "predict", "plan")
+HOST_ONLY = (
+    *("cli", "doctor", "report", "strategies", "validate", "bundle", "backend", "predict", "plan"),
+)
 #: Pure Python that is taken along: distributions of the base, by their names.
 ALONG = ("platformdirs", "PyYAML", "threadpoolctl")
 #: The build is so many digits of a digest.

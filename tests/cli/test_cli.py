@@ -360,6 +360,7 @@ COMMANDS = [
     "train",
     "search",
     "run",
+    "validate",
     "eval",
     "explain",
     "report",

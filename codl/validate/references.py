@@ -1,0 +1,135 @@
+"""What a model's tensors and outputs should be: by its ops' references, and by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from codl.errors import CodlError
+from codl.frontend import models
+from codl.frontend.convert import network_of
+from codl.frontend.graph.onnx_import import import_onnx, session_options
+from codl.frontend.graph.shapes import fix_shapes
+from codl.ir import Array, Layer, Network
+from codl.ir.ops.onnx_model import INPUT, OUTPUT, OnnxModel
+
+Values: TypeAlias = Mapping[str, NDArray[Any]]
+Exact: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network, and the ONNX model that it was made of with the sizes of its inputs, if any."""
+
+    network: Network
+    proto: onnx.ModelProto | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        batch: int | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Model:
+        """As `codl.frontend.convert.load_network` loads it."""
+        source = models.load(model, batch)
+        graph = import_onnx(source.proto, source.name, shapes)
+        return cls(network_of(graph), fix_shapes(source.proto, shapes or {}), graph.shapes)
+
+    def shaped(self, inputs: Values) -> dict[str, NDArray[Any]]:
+        """Inputs by name in the types and sizes that the model declares.
+
+        Raises `CodlError` for one that is missing, unknown, or of another number of elements.
+        """
+        wanted = self.network.inputs
+        if set(inputs) != set(wanted):
+            raise CodlError(
+                f"The inputs must be {', '.join(wanted)}, got {', '.join(inputs) or 'none'}."
+            )
+        return {name: self._shaped(name, inputs[name]) for name in wanted}
+
+    def _shaped(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
+        nchw, given = self.network.inputs[name], np.asarray(value)
+        shape = self.shapes.get(name, nchw)
+        if given.size != nchw.elements:
+            raise CodlError(f"The input {name!r} must be {tuple(shape)}, got {given.shape}.")
+        return given.astype(self.network.types.get(name, "float32")).reshape(shape)
+
+    def outputs(self, inputs: Values) -> dict[str, NDArray[Any]] | None:
+        """What ONNX Runtime computes; None where it cannot run the model, or there is none."""
+        if self.proto is None:
+            return None
+        try:
+            session = ort.InferenceSession(
+                self.proto.SerializeToString(), session_options(), ["CPUExecutionProvider"]
+            )
+            names = list(self.network.outputs)
+            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+        except Exception:  # ONNX Runtime's exceptions share no base class
+            return None
+
+
+def computed(
+    network: Network, inputs: Values, kept: Mapping[str, int] | None = None
+) -> Iterator[tuple[Layer, dict[str, Array], Exact]]:
+    """Every layer in order, with all tensors that are there before it, and its output in float64.
+
+    Each layer reads what the references of those before it compute, stored as float32. A tensor is
+    there until its last reader is done, or longer: up to the layer of the number that `kept` names.
+    """
+    last = dict(kept or {})
+    for number, layer in enumerate(network.layers):
+        for name in layer.inputs:
+            last[name] = max(number, last.get(name, 0))
+    there: dict[str, Array] = dict(network.constants)
+    for name, shape in network.inputs.items():
+        there[name] = np.asarray(inputs[name], np.float32).reshape(shape)
+    for number, layer in enumerate(network.layers):
+        exact = output_of(layer, [there[name] for name in layer.inputs])
+        yield layer, there, exact
+        there[layer.output] = exact.astype(np.float32)
+        for name in [name for name in there if last.get(name, -1) <= number]:
+            del there[name]
+
+
+def output_of(layer: Layer, inputs: Sequence[Array]) -> Exact:
+    """What a layer computes; a part of a model that codl has no operators for by ONNX Runtime."""
+    if isinstance(layer.op, OnnxModel):
+        return _run_whole(layer.op, inputs)
+    with np.errstate(all="ignore"):
+        return layer.op.reference([np.asarray(x, np.float64) for x in inputs], layer.weights)
+
+
+def _run_whole(op: OnnxModel, inputs: Sequence[Array]) -> Exact:
+    session = ort.InferenceSession(op.model, session_options(), ["CPUExecutionProvider"])
+    given = {
+        f"{INPUT}{index}": value.reshape(sizes)
+        for index, (value, sizes) in enumerate(zip(inputs, op.shapes, strict=True))
+    }
+    (value,) = session.run([OUTPUT], given)
+    return np.asarray(value, np.float64).reshape(op.output)
+
+
+def outputs_of(
+    network: Network, tensors: Mapping[str, NDArray[Any]], inputs: Values
+) -> dict[str, NDArray[Any]]:
+    """The model's outputs from the tensors that hold them; some are an input, or a constant."""
+    there = {**network.constants, **inputs, **tensors}
+    return {
+        name: np.asarray(there[holder]).reshape(sizes)
+        for name, (holder, sizes) in network.outputs.items()
+    }
+
+
+def outputs_by_ops(network: Network, inputs: Values) -> dict[str, NDArray[Any]]:
+    """The model's outputs by the references of its ops."""
+    holders = {holder for holder, _ in network.outputs.values()}
+    made = {x.output: exact for x, _, exact in computed(network, inputs) if x.output in holders}
+    return outputs_of(network, made, inputs)

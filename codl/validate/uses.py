@@ -1,0 +1,110 @@
+"""What an executable computes, part by part: every op on every processor, in its kernel variant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codl.ir.executable import Executable, GpuOp
+from codl.ir.network import Layer, Network
+from codl.ir.ops.base import Op
+from codl.ir.region import Region
+from codl.ir.soc import Soc
+from codl.ir.types import Element, Layout, Processor
+from codl.kernels import registry
+from codl.kernels.base import Choice
+from codl.lower import pieces
+
+
+@dataclass(frozen=True)
+class OpUse:
+    """A part of a layer's output that one processor computes in a variant.
+
+    `add` is the residual add that the same kernels compute.
+    """
+
+    layer: Layer
+    processor: Processor
+    variant: str
+    region: Region
+    choice: Choice | None = None
+    add: Layer | None = None
+
+    @property
+    def label(self) -> str:
+        return self.layer.name if self.add is None else f"{self.layer.name} + {self.add.name}"
+
+    @property
+    def op(self) -> Op:
+        """The op that computes the part."""
+        return self.layer.op.restrict(self.region)
+
+    @property
+    def kernel(self) -> Any:
+        """The variant itself."""
+        return registry.find(self.op, self.variant)
+
+    @property
+    def result(self) -> Layer:
+        """The layer whose output is computed."""
+        return self.add or self.layer
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that are read, the residual last."""
+        if self.add is None:
+            return self.layer.inputs
+        return (*self.layer.inputs, *(n for n in self.add.inputs if n != self.layer.output))
+
+    @property
+    def stored(self) -> Element:
+        """The type of the elements of its output."""
+        return self.kernel.storage.element if self.processor == "gpu" else "float32"
+
+    @property
+    def layout(self) -> Layout:
+        """How its output lies; the CPU's are `planar` between nets."""
+        return self.kernel.storage.layout if self.processor == "gpu" else "planar"
+
+    def executable(self, soc: Soc) -> Executable:
+        """The part alone, from inputs of the whole op to the whole output, of which it is a part.
+
+        Inputs are named as `codl.lower.pieces` has it. Raises `CodlError` where the variant refuses
+        the op.
+        """
+        layer = self.layer
+        if self.processor == "cpu":
+            whole = [layer.op], self.kernel, [layer.weights]
+            return pieces.net_alone(*whole, soc, part=self.region)
+        op, weights = self.op, layer.op.restrict_weights(layer.weights, self.region)
+        if self.add is not None:
+            op = op.with_activation(self.add.op.activation)
+        plan = self.kernel.plan(op, soc, self.choice)
+        plan = plan if self.add is None else plan.adding()
+        return pieces.kernels_alone(
+            layer.op, plan, weights, soc, part=self.region, choice=self.choice
+        )
+
+
+def uses(executable: Executable, network: Network) -> list[OpUse]:
+    """What an executable of a network computes, in the order of the network's layers."""
+    layers = {layer.name: layer for layer in network.layers}
+    places = {name: place for place, name in enumerate(layers)}
+    found = [*_on_cpu(executable, layers), *_on_gpu(executable, layers)]
+    return sorted(found, key=lambda use: places[use.result.name])
+
+
+def _on_cpu(executable: Executable, layers: Mapping[str, Layer]) -> Iterator[OpUse]:
+    for net in executable.nets:
+        for own in net.layers:
+            yield OpUse(layers[own.name], "cpu", own.variant, own.region)
+
+
+def _on_gpu(executable: Executable, layers: Mapping[str, Layer]) -> Iterator[OpUse]:
+    for step in executable.steps:
+        if isinstance(step, GpuOp):
+            first, *others = (layers[name] for name in step.layers)
+            add = others[0] if others else None
+            region = step.writes.region
+            yield OpUse(first, "gpu", step.variant, region, step.choice, add)

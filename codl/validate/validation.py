@@ -1,0 +1,153 @@
+"""What a check of a plan comes to: which op is wrong first, or where a model drifts away."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.measure.progress import Progress
+from codl.plan import op_placement
+from codl.plan.op_placement import OpPlacement
+from codl.validate.closeness import Closeness, closeness, worst
+from codl.validate.op_checks import OpCheck, first_bad
+from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole
+
+#: The lowest cosine of outputs that counts as right.
+COSINE = 0.9999
+#: An error that grows by more than this factor at one layer is told of.
+GROWTH = 4.0
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A plan that was checked.
+
+    `reference` is what made the right outputs, and `references` how close the references of ops are
+    to it: where they are not, the model was not read as it is meant. Outputs are right from
+    `cosine` on.
+    """
+
+    plan: Plan
+    whole: WholeCheck
+    ops: OpsCheck
+    placed: tuple[OpPlacement, ...]
+    reference: str
+    references: Closeness
+    cosine: float = COSINE
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the outputs are."""
+        return is_right(self.whole, self.cosine)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the outputs and every op are right."""
+        return self.is_right and self.first_bad is None
+
+    @property
+    def bad(self) -> tuple[OpCheck, ...]:
+        return tuple(one for one in self.ops.checks if not one.ok)
+
+    @property
+    def first_bad(self) -> OpCheck | None:
+        return first_bad(self.ops.checks)
+
+    @property
+    def diagnosis(self) -> str:
+        """In a sentence, whether an op is wrong or the model drifts."""
+        if self.references.cosine < COSINE:
+            return (
+                "The references of its ops do not give what ONNX Runtime gives: codl reads this "
+                f"model wrongly (cosine {self.references.cosine:.6f})."
+            )
+        if self.bad:
+            names = ", ".join(dict.fromkeys(one.use.label for one in self.bad))
+            right = "right" if self.is_right else "wrong"
+            return f"Wrong by themselves: {names}. The outputs are {right}."
+        if self.is_right:
+            return "Every op and the outputs are right."
+        grown = ", ".join(self.steepest) or "no layer more than others"
+        return f"The model drifts: every op is right by itself, and errors add up (at {grown})."
+
+    @property
+    def steepest(self) -> tuple[str, ...]:
+        """The layers at which the error that has added up grows most, at most three."""
+        found: list[tuple[float, str]] = []
+        before = 0.0
+        for name, one in self.ops.accumulated.items():
+            if one.max_rel_err > GROWTH * before > 0:
+                found.append((one.max_rel_err - before, name))
+            before = max(before, one.max_rel_err)
+        return tuple(name for _, name in sorted(found, reverse=True)[:3])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every part as JSON has it: how close it is, what it runs in, and why there."""
+        reasons = {(one.op, one.processor): one.reason for one in self.placed}
+        return [
+            self._row(one, reasons.get((one.use.layer.name, one.use.processor)))
+            for one in self.ops.checks
+        ]
+
+    def _row(self, one: OpCheck, placed: str | None) -> dict[str, Any]:
+        use = one.use
+        so_far = self.ops.accumulated.get(use.result.name)
+        return {
+            "op": use.layer.name,
+            "with": None if use.add is None else use.add.name,
+            "kind": use.layer.op.kind,
+            "processor": use.processor,
+            "part": str(use.region),
+            "variant": use.variant,
+            "layout": use.layout,
+            "precision": precision(use.stored),
+            "placed": placed,
+            **asdict(one.closeness),
+            "limit": one.limit,
+            "ok": one.ok,
+            "verdict": one.verdict,
+            "reason": one.reason,
+            "accumulated_cosine": None if so_far is None else so_far.cosine,
+            "accumulated_max_rel_err": None if so_far is None else so_far.max_rel_err,
+        }
+
+
+def precision(stored: str) -> dict[str, str]:
+    """What tensors are stored, computed and accumulated in."""
+    return {"stored": stored, "computed": "float32", "accumulated": "float32"}
+
+
+def is_right(whole: WholeCheck, cosine: float) -> bool:
+    """Whether outputs are numbers wherever the reference's are, and as close as they should be."""
+    found = whole.worst
+    return found.is_finite and found.cosine >= cosine
+
+
+def validate(
+    bench: Bench,
+    plan: Plan,
+    *,
+    cosine: float = COSINE,
+    progress: Progress = lambda done, total, left: None,
+) -> Validation:
+    """Check a plan's ops and outputs; `progress` hears of every op."""
+    whole = check_whole(bench, plan)
+    ops, right = check_ops(bench, plan, whole.executable, progress), bench.expected[0]
+    return Validation(
+        plan=plan,
+        whole=whole,
+        ops=ops,
+        placed=placement(bench.network, plan, bench.target.soc, whole),
+        reference=bench.reference,
+        references=worst(closeness(ops.outputs[name], right[name]) for name in right),
+        cosine=cosine,
+    )
+
+
+def placement(network: Network, plan: Plan, soc: Soc, whole: WholeCheck) -> tuple[OpPlacement, ...]:
+    """Where every op runs, with what stands in for kernels that the device refused."""
+    planned = op_placement.predicted(network, plan, soc, None)
+    return tuple(op_placement.standing_in(planned, whole.refused))

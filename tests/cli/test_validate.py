@@ -1,0 +1,74 @@
+"""`codl validate`: what it answers, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.whole_way import write_model
+from typer.testing import CliRunner
+
+from codl.cli.app import app
+from codl.ir.soc import Soc
+
+
+@pytest.fixture
+def folder(tmp_path: Path, first_soc: Soc, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a SoC and a small ONNX model, in which commands run; nothing is trained."""
+    first_soc.save(tmp_path / "socs" / "test.yaml")
+    write_model(tmp_path / "small.onnx")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
+    """What `codl validate` of the small model answers."""
+    given = ["validate", "small.onnx", "--soc", "test", *arguments, "--json"]
+    done = CliRunner().invoke(app, given, catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_every_op_has_a_row(folder: Path) -> None:
+    found = answer()
+    assert (found["ok"], found["first_bad"], found["fallback"]) == (True, None, [])
+    assert [row["op"] for row in found["ops"]] == ["conv1", "pool1", "fc1"]
+    keys = {"processor", "cosine", "max_rel_err", "nan", "inf", "overflow", "largest", "variant"}
+    for row in found["ops"]:
+        assert keys <= row.keys()
+        assert row["ok"]
+        assert row["cosine"] > 0.99999
+        assert row["placed"]
+        assert row["precision"]["computed"] == "float32"
+        assert row["accumulated_max_rel_err"] < 1e-4
+    assert found["cosine"] > 0.99999
+    assert found["reference"] == "ONNX Runtime"
+    assert found["seed"] is not None
+    assert [one["op"] for one in found["placement"]] == ["conv1", "pool1", "fc1"]
+
+
+def test_inputs_may_be_given(folder: Path) -> None:
+    np.savez(folder / "in.npz", image=np.full((1, 8, 16, 16), 3, np.float32))
+    found = answer("--input", "in.npz", "-o", "result.json")
+    assert (found["input"], found["seed"]) == ("in.npz", None)
+    assert found["ops"][0]["ok"]
+    assert json.loads((folder / "result.json").read_text())["ops"] == found["ops"]
+    assert answer("--seed", "3")["outputs"] != answer("--seed", "4")["outputs"]
+
+
+def test_outputs_that_are_not_close_enough_are_an_error(folder: Path) -> None:
+    """No output is the reference's to the last bit."""
+    found = answer("--cosine", "1", code=1)
+    assert not found["ok"]
+    assert found["first_bad"] is None
+    assert "drifts" in found["diagnosis"]
+
+
+def test_people_get_a_table(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["validate", "small.onnx", "--soc", "test"])
+    assert done.exit_code == 0
+    for text in ("conv1", "pool1", "why there", "Every op and the outputs are right"):
+        assert text in done.stdout
