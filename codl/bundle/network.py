@@ -23,6 +23,7 @@ def to_json(network: Network) -> dict[str, Any]:
         },
         "constants": {name: list(value.shape) for name, value in network.constants.items()},
         "types": dict(network.types),
+        "states": {name: list(shape) for name, shape in network.states.items()},
         "layers": [
             {
                 "name": layer.name,
@@ -53,4 +54,5 @@ def from_json(content: Mapping[str, Any]) -> Network:
         },
         constants={n: np.broadcast_to(zero, shape) for n, shape in content["constants"].items()},
         types=content["types"],
+        states={name: Shape(*shape) for name, shape in content.get("states", {}).items()},
     )

@@ -65,7 +65,8 @@ class _Builder:
         self._layers: dict[str, Layer] = {}
         self._inputs = {name: as_nchw(graph.shapes[name]) for name in graph.inputs}
         self._constants: dict[str, Array] = {}
-        self._shapes = dict(self._inputs)
+        self._states = {name: as_nchw(sizes) for name, sizes in graph.states.items()}
+        self._shapes = {**self._inputs, **self._states}
         #: Outputs of fused activations, by name, and the layer output that holds them.
         self._fused: dict[str, str] = {}
 
@@ -141,7 +142,9 @@ class _Builder:
                 self._constants[held] = graph.constant(held).reshape(as_nchw(graph.shapes[held]))
             outputs[name] = (self._fused.get(held, held), graph.shapes[name])
         layers = tuple(self._layers.values())
-        return Network(graph.name, layers, self._inputs, outputs, self._constants)
+        return Network(
+            graph.name, layers, self._inputs, outputs, self._constants, states=self._states
+        )
 
 
 def _converter(node: Node) -> Convert:

@@ -63,6 +63,8 @@ def _is_known(graph: Graph, node: Node) -> bool:
     try:
         made = {step.output for step in converter.convert(_light(graph, node), node)}
     except (UnsupportedError, KeyError):
+        if graph.states.keys() & set(node.inputs):  # nothing else may write a state
+            raise
         return False
     return made.issuperset(name for name in node.outputs if graph.is_read(name))
 

@@ -36,8 +36,10 @@ class Network:
 
     `shapes` knows every tensor as nchw; `outputs` gives every output its holding tensor and the
     shape that the model declares for it. `constants` are tensors that layers read like any other
-    and that never change, shaped nchw. All tensors are float32; `types` are
-    those (NumPy's names) as which callers see the inputs and outputs that the model has otherwise.
+    and that never change, shaped nchw. `states` are tensors that layers read and write in place:
+    they begin as zeros and last from run to run (see `Op.states`). All tensors are float32; `types`
+    are those (NumPy's names) as which callers see the inputs and outputs that the model has
+    otherwise.
     """
 
     name: str
@@ -46,11 +48,13 @@ class Network:
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     constants: Mapping[str, Array] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, Shape] = field(default_factory=dict)
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
         fixed = {name: Shape(*value.shape) for name, value in self.constants.items()}
-        return {**self.inputs, **fixed, **{x.output: x.op.output for x in self.layers}}
+        made = {x.output: x.op.output for x in self.layers}
+        return {**self.inputs, **fixed, **self.states, **made}
 
     @cached_property
     def digest(self) -> str:

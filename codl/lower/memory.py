@@ -126,8 +126,9 @@ class Arena:
 class NetworkMemory:
     """Where the tensors of a network lie, by name: `host` arrays and `device` tensors.
 
-    `storages` are those that the device keeps tensors in. What enters and leaves the network, and
-    what is constant, has memory of its own; that of the others is given back stage by stage.
+    `storages` are those that the device keeps tensors in. What enters and leaves the network, what
+    is constant and what is a state has memory of its own; that of the others is given back stage by
+    stage.
     """
 
     def __init__(
@@ -144,9 +145,13 @@ class NetworkMemory:
         self._storages, self._soc = storages, soc
         self._lives = lifetimes(partitioned, shared_in_place=soc.gpu.sees_host_memory)
         results = {holder for holder, _ in network.outputs.values()}
-        self._lasting: Collection[str] = {*network.inputs, *network.constants, *results}
-        for name in sorted(self._lasting):
+        ports: Collection[str] = {*network.inputs, *network.constants, *results}
+        #: What the CPU and the GPU never give back.
+        self._lasting: Collection[str] = {*ports, *network.states}
+        self._kept: Collection[str] = {*network.constants, *network.states}
+        for name in sorted(ports):
             self._take_host(name)
+        self._take_states()
 
     def begin(self, stage: int) -> None:
         """Take memory for what is first held at a stage."""
@@ -163,7 +168,7 @@ class NetworkMemory:
             if self._life("cpu", name).last == stage and name not in self._lasting:
                 self._arena.give(tensor.buffer)
         for name, tensor in self.device.items():
-            if self._life("gpu", name).last == stage and name not in self._network.constants:
+            if self._life("gpu", name).last == stage and name not in self._kept:
                 self._arena.give(tensor.buffer)
 
     def take_device(self, name: str) -> Tensor:
@@ -180,6 +185,15 @@ class NetworkMemory:
         is_shared = self._soc.gpu.sees_host_memory and name in self._partitioned.moved
         shape = self._network.shapes[name]
         self.host[name] = self._arena.host(name, shape, held, is_shared=is_shared)
+
+    def _take_states(self) -> None:
+        """Memory of their own, of whatever each processor keeps of them."""
+        held = self._partitioned.held
+        for name in self._network.states:
+            if name in held["cpu"]:
+                self._take_host(name)
+            if name in held["gpu"]:
+                self.take_device(name)
 
     def _life(self, processor: Processor, name: str) -> Lifetime:
         return self._lives[processor].get(name, UNUSED)

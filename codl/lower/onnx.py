@@ -54,6 +54,7 @@ def _written(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
     for layer in group.layers:
         graph.add(layer, soc)
     inputs, outputs = graph.bind({n: (a.region, shapes[n]) for n, a in group.outputs.items()})
+    outputs |= graph.updates
     weights = {f"{x.name}/{key}": value for x in group.layers for key, value in x.weights.items()}
     model = assembly.add_constants(
         _how(group.layers), weights, lambda: {MODEL: graph.serialized(inputs, outputs)}
@@ -65,12 +66,13 @@ def _written(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
 def _net(
     group: Group, model: int, inputs: Named, outputs: Named, constants: Sequence[int | None]
 ) -> OnnxNet:
+    places = {**group.inputs, **group.outputs}
     return OnnxNet(
         label=group.label,
         layers=tuple(x.net_layer(own) for x, own in zip(group.layers, constants, strict=True)),
         model=Constant(model, MODEL),
         inputs=tuple(OnnxBinding(*named, group.inputs[n]) for n, named in inputs.items()),
-        outputs=tuple(OnnxBinding(*outputs[n], access) for n, access in group.outputs.items()),
+        outputs=tuple(OnnxBinding(*named, places[n]) for n, named in outputs.items()),
     )
 
 
@@ -105,6 +107,8 @@ class OnnxGraph:
     #: The sizes under which inputs are declared, by tensor.
     declared: dict[str, Sizes] = field(default_factory=dict)
     values: dict[TensorRegion, dict[Sizes, str]] = field(default_factory=dict)
+    #: What inputs that ops keep something in are overwritten with.
+    updates: Named = field(default_factory=dict)
 
     def add(self, layer: CpuLayer, soc: Soc) -> None:
         plan: OrtPlan = layer.variant.plan(layer.op, soc)
@@ -117,13 +121,17 @@ class OnnxGraph:
         prefix = f"l{len(self.nodes)}"
         for name, value in {**plan.constants, **plan.pack(layer.weights)}.items():
             names[name] = self._constant(f"{prefix}.{name}", value)
-        result = self._write(plan.nodes, names, prefix)
+        written = self._write(plan.nodes, names, prefix)
+        result = written["y"]
+        for index in layer.op.states:
+            (tensor, _), sizes = layer.inputs[index], plan.inputs[index]
+            self.updates[tensor] = written[plan.updates[f"x{index}"]], sizes
         after, constants = activation_nodes(layer.op.activation)
         if after:
             names = {"x0": result}
             for name, value in constants.items():
                 names[name] = self._constant(f"{prefix}.after.{name}", value)
-            result = self._write(after, names, f"{prefix}.after")
+            result = self._write(after, names, f"{prefix}.after")["y"]
         self.regions[layer.output] = layer.region
         self.shapes[layer.output] = tuple(layer.op.output)
         self.values[TensorRegion(layer.output, layer.region)] = {plan.output: result}
@@ -163,14 +171,16 @@ class OnnxGraph:
         model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
         return _as_array(model.SerializeToString(deterministic=True))
 
-    def _write(self, nodes: Sequence[Node], names: Mapping[str, str], prefix: str) -> str:
-        """Write nodes with names of their own; returns that of `y`."""
+    def _write(
+        self, nodes: Sequence[Node], names: Mapping[str, str], prefix: str
+    ) -> Mapping[str, str]:
+        """Write nodes with names of their own; returns those by the nodes' own words."""
         known = dict(names)
         for node in nodes:
             known |= {name: f"{prefix}.{name}" for name in node.outputs}
             inputs, outputs = ([known[name] for name in own] for own in (node.inputs, node.outputs))
             self._node(node.type, inputs, outputs, **node.attributes)
-        return known["y"]
+        return known
 
     def _node(
         self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any

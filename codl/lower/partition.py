@@ -174,7 +174,7 @@ class Residency:
 
     def __init__(self, network: Network, sharing: Sharing) -> None:
         self._shapes = network.shapes
-        self._sharing = sharing
+        self._sharing, self._states = sharing, network.states
         inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
         fixed = {name: Region.whole(self._shapes[name]) for name in network.constants}
         self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs | fixed, "gpu": dict(fixed)}
@@ -183,6 +183,9 @@ class Residency:
         """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""
         mine, moved = self.held[processor], []
         for name, need in needs.items():
+            if name in self._states:  # whoever needs a part of one keeps it
+                mine[name] = need.join(mine.get(name, need))
+                continue
             held, regions = lacking(self._shapes[name], mine.get(name), need, self._sharing)
             moved += [TensorMove(name, region, WAYS[processor]) for region in regions]
             mine[name] = held

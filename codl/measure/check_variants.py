@@ -76,6 +76,7 @@ OPS = (
     "norm in=1x19x9x11,1x19x1x1,1x19x1x1 groups=19 axis=1 act=relu",
     "rotary in=2x3x5x27,1x5x12,1x5x12",
     "rotary in=2x5x3x11,2x5x5,2x5x5 axis=1 interleaved=1",
+    "cached_attention in=1x3x2x32,1x3x2x16,1x3x2x16,1,1x2x21x16,1x2x21x16 scale=0.25",
     "reduce in=3x5x7 mode=mean axes=1x2",
     "reduce in=4x6 mode=max axes=0",
 )

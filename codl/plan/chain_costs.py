@@ -331,7 +331,7 @@ def _by_chain(held: Numbers, count: int) -> list[list[list[int]]]:
 
 def last_readers(network: Network) -> dict[str, int]:
     """The index of the last layer that reads each tensor; of results, the number of layers."""
-    readers = dict.fromkeys((*network.inputs, *network.constants), -1)
+    readers = dict.fromkeys((*network.inputs, *network.constants, *network.states), -1)
     for index, layer in enumerate(network.layers):
         readers[layer.output] = -1
         readers |= dict.fromkeys(layer.inputs, index)

@@ -152,7 +152,11 @@ class Interpreter:
         self._spoil_memory_between(launches, [*reads, target])
         self._order.gpu_uses(target, writes=True)
         if isinstance(step, GpuOp):
+            states = self._references.states(step, values)
             self._memory.write(target, self._references.step(step, values))
+            for access, value in states:
+                self._order.gpu_uses(access, writes=True)
+                self._memory.write(access, value)
         else:
             self._memory.write(target, values[0])
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.ir.executable import Access, Executable
+from codl.ir.executable_states import state_tensors
 from codl.ir.ops.base import Array
 from codl.ir.region import Region
 from codl.ir.tensor import Tensor
@@ -20,8 +21,9 @@ SPOILT = 0xFF
 class Memory:
     """Every buffer as bytes. What is read and written are regions, shaped nchw.
 
-    With `poisoned` memory begins as not-a-numbers, and to read one is an error: nothing was
-    written there, or what was is lost. Otherwise it begins as zeros, as on a device.
+    With `poisoned` memory, that of states apart, begins as not-a-numbers, and to read one is an
+    error: nothing was written there, or what was is lost. Otherwise it begins as zeros, as on a
+    device.
     """
 
     def __init__(self, executable: Executable, *, poisoned: bool = False) -> None:
@@ -31,8 +33,10 @@ class Memory:
         except MemoryError as error:
             total = sum(one.bytes for one in executable.buffers)
             raise CodlError(f"The buffers take {total:,} bytes, which are not there.") from error
+        kept = {self._tensors[number].buffer for number in state_tensors(executable).values()}
         for number in range(len(self._bytes) if poisoned else 0):
-            self.spoil(number)
+            if number not in kept:
+                self.spoil(number)
 
     def read(self, access: Access, at: str) -> NDArray[np.float64]:
         """A region; raises `CodlError` with the place `at` where poisoned memory has nothing."""

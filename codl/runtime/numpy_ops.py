@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.ir.executable import Executable, GpuOp, Net, NetLayer
+from codl.ir.executable import Access, Executable, GpuOp, Net, NetLayer
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
@@ -38,6 +38,14 @@ class References:
             result = self._compute(op, step.label, [result, *inputs[count:]], None)
         return result
 
+    def states(self, step: GpuOp, inputs: Sequence[Values]) -> list[tuple[Access, Values]]:
+        """What a step leaves in those of its inputs that it writes in place."""
+        op = parse(step.ops[0])
+        new = op.updated(
+            [value.reshape(own) for value, own in zip(inputs, op.inputs, strict=False)]
+        )
+        return [(step.reads[index], value) for index, value in zip(op.states, new, strict=True)]
+
     def net(self, net: Net, known: Known) -> Known:
         """All that is known when a net has run on what was `known` before."""
         known = dict(known)
@@ -45,6 +53,9 @@ class References:
             inputs = [self._part(layer, known, *pair) for pair in layer.inputs]
             op = self._with_model(parse(layer.op), layer.constants)
             value = self._compute(op, layer.name, inputs, layer.constants)
+            shaped = [own.reshape(shape) for own, shape in zip(inputs, op.inputs, strict=True)]
+            for index, new in zip(op.states, op.updated(shaped), strict=True):
+                known[layer.inputs[index][0]] = layer.inputs[index][1], new
             known[layer.output] = layer.region, value
         return known
 

@@ -1,9 +1,9 @@
-"""What several executables of one network have in common, of which one runs at a time.
+"""What several executables of one model have in common, of which one runs at a time.
 
 Executables that differ in their ratios alone need the same memory by turns, and mostly the same
 weights: kernels that compute fewer channels read the first of those that others read, and nets that
 compute other rows have the same weights. So all of this is there once, as far as it is equal, and
-counted once.
+counted once. What lasts from run to run, as caches do, is one state for all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from codl.errors import MismatchError
 from codl.ir.executable import (
     Buffer,
     Constant,
@@ -25,8 +26,9 @@ from codl.ir.executable import (
     Place,
     Transfer,
 )
+from codl.ir.executable_states import state_tensors
 from codl.ir.ops.base import Array
-from codl.ir.types import ImageSize
+from codl.ir.types import ImageSize, Processor
 from codl.lower.ncnn import without_hints
 from codl.runtime.loaded import Footprint
 from codl.runtime.memory import DeviceMemory
@@ -109,7 +111,7 @@ class Common:
 def by_kind(executable: Executable) -> dict[Kind, list[int]]:
     """The buffers that only one inference needs, the largest of each kind first."""
     found: dict[Kind, list[int]] = {}
-    own = {*_port_names(executable), *_lasting(executable)}
+    own = {*_port_names(executable), *_lasting(executable), *_states(executable)}
     for number, buffer in enumerate(executable.buffers):
         if number not in own and buffer.place in ACCOUNTS:
             found.setdefault((buffer.place, buffer.image), []).append(number)
@@ -155,7 +157,7 @@ class Share:
 
     def __init__(self, common: Common, user: int, executable: Executable) -> None:
         self._common, self.user, self._executable = common, user, executable
-        self._ports = _port_names(executable)
+        self._ports, self._states = _port_names(executable), _states(executable)
         self._ranks = {
             number: (kind, rank)
             for kind, numbers in by_kind(executable).items()
@@ -171,6 +173,8 @@ class Share:
         if number in self._ports:
             key = self._ports[number]
             buffer = self._common.ports[key]
+        elif number in self._states:
+            key = self._states[number]
         elif number in self._ranks:
             key = self._ranks[number]
             buffer = Buffer(buffer.place, self._common.sizes[key], buffer.image)
@@ -227,6 +231,30 @@ class Share:
     def count(self, weight_bytes: int) -> None:
         """Weights of a net of another library, which is nobody else's."""
         self._common.keep(self.user, Item(None, None, weight_bytes, "cpu_weights"))
+
+
+def _states(executable: Executable) -> dict[int, tuple[str, Processor]]:
+    """By number the buffers of states: which it is, and of which processor."""
+    tensors = executable.tensors
+    return {tensors[number].buffer: key for key, number in state_tensors(executable).items()}
+
+
+def check_states(executables: Sequence[Executable]) -> None:
+    """Raise `MismatchError` where processors keep other parts of a state in one than in another."""
+    first, *others = ([*_held(one).items()] for one in executables)
+    for own in others:
+        for (name, processor), part in {*first} ^ {*own}:
+            other = dict(own if (name, processor) in dict(first) else first)
+            there = other.get((name, processor), "nothing")
+            raise MismatchError(
+                f"One plan lets the {processor} keep {part} of the state {name!r}, another "
+                f"{there}: plans that run by turns must cut what writes it alike."
+            )
+
+
+def _held(executable: Executable) -> dict[tuple[str, Processor], str]:
+    states = state_tensors(executable)
+    return {key: str(executable.tensors[number].held) for key, number in states.items()}
 
 
 def _lasting(executable: Executable) -> set[int]:

@@ -16,6 +16,7 @@ from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
 from codl.runtime.adaptive import AdaptiveSession
+from codl.runtime.joined import JoinedSessions
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
 from codl.runtime.program_cache import Binary, Offer
@@ -213,6 +214,10 @@ class LocalTarget:
     def load_alternatives(self, executables: Mapping[float, Executable]) -> AdaptiveSession:
         """Load what a plan may become, by scale; see `codl.runtime.adaptive`."""
         return AdaptiveSession(executables, self.device)
+
+    def load_joined(self, executables: Mapping[str, Executable]) -> JoinedSessions:
+        """Load what runs by turns over the same weights and states; see `codl.runtime.joined`."""
+        return JoinedSessions(executables, self.device)
 
     def binaries(self, model: Session) -> tuple[Binary, ...]:
         """The compiled programs of a loaded model, and those that opening the device takes."""

@@ -30,8 +30,12 @@ from codl.frontend.converters.base import (
 from codl.frontend.converters.operands import Operand
 from codl.frontend.converters.rotary import table_rows, turn
 from codl.frontend.converters.steps import Steps, seen
-from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.graph import PAST_LENGTH, Graph
 from codl.ir.onnx_node import Node
+from codl.ir.ops.cached_attention import CachedAttention
+
+#: What attention to a cache that stays in place must not have, by attribute.
+UNCACHED = {"softcap": 0.0, "local_window_size": -1, "qk_output": 0, "sliding_window_cache": 0}
 
 
 @converts("Attention", parameters=(6,))
@@ -101,11 +105,14 @@ def _multi_head_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
 @converts("com.microsoft.GroupQueryAttention", parameters=(5, 6))
 def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     """Inputs: q, k, v, past k and v, counts of keys less 1, their most, cosines, sines, positions,
-    added to scores. The counts must be those of all keys that are there.
+    added to scores. The counts must be those of all keys that are there, where the past is no
+    state.
     """
+    if has_input(node, 3) and node.inputs[3] in graph.states:
+        return _cached_attention(graph, node)
     steps = Steps(graph, node)
     heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
-    if attribute(node, "smooth_softmax", 0) or any(
+    if attribute(node, "smooth_softmax", 0) > 0 or any(
         has_input(node, index) for index in range(11, len(node.inputs))
     ):
         raise unsupported(node, "smooth_softmax must be 0, and there must be no sink.")
@@ -119,7 +126,8 @@ def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
         )
         raise unsupported(node, reason)
     if attribute(node, "do_rotary", 0):
-        q, k = _with_positions(steps, (q, k), past)
+        rows = steps.constant("positions", past + np.arange(q.sizes[1])[None])
+        q, k = _with_positions(steps, (q, k), rows)
     q, k, v = (heads_first(steps, x, "heads") for x in (q, k, v))
     k, v = (_with_past(steps, x, index) for x, index in ((k, 3), (v, 4)))
     mask, window = Mask(), int(attribute(node, "local_window_size", -1))
@@ -130,6 +138,42 @@ def _group_query_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
     softcap = number(attribute(node, "softcap", 0.0))
     y, _ = attend(steps, q, k, v, mask, scale=_scale(node, q), softcap=softcap)
     _finish(steps, join_heads(steps, y), (k, v))
+    return steps.made
+
+
+def _cached_attention(graph: Graph, node: Node) -> list[ConvertedOp]:
+    """The same with the past in states, which are as long as they may ever be."""
+    steps = Steps(graph, node)
+    heads, groups = (int(attribute(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
+    given = {name: attribute(node, name, usual) for name, usual in UNCACHED.items()}
+    smooth = attribute(node, "smooth_softmax", 0) > 0
+    if (
+        smooth
+        or given != UNCACHED
+        or any(has_input(node, index) for index in range(10, len(node.inputs)))
+    ):
+        rules = ", ".join(f"{name} {usual}" for name, usual in UNCACHED.items())
+        reason = (
+            f"with a cache it must have {rules}, no smooth softmax and 10 inputs at most, got "
+            f"{given} and {len(node.inputs)} inputs."
+        )
+        raise unsupported(node, reason)
+    q, k, v = _own_parts(steps, heads, groups)
+    count = Operand(PAST_LENGTH, (1,))
+    if attribute(node, "do_rotary", 0):
+        places = steps.constant("places", np.arange(q.sizes[1])[None])
+        rows = steps.combine("add", seen(count, (1, 1)), places, "positions")
+        q, k = _with_positions(steps, (q, k), rows)
+    width = heads // groups * q.sizes[3]
+    parts = (seen(q, (*q.sizes[:2], groups, width)), k, v, count)
+    caches = tuple(steps.ranked(name, 4) for name in node.inputs[3:5])
+    shapes = tuple(part.sizes for part in (*parts, *caches))
+    op = CachedAttention(shapes=shapes, scale=float(np.float32(_scale(node, q))))
+    if op.problem is not None:
+        raise unsupported(node, op.problem)
+    mixed = steps.apply(op, (*parts, *caches), "mixed")
+    joined = (*mixed.sizes[:2], groups * mixed.sizes[3])
+    steps.finish(seen(mixed, joined), node.outputs[0])
     return steps.made
 
 
@@ -184,12 +228,10 @@ def _own_parts(steps: Steps, heads: int, groups: int) -> tuple[Operand, Operand,
 
 
 def _with_positions(
-    steps: Steps, parts: tuple[Operand, Operand], past: int
+    steps: Steps, parts: tuple[Operand, Operand], rows: Operand
 ) -> tuple[Operand, Operand]:
-    """Turned by the rows of the tables that come behind the past, or that are given."""
+    """Turned by these rows of the tables, which come behind the past, or by those given."""
     node = steps.node
-    tokens = parts[0].sizes[1]
-    rows = steps.constant("positions", past + np.arange(tokens)[None])
     if has_input(node, 9):
         rows = steps.ranked(node.inputs[9], 2)
     cos, sin = (table_rows(steps, steps.ranked(name, 2), rows) for name in node.inputs[7:9])

@@ -75,10 +75,11 @@ def _with_constant(
 ) -> ConvertedOp:
     """The product with a constant (k, n): a fully connected layer where each image has one row.
 
-    That row may still have the axes of an image; see `drop_reshapes`.
+    That row may still have the axes of an image; see `drop_reshapes`. One token of a decoder is
+    multiplied as several are, so that they share what is made of the constant.
     """
     k, n = matrix.shape
-    images = graph.rows_of_images(a, k)
+    images = 0 if graph.states else graph.rows_of_images(a, k)
     if images == 1 or (images and not trans_a):
         shape = as_nchw(a) if a[0] == images else Shape(1, k, 1, 1)
         weights = {"weight": np.ascontiguousarray(matrix.T), "bias": bias}

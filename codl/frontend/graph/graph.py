@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from codl.ir.onnx_node import Node
 
+#: The input of a decoder that says how many tokens came before.
+PAST_LENGTH = "past_length"
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -21,6 +24,8 @@ class Graph:
     `shapes` knows every tensor but those whose sizes depend on data or are 0; `unknown` says of
     those which it is. `types` are ONNX's codes of elements' types, as far as they are known.
     `aliases` maps tensors that passes removed, such as a flattened output, to what holds them.
+    `states` are caches with their sizes, which attention nodes write in place: then the input
+    `PAST_LENGTH` says how many tokens they hold.
     `opset` is the version of ONNX's own operators, `domains` has those of others.
     """
 
@@ -35,6 +40,7 @@ class Graph:
     types: Mapping[str, int] = field(default_factory=dict)
     domains: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def makers(self) -> Mapping[str, Node]:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 OPSET = 17
+#: The domain of most nodes that ONNX Runtime has beside ONNX's.
+MICROSOFT = "com.microsoft"
 #: Constants of at most this many elements may be sizes or factors that shapes depend on.
 SIZES = 16
 #: A height and a width; one number where they are equal.
@@ -32,10 +34,12 @@ class ModelBuilder:
     """Every method appends one node and returns the name of its output tensor.
 
     Without `weights` the model that is built declares its constants as inputs: its structure, made
-    at once however many weights it has.
+    at once however many weights it has. With weights `apart`, too, and they are in `arrays`.
     """
 
-    def __init__(self, name: str, *, seed: int = 0, weights: bool = True) -> None:
+    def __init__(
+        self, name: str, *, seed: int = 0, weights: bool = True, apart: bool = False
+    ) -> None:
         self.name = name
         self.seed = seed
         #: What the names of nodes begin with from now on, where layers are given names.
@@ -43,15 +47,19 @@ class ModelBuilder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         #: How many numbers the weights are.
         self.parameters = 0
-        self._weights = weights
+        self._weights, self._apart = weights, apart
+        #: Weights that are apart, by name.
+        self.arrays: dict[str, NDArray[np.float32]] = {}
+        self._types: dict[str, int] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto | None] = {}
         self.inputs: list[str] = []
         self._outputs: list[str] = []
 
-    def input(self, name: str, shape: Sequence[int]) -> str:
-        """An input of the model."""
+    def input(self, name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> str:
+        """An input of the model; `element` is ONNX's code of its type."""
         self.shapes[name] = tuple(shape)
+        self._types[name] = element
         self.inputs.append(name)
         return name
 
@@ -233,6 +241,23 @@ class ModelBuilder:
         self._nodes.append(node)
         return name
 
+    def foreign(
+        self,
+        kind: str,
+        inputs: list[str],
+        outputs: dict[str, tuple[int, ...]],
+        *,
+        domain: str = MICROSOFT,
+        **attributes: object,
+    ) -> str:
+        """A node of ONNX Runtime's with these outputs; the first is how it is called."""
+        first, *_ = outputs
+        self._nodes.append(
+            helper.make_node(kind, inputs, [*outputs], name=first, domain=domain, **attributes)
+        )
+        self.shapes |= outputs
+        return first
+
     def constant(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
         """Kept in every build: a size, a bound or a factor rather than a weight."""
         self._constants[name] = numpy_helper.from_array(np.asarray(value), name)
@@ -242,10 +267,12 @@ class ModelBuilder:
     def build(self) -> onnx.ModelProto:
         kept = [proto for proto in self._constants.values() if proto is not None]
         missing = [name for name, proto in self._constants.items() if proto is None]
-        inputs = [_info(name, self.shapes[name]) for name in (*self.inputs, *missing)]
+        every = (*self.inputs, *missing)
+        inputs = [_info(name, self.shapes[name], self._element(name)) for name in every]
         outputs = [_info(name, self.shapes[name]) for name in self._outputs]
         graph = helper.make_graph(self._nodes, self.name, inputs, outputs, kept)
-        opset = [helper.make_opsetid("", OPSET)]
+        domains = sorted({node.domain for node in self._nodes if node.domain})
+        opset = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(d, 1) for d in domains)]
         return helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
 
     def _inferred(self, node: onnx.NodeProto) -> tuple[int, ...]:
@@ -263,7 +290,8 @@ class ModelBuilder:
 
     def _element(self, name: str) -> int:
         proto = self._constants.get(name)
-        return int(TensorProto.FLOAT if proto is None else proto.data_type)
+        known = self._types.get(name, TensorProto.FLOAT)
+        return int(known if proto is None else proto.data_type)
 
     def _numbered(self, word: str, kind: str) -> str:
         """A name for the next node of a kind."""
@@ -287,13 +315,19 @@ class ModelBuilder:
         values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
         values *= np.float32(np.sqrt(variance))
         values += np.float32(mean)
-        return self.constant(name, values)
+        return self._made(name, values)
 
     def _uniform(self, name: str, size: int, low: float, high: float) -> str:
         self.parameters += size
         if not self._weights:
             return self._declared(name, (size,))
-        return self.constant(name, self._random(name).uniform(low, high, size).astype(np.float32))
+        return self._made(name, self._random(name).uniform(low, high, size).astype(np.float32))
+
+    def _made(self, name: str, values: NDArray[np.float32]) -> str:
+        if not self._apart:
+            return self.constant(name, values)
+        self.arrays[name] = values
+        return self._declared(name, values.shape)
 
     def _declared(self, name: str, shape: tuple[int, ...]) -> str:
         self._constants[name] = None
@@ -310,5 +344,5 @@ def _window(kernel: IntPair, stride: IntPair, pad: Pads) -> dict[str, Sequence[i
     return {"kernel_shape": _pair(kernel), "strides": _pair(stride), "pads": pads}
 
 
-def _info(name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+def _info(name: str, shape: Sequence[int], element: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, shape)

@@ -99,6 +99,8 @@ class Op:
     is_batched: ClassVar[bool] = False
     #: One of the kinds that muLayer has a latency model for.
     is_mulayer: ClassVar[bool] = False
+    #: Of the inputs those that last from run to run, and that it writes in place.
+    states: ClassVar[tuple[int, ...]] = ()
     #: The sizes of many such ops as columns, from which features are computed.
     size_columns: ClassVar[type[Columns]] = GenericColumns
 
@@ -242,6 +244,10 @@ class Op:
     ) -> NDArray[np.float64]:
         """The output in float64, written for clarity: what every kernel is tested against."""
         raise NotImplementedError
+
+    def updated(self, inputs: Sequence[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
+        """What `states` hold once it is computed, in float64."""
+        return ()
 
     def with_activation(self, activation: Activation) -> Op:
         return replace(self, activation=activation)

@@ -1,0 +1,197 @@
+"""One step of a decoder as a network: some new tokens, and caches of a capacity as its states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from codl.errors import CodlError, UnsupportedError
+from codl.frontend.convert import network_of
+from codl.frontend.decoders.merging import merge_equal
+from codl.frontend.decoders.source import DecoderSource
+from codl.frontend.graph.graph import PAST_LENGTH as PAST_LENGTH
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.onnx_import import import_onnx
+from codl.ir.network import Network
+from codl.ir.ops.nd import Sizes
+
+#: The node whose cache is known, and where it has its past, its present and its counts of keys.
+CACHED, PAST, PRESENT, COUNTS = "GroupQueryAttention", (3, 4), (1, 2), (5, 6)
+#: Inputs that a step may have beside the tokens: what number each is of all, which of them the
+#: logits are wanted of; and one of which nothing is left (what is there is known by the length).
+POSITIONS, LAST_ROW, MASK = "position_ids", "last_row", "attention_mask"
+#: Nodes that logits may go through behind the product that they are made by.
+BEHIND = ("Identity", "Cast", "Mul", "Div", "Tanh")
+FIX = (
+    "codl keeps caches of GroupQueryAttention nodes (com.microsoft), as the model builder of "
+    "onnxruntime-genai writes them, and Optimum with its optimiser: export it so."
+)
+
+
+class Cache(NamedTuple):
+    """The cache of one node's keys or values: where it enters and leaves the model, its heads."""
+
+    past: str
+    present: str
+    groups: int
+    features: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A network of `tokens` new tokens at a time; `words` is what the tokens' input is called."""
+
+    network: Network
+    tokens: int
+    capacity: int
+    words: str
+    logits: str
+
+    @property
+    def vocabulary(self) -> int:
+        """How many words there are logits of."""
+        return self.network.outputs[self.logits][1][-1]
+
+
+def step_of(source: DecoderSource, tokens: int, capacity: int) -> Step:
+    """The network of a step.
+
+    Its inputs are the new tokens, how many came before them (`PAST_LENGTH`), for several tokens
+    which of them the logits are wanted of (`LAST_ROW`), and `POSITIONS` where the model has them.
+    Raises `UnsupportedError` for a model whose cache is not recognised, and `CodlError` for more
+    tokens than the cache has room for.
+    """
+    if not 0 < tokens <= capacity:
+        raise CodlError(
+            f"A step of {tokens} tokens does not go into a cache of {capacity}: give 1 to "
+            f"{capacity} tokens, or a larger capacity."
+        )
+    proto = onnx.ModelProto()
+    proto.CopyFrom(source.model(tokens, capacity))
+    caches = list(caches_of(proto, source.name))
+    shapes: dict[str, Sizes] = {own.past: (1, own.groups, capacity, own.features) for own in caches}
+    _fix_counts(proto, capacity)
+    words, logits = _ends(proto, source, caches)
+    if tokens > 1:
+        pick_row(proto, logits)
+    _drop_unread(proto)
+    given = {info.name for info in proto.graph.input}
+    shapes |= {name: (1, tokens) for name in (words, POSITIONS) if name in given}
+    graph = import_onnx(proto, source.name, shapes)
+    network = network_of(_with_states(graph, source, logits, shapes, caches))
+    return Step(merge_equal(network), tokens, capacity, words, logits)
+
+
+def caches_of(proto: onnx.ModelProto, model: str) -> Iterator[Cache]:
+    """Every cache; raises `UnsupportedError` where there is none, or one that is not known."""
+    infos = {info.name: info for info in proto.graph.input}
+    outputs = {info.name for info in proto.graph.output}
+    nodes = [node for node in proto.graph.node if node.op_type == CACHED]
+    if not nodes:
+        named = [name for name in infos if "past" in name]
+        first = ", ".join(named[:2])
+        has = f"its inputs {first}, ... are read by others" if named else "it has none"
+        raise UnsupportedError(f"The cache of {model!r} is not recognised: {has}. {FIX}")
+    for node in nodes:
+        for entry, exit_ in zip(PAST, PRESENT, strict=True):
+            past = node.input[entry] if len(node.input) > entry else ""
+            present = node.output[exit_] if len(node.output) > exit_ else ""
+            dims = [*infos[past].type.tensor_type.shape.dim] if past in infos else []
+            if len(dims) != 4 or present not in outputs:
+                raise UnsupportedError(
+                    f"The cache of {model!r} is not recognised at the node {node.name!r}: its "
+                    f"past {past!r} must be an input of the model with 4 axes, and its present "
+                    f"{present!r} an output. {FIX}"
+                )
+            if not dims[1].dim_value or not dims[3].dim_value:
+                raise UnsupportedError(
+                    f"The cache {past!r} of {model!r} must have a fixed number of heads and "
+                    "features, its second and fourth size."
+                )
+            yield Cache(past, present, dims[1].dim_value, dims[3].dim_value)
+
+
+def _fix_counts(proto: onnx.ModelProto, capacity: int) -> None:
+    """Let nodes read constants in the place of counts: codl's attention knows the length."""
+    counts = {"codl.last_keys": np.array([capacity - 1], np.int32),
+              "codl.all_keys": np.array(capacity, np.int32)}  # fmt: skip
+    for node in proto.graph.node:
+        if node.op_type == CACHED:
+            for index, name in zip(COUNTS, counts, strict=True):
+                node.input[index] = name
+    proto.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in counts.items())
+
+
+def _ends(proto: onnx.ModelProto, source: DecoderSource, caches: list[Cache]) -> tuple[str, str]:
+    """What the tokens' input and the logits are called."""
+    _drop_unread(proto)
+    known = {POSITIONS, *source.weights, *(own.past for own in caches)}
+    fixed = {item.name for item in proto.graph.initializer}
+    words = [i.name for i in proto.graph.input if i.name not in known | fixed]
+    present = {own.present for own in caches}
+    logits = [info.name for info in proto.graph.output if info.name not in present]
+    if len(words) != 1 or len(logits) != 1:
+        raise UnsupportedError(
+            f"The decoder {source.name!r} must have one input for tokens beside its caches, "
+            f"{POSITIONS} and {MASK}, and one output; got the inputs {', '.join(words) or 'none'} "
+            f"and the outputs {', '.join(logits) or 'none'}."
+        )
+    return words[0], logits[0]
+
+
+def _drop_unread(proto: onnx.ModelProto) -> None:
+    """Take out nodes and inputs that no output depends on."""
+    graph = proto.graph
+    wanted, kept = {info.name for info in graph.output}, []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+    for field, own in ((graph.node, kept[::-1]),
+                       (graph.input, [i for i in graph.input if i.name in wanted])):  # fmt: skip
+        del field[:]
+        field.extend(own)
+
+
+def pick_row(proto: onnx.ModelProto, logits: str) -> None:
+    """Let the last product compute the logits of one token, the one that is asked for."""
+    graph = proto.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    node = makers.get(logits)
+    while node is not None and node.op_type in BEHIND:
+        node = makers.get(node.input[0])
+    if node is None or node.op_type not in ("MatMul", "MatMulNBits"):
+        return
+    row = helper.make_node("Gather", [node.input[0], LAST_ROW], [f"{LAST_ROW}.picked"], axis=1)
+    node.input[0] = row.output[0]
+    graph.node.insert([*graph.node].index(node), row)
+    graph.input.append(helper.make_tensor_value_info(LAST_ROW, TensorProto.INT64, (1,)))
+    for info in (*graph.output, *graph.value_info):
+        info.type.tensor_type.ClearField("shape")
+
+
+def _with_states(
+    graph: Graph,
+    source: DecoderSource,
+    logits: str,
+    shapes: Mapping[str, Sizes],
+    caches: list[Cache],
+) -> Graph:
+    """The graph with its weights again, and with caches as states."""
+    past = [own.past for own in caches]
+    left = [name for name in graph.inputs if name not in past and name not in source.weights]
+    own = {name: value for name, value in source.weights.items() if name in graph.inputs}
+    return replace(
+        graph,
+        inputs=(*left, PAST_LENGTH),
+        outputs=(logits,),
+        constants={**graph.constants, **own},
+        shapes={**graph.shapes, PAST_LENGTH: (1,)},
+        types={**graph.types, PAST_LENGTH: TensorProto.INT64},
+        states={name: shapes[name] for name in past},
+    )

@@ -1,0 +1,8 @@
+"""Attention to a cache: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.cached_attention import cpu_ort, gpu_tiles
+from codl.kernels.registry import register
+
+register(gpu_tiles.GpuTiles(), cpu_ort.VARIANT)

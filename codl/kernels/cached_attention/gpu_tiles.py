@@ -1,0 +1,85 @@
+"""Attention to a cache on the GPU: work-items have a few queries of a group, and see each key once.
+
+The softmax is folded into one pass over the keys (Milakov and Gimelshein 2018), so that no scores
+lie in memory. What is new is written into the caches first, by a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from codl.ir.ops.cached_attention import CachedAttention
+from codl.ir.soc import Soc
+from codl.ir.types import PLANAR, Storage
+from codl.kernels.base import Choice, KernelLaunch, KernelPlan, TensorArg
+from codl.kernels.tiling import base_defines, ceil_div, waves
+from codl.kernels.variant import OnGpu
+
+#: Queries of a work-item at most: sums of all of them stay in the first cache.
+MOST_QUERIES = 8
+
+
+class GpuTiles(OnGpu):
+    """Keys and values whose features are whole vectors."""
+
+    name: ClassVar[str] = "gpu_tiles"
+    op_kind: ClassVar[str] = "cached_attention"
+    storage: ClassVar[Storage] = PLANAR
+
+    def refusal(self, op: CachedAttention, soc: Soc) -> str | None:
+        width, sizes = soc.gpu.vector_width, (op.features, op.value_features)
+        if any(size % width for size in sizes):
+            return f"keys and values must have a multiple of {width} features, got {sizes}"
+        return None
+
+    def choices(self, op: CachedAttention, soc: Soc) -> tuple[Choice, ...]:
+        return ({},)
+
+    def features(
+        self, op: CachedAttention, soc: Soc, choice: Choice | None = None
+    ) -> dict[str, float]:
+        tiles = _tiles(op)
+        blocks = ceil_div(op.capacity, soc.gpu.vector_width)
+        return {
+            "flops": float(op.flops),
+            "key_blocks": float(op.groups * tiles * blocks),
+            "work_items": float(op.groups * tiles),
+            "waves": waves(op.groups * tiles, soc),
+            "cache_bytes": float(sum(op.inputs[index].bytes for index in op.states)),
+            "output_bytes": float(op.output.bytes),
+        }
+
+    def plan(self, op: CachedAttention, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+        q, k, v, count, keys, values = inputs = tuple(TensorArg("input", i) for i in range(6))
+        output, sizes = TensorArg("output"), (op.tokens, op.groups, op.capacity)
+        alone = (1, 1) if soc.gpu.is_cpu else None
+        append = KernelLaunch(
+            "cache_append",
+            (op.groups, op.tokens),
+            (k, v, count, keys, values, *sizes),
+            alone,
+        )
+        attend = KernelLaunch(
+            "cached_attention",
+            (_tiles(op), op.groups),
+            (q, count, keys, values, output, *sizes, float(op.scale)),
+            alone,
+        )
+        return KernelPlan(
+            source="cached_attention/gpu_tiles.cl",
+            launches=(append, attend),
+            defines={
+                **base_defines(op.activation, soc),
+                "FEATURES": op.features,
+                "VALUES": op.value_features,
+                "HEADS": op.heads,
+                "QUERIES": MOST_QUERIES,
+            },
+            storages=dict.fromkeys((*inputs, output), PLANAR),
+            whole_batch=True,
+        )
+
+
+def _tiles(op: CachedAttention) -> int:
+    """Of the queries of a group."""
+    return ceil_div(op.tokens * op.heads, MOST_QUERIES)

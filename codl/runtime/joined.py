@@ -1,0 +1,50 @@
+"""Executables of one model that run by turns over one set of weights, inputs, outputs and states.
+
+So a decoder's cache is written by the step of many tokens, and read in place by that of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from codl.ir.executable import Executable
+from codl.runtime.loaded import Footprint
+from codl.runtime.opencl import OpenClDevice
+from codl.runtime.session import Session
+from codl.runtime.shared import Common, Share, check_states
+
+
+class JoinedSessions:
+    """A session for every executable, by name; the caller says which runs.
+
+    Raises `MismatchError` where they would keep a state in several places, and as `Session` does.
+    """
+
+    def __init__(self, executables: Mapping[str, Executable], device: OpenClDevice) -> None:
+        check_states([*executables.values()])
+        self._device = device
+        self._common = Common([*executables.values()])
+        self._sessions: dict[str, Session] = {}
+        try:
+            for user, (name, own) in enumerate(executables.items()):
+                share = Share(self._common, user, own)
+                self._sessions[name] = Session(own, device, share=share)
+        except BaseException:
+            self.close()
+            raise
+        self._common.complete()
+
+    def __getitem__(self, name: str) -> Session:
+        return self._sessions[name]
+
+    @property
+    def footprint(self) -> Footprint:
+        """That of all together, what they share counted once."""
+        return self._common.footprint
+
+    def close(self) -> None:
+        """Release all of them; nothing can run afterwards."""
+        with self._device.lock:
+            for session in self._sessions.values():
+                session.close()
+            self._common.close()

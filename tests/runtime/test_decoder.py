@@ -1,0 +1,110 @@
+"""Decoders where they run: ONNX Runtime's greedy tokens, over caches that stay in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from support.decoders import SMALL, OrtDecoder, split_plan
+
+from codl.errors import CodlError, MismatchError
+from codl.frontend.decoders import Step, step_of
+from codl.frontend.decoders.source import DecoderSource, built
+from codl.ir.executable_states import state_tensors
+from codl.ir.network import Network
+from codl.ir.plan import Plan
+from codl.ir.soc import Soc
+from codl.plan.single_processor import default_plan
+from codl.runtime.decoder import DECODE, PREFILL, Decoder, PlannedStep
+from codl.runtime.placement import LocalSoc
+from codl.targets.connect import connect
+from codl.targets.local import LocalTarget
+
+CHUNK, CAPACITY, STEPS = 8, 48, 25
+PROMPT = [int(word) for word in np.random.default_rng(0).integers(0, SMALL.words, 19)]
+PLANS: Mapping[str, Callable[[Network, Soc], Plan]] = {
+    "cpu": lambda network, soc: default_plan(network, soc, "cpu"),
+    "gpu": lambda network, soc: default_plan(network, soc, "gpu"),
+    "both": split_plan,
+}
+
+
+@pytest.fixture(scope="module")
+def source() -> DecoderSource:
+    return built("small", SMALL)
+
+
+@pytest.fixture(scope="module")
+def steps(source: DecoderSource) -> tuple[Step, Step]:
+    return step_of(source, CHUNK, CAPACITY), step_of(source, 1, CAPACITY)
+
+
+def decoder(steps: tuple[Step, Step], soc: LocalSoc, prefill: str, decode: str) -> Decoder:
+    target = connect("local", soc)
+    assert isinstance(target, LocalTarget)
+    names = zip(steps, (prefill, decode), strict=True)
+    return Decoder(*(PlannedStep(own, PLANS[n](own.network, soc)) for own, n in names), target)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_greedy_tokens_are_those_of_onnx_runtime(
+    plan: str, source: DecoderSource, steps: tuple[Step, Step], soc: LocalSoc
+) -> None:
+    """A prompt whose last chunk is not full, twice: nothing is left of the first time."""
+    expected = list(OrtDecoder(source, CAPACITY).greedy(PROMPT, STEPS))
+    with decoder(steps, soc, plan, plan) as model:
+        for _ in range(2):
+            model.reset()
+            logits = model.prefill(PROMPT)
+            for token, wanted in expected:
+                np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
+                assert logits.argmax() == token
+                logits = model.decode(token)
+        assert model.length == len(PROMPT) + STEPS
+
+
+def test_the_cache_is_there_once(steps: tuple[Step, Step], first_soc: LocalSoc) -> None:
+    """Both steps write the same memory, of which each processor has its own groups."""
+    with decoder(steps, first_soc, "both", "both") as model:
+        kept = [model.session(name) for name in (PREFILL, DECODE)]
+        tensors = [state_tensors(own.executable) for own in kept]
+        assert tensors[0].keys() == tensors[1].keys()
+        assert len(tensors[0]) == 2 * 2 * SMALL.layers
+        for state, number in tensors[0].items():
+            held = kept[0].executable.tensors[number].held
+            assert held.channels.size == SMALL.groups // 2
+            places = [
+                own.executable.tensors[one[state]].buffer
+                for own, one in zip(kept, tensors, strict=True)
+            ]
+            if state[1] == "gpu":
+                memory = [own.device_memory(at) for own, at in zip(kept, places, strict=True)]
+                assert memory[0] is memory[1]
+
+
+def test_tokens_come_one_by_one_where_no_chunk_fits(
+    source: DecoderSource, steps: tuple[Step, Step], first_soc: LocalSoc
+) -> None:
+    words = (PROMPT * 3)[:CAPACITY]
+    reference = OrtDecoder(source, CAPACITY)
+    for word in words:
+        wanted = reference.decode(word)
+    with decoder(steps, first_soc, "cpu", "cpu") as model:
+        model.prefill(words[:3])
+        logits = model.prefill(words[3:])
+        np.testing.assert_allclose(logits, wanted, atol=1e-5 * np.abs(wanted).max())
+        with pytest.raises(CodlError, match=f"1 tokens .* capacity of {CAPACITY} 0 are left"):
+            model.decode(1)
+        model.reset()
+        with pytest.raises(CodlError, match=f"give 1 to {CAPACITY}, or a larger capacity"):
+            model.prefill([0] * (CAPACITY + 1))
+        with pytest.raises(CodlError, match="0 tokens are to be appended"):
+            model.prefill([])
+
+
+def test_plans_that_keep_a_cache_in_two_places_are_refused(
+    steps: tuple[Step, Step], first_soc: LocalSoc
+) -> None:
+    with pytest.raises(MismatchError, match="must cut what writes it alike"):
+        decoder(steps, first_soc, "cpu", "both")
