@@ -104,6 +104,13 @@ class ChainCosts:
     def __init__(self, network: Network, cost: CostModel, ratios: Sequence[float]) -> None:
         self.network, self.cost = network, cost
         self.last_reader = last_readers(network)
+        #: Constants that one layer alone reads. Both processors have them from the start, and they
+        #: lie as that layer wants them: they cost it something, and are no concern of chains.
+        self.lone = frozenset(
+            name
+            for name in network.constants
+            if len(network.readers(name)) == 1 and self.last_reader[name] < len(network.layers)
+        )
         self.sub_ops = SubOps(network.layers, cost, ratios)
         #: The regions that chains read and leave.
         self.regions = RegionTable(network.shapes)
@@ -135,8 +142,8 @@ class ChainCosts:
         return self._halo(walks, limited=False).steps()
 
     def _halo(self, walks: Sequence[Walk], *, limited: bool) -> HaloPropagation:
-        layers = self.network.layers
-        return HaloPropagation(layers, self.sub_ops, self.last_reader, walks, limited=limited)
+        known = self.network.layers, self.sub_ops, self.last_reader, self.lone
+        return HaloPropagation(*known, walks, limited=limited)
 
 
 class _Evaluation:
@@ -165,6 +172,11 @@ class _Evaluation:
         cpu, gpu = self._parts.T
         for side, parts in enumerate((cpu, gpu)):
             costs.sub_ops.fastest_ms(parts, side)
+        #: By layer and input, whether that is a constant of the layer alone.
+        self._is_lone = np.array(
+            [[at < len(layer.inputs) and layer.inputs[at] in costs.lone
+              for at in range(costs.sub_ops.needs.shape[1])] for layer in costs.network.layers]
+        )  # fmt: skip
         light = np.isin(self._layer, list(costs.in_onnx))
         common = costs.network, costs.cost, costs.sub_ops
         self._cpu = CpuShards(*common, cpu, light, len(walks))
@@ -258,7 +270,15 @@ class _Evaluation:
             numbers, which = np.unique(parts[rows], return_inverse=True)
             shapes = [self._sub_ops.op(number).output for number in numbers.tolist()]
             packing_ms[rows] += times[rows] * self._moves_ms(way, shapes)[which]
-        return packing_ms, np.asarray(8 * (loads + stores) * self._sub_ops.elements[parts], float)
+        packed_bytes = np.asarray(8 * (loads + stores) * self._sub_ops.elements[parts], float)
+        for at, is_lone in enumerate(self._is_lone.T):
+            needs = is_something(self._sub_ops.needs[parts, at])
+            rows = np.flatnonzero(is_lone[self._layer] & needs & ~self._cpu.in_onnx)
+            numbers, which = np.unique(parts[rows], return_inverse=True)
+            shapes = [self._sub_ops.op(number).inputs[at] for number in numbers.tolist()]
+            packing_ms[rows] += self._moves_ms("load", shapes)[which]
+            packed_bytes[rows] += np.array([2.0 * shape.bytes for shape in shapes])[which]
+        return packing_ms, packed_bytes
 
     def _moves_ms(self, way: Direction, shapes: Sequence[Shape]) -> Milliseconds:
         moves: list[Move] = [(way, shape) for shape in shapes]

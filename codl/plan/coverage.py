@@ -202,11 +202,12 @@ def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
     predictors = cost.predictors
     if not isinstance(predictors, Estimated):
         return ()
-    return tuple(
-        layer.name
-        for layer in network.layers
-        if any(t in predictors.rates for p in PROCESSORS for t in _targets(layer.op, cost.soc, p))
-    )
+    ops = {
+        op
+        for op in {layer.op for layer in network.layers}
+        if not predictors.rates.keys().isdisjoint(_targets(op, cost.soc))
+    }
+    return tuple(layer.name for layer in network.layers if layer.op in ops)
 
 
 def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> Rates | None:

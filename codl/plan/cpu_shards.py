@@ -185,7 +185,7 @@ class CpuShards:
             before, loads = net.layers_before, net.loads
             stores = ~in_onnx & (stores | net.is_read_elsewhere)
             needs = is_something(self._sub_ops.needs[self.parts[rows][items]])
-            for at, name in enumerate(layer.inputs):
+            for at, name in step.inputs:
                 self._nets.read(name, needs[:, at])
         self.saved_ms[rows][items] = self._call_ms * (before > 0)
         self.loaded[rows][items], self.stored[rows][items] = loads, stores

@@ -82,7 +82,7 @@ class GpuShards:
         self.ms[rows] = finite(stored_ms[chosen])[0] + copied_ms * copies[chosen]
         self.launches[rows] += (parts != NONE) * self._orders.others[order, storages]
         needs = is_something(self._sub_ops.needs[parts])
-        for at, name in enumerate(layer.inputs):
+        for at, name in step.inputs:
             if name not in self._wanted:
                 self._wanted[name] = np.zeros(self._walks, np.int64)
             own, reads = self._wanted[name], needs[:, at]

@@ -7,7 +7,7 @@ tensor stands in a row of that tensor's boxes, so that a layer is passed by all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,9 +48,12 @@ class ChainReads(NamedTuple):
 class LayerPass(NamedTuple):
     """The walks that pass a layer, their parts of it (walks, 2), and whether its output is read
     behind their chains; and what those of them read whose chains begin here.
+
+    `inputs` are the places and names of the layer's inputs, but for constants of its own.
     """
 
     layer: int
+    inputs: Sequence[tuple[int, str]]
     walks: Numbers
     parts: Numbers
     leaves: NDArray[np.bool_]
@@ -61,7 +64,7 @@ class HaloPropagation:
     """Walks of a network, last layer to first.
 
     `begins` (layers, walks) says where chains begin; with `limited`, a chain whose halo is too
-    large is left out.
+    large is left out. Constants that are `lone` are no part of what walks need.
     """
 
     def __init__(
@@ -69,12 +72,13 @@ class HaloPropagation:
         layers: Sequence[Layer],
         sub_ops: SubOps,
         last_reader: Mapping[str, int],
+        lone: Collection[str],
         walks: Sequence[Walk],
         *,
         limited: bool,
     ) -> None:
         self._layers, self._sub_ops, self._limited = layers, sub_ops, limited
-        self._last_reader, self._count = last_reader, len(walks)
+        self._last_reader, self._lone, self._count = last_reader, lone, len(walks)
         self._stop = np.array([walk.stop for walk in walks], np.int64)
         self._first = np.array([min(walk.starts) for walk in walks], np.int64)
         dims = np.array([DIMS.index(walk.dim) for walk in walks], np.int64)
@@ -113,14 +117,17 @@ class HaloPropagation:
             self.begins[: k + 1, lost] = False
             passing, parts, leaves = passing[stays], parts[stays], leaves[stays]
         needs = self._sub_ops.needs[parts]
-        inputs = self._layers[k].inputs
-        for at, name in enumerate(inputs):
+        inputs = [
+            (at, name) for at, name in enumerate(self._layers[k].inputs) if name not in self._lone
+        ]
+        for at, name in inputs:
             if name not in self._needed:
                 self._needed[name] = np.full((self._count, 2, 6), boxes.NOTHING, np.int64)
             own = self._needed[name]
             own[passing] = np.maximum(own[passing], needs[:, :, at])
-        self._needed = {name: self._needed[name] for name in inputs} | self._needed
-        return LayerPass(k, passing, parts, leaves, self._reads(passing[self.begins[k, passing]]))
+        self._needed = {name: self._needed[name] for _, name in inputs} | self._needed
+        reads = self._reads(passing[self.begins[k, passing]])
+        return LayerPass(k, inputs, passing, parts, leaves, reads)
 
     def _reads(self, begin: Numbers) -> ChainReads | None:
         """What the chains of some walks read that begin here."""

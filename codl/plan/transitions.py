@@ -9,7 +9,7 @@ for the one before, but for what it needs of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import ge, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -114,7 +114,7 @@ class Transitions:
         self.costs, self.network = costs, costs.network
         self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
         self._signals = costs.cost.signals
-        self._live = _live(self.network, costs.last_reader)
+        self._live = _live(self.network, costs.last_reader, costs.lone)
         #: The places in the holdings of what the CPU and the GPU have of each tensor, by point.
         self._places = [
             {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
@@ -307,11 +307,14 @@ class Transitions:
         return {name: np.array(list(own), np.int64) for name, own in rows.items()}
 
 
-def _live(network: Network, last_reader: Mapping[str, int]) -> list[tuple[str, ...]]:
+def _live(
+    network: Network, last_reader: Mapping[str, int], lone: Collection[str]
+) -> list[tuple[str, ...]]:
     """At every point between layers, the tensors that are there and still read."""
-    made = dict.fromkeys(last_reader, 0)
-    made |= {layer.output: at + 1 for at, layer in enumerate(network.layers)}
-    return [
-        tuple(sorted(n for n, last in last_reader.items() if made[n] <= at <= last))
-        for at in range(len(network.layers) + 1)
-    ]
+    points = len(network.layers) + 1
+    live: list[list[str]] = [[] for _ in range(points)]
+    made = {layer.output: at + 1 for at, layer in enumerate(network.layers)}
+    for name in sorted(last_reader.keys() - lone):
+        for at in range(made.get(name, 0), last_reader[name] + 1):
+            live[at].append(name)
+    return [tuple(names) for names in live]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from codl.ir import Network
 from codl.ir.plan import Plan
+from codl.plan.coverage import covered
 from codl.plan.search import search
 from codl.plan.single_processor import unless_alone
 from codl.predict.names import DEFAULT
@@ -17,6 +18,6 @@ from codl.strategies.base import Context, strategy
 
 @strategy("codl")
 def codl(network: Network, context: Context) -> Plan:
-    cost, objective = context.cost(DEFAULT), context.objective
+    cost, objective = covered(context.cost(DEFAULT), network), context.objective
     plan = search(network, cost, "codl", method=context.method, objective=objective)
     return unless_alone(plan, network, cost) if objective.is_latency else plan
