@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from codl.ir.plan import Sharing
+from codl.plan.candidate_chain import CandidateChain
 from codl.plan.candidates import Candidates
-from codl.plan.chain_costs import CandidateChain
 from codl.plan.cost_model import Pair
 from codl.plan.objective import LATENCY, NOTHING, Objective, Spent
 from codl.plan.transitions import START, Holdings, Transitions
@@ -169,8 +169,9 @@ class _Point:
     def keep(self, new: Label) -> None:
         """Add a label unless one that is there is as good in everything; drop what it beats."""
         own = self.labels.setdefault(new.holdings, [])
-        if any(label.beats(new) for label in own):
-            return
+        for label in own:
+            if label.beats(new):
+                return
         for label in [label for label in own if new.beats(label)]:
             own.remove(label)
             self._ends.remove(label.end_ms)

@@ -9,6 +9,7 @@ from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
 from codl.ir.plan import Chain, Plan, Sharing
 from codl.ir.types import PROCESSORS
+from codl.plan.candidate_chain import ChainKey
 from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import estimated, not_counted
@@ -57,21 +58,24 @@ def make_plan(
 
 def _choose(network: Network, plan: Plan, costs: ChainCosts) -> tuple[list[Chain], float]:
     """The plan's chains in the variants that are predicted fastest, and what they take in all."""
-    ratios, walks, start = costs.sub_ops.ratios, [], 0
+    ratios, stop = costs.sub_ops.ratios, 0
+    walks: dict[ChainKey, Walk] = {}
     for chain, layers in plan.layers(network):
-        stop = start + len(layers)
-        walks.append(Walk(stop, chain.dim, ratios.index(chain.gpu_ratio), frozenset([start])))
-        start = stop
-    table = costs.evaluate(walks)
-    if len(table.candidates) < len(walks):
-        raise _unsupported(costs, walks)
+        start, stop = stop, stop + len(layers)
+        walk = Walk(stop, chain.dim, ratios.index(chain.gpu_ratio), frozenset([start]))
+        walks[start, stop, chain.dim, chain.gpu_ratio] = walk
     transitions = Transitions(costs, plan.sharing)
-    transitions.prefetch(table)
+    new = [walk for key, walk in walks.items() if key not in costs.known]
+    if new:
+        transitions.prefetch(costs.evaluate(new))
+    if not walks.keys() <= costs.known.keys():
+        raise _unsupported(costs, new)
     clocks, holdings, chosen = START, transitions.start, []
-    for chain, candidate in zip(plan.chains, table.candidates, strict=True):
+    for chain, key in zip(plan.chains, walks, strict=True):
+        candidate = costs.known[key]
         clocks, holdings = transitions.after(clocks, holdings, candidate)
         variants: dict[str, Mapping[str, str]] = {
-            network.layers[k].name: own for k, own in table.variants(candidate) if own
+            network.layers[k].name: own for k, own in costs.chosen.variants(candidate) if own
         }
         chosen.append(replace(chain, variants=variants))
     return chosen, transitions.end_ms(clocks, holdings)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from codl.ir import Dim, Network
 from codl.ir.ops.base import AXES
-from codl.plan.chain_costs import CandidateChain, ChainCosts
+from codl.plan.candidate_chain import CandidateChain
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel, Milliseconds
 from codl.plan.halo_propagation import Walk
 
@@ -143,16 +144,27 @@ class Candidates:
                     yield Walk(stop, "H", step, frozenset(starts))
 
     def _split(self) -> Iterator[Walk]:
+        """Of layers behind each other with the same ops once, wherever they stand."""
+        known: dict[tuple[int, ...], list[Walk]] = {}
         for stop in range(1, len(self._layers) + 1):
-            for dim in AXES:
-                seen: set[tuple[int, ...]] = set()
-                for step, starts in self._first_by_step(stop, dim).items():
-                    # Ratios that cut at the same places are one.
-                    ops = self._sub_ops.op_of[min(starts) : stop]
-                    places = tuple(self._sub_ops.cuts(op, dim)[step] for op in ops)
-                    if places not in seen:
-                        seen.add(places)
-                        yield Walk(stop, dim, step, frozenset(starts))
+            ops = tuple(self._sub_ops.op_of[max(0, stop - LONGEST) : stop])
+            if ops not in known:
+                known[ops] = list(self._split_before(stop))
+            for walk in known[ops]:
+                moved = stop - walk.stop
+                starts = frozenset(start + moved for start in walk.starts) if moved else walk.starts
+                yield walk._replace(stop=stop, starts=starts)
+
+    def _split_before(self, stop: int) -> Iterator[Walk]:
+        for dim in AXES:
+            seen: set[tuple[int, ...]] = set()
+            for step, starts in self._first_by_step(stop, dim).items():
+                # Ratios that cut at the same places are one.
+                ops = self._sub_ops.op_of[min(starts) : stop]
+                places = tuple(self._sub_ops.cuts(op, dim)[step] for op in ops)
+                if places not in seen:
+                    seen.add(places)
+                    yield Walk(stop, dim, step, frozenset(starts))
 
     def _first_by_step(self, stop: int, dim: Dim) -> dict[int, set[int]]:
         """For every ratio, in steps, where the chains begin that end at `stop` and are worth it."""

@@ -8,27 +8,34 @@ is a difference of two running sums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codl.ir import Dim, Network, Shape
+from codl.ir import Network, Shape
 from codl.ir.types import PROCESSORS, Direction
-from codl.kernels.ort import CpuOrt
 from codl.lower.selection import residual_adds
-from codl.plan.cost_model import CostModel, Milliseconds, Move, Pair
+from codl.plan.candidate_chain import (
+    CandidateChain,
+    CandidateTable,
+    ChainKey,
+    Chosen,
+    ChosenRows,
+    Flags,
+    TensorNumbers,
+)
+from codl.plan.cost_model import CostModel, Milliseconds, Move
 from codl.plan.cpu_shards import CpuShards, onnx_layers
 from codl.plan.gpu_shards import GpuShards
 from codl.plan.halo_propagation import HaloPropagation, LayerPass, Walk
 from codl.plan.region_array import NONE, Numbers, RegionTable, is_something
+from codl.plan.repeats import Alike
 from codl.plan.subop_table import StorageOrders, SubOps
 
-Flags: TypeAlias = NDArray[np.bool_]
+#: Stretches of more layers than this are not compared.
+LONGEST_ALIKE = 32
 #: What is summed over the layers of a chain.
 COLUMNS = (
     "missing",
@@ -45,59 +52,6 @@ COLUMNS = (
 )
 
 
-class CandidateChain(NamedTuple):
-    """Layers `start` ... `stop` - 1 as one chain, cut, with what each shard takes.
-
-    `reads` and `leaves` are pairs of a processor's number, 0 for the CPU and 1 for the GPU, and a
-    region's: what the shards read from outside, in the order in which lowering asks for it, and
-    leave for others; the regions' notes are storage orders. `work_ms` is how long each shard takes
-    while the other one works, `alone_ms` how long its ops take alone; `launches` how many kernels,
-    or small groups of them, are launched; `weights` the bytes of weights of both. `rows` are the
-    chain's among its table's.
-    """
-
-    start: int
-    stop: int
-    dim: Dim
-    gpu_ratio: float
-    reads: Sequence[Sequence[int]]
-    leaves: Sequence[Sequence[int]]
-    work_ms: Pair
-    alone_ms: Pair
-    launches: int
-    weights: float
-    rows: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class CandidateTable:
-    """Candidates, and what was chosen for each of their layers: rows behind one another."""
-
-    candidates: list[CandidateChain]
-    #: The numbers of what chains read, and leave, on either processor.
-    reads: tuple[list[int], list[int]]
-    leaves: tuple[list[int], list[int]]
-    _sub_ops: SubOps
-    _layers: Numbers
-    _parts: Numbers
-    _in_onnx: Flags
-    _storages: Numbers
-
-    def variants(self, candidate: CandidateChain) -> list[tuple[int, dict[str, str]]]:
-        """The layers of a candidate, first to last, with the kernel variant of every part."""
-        chosen = []
-        for row in reversed(range(*candidate.rows)):
-            cpu, gpu = self._parts[row].tolist()
-            own: dict[str, str] = {}
-            if cpu != NONE:
-                is_onnx = bool(self._in_onnx[row])
-                own["cpu"] = CpuOrt.name if is_onnx else self._sub_ops.cpu_variant(cpu)
-            if gpu != NONE:
-                own["gpu"] = self._sub_ops.gpu_variant(gpu, int(self._storages[row]))
-            chosen.append((int(self._layers[row]), own))
-        return chosen
-
-
 class ChainCosts:
     """Costs of a network's chains, cut at some ratios, by one cost model."""
 
@@ -112,8 +66,15 @@ class ChainCosts:
             if len(network.readers(name)) == 1 and self.last_reader[name] < len(network.layers)
         )
         self.sub_ops = SubOps(network.layers, cost, ratios)
-        #: The regions that chains read and leave.
-        self.regions = RegionTable(network.shapes)
+        #: What was chosen for the layers of chains, and those that are known.
+        self.chosen = ChosenRows(self.sub_ops)
+        self.known: dict[ChainKey, CandidateChain] = {}
+        #: The regions that chains read and leave, of all tensors: results of layers first.
+        self.regions = RegionTable(network.shapes.values())
+        made = [layer.output for layer in network.layers]
+        others = list(network.shapes.keys() - set(made))
+        self.tensors = TensorNumbers([*made, *others], len(made))
+        self.live = live_tensors(network, self.last_reader, self.lone)
         self.orders = StorageOrders(cost.storages)
         numbers = {layer.name: number for number, layer in enumerate(network.layers)}
         results = [name for name, last in self.last_reader.items() if last == len(network.layers)]
@@ -129,13 +90,31 @@ class ChainCosts:
         joins = self.cost.rules.joins_onnx
         return onnx_layers(self.network, self.cost) if joins else frozenset()
 
+    @cached_property
+    def alike(self) -> Alike:
+        """Which stretches of the network are alike."""
+        added = set(self.adds.values())
+        notes = [
+            (op, at in self.in_onnx, at in added, self.adds[at] - at if at in self.adds else 0)
+            for at, op in enumerate(self.sub_ops.op_of)
+        ]
+        known = self.live, self.last_reader, self.lone
+        return Alike.of(self.network, notes, *known, longest=LONGEST_ALIKE)
+
     def evaluate(self, walks: Sequence[Walk], *, limited: bool = False) -> CandidateTable:
         """The chains of some walks that both processors have variants for.
 
-        With `limited`, those are left out that compute much twice.
+        With `limited`, those are left out that compute much twice. Walks that are alike are looked
+        at once.
         """
-        halo = self._halo(walks, limited=limited)
-        return _Evaluation(self, walks, halo.steps(), halo.begins).table()
+        numbers: dict[Hashable, int] = {}
+        which = [numbers.setdefault(self.alike.content(walk), len(numbers)) for walk in walks]
+        places = dict(zip(reversed(which), reversed(range(len(walks))), strict=True))
+        own = [walks[places[number]] for number in range(len(numbers))]
+        halo = self._halo(own, limited=limited)
+        table = _Evaluation(self, own, halo.steps(), halo.begins).table(walks, which)
+        self.known.update((candidate.key, candidate) for candidate in table.candidates)
+        return table
 
     def steps(self, walks: Sequence[Walk]) -> list[LayerPass]:
         """The parts of every layer that walks pass, last layer to first."""
@@ -157,7 +136,10 @@ class _Evaluation:
     ) -> None:
         self._walks, self._steps, self._begins = walks, steps, begins
         self._cost, self._sub_ops, self._regions = costs.cost, costs.sub_ops, costs.regions
-        self._network = costs.network
+        self._network, self._chosen, self._tensors = costs.network, costs.chosen, costs.tensors
+        shapes, numbers = costs.network.shapes, costs.regions.shapes
+        #: The number of the shape of every tensor.
+        self._shapes = np.array([numbers[shapes[name]] for name in costs.tensors.names])
         counts = [len(step.walks) for step in steps]
         self._layer = np.repeat([step.layer for step in steps], counts).astype(np.int64)
         self._walk, self._leaves, self._parts = (
@@ -186,24 +168,57 @@ class _Evaluation:
         backwards = begins[::-1].T
         self._chain = (np.cumsum(backwards).reshape(backwards.shape)[:, ::-1] - 1).T
 
-    def table(self) -> CandidateTable:
-        """All chains of the walks."""
+    def table(self, walks: Sequence[Walk], which: Sequence[int]) -> CandidateTable:
+        """All chains of `walks`, of which each is alike the one here of the number in `which`."""
         reads, leaves = self._read_rows(), self._left_rows()
         order = np.argsort(self._walk, kind="stable")  # of each walk, last layer to first
         first_row = np.searchsorted(self._walk[order], np.arange(len(self._walks)))
+        candidates = self._candidates(self._sums()[order], first_row, reads, leaves)
+        engines, storages = self._cpu.in_onnx[order], self._gpu.storages[order]
+        self._chosen.add(Chosen(self._layer[order], self._parts[order], engines, storages))
+        moved = np.array([walk.stop - self._walks[own].stop
+                          for walk, own in zip(walks, which, strict=True)], np.int64)  # fmt: skip
+        copies = np.array(which, np.int64), moved
         return CandidateTable(
-            self._candidates(self._sums()[order], first_row, reads, leaves),
-            (_numbers_of(reads, 0), _numbers_of(reads, 1)),
-            (_numbers_of(leaves, 0), _numbers_of(leaves, 1)),
-            self._sub_ops,
-            self._layer[order],
-            self._parts[order],
-            self._cpu.in_onnx[order],
-            self._gpu.storages[order],
+            [
+                candidate.moved(layers)
+                for own, layers in zip(which, moved.tolist(), strict=True)
+                for candidate in candidates[own]
+            ],
+            (self._held(reads, 0, *copies), self._held(reads, 1, *copies)),
+            (self._held(leaves, 0, *copies), self._held(leaves, 1, *copies)),
         )
 
+    def _held(self, rows: Numbers, side: int, which: Numbers, moved: Numbers) -> Numbers:
+        """The tensors and regions that a processor reads or leaves, each once: (items, 2).
+
+        In walks that are alike those in `which`, and stand `moved` layers behind them.
+        """
+        walk, start = self._ends
+        chain, _, seen, region = rows[rows[:, 1] == side, :4].T
+        order = np.argsort(which, kind="stable")
+        first = np.searchsorted(which[order], np.arange(len(self._walks) + 1))
+        counts = np.diff(first)[walk[chain]]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        layers = moved[order][np.repeat(first[walk[chain]], counts) + within]
+        seen, region, start = (np.repeat(x, counts) for x in (seen, region, start[chain]))
+        is_made = seen < self._tensors.layers
+        tensor = np.where(is_made, start + layers + seen, seen - self._tensors.layers)
+        keys = np.unique(tensor * len(self._regions.boxes) + region)
+        return np.column_stack(np.divmod(keys, len(self._regions.boxes)))
+
+    @cached_property
+    def _ends(self) -> tuple[Numbers, Numbers]:
+        """The walk, and the first layer, of every chain."""
+        walk, start = np.nonzero(self._begins.T[:, ::-1])
+        return walk, len(self._begins) - 1 - start
+
     def _read_rows(self) -> Numbers:
-        """Rows of a chain, a processor, a region and its loads: what is read from outside."""
+        """What is read from outside: rows of chain, processor, tensor, region and its loads.
+
+        Tensors are as seen from the chain's first layer.
+        """
+        tensor_numbers = {name: number for number, name in enumerate(self._tensors.names)}
         first = 0
         columns, read = [np.empty((5, 0), np.int64)], [np.empty((0, 6), np.int64)]
         for step in self._steps:
@@ -217,29 +232,32 @@ class _Evaluation:
             tensor, walk, side = at = np.nonzero(is_something(needed))
             notes = np.where(side == 1, self._gpu.wanted(tensors, walks)[tensor, walk], 0)
             loads = np.where(side == 0, self._cpu.loads(tensors, walks)[tensor, walk], 0)
-            numbers = np.array([self._regions.numbers[name] for name in tensors])[tensor]
+            numbers = np.array([tensor_numbers[name] for name in tensors])[tensor]
             chain = self._chain[step.layer, walks[walk]]
             columns.append(np.stack([chain, side, numbers, notes, loads]))
             read.append(needed[at])
         chain, side, tensor, notes, loads = np.concatenate(columns, axis=1)
-        regions = self._regions.of(tensor, np.concatenate(read), notes)
+        regions = self._regions.of(self._shapes[tensor], np.concatenate(read), notes)
         order = np.lexsort([side, chain])
-        return np.column_stack([chain, side, regions, loads])[order]
+        seen = self._tensors.seen_from(self._ends[1][chain], tensor)
+        return np.column_stack([chain, side, seen, regions, loads])[order]
 
     def _left_rows(self) -> Numbers:
-        """Rows of a chain, a processor and a region: what is left for others."""
+        """Rows of a chain, a processor, a tensor and a region: what is left for others."""
         row, side = at = np.nonzero(self._leaves[:, None] & (self._parts != NONE))
         layer, walk = self._layer[row], self._walk[row]
-        outputs = np.array([self._regions.numbers[one.output] for one in self._network.layers])
         notes = np.where(side == 1, self._gpu.orders(row), 0)
-        regions = self._regions.of(outputs[layer], self._sub_ops.boxes[self._parts[at]], notes)
+        boxes = self._sub_ops.boxes[self._parts[at]]
+        regions = self._regions.of(self._shapes[layer], boxes, notes)
         # A layer's output is left by all chains of the walk that begin at the layer or before it.
         first = self._chain[layer, walk] + ~self._begins[layer, walk]
         counts = np.cumsum(self._begins.sum(axis=0))[walk] - first
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         chain = np.repeat(first, counts) + within
         order = np.argsort(chain, kind="stable")
-        return np.column_stack([chain, np.repeat(side, counts), np.repeat(regions, counts)])[order]
+        side, layer, regions = (np.repeat(column, counts) for column in (side, layer, regions))
+        seen = self._tensors.seen_from(self._ends[1][chain], layer)
+        return np.column_stack([chain, side, seen, regions])[order]
 
     def _sums(self) -> Milliseconds:
         """What is summed over the layers of a chain, by row: (rows, columns)."""
@@ -287,10 +305,9 @@ class _Evaluation:
 
     def _candidates(
         self, sums: Milliseconds, first_row: Numbers, reads: Numbers, leaves: Numbers
-    ) -> list[CandidateChain]:
-        """Every chain that both processors have variants for; chains of a walk, shortest first."""
-        walk, start = np.nonzero(self._begins.T[:, ::-1])
-        start = len(self._begins) - 1 - start
+    ) -> list[list[CandidateChain]]:
+        """By walk, every chain that both processors have variants for, the shortest first."""
+        walk, start = self._ends
         stop = np.array([walk.stop for walk in self._walks], np.int64)[walk]
         first = first_row[walk]
         last = first + stop - start
@@ -301,19 +318,23 @@ class _Evaluation:
         able = np.flatnonzero(np.rint(totals["missing"]) == 0)
         reads_of, leaves_of = _by_chain(reads, len(walk)), _by_chain(leaves, len(walk))
         launches = np.rint(totals["launches"]).astype(np.int64)
-        columns = (able, walk, start, launches, totals["weights"], first, last)
-        rows = zip(*(column[able].tolist() for column in columns[1:]), strict=True)
+        first, last = first + self._chosen.count, last + self._chosen.count
+        columns = (walk, start, launches, totals["weights"], first, last)
+        rows = zip(*(column[able].tolist() for column in columns), strict=True)
         pairs = zip(map(tuple, works[able].tolist()), map(tuple, alone[able].tolist()), strict=True)
         ratios, walks = self._sub_ops.ratios, self._walks
-        return [
-            CandidateChain(
-                begin, walks[w].stop, walks[w].dim, ratios[walks[w].step], reads_of[at],
-                leaves_of[at], work_ms, alone_ms, count, weights, (first_, last_)
-            )
-            for at, (w, begin, count, weights, first_, last_), (work_ms, alone_ms) in zip(
-                able.tolist(), rows, pairs, strict=True
-            )
-        ]  # fmt: skip
+        found: list[list[CandidateChain]] = [[] for _ in walks]
+        for at, (w, begin, count, weights, first_, last_), (work_ms, alone_ms) in zip(
+            able.tolist(), rows, pairs, strict=True
+        ):
+            end, dim, step, _ = walks[w]
+            found[w].append(
+                CandidateChain(
+                    begin, end, dim, ratios[step], reads_of[at], leaves_of[at],
+                    work_ms, alone_ms, count, weights, (first_, last_)
+                )
+            )  # fmt: skip
+        return found
 
     def _works(self, totals: Mapping[str, Milliseconds]) -> tuple[Milliseconds, Milliseconds]:
         """Milliseconds of both shards of chains, each alone, and both at once; (chains, 2)."""
@@ -326,7 +347,7 @@ class _Evaluation:
 
     def _add_loads(self, totals: dict[str, Milliseconds], reads: Numbers) -> None:
         """What the CPU's nets pack of what chains read from outside."""
-        chain, _, numbers, loads = reads[reads[:, 3] > 0].T
+        chain, _, _, numbers, loads = reads[reads[:, 4] > 0].T
         own, which = np.unique(numbers, return_inverse=True)
         shapes = [self._regions.shape(number) for number in own.tolist()]
         load_ms = self._moves_ms("load", shapes)[which]
@@ -336,16 +357,10 @@ class _Evaluation:
         totals["cpu_bytes"] += np.bincount(chain, 2 * loads * size, count)
 
 
-def _numbers_of(held: Numbers, side: int) -> list[int]:
-    """The numbers of regions in rows of a chain, a processor and a region, each once."""
-    numbers: list[int] = np.unique(held[held[:, 1] == side, 2]).tolist()
-    return numbers
-
-
 def _by_chain(held: Numbers, count: int) -> list[list[list[int]]]:
-    """The processor and the region of rows that are ordered by chain, for each chain."""
+    """Tensor, processor and region of rows that are ordered by chain, for each chain."""
     bounds = np.searchsorted(held[:, 0], np.arange(count + 1)).tolist()
-    rows = held[:, 1:3].tolist()
+    rows = held[:, [2, 1, 3]].tolist()
     return [rows[first:last] for first, last in pairwise(bounds)]
 
 
@@ -356,3 +371,18 @@ def last_readers(network: Network) -> dict[str, int]:
         readers[layer.output] = -1
         readers |= dict.fromkeys(layer.inputs, index)
     return readers | {name: len(network.layers) for name, _ in network.outputs.values()}
+
+
+def live_tensors(
+    network: Network, last_reader: Mapping[str, int], lone: Collection[str]
+) -> list[tuple[str, ...]]:
+    """At every point between layers, the tensors that are there and still read, the oldest first.
+
+    But for constants that are `lone`.
+    """
+    live: list[list[str]] = [[] for _ in range(len(network.layers) + 1)]
+    made = {layer.output: at + 1 for at, layer in enumerate(network.layers)}
+    for name in sorted(last_reader.keys() - lone, key=lambda name: (made.get(name, 0), name)):
+        for at in range(made.get(name, 0), last_reader[name] + 1):
+            live[at].append(name)
+    return [tuple(names) for names in live]

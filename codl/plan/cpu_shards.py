@@ -31,6 +31,7 @@ def onnx_layers(network: Network, cost: CostModel) -> frozenset[int]:
     if cost.soc.is_replayed:
         return frozenset()
     layers = network.layers
+    cost.prefetch((layer.op for layer in layers), "cpu")
     variants = [own.get(None) for own in (cost.fastest_by_storage(x.op, "cpu") for x in layers)]
     in_onnx = [variant is not None and variant.variant == CpuOrt.name for variant in variants]
     if not any(in_onnx):

@@ -10,7 +10,8 @@ from codl.ir import Dim, Layer, Network, Region
 from codl.ir.plan import Chain, Plan, Sharing
 from codl.plan import region_array as boxes
 from codl.plan.build_plan import chain_of, make_plan
-from codl.plan.chain_costs import CandidateChain, ChainCosts
+from codl.plan.candidate_chain import CandidateChain
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel, Pair
 from codl.plan.coverage import covered
 from codl.plan.halo_propagation import Walk
@@ -97,27 +98,28 @@ class ChainSearch:
 
     def _isolated(self, candidate: CandidateChain) -> IsolatedChain:
         """A chain between tensors that are whole on the CPU."""
-        supply, regions = self._transitions.supply, self.costs.regions
+        supply, name_of = self._transitions.supply, self.costs.tensors.name
         layers = self.network.layers[candidate.start : candidate.stop]
         before = []
-        for side, need in candidate.reads:
-            tensor = regions.tensors[need]
+        for seen, side, need in candidate.reads:
+            tensor = name_of(candidate.start, seen)
             is_held = side == 0 or tensor in self._constants
             before.append(supply(side, self._whole(tensor) if is_held else NONE, need))
         clocks = self._transitions.stage_ms(START, before, candidate)
         left: dict[str, int] = {}
-        for side, number in candidate.leaves:
-            left.setdefault(regions.tensors[number], NONE)
+        for seen, side, number in candidate.leaves:
+            tensor = name_of(candidate.start, seen)
+            left.setdefault(tensor, NONE)
             if side == 0:
-                left[regions.tensors[number]] = number
+                left[tensor] = number
         after = [supply(0, number, self._whole(tensor)) for tensor, number in left.items()]
         clocks = self._transitions.stage_ms(clocks, after)
         chain = chain_of(layers, candidate.dim, candidate.gpu_ratio)
         return IsolatedChain(chain, candidate.alone_ms, max(clocks))
 
     def _whole(self, tensor: str) -> int:
-        whole = Region.whole(self.network.shapes[tensor])
-        return self.costs.regions.one(tensor, boxes.box(whole))
+        shape = self.network.shapes[tensor]
+        return self.costs.regions.one(shape, boxes.box(Region.whole(shape)))
 
     def plan(self, strategy: str, chains: Sequence[IsolatedChain]) -> Plan:
         """A plan of chosen chains, with the variants and the predicted latency of the whole."""

@@ -7,7 +7,7 @@ small ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from operator import mul
 
@@ -101,51 +101,53 @@ def count_of(shape: Shape) -> int:
 
 
 class RegionTable:
-    """Numbers for regions of some tensors, from 1 on, each with a note of how it is stored.
+    """Numbers for regions of tensors, from 1 on, each with a note of how it is stored.
 
-    `tensors`, `boxes` and `notes` are those of every number; a note is a number of the caller's.
-    `numbers` are those of the tensors.
+    Tensors of one shape share them. `wholes`, which are the tensors' shapes, `boxes` and `notes`
+    are those of every number; a note is a number of the caller's.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        self._shapes = shapes
-        self._names = list(shapes)
-        self.numbers = {name: at for at, name in enumerate(self._names)}
-        #: What a tensor's box is multiplied by, and what is added, for a key that no other has.
-        self._weights = np.array([weights_of(shape) for shape in shapes.values()])
-        self._first_key = np.cumsum([0, *map(count_of, shapes.values())])
+    def __init__(self, shapes: Iterable[Shape]) -> None:
+        self._shapes = list(dict.fromkeys(shapes))
+        self.shapes = {shape: at for at, shape in enumerate(self._shapes)}
+        #: What a shape's box is multiplied by, and what is added, for a key that no other has.
+        self._weights = np.array([weights_of(shape) for shape in self._shapes])
+        self._first_key = np.cumsum([0, *map(count_of, self._shapes)])
         self._known: dict[tuple[int, int], int] = {}
-        self.tensors: list[str] = [""]
+        self.wholes: list[Shape] = [Shape(0, 0, 0, 0)]
         self.boxes: list[tuple[int, ...]] = [(NOTHING,) * 6]
         self.notes: list[int] = [0]
 
-    def of(self, tensors: Numbers, boxes: Boxes, notes: Numbers) -> Numbers:
-        """The numbers of tensors' boxes (items, 6), none of nothing, with their notes; (items)."""
-        own = (boxes * self._weights[tensors]).sum(axis=1) + self._first_key[tensors]
+    def of(self, shapes: Numbers, boxes: Boxes, notes: Numbers) -> Numbers:
+        """The numbers of boxes (items, 6), none of nothing, with their notes; (items).
+
+        They are of tensors of numbered `shapes` (items).
+        """
+        own = (boxes * self._weights[shapes]).sum(axis=1) + self._first_key[shapes]
         keys = list(zip(own.tolist(), notes.tolist(), strict=True))
         known, places = self._known, dict(zip(keys, range(len(keys)), strict=True))
         for key, at in places.items():
             if key not in known:
-                self._add(self._names[tensors[at]], key, tuple(boxes[at].tolist()))
+                self._add(self._shapes[shapes[at]], key, tuple(boxes[at].tolist()))
         return np.array([known[key] for key in keys], np.int64)
 
-    def one(self, tensor: str, row: tuple[int, ...], note: int = 0) -> int:
-        """The number of a tensor's box; of nothing `NONE`."""
+    def one(self, shape: Shape, row: tuple[int, ...], note: int = 0) -> int:
+        """The number of a box of a tensor of a shape; of nothing `NONE`."""
         if row[1] == NOTHING:
             return NONE
-        at = self.numbers[tensor]
+        at = self.shapes[shape]
         key = sum(map(mul, self._weights[at].tolist(), row), int(self._first_key[at])), note
-        return self._known.get(key) or self._add(tensor, key, row)
+        return self._known.get(key) or self._add(shape, key, row)
 
     def noted(self, number: int, note: int) -> int:
         """The number of the same region with another note."""
         if self.notes[number] == note:
             return number
-        return self.one(self.tensors[number], self.boxes[number], note)
+        return self.one(self.wholes[number], self.boxes[number], note)
 
-    def _add(self, tensor: str, key: tuple[int, int], row: tuple[int, ...]) -> int:
+    def _add(self, shape: Shape, key: tuple[int, int], row: tuple[int, ...]) -> int:
         self._known[key] = number = len(self.boxes)
-        self.tensors.append(tensor)
+        self.wholes.append(shape)
         self.boxes.append(row)
         self.notes.append(key[1])
         return number
@@ -153,4 +155,4 @@ class RegionTable:
     def shape(self, number: int) -> Shape:
         """The shape of a numbered region, which must not be of nothing."""
         n0, n1, c0, c1, y0, y1 = self.boxes[number]
-        return Shape(n0 + n1, c0 + c1, y0 + y1, self._shapes[self.tensors[number]].w)
+        return Shape(n0 + n1, c0 + c1, y0 + y1, self.wholes[number].w)

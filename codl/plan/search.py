@@ -14,12 +14,14 @@ from codl.ir import Network
 from codl.ir.plan import Chain, Plan
 from codl.plan.beam_search import every_plan, fastest
 from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.candidate_chain import CandidateChain
 from codl.plan.candidates import Candidates
-from codl.plan.chain_costs import CandidateChain, ChainCosts
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.greedy import ChainSearch, greedy_chains, image_ratios, single_ops
 from codl.plan.objective import LATENCY, Objective
+from codl.plan.single_processor import unless_alone
 
 #: `serial`: every op a chain of its own. `greedy`: the paper's Algorithm 1. `dp`: a beam search,
 #: exact where a network has few chains. `exhaustive`: every chain at every ratio; for a few ops.
@@ -37,12 +39,14 @@ def search(
     *,
     method: str = "dp",
     objective: Objective = LATENCY,
+    may_be_alone: bool = False,
 ) -> Plan:
     """The plan that a method finds best, predicted; transfers are of what is missing only.
 
-    `method` is one of `METHODS`. Raises `UnknownNameError` where it is not, and `CodlError` where
-    the network has too many layers for `exhaustive`, where a method knows no objective but latency,
-    or where no plan keeps within the memory limit.
+    `method` is one of `METHODS`. Of plans of least latency it is one processor's, if it
+    `may_be_alone`, where two are predicted to gain next to nothing. Raises `UnknownNameError` for
+    another method, and `CodlError` where the network has too many layers for `exhaustive`, where a
+    method knows no objective but latency, or where no plan keeps within the memory limit.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
@@ -50,15 +54,24 @@ def search(
         cost = covered(cost, network)
         if not objective.is_latency:
             return _for_objective(network, cost, strategy, method, objective)
-        best, best_ms = None, inf
-        for option in METHODS[method](network, cost):
-            if best is not None and best_ms <= option.least_ms * (1 + CLOSE):
-                continue
-            plan = option.plan(network, cost, strategy)
-            if best is None or (plan.predicted_ms or 0.0) < best_ms:
-                best, best_ms = plan, plan.predicted_ms or 0.0
+        best, costs = _fastest_option(network, cost, strategy, method)
+        return unless_alone(best, network, cost, costs) if may_be_alone else best
+
+
+def _fastest_option(
+    network: Network, cost: CostModel, strategy: str, method: str
+) -> tuple[Plan, ChainCosts]:
+    """The fastest plan of a method's options, and the costs of its chains."""
+    best, best_ms, costs = None, inf, None
+    for option in METHODS[method](network, cost):
+        if best is not None and best_ms <= option.least_ms * (1 + CLOSE):
+            continue
+        plan = option.plan(network, cost, strategy)
+        if best is None or (plan.predicted_ms or 0.0) < best_ms:
+            best, best_ms, costs = plan, plan.predicted_ms or 0.0, option.costs
     assert best is not None
-    return best
+    assert costs is not None
+    return best, costs
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Processor
 from codl.kernels import registry
 from codl.plan.build_plan import chain_of, make_plan
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 
@@ -26,8 +27,12 @@ def one_processor(
     strategy: str,
     sharing: Sharing = "gather",
     method: str = "",
+    costs: ChainCosts | None = None,
 ) -> Plan:
-    """Every op on one processor, in its fastest variant; what that cannot do goes to the other."""
+    """Every op on one processor, in its fastest variant; what that cannot do goes to the other.
+
+    `costs` are those of chains by the same cost model, if there are any yet.
+    """
     cost, alone = covered(cost, network), _gpu_ratio(processor)
     latencies_ms = cost.fastest_ms((layer.op for layer in network.layers), processor)
     ratios = [alone if ms < inf else 1.0 - alone for ms in latencies_ms]
@@ -35,7 +40,9 @@ def one_processor(
         chain_of([layer for layer, _ in together], "H", ratio)
         for ratio, together in groupby(zip(network.layers, ratios, strict=True), itemgetter(1))
     ]
-    return make_plan(network, cost, chains, strategy=strategy, sharing=sharing, method=method)
+    return make_plan(
+        network, cost, chains, strategy=strategy, sharing=sharing, method=method, costs=costs
+    )
 
 
 def does_all(network: Network, cost: CostModel, processor: Processor) -> bool:
@@ -105,9 +112,14 @@ def preferring(network: Network, soc: Soc, processor: Processor) -> Plan:
     )
 
 
-def unless_alone(plan: Plan, network: Network, cost: CostModel) -> Plan:
-    """The plan, or the faster processor alone where the predicted gain is within the error."""
-    for alone in sorted(_alone(network, cost, plan.strategy), key=_predicted_ms):
+def unless_alone(
+    plan: Plan, network: Network, cost: CostModel, costs: ChainCosts | None = None
+) -> Plan:
+    """The plan, or the faster processor alone where the predicted gain is within the error.
+
+    `costs` are those of chains by the same cost model, if there are any yet.
+    """
+    for alone in sorted(_alone(network, cost, plan.strategy, costs), key=_predicted_ms):
         if _predicted_ms(plan) > cost.rules.worth * _predicted_ms(alone):
             return alone
     return plan
@@ -118,7 +130,9 @@ def _predicted_ms(plan: Plan) -> float:
     return plan.predicted_ms
 
 
-def _alone(network: Network, cost: CostModel, strategy: str) -> list[Plan]:
+def _alone(
+    network: Network, cost: CostModel, strategy: str, costs: ChainCosts | None
+) -> list[Plan]:
     """The network on either processor that has variants for all of it."""
     return [
         one_processor(
@@ -128,6 +142,7 @@ def _alone(network: Network, cost: CostModel, strategy: str) -> list[Plan]:
             strategy=strategy,
             sharing="missing",
             method=f"the {processor} alone: two gain less than {1 - cost.rules.worth:.0%}",
+            costs=costs,
         )
         for processor in PROCESSORS
         if does_all(network, cost, processor)

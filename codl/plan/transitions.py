@@ -9,18 +9,19 @@ for the one before, but for what it needs of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import ge, itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from codl.ir import Network, Region, Shape
+from codl.ir import Region, Shape
 from codl.ir.plan import Sharing
 from codl.ir.types import PROCESSORS, Direction
 from codl.lower.partition import WAYS, Residency
 from codl.plan import region_array as boxes
-from codl.plan.chain_costs import CandidateChain, CandidateTable, ChainCosts
+from codl.plan.candidate_chain import CandidateChain, CandidateTable
+from codl.plan.chain_costs import ChainCosts
 from codl.plan.cost_model import Move, Pair
 from codl.plan.region_array import NONE, Boxes
 
@@ -95,16 +96,31 @@ def after_stage(
     return cpu + works[0], gpu
 
 
-class _Change(NamedTuple):
-    """What a chain does to what is held.
-
-    `needs` are places in the holdings, the processors, and the regions' numbers; `made` the numbers
-    of what it leaves; and `next` takes the next holdings from the last ones and those.
+class _Exchange(NamedTuple):
+    """What happens before a chain where some regions are held: what moves, what enqueueing that and
+    the chain takes, and copies on the GPU; and then what is held of what was needed, and is made.
     """
 
-    needs: tuple[tuple[int, int, int], ...]
+    transfers: tuple[TransferCost, ...]
+    launches_ms: Pair
+    copies_ms: float
+    held: Holdings
+
+
+class _Change(NamedTuple):
+    """What chains that are alike do to what is held.
+
+    `needs` are the processors and the regions' numbers of what they need, and `held` takes what is
+    held of that from the holdings; `made` are the numbers of what they leave. `exchanges` are those
+    that are known, by what was held; `next` takes the next holdings from the last ones and an
+    exchange's.
+    """
+
+    needs: tuple[tuple[int, int], ...]
+    held: Callable[[Holdings], Holdings]
     made: tuple[int, ...]
-    next: itemgetter[Any] | None
+    next: Callable[[Holdings], Holdings]
+    exchanges: dict[Holdings, _Exchange]
 
 
 class Transitions:
@@ -114,23 +130,23 @@ class Transitions:
         self.costs, self.network = costs, costs.network
         self._cost, self._sharing, self._regions = costs.cost, sharing, costs.regions
         self._signals = costs.cost.signals
-        self._live = _live(self.network, costs.last_reader, costs.lone)
+        self._live = costs.live
         #: The places in the holdings of what the CPU and the GPU have of each tensor, by point.
         self._places = [
             {name: (2 * at, 2 * at + 1) for at, name in enumerate(names)} for names in self._live
         ]
         fresh = Residency(self.network, sharing)
         self.start: Holdings = tuple(
-            self._regions.one(name, boxes.box(fresh.held[side].get(name)))
+            self._regions.one(self.network.shapes[name], boxes.box(fresh.held[side].get(name)))
             for name in self._live[0]
             for side in PROCESSORS
         )
+        shapes = ((name, self.network.shapes[name]) for name, _ in self.network.outputs.values())
         self._results = {
-            holder: self._regions.one(holder, boxes.box(Region.whole(self.network.shapes[holder])))
-            for holder, _ in self.network.outputs.values()
+            name: self._regions.one(shape, boxes.box(Region.whole(shape))) for name, shape in shapes
         }
-        self._changes: dict[int, tuple[CandidateChain, _Change]] = {}
-        self._stretches: dict[tuple[int, int], tuple[dict[str, int], itemgetter[Any] | None]] = {}
+        #: By the rows of chains that are alike.
+        self._changes: dict[tuple[int, int], _Change] = {}
         self._supplies: dict[tuple[int, int, int], Supply] = {}
         self._launches_ms: dict[int, float] = {}
         self._transfer_costs: dict[Move, TransferCost] = {}
@@ -139,23 +155,40 @@ class Transitions:
         self, clocks: Pair, holdings: Holdings, candidate: CandidateChain
     ) -> tuple[Pair, Holdings]:
         """The clocks after a chain, and what is then held of all that is still read."""
-        change = self._change(candidate)
-        held = list(holdings)
-        supplies = []
-        for place, side, need in change.needs:
-            asked = (side, held[place], need)
-            supply = self._supplies.get(asked) or self.supply(*asked)
-            held[place] = supply.held
-            supplies.append(supply)
-        holdings = change.next((*held, *change.made)) if change.next else ()
-        return self.stage_ms(clocks, supplies, candidate), holdings
+        change = self._changes.get(candidate.rows) or self._change(candidate)
+        held = change.held(holdings)
+        exchange = change.exchanges.get(held) or self._exchange(change, held, candidate)
+        transfers, launches_ms, copies_ms, now = exchange
+        begin_ms, works = self._signals.first_launch_ms, candidate.work_ms
+        clocks = after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
+        return clocks, change.next(holdings + now)
+
+    def _exchange(self, change: _Change, held: Holdings, candidate: CandidateChain) -> _Exchange:
+        """What happens before chains that are alike where that is held of what they need."""
+        supplies = [
+            self.supply(side, own, need)
+            for own, (side, need) in zip(held, change.needs, strict=True)
+        ]
+        now = (*(supply.held for supply in supplies), *change.made)
+        exchange = _Exchange(*self._enqueued(supplies, candidate.launches), now)
+        change.exchanges[held] = exchange
+        return exchange
 
     def stage_ms(
         self, clocks: Pair, supplies: Sequence[Supply], candidate: CandidateChain | None = None
     ) -> Pair:
         """The clocks after an exchange and, where there is one, a chain."""
+        works, launches = (candidate.work_ms, candidate.launches) if candidate else (START, 0)
+        transfers, launches_ms, copies_ms = self._enqueued(supplies, launches)
+        begin_ms = self._signals.first_launch_ms
+        return after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
+
+    def _enqueued(
+        self, supplies: Sequence[Supply], launches: int
+    ) -> tuple[tuple[TransferCost, ...], Pair, float]:
+        """The transfers of an exchange, what enqueueing them and a chain takes, and copies."""
         transfers: list[TransferCost] = []
-        first, count, copies_ms = 0, 0, 0.0
+        first, count, copies_ms = 0, launches, 0.0
         for supply in supplies:
             transfers += supply.transfers
             first += supply.to_cpu
@@ -164,13 +197,8 @@ class Transitions:
         more = self._signals.launches - 1  # of each transfer to the CPU
         count += len(transfers) + more * first
         first += more * first
-        works = START
-        if candidate is not None:
-            count, works = count + candidate.launches, candidate.work_ms
         first_ms = self.launches_ms(first)
-        launches_ms = first_ms, self.launches_ms(count) - first_ms
-        begin_ms = self._signals.first_launch_ms
-        return after_stage(clocks, transfers, launches_ms, works, copies_ms, begin_ms)
+        return tuple(transfers), (first_ms, self.launches_ms(count) - first_ms), copies_ms
 
     def end_ms(self, clocks: Pair, holdings: Holdings) -> float:
         """When the results lie whole with the CPU."""
@@ -193,11 +221,11 @@ class Transitions:
         return self._supplies[asked]
 
     def _supply(self, side: int, held: int, need: int) -> Supply:
-        regions, tensor = self._regions, self._regions.tensors[need]
+        regions = self._regions
         now: int = held
         transfers: tuple[TransferCost, ...] = ()
         if not all(map(ge, regions.boxes[held], regions.boxes[need])):
-            now, transfers = self._fetched(side, tensor, held, need)
+            now, transfers = self._fetched(side, held, need)
         if side == 0:
             return Supply(now, transfers, len(transfers))
         kept, copies, measured = self.costs.orders.copies(regions.notes[held], regions.notes[need])
@@ -206,21 +234,19 @@ class Transitions:
             copies_ms = measured * self._cost.sharing_ms("relayout", regions.shape(need))
         return Supply(regions.noted(now, kept), transfers, 0, copies, copies_ms)
 
-    def _fetched(
-        self, side: int, tensor: str, held: int, need: int
-    ) -> tuple[int, tuple[TransferCost, ...]]:
+    def _fetched(self, side: int, held: int, need: int) -> tuple[int, tuple[TransferCost, ...]]:
         """What a processor holds that has fetched what it lacked of a region, and the transfers.
 
         As `codl.lower.partition.lacking` has it.
         """
-        regions, shape = self._regions, self.network.shapes[tensor]
+        regions, shape = self._regions, self._regions.wholes[need]
         is_whole = self._sharing == "gather"
         wanted = boxes.box(Region.whole(shape)) if is_whole else regions.boxes[need]
         joined = tuple(map(max, regions.boxes[held], wanted))
         missing = boxes.pieces_around(regions.boxes[held], joined)
         way = WAYS[PROCESSORS[side]]
         transfers = tuple(self._transfer((way, Shape._make((*size, shape.w)))) for size in missing)
-        return regions.one(tensor, joined), transfers
+        return regions.one(shape, joined), transfers
 
     def _transfer(self, move: Move) -> TransferCost:
         if move not in self._transfer_costs:
@@ -229,33 +255,33 @@ class Transitions:
         return self._transfer_costs[move]
 
     def _change(self, candidate: CandidateChain) -> _Change:
-        known = self._changes.get(id(candidate))
-        if known is not None:
-            return known[1]
-        tensor_of, before = self._regions.tensors, self._places[candidate.start]
-        needs = tuple((before[tensor_of[need]][side], side, need) for side, need in candidate.reads)
-        new, next_ = self._stretch(candidate.start, candidate.stop)
+        """What a chain does to what is held; noted for all that are alike."""
+        start, stop = candidate.start, candidate.stop
+        before, live = self._places[start], self._live[stop]
+        name_of = self.costs.tensors.name
+        needs = [(name_of(start, seen), side, need) for seen, side, need in candidate.reads]
+        new = {name: 2 * at for at, name in enumerate(n for n in live if n not in before)}
         made = [NONE] * (2 * len(new))  # also of one of no size, of which neither has anything
-        for side, number in candidate.leaves:
-            made[2 * new[tensor_of[number]] + side] = number
-        change = _Change(needs, tuple(made), next_)
-        self._changes[id(candidate)] = candidate, change  # which keeps the id
+        for seen, side, number in candidate.leaves:
+            made[new[name_of(start, seen)] + side] = number
+        # Behind what was held stands what is held of what was needed, and then what is made.
+        first = 2 * len(before)
+        at_needs = [before[name][side] for name, side, _ in needs]
+        now = list(range(first))
+        for at, place in enumerate(at_needs):
+            now[place] = first + at
+        first += len(needs)
+        places = {name: (now[cpu], now[gpu]) for name, (cpu, gpu) in before.items()}
+        places |= {name: (first + at, first + at + 1) for name, at in new.items()}
+        change = _Change(
+            tuple((side, need) for _, side, need in needs),
+            _taking(at_needs),
+            tuple(made),
+            _taking([place for name in live for place in places[name]]),
+            {},
+        )
+        self._changes[candidate.rows] = change
         return change
-
-    def _stretch(self, start: int, stop: int) -> tuple[dict[str, int], itemgetter[Any] | None]:
-        """What chains from one point to another make, numbered, and what takes next holdings."""
-        if (start, stop) not in self._stretches:
-            before, after = self._places[start], self._live[stop]
-            made = [name for name in after if name not in before]
-            # Behind what was held stands what is made, on the CPU and the GPU, tensor by tensor.
-            first = 2 * len(before)
-            places = dict(before)
-            for at, name in enumerate(made):
-                places[name] = first + 2 * at, first + 2 * at + 1
-            wanted = [place for name in after for place in places[name]]
-            getter = itemgetter(*wanted) if wanted else None  # two places or more
-            self._stretches[start, stop] = {name: at for at, name in enumerate(made)}, getter
-        return self._stretches[start, stop]
 
     def prefetch(self, table: CandidateTable) -> None:
         """Predict all that may have to move between any two chains of a table, in one batch.
@@ -268,9 +294,9 @@ class Transitions:
             return
         moves: list[Move] = []
         for side, processor in enumerate(PROCESSORS):
-            results = [] if side else self._results.values()
+            results = {} if side else self._results
             left = self._by_tensor(table.leaves[side])
-            read = self._by_tensor([*table.reads[side], *results])
+            read = self._by_tensor(table.reads[side], results)
             moves += [(WAYS[processor], shape) for shape in self._between(left, read)]
         self._cost.prefetch_sharing(moves)
 
@@ -298,23 +324,22 @@ class Transitions:
             for n, c, h in set(map(tuple, np.concatenate(own).tolist()))
         ]
 
-    def _by_tensor(self, numbers: Sequence[int]) -> dict[str, Boxes]:
-        """Regions by number, as boxes (regions, 6) by tensor."""
+    def _by_tensor(
+        self, held: boxes.Numbers, more: Mapping[str, int] | None = None
+    ) -> dict[str, Boxes]:
+        """Regions of tensors, both by number (items, 2), as boxes (regions, 6) by tensor."""
         rows: dict[str, dict[tuple[int, ...], None]] = {}
-        for number in numbers:
-            own = rows.setdefault(self._regions.tensors[number], {})
-            own[self._regions.boxes[number]] = None
+        names, all_boxes = self.costs.tensors.names, self._regions.boxes
+        for tensor, number in held.tolist():
+            rows.setdefault(names[tensor], {})[all_boxes[number]] = None
+        for name, number in (more or {}).items():
+            rows.setdefault(name, {})[all_boxes[number]] = None
         return {name: np.array(list(own), np.int64) for name, own in rows.items()}
 
 
-def _live(
-    network: Network, last_reader: Mapping[str, int], lone: Collection[str]
-) -> list[tuple[str, ...]]:
-    """At every point between layers, the tensors that are there and still read."""
-    points = len(network.layers) + 1
-    live: list[list[str]] = [[] for _ in range(points)]
-    made = {layer.output: at + 1 for at, layer in enumerate(network.layers)}
-    for name in sorted(last_reader.keys() - lone):
-        for at in range(made.get(name, 0), last_reader[name] + 1):
-            live[at].append(name)
-    return [tuple(names) for names in live]
+def _taking(places: Sequence[int]) -> Callable[[Holdings], Holdings]:
+    """What takes these places out of holdings."""
+    if len(places) > 1:
+        getter: Callable[[Holdings], Holdings] = itemgetter(*places)
+        return getter
+    return lambda holdings: tuple(holdings[place] for place in places)

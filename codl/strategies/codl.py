@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from codl.ir import Network
 from codl.ir.plan import Plan
-from codl.plan.coverage import covered
 from codl.plan.search import search
-from codl.plan.single_processor import unless_alone
 from codl.predict.names import DEFAULT
 from codl.strategies.base import Context, strategy
 
 
 @strategy("codl")
 def codl(network: Network, context: Context) -> Plan:
-    cost, objective = covered(context.cost(DEFAULT), network), context.objective
-    plan = search(network, cost, "codl", method=context.method, objective=objective)
-    return unless_alone(plan, network, cost) if objective.is_latency else plan
+    cost = context.cost(DEFAULT)
+    return search(
+        network, cost, "codl", method=context.method, objective=context.objective, may_be_alone=True
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,8 @@ def constant(parts: dict[str, float]) -> dict[str, Line]:
 def test_parts_are_predicted_in_few_batches(network: Network) -> None:
     law = SyntheticPredictors()
     ChainSearch(network, CostModel(SOC, law))
-    assert len(law.asked) == len(set(law.asked))
+    most = max(Counter(law.asked).values())
+    assert most == 2  # whole ops, and then parts
 
 
 def test_plan_round_trip_and_refusals(network: Network, tmp_path: Path) -> None:

@@ -77,21 +77,26 @@ def test_walks_cut_chains_as_lowering_does(network: Network, data: st.DataObject
                 (candidate.reads, shard.inputs),
                 (candidate.leaves, shard.left(outputs)),
             ):
-                held = [number for owner, number in rows if owner == side]
-                table = {costs.regions.tensors[n]: boxes.region(costs.regions.boxes[n])
-                         for n in held}  # fmt: skip
-                assert table == {n: r for n, r in regions_of.items() if not r.is_empty}
+                table = {
+                    costs.tensors.name(candidate.start, seen): costs.regions.boxes[number]
+                    for seen, owner, number in rows
+                    if owner == side
+                }
+                # Constants that one layer alone reads are there from the start.
+                assert {name: boxes.region(box) for name, box in table.items()} == {
+                    n: r for n, r in regions_of.items() if not r.is_empty and n not in costs.lone
+                }
 
 
 def test_a_region_has_one_number_by_its_note() -> None:
-    table = boxes.RegionTable({"x": SHAPE})
+    table = boxes.RegionTable([SHAPE])
     box = boxes.box(Region.whole(SHAPE))
-    first = table.one("x", box)
-    assert table.one("x", box) == first
+    first = table.one(SHAPE, box)
+    assert table.one(SHAPE, box) == first
     assert table.noted(first, 3) != first
     numbers = table.of(np.array([0]), np.array([box]), np.array([3]))
     assert numbers.tolist() == [table.noted(first, 3)]
     assert table.shape(first) == SHAPE
-    assert table.one("x", boxes.box(None)) == boxes.NONE
+    assert table.one(SHAPE, boxes.box(None)) == boxes.NONE
     with pytest.raises(KeyError):
-        table.one("y", box)
+        table.one(SHAPE._replace(w=7), box)

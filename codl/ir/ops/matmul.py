@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -148,13 +149,13 @@ class MatMul(NdOp):
     def n(self) -> int:
         return self.sizes[1][-2 if self.trans_b else -1]
 
-    @property
+    @cached_property
     def batch(self) -> Sizes:
         """The sizes of the output's batch axes."""
         a, b = self.sizes
         return np.broadcast_shapes(a[:-2], b[:-2])
 
-    @property
+    @cached_property
     def out_sizes(self) -> Sizes:
         return (*self.batch, self.m, self.n)
 

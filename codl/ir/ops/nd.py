@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -96,7 +97,7 @@ class NdOp(Op):
         """The fields, `shapes` apart, of the op that computes these ranges of free axes."""
         return {}
 
-    @property
+    @cached_property
     def dims(self) -> tuple[Dim, ...]:
         """By the free axes, the outermost first: what that cuts lies densely."""
         free, sizes = set(self.free_axes), self.out_sizes
@@ -111,7 +112,7 @@ class NdOp(Op):
         sources = [(self.source(axis, index), sizes) for index, sizes in enumerate(self.shapes)]
         return all(own is None or own < len(dims_of(sizes)) for own, sizes in sources)
 
-    @property
+    @cached_property
     def carries_channels(self) -> bool:
         axis = 0 if len(self.out_sizes) == 1 else 1
         sources = (self.source(axis, index) for index in range(len(self.shapes)))
