@@ -179,6 +179,7 @@ def _result(
         "energy_sensors": list(done.energy_sensors),
         "source": "measured",
         "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
+        "planned_fallbacks": [asdict(one) for one in engine.plan.fallbacks],
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,
         "options": {**asdict(wanted), "threads": engine.soc.placement.threads},

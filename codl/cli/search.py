@@ -296,6 +296,8 @@ def plan_table(plan: Plan, search_ms: float | None = None) -> Table:
         table.caption += f" by {plan.method}"
     if plan.predicted_mj is not None:
         table.caption += f", {plan.predicted_mj:.1f} mJ"
+    if plan.fallbacks:
+        table.caption += f"\nin other variants than planned: {', '.join(map(str, plan.fallbacks))}"
     if plan.not_counted:
         table.caption += f"\nnot counted, for want of latencies: {', '.join(plan.not_counted)}"
     if plan.estimated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,21 +26,30 @@ from codl.cli.options import (
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_budget,
     read_shapes,
 )
 from codl.cli.output import emit, note, progress
+from codl.errors import CodlError
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
+from codl.ir import soc as socs
+from codl.ir.fallbacks import OpFallback
 from codl.ir.plan import Plan
+from codl.lower import lower
 from codl.measure import dataset as datasets
 from codl.measure.inputs import SEED, random_inputs
+from codl.plan.fallbacks import for_soc
+from codl.plan.price import price
 from codl.plan.single_processor import preferring
 from codl.predict.names import FOLDER
 from codl.strategies import Context
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
+from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
 from codl.validate.references import Model
+from codl.validate.remedy import BUDGET_S, Remedy, find_remedy, reason_of
 from codl.validate.validation import COSINE, Validation, validate
 
 InputOption = Annotated[
@@ -50,6 +60,25 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs
 CosineOption = Annotated[
     float,
     typer.Option("--cosine", min=-1.0, max=1.0, help="Outputs are right from this cosine on."),
+]
+HalfOption = Annotated[
+    bool,
+    typer.Option(
+        "--half",
+        help="Store the GPU's tensors as halves, and find the ops that must stay in float32.",
+    ),
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Look for no fallback: what is wrong is an error.")
+]
+BudgetOption = Annotated[
+    str, typer.Option("--budget", help="Time to look for a fallback, such as 90s or 10m.")
+]
+WritePlanOption = Annotated[
+    Path | None, typer.Option("--write-plan", help="Write the plan, with its fallbacks, to a file.")
+]
+WriteSocOption = Annotated[
+    bool, typer.Option("--write-soc", help="Add the fallbacks to the SoC file.")
 ]
 ResultOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write the result to this file as JSON.")
@@ -65,6 +94,11 @@ def validate_plan(
     inputs: InputOption = None,
     seed: SeedOption = SEED,
     cosine: CosineOption = COSINE,
+    half: HalfOption = False,
+    strict: StrictOption = False,
+    budget: BudgetOption = f"{BUDGET_S:g}s",
+    write_plan: WritePlanOption = None,
+    write_soc: WriteSocOption = False,
     batch: BatchOption = None,
     shape: ShapeOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
@@ -81,10 +115,14 @@ def validate_plan(
     look different. Where no predictors are trained and neither --plan nor --strategy is given, all
     ops are checked on the GPU that it has kernels for.
 
-    The exit code is 1 where anything is wrong.
+    Where something is wrong, the smallest change is looked for with which it is right: ops run in
+    another variant, in one that stores float32, or on the other processor. That is the `fallback`;
+    --write-plan and --write-soc keep it for the next run. The exit code is 1 where there is none,
+    or --strict forbids it.
 
     [dim]Examples:[/dim]
     codl validate yolov2 --soc host
+    codl validate yolov2 --soc host --half --write-plan half.json
     codl validate model.onnx --soc host --plan plan.json --input in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
     """
@@ -103,19 +141,33 @@ def validate_plan(
     with closing(connect(serial, described)) as target:
         context = replace(context, target=target)
         chosen = _plan(plan, strategy, deployed, loaded.network, context)
+        if half:
+            chosen = halved(loaded.network, chosen, described)
         bench = Bench(loaded, target, context.tuning, [loaded.shaped(given)])
         with progress(f"Ops of {loaded.network.name}") as update:
             found = validate(bench, chosen, cosine=cosine, progress=update)
+        remedy = None
+        if not (found.ok or strict):
+            note(found.diagnosis)
+            note("Looking for the smallest change with which it is right")
+            remedy = find_remedy(bench, found, budget_s=read_budget(budget))
+            remedy = replace(remedy, plan=_priced(remedy.plan, chosen, loaded.network, context))
+    if write_plan is not None:
+        note(f"Wrote {(remedy.plan if remedy else chosen).save(write_plan)}")
+    if write_soc and remedy is not None and remedy.fallbacks:
+        note(f"Wrote {_add_to_soc(soc, for_soc(loaded.network, remedy.fallbacks))}")
     result = {
         "serial": serial,
         "soc": described.name,
         "batch": batch,
         "input": None if inputs is None else str(inputs),
         "seed": None if inputs is not None else seed,
-        **_result(found),
+        **_result(found, remedy),
     }
-    emit("validate", result, lambda: _tables(found), as_json=json, output=output)
-    if not found.ok:
+    emit("validate", result, lambda: _tables(found, remedy), as_json=json, output=output)
+    if strict and found.whole.refused:
+        raise CodlError(f"--strict: {'; '.join(map(str, found.whole.refused))}")
+    if not found.ok and not (remedy and remedy.ok):
         raise typer.Exit(1)
 
 
@@ -137,7 +189,23 @@ def _plan(
     return preferring(network, context.soc, "gpu")
 
 
-def _result(found: Validation) -> dict[str, Any]:
+def _priced(plan: Plan, before: Plan, network: Network, context: Context) -> Plan:
+    """The plan with what is predicted of it, where that was predicted of the one before."""
+    cost = context.default_cost(network)
+    if cost is None or before.predicted_ms is None:
+        return plan
+    executable = lower(network, plan, context.soc, context.tuning)
+    return replace(plan, predicted_ms=price(executable, cost).latency_ms)
+
+
+def _add_to_soc(name: str, fallbacks: Sequence[OpFallback]) -> Path:
+    """Write a SoC file with more fallbacks, those of before included."""
+    facts = socs.load(name)
+    known = {(one.op, one.processor, one.variant): one for one in (*facts.fallbacks, *fallbacks)}
+    return replace(facts, fallbacks=tuple(known.values())).save(socs.own_path_of(name))
+
+
+def _result(found: Validation, remedy: Remedy | None) -> dict[str, Any]:
     bad = found.first_bad
     return {
         "model": found.plan.model,
@@ -145,7 +213,8 @@ def _result(found: Validation) -> dict[str, Any]:
         "ok": found.ok,
         "diagnosis": found.diagnosis,
         "first_bad": None if bad is None else bad.use.layer.name,
-        "fallback": [],
+        "fallback": [] if remedy is None else [asdict(one) for one in remedy.fallbacks],
+        "remedy": None if remedy is None else _remedy(remedy),
         "reference": found.reference,
         "references": asdict(found.references),
         "outputs": asdict(found.whole.worst),
@@ -158,7 +227,18 @@ def _result(found: Validation) -> dict[str, Any]:
     }
 
 
-def _tables(found: Validation) -> Group:
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    """How right the plan is with its fallbacks."""
+    return {
+        "ok": remedy.ok,
+        "outputs": None if remedy.whole is None else asdict(remedy.whole),
+        "unmet": [one.use.layer.name for one in remedy.unmet],
+        "plans_tried": remedy.tried,
+        "predicted_ms": remedy.plan.predicted_ms,
+    }
+
+
+def _tables(found: Validation, remedy: Remedy | None) -> Group:
     columns = ("", "op", "processor", "variant", "stored", "cosine", "error", "largest", "so far")
     table = Table(*columns, "why there", title=f"Ops of {found.plan.model}", title_justify="left")
     for row in found.rows():
@@ -180,21 +260,34 @@ def _tables(found: Validation) -> Group:
         "error: the largest difference over the largest value, of the op alone; so far: the same "
         "in the whole plan up to here. Everything is computed and accumulated in float32."
     )
-    return Group(table, *map(escape, _lines(found)))
+    return Group(table, *map(escape, _lines(found)), *map(escape, _fallback_lines(remedy)))
 
 
 def _lines(found: Validation) -> list[str]:
     outputs = found.whole.worst
     lines = [
-        f"{one.use.label} on the {one.use.processor} in {one.use.variant}: {one.verdict}"
-        + (f", {one.reason}" if one.reason else "")
-        + (f", {one.closeness.nan} NaN" if one.closeness.nan else "")
-        + (f", {one.closeness.inf} infinite" if one.closeness.inf else "")
-        + (f", {one.closeness.overflow} too large to store" if one.closeness.overflow else "")
+        f"{one.use.label} on the {one.use.processor} in {one.use.variant} is {reason_of(one)}"
         for one in found.bad
     ]
+    lines += map(str, found.whole.refused)
     lines.append(
         f"Outputs beside those of {found.reference}: cosine {outputs.cosine:.7f}, max_rel_err "
         f"{outputs.max_rel_err:.2e}. {found.diagnosis}"
     )
     return lines
+
+
+def _fallback_lines(remedy: Remedy | None) -> list[str]:
+    """What is changed, and what that leads to."""
+    if remedy is None:
+        return []
+    lines = [f"Fallback: {one}" for one in remedy.fallbacks]
+    lines += [f"Nothing stands in for {one.use.label}." for one in remedy.unmet]
+    if remedy.whole is None:
+        return [*lines, "The plan does not run with it."]
+    right = "right" if remedy.is_right else "still wrong"
+    return [
+        *lines,
+        f"With that the outputs are {right}: cosine {remedy.whole.cosine:.7f}, max_rel_err "
+        f"{remedy.whole.max_rel_err:.2e}, the best of {remedy.tried} plans that ran.",
+    ]

@@ -8,7 +8,10 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from codl.errors import InvalidFileError, MismatchError, UnknownNameError
+from codl.ir.fallbacks import OpFallback
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Dim
 
@@ -46,6 +49,8 @@ class Plan:
     that have none and count as nothing; `estimated` the layers without a predictor on a processor,
     that count by the SoC's rates of computing and moving bytes. `method` says how the chains were
     searched for, and whether that was exact. `predicted_mj` is known where energy counted.
+    `fallbacks` are layers, by name, that run in another variant than the strategy chose, since that
+    one was wrong.
     """
 
     model: str
@@ -61,6 +66,7 @@ class Plan:
     method: str = ""
     estimated: tuple[str, ...] = ()
     predicted_mj: float | None = None
+    fallbacks: tuple[OpFallback, ...] = ()
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""
@@ -116,7 +122,15 @@ def read_plan(content: Any, path: Path) -> Plan:
         raise InvalidFileError(path, f"expected a list, got {chains!r}.", where="chains")
     loaded = tuple(_chain(path, chain, f"chains[{i}]") for i, chain in enumerate(chains))
     lists = {key: tuple(content.pop(key, ())) for key in ("not_counted", "estimated")}
-    return Plan(**{**content, "chains": loaded, **lists})
+    fallbacks = _fallbacks(content.pop("fallbacks", []), path)
+    return Plan(**{**content, "chains": loaded, **lists, "fallbacks": fallbacks})
+
+
+def _fallbacks(content: Any, path: Path) -> tuple[OpFallback, ...]:
+    try:
+        return msgspec.convert(content, tuple[OpFallback, ...])
+    except msgspec.ValidationError as error:
+        raise InvalidFileError(path, f"{error}.", where="fallbacks") from error
 
 
 def _chain(path: Path, content: Any, where: str) -> Chain:

@@ -15,8 +15,11 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
 from codl.ir import published_soc, yaml_file
+from codl.ir.fallbacks import OpFallback
+from codl.ir.op_text import parse
+from codl.ir.ops.base import OP_TYPES
 from codl.ir.published_soc import PublishedSoc
 from codl.ir.shipped import shipped
 from codl.ir.soc_facts import SVM_LEVELS, Chip, CoreCluster, CpuCache, SensorFact
@@ -36,7 +39,7 @@ TYPES = ("cpu", "gpu")
 #: An optional key of such a value is not known, and is left out of files.
 UNKNOWN: tuple[Any, ...] = (None, "", [], {})
 #: Keys that describe a SoC and on which no latency depends: of the whole, and of either side.
-ABOUT = {"description", "power_w", "chip", "sensors", "sources"}
+ABOUT = {"description", "power_w", "chip", "sensors", "sources", "fallbacks"}
 ASIDE = {
     "cpu": {"clusters", "big_cores", "caches"},
     "gpu": {"wave_size", "opencl_version", "half", "svm", "max_read_images", "svm_atomics",
@@ -168,6 +171,8 @@ class Soc:
     chip: Chip | None = None
     sensors: tuple[SensorFact, ...] = ()
     sources: dict[str, str] = field(default_factory=dict, hash=False)
+    #: Ops that are wrong in some kernel variant here; plans keep to what stands in for it.
+    fallbacks: tuple[OpFallback, ...] = ()
 
     @property
     def is_replayed(self) -> bool:
@@ -293,6 +298,13 @@ def _checked(soc: Soc, path: Path) -> Soc:
             if value not in known:
                 reason = f"must be of {', '.join(known)}, got {value!r}."
                 raise InvalidFileError(path, reason, where=key)
+    for number, one in enumerate(soc.fallbacks):
+        if one.op.partition(" ")[0] in OP_TYPES:  # a plugin's kind may not be loaded
+            try:
+                parse(one.op)
+            except CodlError as error:
+                where = f"fallbacks[{number}].op"
+                raise InvalidFileError(path, str(error), where=where) from error
     if not soc.gpu.memory_types:
         reason = f"must be some of {', '.join(MEMORY_TYPES)}, got none."
         raise InvalidFileError(path, reason, where="gpu.memory_types")

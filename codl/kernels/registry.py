@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from codl.errors import UnknownNameError
+from codl.ir.fallbacks import those_of
 from codl.ir.ops.base import Op
 from codl.ir.soc import Soc
 from codl.ir.types import LAYOUTS, PLANAR, Processor, Storage
@@ -61,11 +62,11 @@ def variants(
     the CPU ncnn's are preferred, and ONNX Runtime's stand in where ncnn refuses.
     `include_unfit` includes all that are right but not for this SoC: written for another type of
     device, or with tensors in memory, or of an element type, that its file does not name; or never
-    best. A replayed SoC has only variants that were measured elsewhere.
+    best; and those in which the SoC file says that the op is wrong. A replayed SoC has only
+    variants that were measured elsewhere.
     """
-    return list(
-        accepting(op, candidates(op.kind, processor, soc, include_unfit=include_unfit), soc)
-    )
+    known = candidates(op.kind, processor, soc, include_unfit=include_unfit)
+    return _accepting(op, known, soc) if include_unfit else accepting(op, known, soc)
 
 
 def candidates(
@@ -93,7 +94,21 @@ def candidates(
 
 
 def accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
-    """Those of `candidates` that accept an op."""
+    """Those of `candidates` that accept an op, or what the SoC file says to run it in instead."""
+    found = _accepting(op, candidates, soc)
+    if not soc.fallbacks or not found:
+        return found
+    processor = found[0].processor
+    fallbacks = those_of(soc.fallbacks, op, processor)
+    if not fallbacks:
+        return found
+    wrong = {one.variant for one in fallbacks}
+    right = {one.instead for one in fallbacks} - wrong
+    own = of_kind(op.kind, processor)
+    return [v for v in own if v.name in right and v.refusal(op, soc) is None]
+
+
+def _accepting(op: Op, candidates: Iterable[list[Any]], soc: Soc) -> list[Variant]:
     for own in candidates:
         found = [variant for variant in own if variant.refusal(op, soc) is None]
         if found:

@@ -25,6 +25,7 @@ from codl.ir.executable import (
     Wait,
 )
 from codl.ir.network import Network
+from codl.ir.op_text import to_text
 from codl.ir.plan import Plan
 from codl.ir.region import Region
 from codl.ir.soc import Soc
@@ -59,12 +60,13 @@ def lower(
 
     `tuning` has the tuned choices of kernels, `without` what a device has refused to run. With
     `fuse` off, for comparisons, every layer has kernels of its own. Raises `MismatchError` where
-    the plan is for another model or SoC or lacks a variant, and `DeviceError` where no kernel is
-    left for a layer.
+    the plan is for another model or SoC, lacks a variant, or has one that is wrong on the SoC, and
+    `DeviceError` where no kernel is left for a layer.
     """
     selector = Selector(soc, tuning, tuple(without), fuse)
     partitioned = partition_plan(network, plan, soc)
     _check_variants(partitioned)
+    _check_fallbacks(partitioned, soc)
     return Lowering(network, partitioned, selector).run()
 
 
@@ -78,6 +80,22 @@ def _check_variants(partitioned: PartitionedPlan) -> None:
                     raise MismatchError(
                         f"The plan names no kernel variant of the {processor} for {name!r}, of "
                         "which that computes a part: `codl search` makes one that does."
+                    )
+
+
+def _check_fallbacks(partitioned: PartitionedPlan, soc: Soc) -> None:
+    """Raise `MismatchError` where the SoC file says that an op is wrong in its planned variant."""
+    wrong = {(one.op, one.processor, one.variant): one for one in soc.fallbacks}
+    for segment in partitioned.segments if wrong else ():
+        for processor, shard in zip(PROCESSORS, (segment.cpu, segment.gpu), strict=True):
+            for part in shard.parts:
+                layer = part.layer
+                variant = segment.chain.variants[layer.name][processor]
+                if (to_text(layer.op), processor, variant) in wrong:
+                    raise MismatchError(
+                        f"The plan runs {layer.name!r} in {variant}, and the file of the SoC "
+                        f"{soc.name!r} says that this op is wrong in it (fallbacks). `codl search` "
+                        "makes a plan that keeps to it."
                     )
 
 

@@ -48,11 +48,18 @@ class OpPlacement:
 
 def predicted(network: Network, plan: Plan, soc: Soc, cost: CostModel | None) -> list[OpPlacement]:
     """Every op of a plan, with latencies by a cost model where there is one."""
-    return [
+    placed = [
         _placed(part, side, segment, soc, cost)
         for segment in partition_plan(network, plan, soc).segments
         for side, shard in _shards(segment)
         for part in shard.parts
+    ]
+    fallen = {(one.op, one.instead): one for one in plan.fallbacks}
+    return [
+        replace(row, reason=f"in place of {one.variant}: {one.reason}")
+        if (one := fallen.get((row.op, row.variant)))
+        else row
+        for row in placed
     ]
 
 

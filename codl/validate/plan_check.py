@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from codl.errors import CodlError
-from codl.ir import Network
+from codl.ir import Layer, Network
 from codl.ir.executable import Executable
 from codl.ir.plan import Plan
 from codl.ir.results import Fallback
@@ -23,6 +23,11 @@ from codl.validate.closeness import Closeness, closeness, worst
 from codl.validate.op_checks import OpCheck, check
 from codl.validate.references import Exact, Model, Values, computed, outputs_by_ops, outputs_of
 from codl.validate.uses import OpUse, uses
+
+
+def untold(done: int, total: int, left: float) -> None:
+    """Progress that nobody is told of."""
+
 
 #: The output that a layer's tensor becomes where all are looked at begins so.
 TAP = "tap "
@@ -109,43 +114,83 @@ def check_whole(bench: Bench, plan: Plan) -> WholeCheck:
 
 
 def check_ops(
-    bench: Bench,
-    plan: Plan,
-    executable: Executable,
-    progress: Progress = lambda done, total, left: None,
+    bench: Bench, plan: Plan, executable: Executable, progress: Progress = untold
 ) -> OpsCheck:
     """Check every part that an executable of a plan computes, on the first sample."""
-    network, start, parts = bench.network, monotonic(), uses(executable, bench.network)
-    by_result, kept = _by_result(parts, network)
+    network, parts = bench.network, uses(executable, bench.network)
     tapped, lost = _tapped(bench, plan, executable)
-    checks: list[OpCheck] = []
     accumulated: dict[str, Closeness] = {}
     holders = {holder for holder, _ in network.outputs.values()}
     exact: dict[str, Exact] = {}
-    for layer, there, value in computed(network, bench.samples[0], kept):
-        for use in by_result.get(layer.name, ()):
-            checks.append(check(use, there, value, bench.target))
-            done = len(checks)
-            progress(done, len(parts), seconds_left(done, len(parts), monotonic() - start))
+
+    def look(layer: Layer, value: Exact) -> None:
         if TAP + layer.name in tapped:
             accumulated[layer.name] = closeness(tapped.pop(TAP + layer.name), value)
         if layer.output in holders:
             exact[layer.output] = value
+
+    checks = tuple(check_parts(bench, parts, progress, look=look))
     outputs = outputs_of(network, exact, bench.samples[0])
-    return OpsCheck(tuple(checks), accumulated, outputs, lost)
+    return OpsCheck(checks, accumulated, outputs, lost)
+
+
+def check_parts(
+    bench: Bench,
+    parts: Sequence[OpUse],
+    progress: Progress = untold,
+    *,
+    look: Callable[[Layer, Exact], object] | None = None,
+) -> Iterator[OpCheck]:
+    """Check parts of ops on the reference's inputs, in the order of the model.
+
+    `look` is given every layer's right output.
+    """
+    start, last = monotonic(), len(parts)
+    alone = [[part] for part in parts]
+    for done, (_, result) in enumerate(check_in_turn(bench, alone, look=look), start=1):
+        progress(done, last, seconds_left(done, last, monotonic() - start))
+        yield result
+
+
+def check_in_turn(
+    bench: Bench,
+    ladders: Sequence[Sequence[OpUse]],
+    *,
+    is_enough: Callable[[OpCheck], bool] = lambda result: False,
+    look: Callable[[Layer, Exact], object] | None = None,
+) -> Iterator[tuple[int, OpCheck]]:
+    """Check several ways to compute each of some parts, in turn, until one is enough.
+
+    All of one part have the same layer's output. Gives the number of the part with each result.
+    """
+    by_result, kept = _by_result(ladders, bench.network)
+    for layer, there, value in computed(bench.network, bench.samples[0], kept):
+        for number in by_result.pop(layer.name, ()):
+            for use in ladders[number]:
+                result = check(use, there, value, bench.target)
+                yield number, result
+                if is_enough(result):
+                    break
+        if look is not None:
+            look(layer, value)
+        elif not by_result:
+            return
 
 
 def _by_result(
-    found: Sequence[OpUse], network: Network
-) -> tuple[dict[str, list[OpUse]], dict[str, int]]:
-    """Parts by the layer whose output they compute, and until which layer they need tensors."""
+    ladders: Sequence[Sequence[OpUse]], network: Network
+) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The numbers of parts by the layer whose output they compute, and until which layer tensors
+    are needed.
+    """
     places = {layer.name: place for place, layer in enumerate(network.layers)}
-    by_result: dict[str, list[OpUse]] = {}
+    by_result: dict[str, list[int]] = {}
     kept: dict[str, int] = {}
-    for use in found:
-        by_result.setdefault(use.result.name, []).append(use)
-        for name in use.reads:
-            kept[name] = max(places[use.result.name], kept.get(name, 0))
+    for number, ladder in enumerate(ladders):
+        for use in ladder[:1]:
+            by_result.setdefault(use.result.name, []).append(number)
+        for name in (name for use in ladder for name in use.reads):
+            kept[name] = max(places[ladder[0].result.name], kept.get(name, 0))
     return by_result, kept
 
 

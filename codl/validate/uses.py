@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codl.ir.executable import Executable, GpuOp
@@ -11,17 +11,18 @@ from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Op
 from codl.ir.region import Region
 from codl.ir.soc import Soc
-from codl.ir.types import Element, Layout, Processor
+from codl.ir.types import PLANAR, Element, Layout, Processor
 from codl.kernels import registry
 from codl.kernels.base import Choice
+from codl.kernels.tuning import Tuning
 from codl.lower import pieces
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpUse:
     """A part of a layer's output that one processor computes in a variant.
 
-    `add` is the residual add that the same kernels compute.
+    `add` is the residual add that the same kernels compute. Equal ones have an equal `key`.
     """
 
     layer: Layer
@@ -34,6 +35,11 @@ class OpUse:
     @property
     def label(self) -> str:
         return self.layer.name if self.add is None else f"{self.layer.name} + {self.add.name}"
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        choice = None if self.choice is None else tuple(sorted(self.choice.items()))
+        return self.label, self.processor, self.variant, self.region, choice
 
     @property
     def op(self) -> Op:
@@ -108,3 +114,38 @@ def _on_gpu(executable: Executable, layers: Mapping[str, Layer]) -> Iterator[OpU
             add = others[0] if others else None
             region = step.writes.region
             yield OpUse(first, "gpu", step.variant, region, step.choice, add)
+
+
+def stand_ins(use: OpUse, soc: Soc, tuning: Tuning) -> Iterator[OpUse]:
+    """What else could compute a part, the smallest change first.
+
+    That is another variant on the same processor; then one that stores float32, where it stored
+    halves; then the whole op on the other processor. An add is computed apart.
+    """
+    op, layer = use.op, use.layer
+    usual: list[Any] = registry.variants(op, use.processor, soc)
+    unfit: list[Any] = registry.variants(op, use.processor, soc, include_unfit=True)
+    own = {v.name: v for v in (*usual, *unfit) if v.name != use.variant and _fits(v, soc)}
+    for stored in dict.fromkeys((use.stored, "float32")):
+        for variant in own.values():
+            if use.processor == "cpu" or variant.storage.element == stored:
+                choice = _choice(variant, op, soc, tuning)
+                yield replace(use, variant=variant.name, choice=choice, add=None)
+        if use.processor == "cpu":
+            break
+    other: Processor = "gpu" if use.processor == "cpu" else "cpu"
+    for variant in registry.variants(layer.op, other, soc):
+        choice = _choice(variant, layer.op, soc, tuning)
+        yield OpUse(layer, other, variant.name, Region.whole(layer.op.output), choice)
+
+
+def _fits(variant: Any, soc: Soc) -> bool:
+    """Whether a variant is for a SoC but for what it stores elements as."""
+    if variant.processor == "cpu":
+        return True
+    layouts = {PLANAR.layout, *(storage.layout for storage in registry.storages(soc))}
+    return soc.gpu.type in variant.meant_for and variant.storage.layout in layouts
+
+
+def _choice(variant: Any, op: Op, soc: Soc, tuning: Tuning) -> Choice | None:
+    return tuning.choice(variant, op, soc) if variant.processor == "gpu" else None

@@ -13,7 +13,7 @@ from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
 from codl.validate.closeness import Closeness, closeness, worst
 from codl.validate.op_checks import OpCheck, first_bad
-from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole
+from codl.validate.plan_check import Bench, OpsCheck, WholeCheck, check_ops, check_whole, untold
 
 #: The lowest cosine of outputs that counts as right.
 COSINE = 0.9999
@@ -131,7 +131,7 @@ def validate(
     plan: Plan,
     *,
     cosine: float = COSINE,
-    progress: Progress = lambda done, total, left: None,
+    progress: Progress = untold,
 ) -> Validation:
     """Check a plan's ops and outputs; `progress` hears of every op."""
     whole = check_whole(bench, plan)

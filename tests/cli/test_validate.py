@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.faults import Faulty
+from support.variants import with_variants
 from support.whole_way import write_model
 from typer.testing import CliRunner
 
 from codl.cli.app import app
+from codl.frontend.convert import load_network
 from codl.ir.soc import Soc
+from codl.ir.soc import load as soc_at
+from codl.kernels import registry
 
 
 @pytest.fixture
@@ -65,6 +70,56 @@ def test_outputs_that_are_not_close_enough_are_an_error(folder: Path) -> None:
     assert not found["ok"]
     assert found["first_bad"] is None
     assert "drifts" in found["diagnosis"]
+    assert not found["remedy"]["ok"]
+
+
+@pytest.fixture
+def faulty(folder: Path, first_soc: Soc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a faulty convolution that goes before all others."""
+    op = load_network("small.onnx").layers[0].op
+    usual = registry.variants(op, "gpu", first_soc)[0]
+    with_variants(monkeypatch)
+    variant: Any = Faulty(usual, "border", tmp_path)
+    registry.register(variant, before=usual.name)
+    return str(variant.name)
+
+
+def test_a_faulty_op_is_got_around_and_stays_so(folder: Path, faulty: str) -> None:
+    """By the plan, and by the SoC file, which the next plan keeps to."""
+    found = answer("--write-plan", "plan.json", "--write-soc")
+    assert (found["ok"], found["first_bad"]) == (False, "conv1")
+    assert [(row["op"], row["ok"]) for row in found["ops"]][:2] == [
+        ("conv1", False),
+        ("pool1", True),
+    ]
+    (one,) = found["fallback"]
+    assert (one["op"], one["processor"], one["variant"]) == ("conv1", "gpu", faulty)
+    assert found["remedy"]["ok"]
+    assert found["remedy"]["outputs"]["cosine"] >= 0.9999
+    (kept,) = soc_at("socs/test.yaml").fallbacks
+    assert (kept.variant, kept.instead) == (faulty, one["instead"])
+    assert kept.op.startswith("conv2d in=1x8x16x16")
+    again = answer()
+    assert (again["ok"], again["fallback"]) == (True, [])
+    assert again["ops"][0]["variant"] == one["instead"]
+    planned = answer("--plan", "plan.json")
+    assert planned["ok"]
+    assert planned["placement"][0]["reason"].startswith(f"in place of {faulty}: wrong")
+    ran = ["run", "small.onnx", "--soc", "test", "--plan", "plan.json", "--rounds", "1", "--json"]
+    done = CliRunner().invoke(app, ran, catch_exceptions=False)
+    assert json.loads(done.stdout)["planned_fallbacks"] == found["fallback"]
+
+
+def test_strictly_nothing_falls_back(folder: Path, faulty: str) -> None:
+    found = answer("--strict", code=1)
+    assert (found["first_bad"], found["fallback"], found["remedy"]) == ("conv1", [], None)
+
+
+def test_halves_are_tried(folder: Path) -> None:
+    found = answer("--half", "--cosine", "0.999")
+    assert {row["precision"]["stored"] for row in found["ops"]} == {"float16"}
+    assert found["ok"]
+    assert 1e-6 < found["max_rel_err"] < 2e-2
 
 
 def test_people_get_a_table(folder: Path) -> None:
