@@ -191,11 +191,11 @@ class Bench:
     def _step(self, part: str, action: Action) -> Step:
         """One part of an exchange, to its end; kernels by the device's clock."""
 
-        def timed_by_device() -> float:
+        def timed_by_device() -> Told:
             timeline = Timeline()
             action.profile(timeline)
-            self._gpu.finish()
-            return timeline.gpu_s()
+            self._gpu.queue.finish()
+            return lambda: self._told(timeline)
 
         def to_its_end() -> None:
             action.run()
@@ -203,6 +203,10 @@ class Bench:
                 self._gpu.queue.finish()
 
         return timed_by_device if part == "transform" else to_its_end
+
+    def _told(self, timeline: Timeline) -> float:
+        self._gpu.finish()
+        return timeline.gpu_s()
 
     def _load(self, shape: Shape, blank: SharingRow) -> _Exchange:
         """Packing what a net reads; with the call, which is what counts where nothing is packed.
@@ -255,7 +259,10 @@ class Bench:
         return cast("NcnnSession", net)
 
 
-#: Does something; gives seconds where it knows better than a clock around it.
+#: Seconds, of somebody who knows better than a clock around a step; what follows is done by then,
+#: since to ask may hold it up.
+Told = Callable[[], float]
+#: Does something; gives such a one where there is one.
 Step = Callable[[], object]
 Named = tuple[str, Step]
 _Sample = Callable[[int], Seconds]
@@ -279,11 +286,16 @@ def _seconds(repeats: int, steps: Sequence[Named], before: Mapping[str, Step]) -
     for _ in range(repeats):
         for step in before.values():
             step()
+        told: list[tuple[str, Told]] = []
         for name, step in steps:
             start = perf_counter()
             known = step()
-            passed = perf_counter() - start
-            seconds[name] += (known if isinstance(known, float) else passed) / repeats
+            if callable(known):
+                told.append((name, known))
+            else:
+                seconds[name] += (perf_counter() - start) / repeats
+        for name, asked in told:
+            seconds[name] += asked() / repeats
     return {WHOLE: sum(seconds.values()), **seconds}
 
 

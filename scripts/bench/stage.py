@@ -93,6 +93,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--left", default="", help="multiprocessors of a GPU, by comma")
     parser.add_argument("--cores", default="", help="cores of either side as CPU:GPU, by comma")
+    parser.add_argument("--threads", type=int, help="of the CPU with --left; one a core by default")
     parser.add_argument("--models", default=",".join(MEASURED), help="by comma")
     parser.add_argument("--budget", default="4m", help="of a SoC, all in all")
     parser.add_argument("--collect", help="of that, the collection; half of it by default")
@@ -123,7 +124,7 @@ def _stages(options: argparse.Namespace) -> list[Stage]:
     stages = []
     if left:
         whole = _detect("whole", options.device, "--memory", "buffer", "--no-measure")
-        stages += [of_multiprocessors(whole, *numbers) for numbers in left]
+        stages += [of_multiprocessors(whole, *numbers, options.threads) for numbers in left]
     if cores:
         divided = _detect("divided", options.runtime)
         stages += [of_cores(divided, *numbers) for numbers in cores]

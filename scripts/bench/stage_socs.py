@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from codl.errors import CodlError, UnsupportedError
+from codl.runtime.affinity import with_cores
 from codl.runtime.placement import LocalSoc, Placement
 
 
@@ -23,21 +24,24 @@ class Stage:
         return self.soc.name
 
 
-def of_multiprocessors(whole: LocalSoc, left: int) -> Stage:
+def of_multiprocessors(whole: LocalSoc, left: int, threads: int | None = None) -> Stage:
     """The GPU with so many multiprocessors left to codl, beside all cores of the CPU.
 
-    Raises `CodlError` for a number that the GPU does not have.
+    `threads` of the CPU side are as many as its cores, or fewer. Raises `CodlError` for a number
+    that the GPU or the CPU does not have.
     """
     gpu, most = whole.gpu, whole.gpu.compute_units
+    placement = with_cores(whole, None, threads).placement
     if not 1 <= left <= most:
         raise CodlError(f"{left} of {most} multiprocessors cannot be left: take 1 to {most}.")
     sized = replace(
         whole.facts,
         name=f"left{left}",
         description=f"{gpu.name}, {left} of {most} multiprocessors",
+        cpu=replace(whole.cpu, threads=placement.threads),
         gpu=replace(gpu, compute_units=left),
     )
-    return Stage(LocalSoc.of(sized, whole.placement), f"stage:{left}")
+    return Stage(LocalSoc.of(sized, placement), f"stage:{left}")
 
 
 def of_cores(whole: LocalSoc, cpu: int, gpu: int) -> Stage:

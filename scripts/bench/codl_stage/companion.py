@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
-from time import sleep
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +33,8 @@ LOOK_S = 0.05
 #: The kernel's argument that differs from launch to launch.
 BEFORE = 5
 NO, YES = np.zeros(1, np.uint32), np.ones(1, np.uint32)
-#: Seconds until a launch surely holds what it is to hold.
-SETTLED_S = 0.0002
+#: A launch that does not hold what it is to hold after so many seconds never will.
+PATIENCE_S = 10.0
 
 
 class Companion:
@@ -71,12 +71,17 @@ class Companion:
         return self._thread is not None
 
     def start(self) -> None:
-        """Occupy, from now on; does nothing where it does already."""
+        """Occupy, from now on; does nothing where it does already.
+
+        Returns when all is held, and nothing of it is left to be done: what is timed next would be
+        held up. Raises `DeviceError` where it never is.
+        """
         if self._thread is None and self._needed:
             self._stopped.clear()
-            self._thread = Thread(target=self._occupy, name="companion", daemon=True)
+            launches = self._launch(0), self._launch(1)
+            self._thread = Thread(target=self._occupy, args=launches, name="companion", daemon=True)
             self._thread.start()
-            sleep(SETTLED_S)
+            self._wait_until_held()
 
     def stop(self) -> None:
         """Leave everything to others; returns when that is so."""
@@ -88,19 +93,27 @@ class Companion:
             self._tell(self._ended, NO)
             self._tell(self._placed, NO)
 
+    def _wait_until_held(self) -> None:
+        placed, end = np.zeros(1, np.uint32), perf_counter() + PATIENCE_S
+        while placed[0] < self._held:
+            cl_module().enqueue_copy(self._telling, placed, self._placed)
+            if perf_counter() > end:
+                raise DeviceError(f"{placed[0]} of {self._held} work-groups came to be placed.")
+
     def _tell(self, what: cl.Buffer, number: NDArray[np.uint32]) -> None:
         cl_module().enqueue_copy(self._telling, what, number)
 
-    def _occupy(self) -> None:
+    def _occupy(self, launch: cl.Event, following: cl.Event) -> None:
         """The next launch is enqueued before the last one ends, as this thread may come late."""
-        launch, complete = self._launch(0), cl_module().command_execution_status.COMPLETE
-        for index in count(1):
-            following = self._launch(index)
-            while launch.command_execution_status > complete:
-                if self._stopped.wait(LOOK_S):
-                    self._queue.finish()
-                    return
-            launch = following
+        complete = cl_module().command_execution_status.COMPLETE
+        for index in count(2):
+            while not self._stopped.wait(LOOK_S):
+                if launch.command_execution_status <= complete:
+                    break
+            else:
+                self._queue.finish()
+                return
+            launch, following = following, self._launch(index)
 
     def _launch(self, index: int) -> cl.Event:
         """The launch of that number since `start`: all before it are placed when it begins."""
