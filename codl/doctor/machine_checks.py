@@ -8,7 +8,7 @@ from pathlib import Path
 from codl.measure import dataset
 from codl.measure.tuner import TOGETHER_BYTES
 from codl.runtime.cache import LIMIT_BYTES
-from codl.runtime.examination import Governor, Room, room
+from codl.runtime.examination import WAIT_POLICY, Governor, Room, room
 from codl.targets.checks import Check, Outcome, Patient
 
 #: The tables of a SoC whose every op was collected, and the files beside them, several times over.
@@ -30,6 +30,16 @@ def cores(patient: Patient) -> Iterator[Outcome]:
         )
     else:
         yield Outcome(True, f"{listed}; threads can be pinned to each")
+
+
+def waiting(patient: Patient) -> Iterator[Outcome]:
+    """Whether ncnn's threads look for work a while before they sleep: layers are short."""
+    policy = patient.examination.wait_policy
+    if policy == "passive":
+        detail = f"{WAIT_POLICY} is passive: after every layer they sleep, and have to be woken"
+        yield Outcome(False, detail)
+    else:
+        yield Outcome(True, f"{WAIT_POLICY} is {policy}" if policy else "as OpenMP has it")
 
 
 def governor(patient: Patient) -> Iterator[Outcome]:
@@ -118,6 +128,12 @@ CHECKS = (
         "cores",
         cores,
         "Let this process use its cores: look at `taskset -p $$`, cpusets and containers' limits.",
+        "system",
+    ),
+    Check(
+        "waiting threads",
+        waiting,
+        f"Unset {WAIT_POLICY}, unless other programs need the same cores.",
         "system",
     ),
     Check(

@@ -22,6 +22,7 @@ from codl.runtime.cpu_facts import physical_cores
 from codl.runtime.system_files import SYSTEM, SystemFiles
 
 MEMINFO = "proc/meminfo"
+WAIT_POLICY = "OMP_WAIT_POLICY"
 #: The trips of a thermal zone at which a system slows its processors down, or worse.
 HOT = ("passive", "hot", "critical")
 
@@ -60,7 +61,10 @@ class Governor:
 
 @dataclass(frozen=True)
 class Examination:
-    """A machine; `packages` are the versions of what codl needs, "" where it is not installed."""
+    """A machine; `packages` are the versions of what codl needs, "" where it is not installed.
+
+    `wait_policy` is how OpenMP's threads are told to wait for work, "" where nothing is said.
+    """
 
     python: tuple[int, ...]
     codl: str
@@ -71,6 +75,7 @@ class Examination:
     cores: tuple[int, ...]
     physical_cores: tuple[int, ...]
     refused_cores: tuple[int, ...]
+    wait_policy: str
     governors: tuple[Governor, ...]
     memory_bytes: int
     available_bytes: int
@@ -93,6 +98,7 @@ def examine(files: SystemFiles = SYSTEM) -> Examination:
         cores=cores,
         physical_cores=physical_cores(),
         refused_cores=tuple(threads.refused_cores(cores)),
+        wait_policy=os.environ.get(WAIT_POLICY, "").strip().lower(),
         governors=governors(cores, files),
         memory_bytes=memory.get("MemTotal", 0),
         available_bytes=memory.get("MemAvailable", 0),

@@ -37,6 +37,14 @@ def test_cores_that_threads_cannot_be_pinned_to() -> None:
     assert "cpusets" in found.fix
 
 
+@pytest.mark.parametrize(("policy", "ok"), [("", True), ("active", True), ("passive", False)])
+def test_threads_that_sleep_after_every_layer(policy: str, ok: bool) -> None:
+    found = findings(CHECKS, patient(wait_policy=policy))["waiting threads"]
+    assert found.ok == ok
+    assert (f"is {policy}" if policy else "as OpenMP has it") in found.detail
+    assert ok or "Unset OMP_WAIT_POLICY" in found.fix
+
+
 @pytest.mark.parametrize(
     ("governor", "problem"),
     [

@@ -29,6 +29,7 @@ HEALTHY = Examination(
     cores=(0, 1, 2, 3),
     physical_cores=(0, 1, 2, 3),
     refused_cores=(),
+    wait_policy="",
     governors=(),
     memory_bytes=8 * GIB,
     available_bytes=4 * GIB,
