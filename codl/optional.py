@@ -30,6 +30,7 @@ OF_PARTS: Mapping[str, str] = {"ncnn": "the CPU", "pyopencl": "the GPU"}
 PURPOSES: Mapping[str, str] = {
     "cli": "the command line",
     "onnx": "reading ONNX models and operators that codl has none for",
+    "quantize": "packing a model's matrices",
     "report": "reports",
     "train": "predictors and tables of data",
     "peers": "comparing with other libraries",
@@ -41,6 +42,7 @@ OPTIONAL = ("dask", "peers")
 PACKAGES: Mapping[str, Mapping[str, str]] = {
     "cli": {"rich": "rich", "typer": "typer"},
     "onnx": {"onnx": "onnx", "onnxruntime": "onnxruntime", "safetensors": "safetensors"},
+    "quantize": {"onnx_ir": "onnx-ir"},
     "report": {"jinja2": "jinja2", "matplotlib": "matplotlib"},
     "train": {
         "joblib": "joblib",

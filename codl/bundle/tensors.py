@@ -25,6 +25,7 @@ TYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "U8": np.dtype(np.uint8),
+    "U32": np.dtype(np.uint32),
 }
 
 

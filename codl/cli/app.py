@@ -22,6 +22,7 @@ from codl.cli import (
     explain,
     models,
     package,
+    quantize,
     report,
     run,
     search,
@@ -60,6 +61,7 @@ app.command("train")(train.train_predictors)
 app.command("models")(models.list_models)
 app.command("search")(search.search_plan)
 app.command("show")(show.show_file)
+app.command("quantize")(quantize.quantize_model)
 app.command("package")(package.package_model)
 app.command("run")(run.run_model)
 app.command("eval")(evaluate.evaluate_strategies)

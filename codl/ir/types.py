@@ -15,7 +15,7 @@ PROCESSORS: tuple[Processor, ...] = ("cpu", "gpu")
 
 Layout: TypeAlias = Literal["blocked", "planar", "image"]
 Element: TypeAlias = Literal["float32", "float16"]
-ConstantArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+ConstantArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint32]
 
 
 class LayoutTraits(NamedTuple):

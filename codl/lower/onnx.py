@@ -175,7 +175,7 @@ class OnnxGraph:
         self, nodes: Sequence[Node], names: Mapping[str, str], prefix: str
     ) -> Mapping[str, str]:
         """Write nodes with names of their own; returns those by the nodes' own words."""
-        known = dict(names)
+        known = {"": "", **names}  # an input left out is called ""
         for node in nodes:
             known |= {name: f"{prefix}.{name}" for name in node.outputs}
             inputs, outputs = ([known[name] for name in own] for own in (node.inputs, node.outputs))

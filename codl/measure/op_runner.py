@@ -122,13 +122,13 @@ def row_of_ops(ops: Sequence[Op], variant: Any, soc: LocalSoc) -> Callable[[], o
 
 def filler(op: Op) -> Weights:
     """Weights that are quick to make; their values do not matter to a latency."""
-    return {name: np.full(s, 0.01, np.float32) for name, s in op.weight_shapes.items()}
+    return op.weights_of(lambda shape: np.full(shape, 0.01, np.float32))
 
 
 def operands(op: Op) -> tuple[list[Array], Weights]:
     """Inputs and weights that show a wrong result; random, and quick to make."""
     table = np.random.default_rng(SEED).standard_normal(RANDOM, np.float32)
-    weights = {name: np.resize(table, shape) for name, shape in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: np.resize(table, shape))
     return [np.resize(table[index:], shape) for index, shape in enumerate(op.inputs)], weights
 
 

@@ -143,7 +143,7 @@ def _observe_gpu(gpu: OpenClDevice) -> list[int]:
 def busy_net(soc: LocalSoc) -> HostSession:
     """A convolution of about a millisecond on the CPU side."""
     op = parse("conv2d in=1x64x56x56 oc=64 kernel=3 pad=1")
-    weights = {name: np.ones(shape, np.float32) for name, shape in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: np.ones(shape, np.float32))
     variant = registry.variants(op, "cpu", soc)[0]
     return HostSession(pieces.net_alone([op], variant, [weights], soc), soc)
 

@@ -178,7 +178,7 @@ def peak_flops(gpu: OpenClDevice) -> float:
 def measure_conv(op: Conv2d, gpu: OpenClDevice, peak: float) -> ConvRow:
     variant: Any = registry.variants(op, "gpu", gpu.soc)[0]
     random = np.random.default_rng(0)
-    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
     inputs = [random.standard_normal(op.input, np.float32)]
     work = GpuWork(gpu, op, variant.plan(op, gpu.soc), weights, inputs)
     took = seconds(gpu, list(work.kernels))

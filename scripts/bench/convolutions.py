@@ -122,7 +122,7 @@ def net(op: Op, variant: Any, weights: Weights, soc: LocalSoc) -> NcnnSession:
 
 def random_weights(op: Op) -> Weights:
     random = np.random.default_rng(1)
-    return {name: random.standard_normal(s, np.float32) for name, s in op.weight_shapes.items()}
+    return op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
 
 
 def enqueued(gpu: OpenClDevice, kernels: Sequence[BoundKernel]) -> Callable[[int], None]:

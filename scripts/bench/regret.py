@@ -91,10 +91,9 @@ def main() -> None:
 def network_of(op: Op) -> Network:
     """A network of one op with small random weights."""
     random_numbers = np.random.default_rng(SEED)
-    weights = {
-        name: 0.1 * random_numbers.standard_normal(shape, np.float32)
-        for name, shape in op.weight_shapes.items()
-    }
+    weights = op.weights_of(
+        lambda shape: np.float32(0.1) * random_numbers.standard_normal(shape, np.float32)
+    )
     inputs = {f"input{i}": shape for i, shape in enumerate(op.inputs)}
     layer = Layer("op", op, tuple(inputs), "output", weights)
     return Network("one op", (layer,), inputs, {"output": ("output", tuple(op.output))})

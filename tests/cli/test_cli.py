@@ -355,6 +355,7 @@ COMMANDS = [
     "soc detect",
     "collect",
     "tune",
+    "quantize",
     "bench",
     "dataset info",
     "train",
@@ -372,6 +373,19 @@ def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.output
+
+
+def test_quantize_writes_a_model_and_says_what_it_packed(tmp_path: Path) -> None:
+    file = tmp_path / "packed.onnx"
+    words = ["quantize", "matmul", "--bits", "8", "--block", "16", "-o", str(file), "--json"]
+    done = CliRunner().invoke(app, words)
+    found = json.loads(done.stdout)
+    assert found["bytes"] == file.stat().st_size
+    assert found["ops"]
+    for op in found["ops"]:
+        assert op["bytes"] <= 1.1 * op["k"] * op["n"] * (1 + 5 / 16)
+    done = CliRunner().invoke(app, ["quantize", "matmul", "--block", "24", "-o", str(file)])
+    assert "one of 16, 32, 64, 128, 256, got 24" in str(done.exception)
 
 
 def test_square_brackets_in_messages_survive(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -26,7 +26,7 @@ def check_part(op: Op, part: Region) -> None:
         inputs[1] = dice.integers(-5, 5, op.inputs[1]).astype(np.float64)
     if op.kind == "reduce":
         inputs = [1 + 0.01 * np.abs(x) for x in inputs]  # some take logarithms, some products
-    weights = {n: dice.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: dice.standard_normal(shape, np.float32))
     own = op.restrict(part)
     needs = [op.needs(part, index) for index in range(len(inputs))]
     given = [x[need.slices] for x, need in zip(inputs, needs, strict=True)]

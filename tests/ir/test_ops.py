@@ -74,7 +74,7 @@ def test_a_split_covers_the_output_once(op: Op, dim: str, ratio: float, align: i
 def test_parts_computed_alone_equal_the_whole(op: Op, dim: str, ratio: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     inputs = [random.standard_normal(shape) for shape in op.inputs]
-    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
     whole = op.reference(inputs, weights)
     for part in split(op, dim if dim in op.dims else op.dims[0], ratio):  # type: ignore[arg-type]
         if part.is_empty:
@@ -94,7 +94,7 @@ def test_parts_computed_alone_equal_the_whole(op: Op, dim: str, ratio: float, se
 def test_the_reference_agrees_with_onnx_runtime(op: Op) -> None:
     random = np.random.default_rng(0)
     inputs = [random.standard_normal(shape, np.float32) for shape in op.inputs]
-    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
     plain = op.with_activation(type(op.activation)())
     expected = run_onnx(plain, inputs, weights)
     got = op.reference([x.astype(np.float64) for x in inputs], weights)

@@ -53,7 +53,7 @@ def check_op(kind: str) -> None:
 def _check_splits(op: Op) -> None:
     random = np.random.default_rng(0)
     inputs = [random.standard_normal(shape) for shape in op.inputs]
-    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
     whole = op.reference(inputs, weights)
     assert whole.shape == op.output
     for dim in op.dims:

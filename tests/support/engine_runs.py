@@ -16,8 +16,10 @@ from codl.runtime.engine import Engine
 from support.devices import here
 
 
-def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -> Network:
-    """Run a model on the GPU alone and by ONNX Runtime."""
+def same_as_onnx_runtime(
+    proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4, *, as_it_is: bool = False
+) -> Network:
+    """Run a model on the GPU alone and by ONNX Runtime, which may not rewrite it `as_it_is`."""
     network = convert(simplify(import_onnx(proto, "test")))
     random = np.random.default_rng(0)
     feeds = {
@@ -26,9 +28,10 @@ def same_as_onnx_runtime(proto: onnx.ModelProto, soc: Soc, atol: float = 1e-4) -
         ).astype(np.float32)
         for info in proto.graph.input
     }
-    session = ort.InferenceSession(
-        proto.SerializeToString(), session_options(1), ["CPUExecutionProvider"]
-    )
+    options = session_options(1)
+    if as_it_is:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
     names = [output.name for output in proto.graph.output]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
     with Engine(network, default_plan(network, soc, "gpu", chained=False), here(soc)) as engine:

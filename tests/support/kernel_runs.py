@@ -27,7 +27,7 @@ CANARY = 7.0
 def operands(op: Op, seed: int = 0) -> tuple[list[Array], dict[str, Array]]:
     random = np.random.default_rng(seed)
     inputs = [random.standard_normal(shape, np.float32) for shape in op.inputs]
-    weights = {n: random.standard_normal(s, np.float32) for n, s in op.weight_shapes.items()}
+    weights = op.weights_of(lambda shape: random.standard_normal(shape, np.float32))
     return inputs, weights
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.packed_check import BIAS, DOMAIN, KIND
 from codl.frontend.graph.passes import RESHAPES, is_only_read_by, rename
 from codl.ir.onnx_node import Node
 
@@ -112,12 +113,15 @@ def _into_before(graph: Graph, node: Node, affine: Affine) -> Graph | None:
         if not last[0] or last[0] != last[1]:
             return None
         reader, tensor = before, before.inputs[0]
-    product = _product(graph, before)
-    parts = affine.along_last(graph.shapes[tensor][-1]) if product else None
-    if product is None or parts is None:
+    parts = affine.along_last(graph.shapes[tensor][-1]) if tensor in graph.shapes else None
+    if parts is None:
         return None
-    matrix, bias = product
     scale, shift = parts
+    product = _product(graph, before)
+    if product is None:
+        biased = _with_bias(graph, before, shift) if (scale == 1).all() else None
+        return biased and rename(biased, {node.outputs[0]: affine.x})
+    matrix, bias = product
     folded = _with(graph, before, matrix * scale, bias * scale + shift)
     return rename(folded, {node.outputs[0]: affine.x})
 
@@ -181,6 +185,21 @@ def _product(graph: Graph, node: Node) -> tuple[NDArray[np.float64], NDArray[np.
             return None
         bias = beta * added.astype(np.float64).reshape(-1)
     return matrix, np.broadcast_to(bias, matrix.shape[1:])
+
+
+def _with_bias(graph: Graph, node: Node, shift: FoldedVector) -> Graph | None:
+    """A product with a packed matrix that adds a vector; None where a node is none, or has one."""
+    if node.type != f"{DOMAIN}.{KIND}" or any(node.inputs[4:]):
+        return None
+    name, bias = f"{node.outputs[0]}.bias", shift.astype(np.float32)
+    inputs = (*node.inputs, "", "", "")[:BIAS]
+    made = replace(node, inputs=(*inputs, name), proto=None)
+    return replace(
+        graph,
+        nodes=tuple(made if n is node else n for n in graph.nodes),
+        constants={**graph.constants, name: bias},
+        shapes={**graph.shapes, name: bias.shape},
+    )
 
 
 def _with(

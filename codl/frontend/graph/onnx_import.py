@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from codl.errors import UnsupportedError
+from codl.frontend.graph.dequantized import keep_packed
 from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.packed_check import check_packed_matrices
 from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
 from codl.ir.onnx_node import Node, type_of
 
@@ -34,8 +36,10 @@ def import_onnx(
 
     `shapes` fixes the sizes of some inputs; a batch that is left open becomes 1. A valid model that
     ONNX Runtime cannot load, for an op or opset that it lacks, is read as it is. Raises
-    `UnsupportedError` for a model that is not valid, and for any other open size of an input.
+    `UnsupportedError` for a model that is not valid, and for any other open size of an input, and
+    `CodlError` for a packed matrix whose sizes do not fit.
     """
+    check_packed_matrices(proto)
     model = _with_shapes(_optimise(fix_shapes(proto, shapes or {})))
     graph = model.graph
     constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
@@ -67,7 +71,7 @@ def import_onnx(
         domains=domains,
         unknown=unknown,
     )
-    return expand(imported)
+    return expand(keep_packed(imported))
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:

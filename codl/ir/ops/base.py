@@ -21,7 +21,8 @@ from codl.ir.synthesis import SyntheticGroup
 from codl.registry import Registry
 
 Array: TypeAlias = NDArray[np.float32]
-Weights: TypeAlias = Mapping[str, Array]
+#: float32, or words of as many bytes into which shorter numbers are packed.
+Weights: TypeAlias = Mapping[str, NDArray[Any]]
 Dim: TypeAlias = Literal["H", "OC", "N"]
 SomeOp = TypeVar("SomeOp", bound="Op")
 
@@ -160,8 +161,12 @@ class Op:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every weight; empty for an op without any."""
+        """Name and shape, in elements of 4 bytes, of every weight; empty for an op without any."""
         return {}
+
+    def weights_of(self, values: Callable[[tuple[int, ...]], Array]) -> Weights:
+        """Weights from floats of any shape, for measuring and testing."""
+        return {name: values(shape) for name, shape in self.weight_shapes.items()}
 
     @property
     def bytes(self) -> int:
@@ -234,7 +239,7 @@ class Op:
         """The ordinary op that computes the region `part` of the output from what it needs."""
         raise NotImplementedError
 
-    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, Array]:
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
         """The weights of `restrict(part)`, as views: all have an output channel as first axis."""
         rows = slice(*part.channels)
         return {name: value[rows] for name, value in weights.items()}

@@ -89,6 +89,11 @@ class MatMulColumns(Columns):
         return 2 * self.k * self.output_elements
 
     @property
+    def depth_step(self) -> Column:
+        """A cut through k must lie on a multiple of this."""
+        return np.ones_like(self.k)
+
+    @property
     def mulayer_features(self) -> FeatureColumns:
         return {"f0": self.input_elements, "f1": self.oc}
 

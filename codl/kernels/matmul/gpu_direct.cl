@@ -10,6 +10,7 @@
 // TRANS_A        defined where a is stored as (k, m)
 // TRANS_B        defined where b, before it is packed, is stored as (n, k)
 // BIAS           defined where there is one for each column, in whole panels
+// BITS           defined where b is a packed matrix (see matmul_nbits/gpu_direct.cl), also INSIDE then
 // BLOCK_SIZE     of INSIDE: elements of as much of `group` panels as `depth` goes
 // a_rows         elements from one stored row of a to the next; b_rows of b, or of a panel
 // Batches: index i of the output's is (i / inner2, i / inner1 % (inner2 / inner1), i % inner1), and
@@ -30,6 +31,7 @@
 #else
 #define PACKED_SPACE __global
 #endif
+#ifndef BITS
 APART void pack_columns(
     __global const float *in, PACKED_SPACE float *out, int column, int n, int length, int rows)
 {
@@ -56,6 +58,7 @@ APART void pack_columns(
     }
 #endif
 }
+#endif
 
 #ifndef INSIDE
 // Copies b into panels; a work-item has `depth` values of k of one panel.
@@ -154,9 +157,13 @@ APART void store_lanes(VEC value, __global float *to, int first, int stop)
 KERNEL void matmul_direct(
     __global const float *a, int a_offset, int a_stride,
     __global float *output, int output_offset, int output_stride,
+#ifdef BITS
+    MATRIX,
+#else
     __global const float *b,
 #if defined(DIRECT) || defined(INSIDE)
     int b_offset, int b_stride,
+#endif
 #endif
 #ifdef BIAS
     __global const float *bias,
@@ -169,9 +176,11 @@ KERNEL void matmul_direct(
     const int first_panel = get_global_id(0) * group;
     const int stop_panel = min(first_panel + group, panels);
     __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
+#ifndef BITS
     __global const float *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
 #if defined(DIRECT) || defined(INSIDE)
     right += b_offset;
+#endif
 #endif
 #ifdef DIRECT
     const int b_rows = b_own_rows;
@@ -186,7 +195,8 @@ KERNEL void matmul_direct(
     for (int first = 0; first < k; first += depth) {
         const int length = min(depth, k - first);
 #ifdef INSIDE
-#ifdef TRANS_B
+#ifdef BITS
+#elif defined(TRANS_B)
         __global const float *in = right + first;
 #else
         __global const float *in = right + (size_t)first * b_own_rows;
@@ -194,7 +204,11 @@ KERNEL void matmul_direct(
         for (int column = first_panel * PANEL; column < min(stop_panel * PANEL, n); column += V) {
             const int panel = column / PANEL;
             __local float *to = block + (panel - first_panel) * length * PANEL + column % PANEL;
+#ifdef BITS
+            unpack_columns(MATRIX_ARGS, to, column / V, first, length, k);
+#else
             pack_columns(in, to, column, n, length, b_own_rows);
+#endif
         }
 #endif
         for (int row = get_global_id(1) * strip * ROWS; row < stop; row += ROWS) {

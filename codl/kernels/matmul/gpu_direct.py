@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from codl.ir.columns import Column, FeatureColumns
 from codl.ir.ops.base import Array, Weights
 from codl.ir.ops.matmul import MatMul, MatMulColumns
 from codl.ir.soc import GpuSide, Soc
-from codl.ir.types import PLANAR, Storage
+from codl.ir.types import PLANAR, ConstantArray, Storage
 from codl.kernels import registers, tiling_columns
 from codl.kernels.base import (
+    Arg,
     Choice,
     ConstantArg,
     KernelLaunch,
@@ -34,7 +35,7 @@ from codl.kernels.variant import ByChoiceColumns
 CACHE_SHARE = 0.4
 #: Share of that cache, and of local memory, for as much of the panels as a work-item goes through
 #: before its next rows; and that cache's bytes where they are not known.
-BLOCK_SHARE, LOCAL_SHARE, USUAL_CACHE = 1 / 8, 1 / 2, 1 << 18
+BLOCK_SHARE, LOCAL_SHARE, USUAL_CACHE, LEAST_ROWS = 1 / 8, 1 / 2, 1 << 18, 8
 #: How a tensor b is read: as it lies, from panels of a launch before, or from those that the
 #: work-item packs. A constant is packed beforehand.
 AS_IT_LIES, BEFORE, INSIDE = 0, 1, 2
@@ -82,10 +83,10 @@ class _Tiling:
     @cached_property
     def depth(self) -> Column:
         """k of a work-item at a time: all of it, but where it must fit in a block."""
-        most = np.floor(block_elements(self.soc) / self.panel)
-        whole = self.ops.k
+        step, whole = self.ops.depth_step, self.ops.k
+        most = np.maximum(1, np.floor(block_elements(self.soc) / (self.panel * step))) * step
         parts = np.where(self.packed == INSIDE, columns.ceil_div(whole, most), 1.0)
-        return columns.ceil_div(whole, parts)
+        return np.minimum(whole, columns.round_up(columns.ceil_div(whole, parts), step))
 
     @cached_property
     def group(self) -> Column:
@@ -121,9 +122,9 @@ class _Tiling:
     def packed_elements(self) -> Column:
         """Elements of b that are written to panels each time."""
         panels, k = self.panels * self.panel, self.ops.k
-        before = np.where(self.packed == BEFORE, self.ops.b_matrices, 0.0)
+        before = (self.packed == BEFORE) * (1 - self.ops.is_constant) * self.ops.b_matrices
         times = np.where(self.packed == INSIDE, self.strips * self.ops.products, before)
-        return (1 - self.ops.is_constant) * times * panels * k
+        return times * panels * k
 
 
 class GpuDirect(ByChoiceColumns):
@@ -133,17 +134,18 @@ class GpuDirect(ByChoiceColumns):
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"cpu"})
     storage: ClassVar[Storage] = PLANAR
+    source: ClassVar[str] = "matmul/gpu_direct.cl"
     op_columns: ClassVar[type[MatMulColumns]] = MatMulColumns
 
-    def refusal(self, op: MatMul, soc: Soc) -> str | None:
+    def refusal(self, op: Any, soc: Soc) -> str | None:
         return refusal(op)
 
-    def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         """Tiles of a size that wastes few rows, and ways to read b."""
-        ops = MatMulColumns.of([op])
+        ops = self.op_columns.of([op])
         default = first_choice(self.default_columns(ops, soc))
         problem, found = Problem.of(op), [default]
-        ways = [1] if op.matrix else [INSIDE, BEFORE]
+        ways = [default["packed"]] if op.matrix else [INSIDE, BEFORE]
         if _may_lie(ops, default["columns"] * soc.gpu.vector_width)[0]:
             ways.append(AS_IT_LIES)
         found += [{**default, "packed": way} for way in ways]
@@ -154,7 +156,7 @@ class GpuDirect(ByChoiceColumns):
                 found.append({**default, "rows": wider, "columns": WIDE})
         return unique(found)
 
-    def default_columns(self, ops: MatMulColumns, soc: Soc) -> ChoiceColumns:
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         width = soc.gpu.vector_width
         rows = _usual_rows(ops, soc.gpu)
         wide = np.where(rows <= NARROW_ROWS, WIDE, USUAL)
@@ -165,7 +167,7 @@ class GpuDirect(ByChoiceColumns):
         return {"rows": rows, "columns": wide, "packed": packed.astype(np.float64)}
 
     def feature_columns(
-        self, ops: MatMulColumns, soc: Soc, choice: ChoiceColumns | None = None
+        self, ops: Any, soc: Soc, choice: ChoiceColumns | None = None
     ) -> FeatureColumns:
         t = _Tiling.of(ops, soc, choice or self.default_columns(ops, soc))
         tiles = t.row_tiles * t.panels * ops.products
@@ -181,12 +183,12 @@ class GpuDirect(ByChoiceColumns):
             "output_bytes": 4.0 * ops.output_elements,
         }
 
-    def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
-        tiling = _Tiling.of(MatMulColumns.of([op]), soc, choice)
-        panel, panels = int(tiling.panel[0]), int(tiling.panels[0])
-        way = None if op.matrix else choice["packed"]
-        multiply = _multiply_launch(op, tiling, way)
+        tiling = _Tiling.of(self.op_columns.of([op]), soc, choice)
+        panels = int(tiling.panels[0])
+        way = None if op.matrix and choice["packed"] != INSIDE else choice["packed"]
+        multiply = _multiply_launch(op, tiling, way, self.right(op, way))
         defined = {
             "TRANS_A": op.trans_a,
             "TRANS_B": op.trans_b and way in (BEFORE, INSIDE),
@@ -194,36 +196,47 @@ class GpuDirect(ByChoiceColumns):
             "DIRECT": way == AS_IT_LIES,
             "INSIDE": way == INSIDE,
         }
-
-        def pack(weights: Weights) -> dict[str, Array]:
-            return {
-                "panels": pack_panels(weights["weight"], panel, trans=op.trans_b),
-                "bias": np.pad(weights["bias"], (0, panels * panel - op.n)),
-            }
-
         scratch = {"panels": 4 * int(tiling.packed_elements[0])} if way == BEFORE else {}
         return KernelPlan(
-            source="matmul/gpu_direct.cl",
+            source=self.source,
             launches=(_pack_launch(op, panels), multiply) if way == BEFORE else (multiply,),
             defines={
                 **base_defines(op.activation, soc),
                 "ROWS": choice["rows"],
                 "COLUMNS": choice["columns"],
+                **self.more_defines(op),
                 **{name: 1 for name, on in defined.items() if on},
                 **({"BLOCK_SIZE": block_elements(soc)} if way == INSIDE else {}),
             },
-            pack=pack if op.matrix else no_constants,
+            pack=partial(self.pack, op, soc, int(tiling.panel[0])) if op.matrix else no_constants,
             scratch=scratch,
             storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
             whole_batch=True,
         )
 
+    def more_defines(self, op: Any) -> dict[str, int]:
+        """Macros of a kind of matrix."""
+        return {}
 
-def _multiply_launch(op: MatMul, tiling: _Tiling, way: int | None) -> KernelLaunch:
+    def right(self, op: Any, way: int | None) -> tuple[Arg, ...]:
+        """What a kernel reads b from, and a bias; `way` is None for a matrix packed before."""
+        if way is None:
+            return ConstantArg("panels"), ConstantArg("bias")
+        return (ScratchArg("panels") if way == BEFORE else B,)
+
+    def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
+        """A constant matrix and its bias, for panels of so many columns."""
+        return {
+            "panels": pack_panels(weights["weight"], panel, trans=op.trans_b),
+            "bias": np.pad(weights["bias"], (0, -op.n % panel)),
+        }
+
+
+def _multiply_launch(
+    op: MatMul, tiling: _Tiling, way: int | None, right: tuple[Arg, ...]
+) -> KernelLaunch:
     """The product itself; `way` says how a tensor b is read, None stands for a constant."""
     problem = Problem.of(op)
-    constants = (ConstantArg("panels"), ConstantArg("bias"))
-    right = constants if way is None else (ScratchArg("panels") if way == BEFORE else B,)
     in_panels = int(tiling.panels[0] * tiling.panel[0])
     matrix = problem.k * (in_panels if way in (None, BEFORE) else problem.n)
     sizes = (
@@ -259,10 +272,10 @@ def _pack_launch(op: MatMul, panels: int) -> KernelLaunch:
 
 
 def block_elements(soc: Soc) -> int:
-    """Elements of the panels that a work-item keeps near: one row of a panel at least."""
+    """Elements of the panels that a work-item keeps near: some rows of a panel at least."""
     cache = BLOCK_SHARE * (soc.cpu.l2_cache_bytes or USUAL_CACHE)
     found = int(min(cache, LOCAL_SHARE * soc.gpu.local_mem_bytes)) // 4
-    return max(found, WIDE * soc.gpu.vector_width)
+    return max(found, LEAST_ROWS * WIDE * soc.gpu.vector_width)
 
 
 def _may_lie(ops: MatMulColumns, panel: Column | int) -> NDArray[np.bool_]:

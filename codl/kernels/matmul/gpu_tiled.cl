@@ -5,6 +5,8 @@
 //
 // TRANS_A, TRANS_B   defined where a is stored as (k, m), b as (n, k)
 // BIAS               defined where there is one for each column
+// BITS               defined where b is a packed matrix, which each group unpacks: see
+//                    matmul_nbits/gpu_tiled.cl
 // Batches as in gpu_direct.cl.
 
 #define SIDE (TILE / 4)
@@ -21,7 +23,11 @@
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
     __global const float *a, int a_offset, int a_stride,
     __global float *output, int output_offset, int output_stride,
+#ifdef BITS
+    MATRIX,
+#else
     __global const float *b,
+#endif
 #ifdef BIAS
     __global const float *bias,
 #else
@@ -36,7 +42,9 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
     const int batch = get_global_id(2);
     const int row0 = get_group_id(1) * TILE, column0 = get_group_id(0) * TILE;
     __global const float *left = a + a_offset + BATCH_STEP(batch, a_step0, a_step1, a_step2);
+#ifndef BITS
     __global const float *right = b + BATCH_STEP(batch, b_step0, b_step1, b_step2);
+#endif
 #ifndef BIAS
     right += b_offset;
 #endif
@@ -55,6 +63,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
 #endif
                 rows[d][t] = row0 + t < m && first + d < k ? AT_A(row0 + t, first + d) : 0.0f;
             }
+#ifndef BITS
             {
 #ifdef TRANS_B
                 ALONG_K(turn);
@@ -66,7 +75,16 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void matmul_tiled(
                 columns[d][t] =
                     column0 + t < n && first + d < k ? AT_B(first + d, column0 + t) : 0.0f;
             }
+#endif
         }
+#ifdef BITS
+        for (int at = item; at < TILE * (DEPTH / PER_WORD); at += SIDE * SIDE) {
+            const int t = at % TILE, d = at / TILE * PER_WORD;
+            float numbers[PER_WORD];
+            unpack_word(MATRIX_ARGS, numbers, min(column0 + t, n - 1), min(first + d, k - 1), k);
+            UNROLL for (int j = 0; j < PER_WORD; j++) columns[d + j][t] = numbers[j];
+        }
+#endif
         barrier(CLK_LOCAL_MEM_FENCE);
         UNROLL for (int d = 0; d < DEPTH; d++) {
             const float4 values = vload4(x, columns[d]);

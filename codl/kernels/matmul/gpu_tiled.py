@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from codl.ir.ops.base import Array, Weights
-from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.base import Weights
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, Storage
-from codl.kernels.base import Choice, ConstantArg, KernelLaunch, KernelPlan, no_constants
+from codl.ir.types import PLANAR, ConstantArray, Storage
+from codl.kernels.base import Arg, Choice, ConstantArg, KernelLaunch, KernelPlan, no_constants
 from codl.kernels.matmul.problem import OUT, A, B, Problem, refusal
 from codl.kernels.tiling import base_defines, ceil_div, round_up, waves
 from codl.kernels.variant import OnGpu
@@ -26,22 +26,25 @@ class GpuTiled(OnGpu):
     op_kind: ClassVar[str] = "matmul"
     meant_for: ClassVar[frozenset[str]] = frozenset({"gpu"})
     storage: ClassVar[Storage] = PLANAR
+    source: ClassVar[str] = "matmul/gpu_tiled.cl"
+    #: k of a slice.
+    depth: ClassVar[int] = 16
 
-    def refusal(self, op: MatMul, soc: Soc) -> str | None:
+    def refusal(self, op: Any, soc: Soc) -> str | None:
         least = (32 // PER_ITEM) ** 2
         if soc.gpu.max_work_group_size < least:
             return f"work-groups must hold {least} work-items, not {soc.gpu.max_work_group_size}"
         return refusal(op)
 
-    def choices(self, op: MatMul, soc: Soc) -> tuple[Choice, ...]:
+    def choices(self, op: Any, soc: Soc) -> tuple[Choice, ...]:
         """Large tiles where there are enough of them for every compute unit."""
         problem = Problem.of(op)
         large = ceil_div(problem.m, 64) * ceil_div(problem.n, 64) * problem.batches
         fits = soc.gpu.max_work_group_size >= (64 // PER_ITEM) ** 2
         tiles = (64, 32) if large >= 2 * soc.gpu.compute_units else (32, 64)
-        return tuple({"tile": tile, "depth": 16} for tile in tiles if tile == 32 or fits)
+        return tuple({"tile": tile, "depth": self.depth} for tile in tiles if tile == 32 or fits)
 
-    def features(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
+    def features(self, op: Any, soc: Soc, choice: Choice | None = None) -> dict[str, float]:
         choice = choice or self.choices(op, soc)[0]
         problem, tile = Problem.of(op), choice["tile"]
         groups = ceil_div(problem.m, tile) * ceil_div(problem.n, tile) * problem.batches
@@ -59,33 +62,41 @@ class GpuTiled(OnGpu):
             "output_bytes": float(op.output.bytes),
         }
 
-    def plan(self, op: MatMul, soc: Soc, choice: Choice | None = None) -> KernelPlan:
+    def plan(self, op: Any, soc: Soc, choice: Choice | None = None) -> KernelPlan:
         choice = choice or self.choices(op, soc)[0]
         problem, tile = Problem.of(op), choice["tile"]
         m, n, k, side = problem.m, problem.n, problem.k, tile // PER_ITEM
-        right = (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
         sizes = (m, n, k, *problem.inner, *problem.steps(m * k, k * n), float(op.alpha))
         launch = KernelLaunch(
             kernel="matmul_tiled",
             global_size=(ceil_div(n, tile) * side, ceil_div(m, tile) * side, problem.batches),
             local_size=(side, side, 1),
-            args=(A, OUT, *right, *sizes),
+            args=(A, OUT, *self.right(op), *sizes),
         )
         defined = {"TRANS_A": op.trans_a, "TRANS_B": op.trans_b, "BIAS": bool(op.matrix)}
         return KernelPlan(
-            source="matmul/gpu_tiled.cl",
+            source=self.source,
             launches=(launch,),
             defines={
                 **base_defines(op.activation, soc),
                 "TILE": tile,
                 "DEPTH": choice["depth"],
                 **{name: 1 for name, on in defined.items() if on},
+                **self.more_defines(op),
             },
-            pack=_as_it_is if op.matrix else no_constants,
+            pack=partial(self.pack, soc) if op.matrix else no_constants,
             storages=dict.fromkeys((A, OUT) if op.matrix else (A, B, OUT), PLANAR),
             whole_batch=True,
         )
 
+    def more_defines(self, op: Any) -> dict[str, int]:
+        """Macros of a kind of matrix."""
+        return {}
 
-def _as_it_is(weights: Weights) -> dict[str, Array]:
-    return {name: np.ascontiguousarray(value) for name, value in weights.items()}
+    def right(self, op: Any) -> tuple[Arg, ...]:
+        """What the kernel reads b from, and a bias."""
+        return (ConstantArg("weight"), ConstantArg("bias")) if op.matrix else (B,)
+
+    def pack(self, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
+        """A constant matrix and its bias, as they are."""
+        return {name: np.ascontiguousarray(value) for name, value in weights.items()}

@@ -1,0 +1,185 @@
+"""Constants of few bits that a node dequantises: products keep them packed, others get floats.
+
+A product with such a matrix becomes the node that ONNX Runtime's quantiser writes, whose numbers
+stay packed in memory. A scale of a whole tensor, or of a column, is there again for every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.errors import CodlError
+from codl.frontend.graph.graph import Graph
+from codl.frontend.graph.packed_check import DOMAIN, KIND
+from codl.ir.onnx_node import Node
+from codl.ir.ops.matmul_nbits import BLOCKS, packed
+
+#: The types of packed numbers: their bits, and what is added so that none is negative.
+TYPES: Mapping[str, tuple[int, int]] = {
+    "uint4": (4, 0),
+    "int4": (4, 8),
+    "uint8": (8, 0),
+    "int8": (8, 128),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A constant as a DequantizeLinear has it: numbers, and scales and zero points of one shape.
+
+    That is one for all, one for each place along `axis`, or one for each `block` of these.
+    """
+
+    numbers: NDArray[Any]
+    scales: NDArray[np.float32]
+    zeros: NDArray[np.int16]
+    axis: int
+    block: int
+
+    @classmethod
+    def of(cls, graph: Graph, node: Node) -> Quantized | None:
+        """What a node of constants reads; None where any is none, or of another type.
+
+        Raises `CodlError` where the scales, or the zero points, are not of the shape that they
+        must have.
+        """
+        names = [name for name in node.inputs if name]
+        if any(name not in graph.constants for name in names):
+            return None
+        numbers, scales, *zeros = (graph.constants[name] for name in names)
+        if numbers.dtype.name not in TYPES or scales.dtype.kind != "f":
+            return None
+        axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+        axis %= max(numbers.ndim, 1)
+        right = _sizes(numbers.shape, axis, block) if scales.size > 1 else scales.shape
+        for name, value in zip(names[1:], (scales, *zeros), strict=True):
+            if value.shape != right:
+                raise CodlError(
+                    f"The node {node.name!r} ({node.type}): {name!r} must be {right}, got "
+                    f"{value.shape}: {names[0]!r} is {numbers.shape}, axis {axis}, block_size "
+                    f"{block}."
+                )
+        points = zeros[0] if zeros else np.zeros(right)
+        return cls(numbers, scales.astype(np.float32), points.astype(np.int16), axis, block)
+
+    @property
+    def turned(self) -> Quantized:
+        """Of two axes: the transpose."""
+        scales, zeros = (x.T for x in (self.scales, self.zeros))
+        return replace(self, numbers=self.numbers.T, scales=scales, zeros=zeros, axis=1 - self.axis)
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """What the numbers stand for."""
+        numbers = self.numbers.astype(np.float32) - self._stretched(self.zeros)
+        return np.asarray(numbers * self._stretched(self.scales), np.float32)
+
+    def _stretched(self, value: NDArray[Any]) -> NDArray[Any]:
+        if value.size == 1:
+            return value.reshape(())
+        if self.block:
+            size = self.numbers.shape[self.axis]
+            return np.repeat(value, self.block, self.axis).take(range(size), self.axis)
+        return value.reshape([-1 if i == self.axis else 1 for i in range(self.numbers.ndim)])
+
+    @property
+    def in_blocks(self) -> tuple[int, NDArray[np.float32], NDArray[np.int16]] | None:
+        """Of a matrix (k, n) the size of blocks along k, and scales and zero points (n, blocks).
+
+        None where a block of a size that kernels know has not the same ones.
+        """
+        k, n = self.numbers.shape
+        if self.block and self.scales.size > 1:
+            if self.axis != 0 or self.block not in BLOCKS:
+                return None
+            return self.block, self.scales.T, self.zeros.T
+        if self.axis != 1 and self.scales.size > 1:
+            return None
+        block = max((size for size in BLOCKS if k % size == 0), default=BLOCKS[0])
+        to = (n, -(-k // block))
+        scales, zeros = self.scales.reshape(-1, 1), self.zeros.reshape(-1, 1)
+        return block, np.broadcast_to(scales, to), np.broadcast_to(zeros, to)
+
+
+def keep_packed(graph: Graph) -> Graph:
+    """The graph without nodes that dequantise constants."""
+    for node in [node for node in graph.nodes if node.type == "DequantizeLinear"]:
+        quantized = Quantized.of(graph, node)
+        if quantized is not None:
+            graph = _without(graph, node, quantized)
+    return graph
+
+
+def _without(graph: Graph, node: Node, quantized: Quantized) -> Graph:
+    """Readers that are products get the packed matrix, others the floats."""
+    name = node.outputs[0]
+    if quantized.numbers.ndim == 2:
+        for reader in graph.consumers(name):
+            if reader.type == "Transpose":
+                graph = _without(graph, reader, quantized.turned)
+            elif _is_product(graph, reader, name):
+                graph = _with_packed(graph, reader, quantized)
+    constants = dict(graph.constants)
+    if graph.is_read(name):
+        constants[name] = quantized.values
+    nodes = tuple(own for own in graph.nodes if own is not node)
+    return replace(graph, nodes=nodes, constants=constants)
+
+
+def _is_product(graph: Graph, node: Node, matrix: str) -> bool:
+    """Whether a node multiplies rows by a matrix, and adds at most a constant to each column."""
+    if node.type not in ("MatMul", "Gemm") or matrix != node.inputs[1] or matrix in node.inputs[2:]:
+        return False
+    if node.inputs[0] == matrix or len(graph.shapes.get(node.inputs[0], ())) < 2:
+        return False
+    scaled = any(node.attributes.get(name, 1.0) != 1 for name in ("alpha", "beta"))
+    columns = graph.shapes.get(node.outputs[0], (0,))[-1:]
+    added = [graph.shapes.get(name) for name in node.inputs[2:] if name in graph.constants]
+    is_bias = len(added) == len(node.inputs[2:]) and all(sizes == columns for sizes in added)
+    return not scaled and not node.attributes.get("transA", 0) and is_bias
+
+
+def _with_packed(graph: Graph, node: Node, quantized: Quantized) -> Graph:
+    """The product by a packed matrix; the same graph where the scales do not allow that."""
+    own = quantized.turned if node.attributes.get("transB", 0) else quantized
+    found = own.in_blocks
+    if found is None:
+        return graph
+    block, scales, zeros = found
+    (k, n), (bits, middle) = own.numbers.shape, TYPES[own.numbers.dtype.name]
+    numbers = (own.numbers.T.astype(np.int16) + middle).astype(np.uint8)
+    whole = np.pad(numbers, ((0, 0), (0, -k % block)))
+    constants: dict[str, NDArray[Any]] = {
+        "weight": _bytes(whole, bits).reshape(n, -(-k // block), -1),
+        "scales": np.ascontiguousarray(scales),
+        "zero_points": _bytes((zeros + middle).astype(np.uint8), bits),
+    }
+    names = {key: f"{node.outputs[0]}.{key}" for key in constants}
+    inputs = (node.inputs[0], *names.values(), "", *node.inputs[2:])
+    attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
+    made = Node(node.name, f"{DOMAIN}.{KIND}", inputs, node.outputs, attributes)
+    given = {names[key]: value for key, value in constants.items()}
+    return replace(
+        graph,
+        nodes=tuple(made if own is node else own for own in graph.nodes),
+        constants={**graph.constants, **given},
+        shapes={**graph.shapes, **{key: value.shape for key, value in given.items()}},
+    )
+
+
+def _sizes(sizes: tuple[int, ...], axis: int, block: int) -> tuple[int, ...]:
+    """The shape of scales that are several."""
+    if not block:
+        return sizes[axis : axis + 1]
+    return tuple(-(-size // block) if i == axis else size for i, size in enumerate(sizes))
+
+
+def _bytes(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Rows of numbers, packed."""
+    words = packed(rows, bits).astype("<u4", copy=False)
+    return np.ascontiguousarray(words.view(np.uint8)[:, : -(-rows.shape[1] * bits // 8)])

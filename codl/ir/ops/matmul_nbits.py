@@ -1,0 +1,162 @@
+"""Products with a constant matrix of whole numbers of few bits, scaled block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codl.ir.columns import Column, Columns, ceil_div
+from codl.ir.ops.base import Array, Weights
+from codl.ir.ops.matmul import MatMul, MatMulColumns
+from codl.ir.ops.nd import cuts_of
+from codl.ir.region import Region
+
+#: Bits of a number, numbers of a block, and bits of the words that they are packed into.
+BITS, BLOCKS, WORD = (4, 8), (16, 32, 64, 128, 256), 32
+#: Those of the weights that are packed words.
+PACKED = ("weight", "zero_points")
+
+
+@dataclass(frozen=True)
+class MatMulNBitsColumns(MatMulColumns):
+    """The same of packed matrices."""
+
+    bits: Column
+    block: Column
+    has_zero_points: Column
+
+    @staticmethod
+    def _rows(ops: Sequence[Any]) -> list[tuple[int, ...]]:
+        rows = MatMulColumns._rows(ops)
+        return [
+            (*row, op.bits, op.block, op.zero_points) for row, op in zip(rows, ops, strict=True)
+        ]
+
+    @property
+    def blocks(self) -> Column:
+        """Of a column."""
+        return ceil_div(self.k, self.block)
+
+    @property
+    def depth_step(self) -> Column:
+        return WORD / self.bits
+
+    @property
+    def weight_elements(self) -> Column:
+        """Of 4 bytes each."""
+        numbers = self.blocks * self.block * self.bits / WORD
+        zeros = self.has_zero_points * ceil_div(self.blocks * self.bits, WORD)
+        return (numbers + self.blocks + zeros + 1) * self.n
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatMulNBits(MatMul):
+    """`a @ b`, where b is a constant `matrix` (k, n) of unsigned numbers of `bits` bits.
+
+    A column's numbers are cut in blocks of `block` along k, the last one filled up with any. Each
+    stands for scale * (number - zero point), with a scale and a zero point for every block; that is
+    the middle, 2 ^ (bits - 1), where the op has no `zero_points`. As `weights` there are
+
+    - `weight`: (n, words) of uint32. Number i of a word lies at its bits from `bits` * i on.
+    - `scales`: (n, blocks).
+    - `zero_points`: (n, words) of uint32, packed in the same way.
+    - `bias`: (n,).
+
+    With `int8` a kernel may round a to 8 bits, block by block.
+    """
+
+    bits: int
+    block: int
+    zero_points: bool = False
+    int8: bool = False
+
+    kind: ClassVar[str] = "matmul_nbits"
+    examples: ClassVar[tuple[str, ...]] = (
+        "matmul_nbits in=3x40 matrix=40x24 bits=4 block=16 zero_points=1",
+        "matmul_nbits in=2x9x64 matrix=64x40 bits=8 block=32 act=relu",
+        "matmul_nbits in=1x64 matrix=64x48 bits=4 block=32",
+    )
+    size_columns: ClassVar[type[Columns]] = MatMulNBitsColumns
+
+    @property
+    def flavor(self) -> str:
+        return f"{self.bits}bits{'_int8' if self.int8 else ''}"
+
+    @property
+    def problem(self) -> str | None:
+        if self.bits not in BITS:
+            return f"bits must be {' or '.join(map(str, BITS))}, got {self.bits}."
+        if self.block not in BLOCKS:
+            return f"block must be one of {', '.join(map(str, BLOCKS))}, got {self.block}."
+        if len(self.matrix) != 2 or self.matrix[0] != self.k:
+            return f"matrix must be {self.k} x columns, got {self.matrix}."
+        if self.trans_a or self.trans_b or self.alpha != 1:
+            return "its operands are neither transposed nor scaled."
+        return None
+
+    @property
+    def blocks(self) -> int:
+        """Of a column."""
+        return -(-self.k // self.block)
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        n, blocks = self.n, self.blocks
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight": (n, blocks * self.block * self.bits // WORD),
+            "scales": (n, blocks),
+            "bias": (n,),
+        }
+        if self.zero_points:
+            shapes["zero_points"] = (n, -(-blocks * self.bits // WORD))
+        return shapes
+
+    def weights_of(self, values: Callable[[tuple[int, ...]], Array]) -> Weights:
+        """Words are the bits of such floats."""
+        made = super().weights_of(values)
+        return {n: v.view(np.uint32) if n in PACKED else v for n, v in made.items()}
+
+    def restrict_weights(self, weights: Weights, part: Region) -> dict[str, NDArray[Any]]:
+        """Those of the output's columns, as views."""
+        columns = cuts_of(part, self.out_sizes).get(len(self.out_sizes) - 1)
+        own = slice(None) if columns is None else slice(*columns)
+        return {name: value[own] for name, value in weights.items()}
+
+    def dequantized(self, weights: Weights) -> NDArray[np.float64]:
+        """The matrix (k, n) that the weights stand for."""
+        n, blocks = self.n, self.blocks
+        values = unpacked(weights["weight"], self.bits).reshape(n, blocks, self.block)
+        if self.zero_points:
+            values -= unpacked(weights["zero_points"], self.bits)[:, :blocks, None]
+        else:
+            values -= 1 << (self.bits - 1)
+        values *= weights["scales"][..., None]
+        matrix: NDArray[np.float64] = values.reshape(n, -1)[:, : self.k].T
+        return matrix
+
+    def reference(
+        self, inputs: Sequence[NDArray[np.float64]], weights: Weights
+    ) -> NDArray[np.float64]:
+        a = inputs[0].reshape(self.shapes[0])
+        value: NDArray[np.float64] = a @ self.dequantized(weights) + weights["bias"]
+        return self.activation.reference(value.reshape(self.output))
+
+
+def unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.float64]:
+    """The numbers of rows of words, from the lowest bits on."""
+    shifts = np.arange(0, WORD, bits, dtype=np.uint32)
+    numbers = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
+    return np.asarray(numbers.reshape(words.shape[0], -1), np.float64)
+
+
+def packed(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Rows of numbers below 2 ^ `bits` as words, filled up with zeros."""
+    per_word = WORD // bits
+    padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per_word)))
+    pieces = padded.reshape(len(numbers), -1, per_word).astype(np.uint32)
+    shifts = np.arange(0, WORD, bits, dtype=np.uint32)
+    return np.ascontiguousarray(np.bitwise_or.reduce(pieces << shifts, axis=2))

@@ -1,0 +1,13 @@
+"""Products with packed matrices: the kernel variants, in order of preference."""
+
+from __future__ import annotations
+
+from codl.kernels.matmul_nbits import cpu_ort, gpu_direct, gpu_tiled, gpu_vector
+from codl.kernels.registry import register
+
+register(
+    gpu_vector.GpuVector(),
+    gpu_direct.GpuDirectNBits(),
+    gpu_tiled.GpuTiledNBits(),
+    cpu_ort.VARIANT,
+)

@@ -1,0 +1,40 @@
+"""Products of many rows with packed matrices on CPU runtimes: unpacked in the kernel.
+
+The tiles are those of `codl.kernels.matmul.gpu_direct`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from codl.ir.ops.base import Weights
+from codl.ir.ops.matmul_nbits import MatMulNBitsColumns
+from codl.ir.soc import Soc
+from codl.ir.types import ConstantArray
+from codl.kernels.base import Arg
+from codl.kernels.feature_columns import ChoiceColumns
+from codl.kernels.matmul.gpu_direct import INSIDE, GpuDirect
+from codl.kernels.matmul_nbits.packing import matrix_args, matrix_defines, pack_matrix
+
+
+class GpuDirectNBits(GpuDirect):
+    """Any rows; a work-item unpacks as much of its columns as a near cache holds."""
+
+    op_kind: ClassVar[str] = "matmul_nbits"
+    op_columns: ClassVar[type[MatMulNBitsColumns]] = MatMulNBitsColumns
+    source: ClassVar[str] = "matmul_nbits/gpu_direct.cl"
+
+    def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
+        default = super().default_columns(ops, soc)
+        return {**default, "packed": np.full_like(ops.k, INSIDE)}
+
+    def more_defines(self, op: Any) -> dict[str, int]:
+        return matrix_defines(op)
+
+    def right(self, op: Any, way: int | None) -> tuple[Arg, ...]:
+        return matrix_args(op)
+
+    def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
+        return pack_matrix(weights, soc.gpu.vector_width, panel)

@@ -1,0 +1,23 @@
+// Products with a packed matrix through local memory: those of matmul/gpu_tiled.cl, where each
+// work-item unpacks words of the slice. DEPTH is a multiple of PER_WORD.
+
+#include "matmul_nbits/unpack.cl"
+
+// The numbers of one column in the word that has those at `at` of k.
+void unpack_word(MATRIX, float *out, int column, int at, int k)
+{
+    const int panel = column / V, lane = column % V, block = at / LENGTH;
+    const uint word = weight[((size_t)panel * WORDS(k) + at / PER_WORD) * V + lane];
+    const float scale = scales[((size_t)panel * BLOCKS(k) + block) * V + lane];
+#ifdef ZERO_POINTS
+    const uint zeros =
+        zero_points[((size_t)panel * ZERO_WORDS(k) + block / PER_WORD) * V + lane];
+    const float zero = convert_float(zeros >> (BITS * (block % PER_WORD)) & MOST);
+#else
+    const float zero = MIDDLE;
+#endif
+    UNROLL for (int j = 0; j < PER_WORD; j++)
+        out[j] = scale * (convert_float(word >> (BITS * j) & MOST) - zero);
+}
+
+#include "matmul/gpu_tiled.cl"

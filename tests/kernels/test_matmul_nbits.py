@@ -1,0 +1,73 @@
+"""Products with matrices of 4 and 8 bits, on either side and by every kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.kernel_runs import Case, run_cpu
+
+from codl.errors import CodlError
+from codl.ir import parse, split
+from codl.ir.ops.matmul_nbits import packed, unpacked
+from codl.kernels import registry
+from codl.runtime.opencl import OpenClDevice
+
+#: Rows of one and of several tiles, columns and depths that fill neither vectors nor blocks.
+TEXTS = (
+    "matmul_nbits in=1x1x100 matrix=100x37 bits=4 block=16 zero_points=1 act=silu",
+    "matmul_nbits in=3x70 matrix=70x50 bits=8 block=32",
+    "matmul_nbits in=2x19x130 matrix=130x67 bits=4 block=64 zero_points=1",
+    "matmul_nbits in=40x2100 matrix=2100x90 bits=4 block=32",
+    "matmul_nbits in=33x1000 matrix=1000x33 bits=8 block=256 zero_points=1 act=gelu",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_kernels_of_either_side_equal_the_reference(
+    text: str, gpu: OpenClDevice, as_gpu: OpenClDevice
+) -> None:
+    """Of all rows and columns, and of some."""
+    op = parse(text)
+    case = Case.of(op)
+    parts = [case.whole, *(part for dim in op.dims for part in split(op, dim, 0.4))]
+    for variant in registry.variants(op, "cpu", gpu.soc):
+        for part in parts:
+            case.on_cpu(variant, gpu.soc, part)
+    for device in (gpu, as_gpu):
+        variants = registry.variants(op, "gpu", device.soc)
+        assert variants
+        for variant in variants:
+            for part in parts:
+                case.on_gpu(variant, device, part)
+    for variant in registry.variants(op, "gpu", gpu.soc):
+        for choice in variant.choices(op, gpu.soc)[1:]:  # type: ignore[attr-defined]
+            case.on_gpu(variant, gpu, choice=choice)
+
+
+def test_rows_of_8_bits_are_close_where_a_model_lets_them(gpu: OpenClDevice) -> None:
+    op = parse("matmul_nbits in=5x256 matrix=256x64 bits=8 block=32 int8=1")
+    case = Case.of(op)
+    got = run_cpu(registry.find(op, "cpu_ort"), op, case.whole, case.inputs, case.weights, gpu.soc)
+    cosine = (got * case.expected).sum() / np.sqrt((got**2).sum() * (case.expected**2).sum())
+    assert cosine > 0.9999
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_numbers_are_read_back(bits: int) -> None:
+    numbers = np.random.default_rng(0).integers(0, 1 << bits, (3, 21), dtype=np.uint8)
+    words = packed(numbers, bits)
+    assert words.nbytes == 3 * 4 * -(-21 * bits // 32)
+    np.testing.assert_array_equal(unpacked(words, bits)[:, :21], numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bits=3 block=32 matrix=64x8", "bits must be 4 or 8, got 3"),
+        ("bits=4 block=48 matrix=64x8", "block must be one of 16, 32, 64, 128, 256, got 48"),
+        ("bits=4 block=32 matrix=60x8", "matrix must be 64 x columns, got"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_told(text: str, words: str) -> None:
+    with pytest.raises(CodlError, match=words):
+        parse(f"matmul_nbits in=2x64 {text}")
