@@ -98,6 +98,9 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     repeated = (f"1x{h}x{d}x1 repeats=1x1x1x{n}", f"1x1x{c} repeats=1x{n}x1")[number % 2]
     yield parse(f"tile in={repeated}")
     yield _rare(block, dice)
+    for rows, bits in ((n, (4, 8)[number % 2]), (1, 4), (1, 8)):
+        packed = f"bits={bits} block=32 zero_points={number // 2 % 2}"
+        yield parse(f"matmul_nbits in={rows}x{c} matrix={c}x{m} {packed}")
 
 
 def _transpose(block: Block, dice: random.Random) -> Op:

@@ -194,7 +194,8 @@ class Share:
         ops = [
             step for step in (self._executable.steps[n] for n in steps) if isinstance(step, GpuOp)
         ]
-        key = ("constant", frozenset((op.label, op.variant) for op in ops), constant.name)
+        # Variants may read one packed array, such as those of many rows and of one.
+        key = ("constant", frozenset(op.label for op in ops), constant.name)
         flat, shape = values.reshape(-1), values.shape if constant.is_image else None
 
         def fits(item: Item) -> bool:

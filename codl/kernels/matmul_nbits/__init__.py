@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from codl.kernels.matmul_nbits import cpu_ort, gpu_direct, gpu_tiled, gpu_vector
+from codl.kernels.matmul_nbits import cpu_ort, gpu_direct, gpu_rows, gpu_tiled, gpu_vector
 from codl.kernels.registry import register
 
 register(
     gpu_vector.GpuVector(),
     gpu_direct.GpuDirectNBits(),
+    gpu_rows.GpuRows(),
     gpu_tiled.GpuTiledNBits(),
     cpu_ort.VARIANT,
 )

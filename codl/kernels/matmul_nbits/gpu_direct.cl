@@ -12,14 +12,10 @@ __attribute__((noinline)) void unpack_columns(
     for (int i = 0; i < length; i += PER_WORD, from += V) {
         const int block = (first + i) / LENGTH;
         const UVEC words = WORDS_AT(from);
-        const VEC scale = SCALES(panel, block, k), zeros = ZEROS(panel, block, k);
-        if (i + PER_WORD <= length) {
-            UNROLL for (int j = 0; j < PER_WORD; j++)
-                PSTORE(scale * (NUMBERS(words, j) - zeros), out + (i + j) * COLUMNS * V);
-        } else {
-            for (int j = 0; j < length - i; j++)
-                PSTORE(scale * (NUMBERS(words, j) - zeros), out + (i + j) * COLUMNS * V);
-        }
+        const VEC scale = SCALES(panel, block, k);
+        BASES(VEC, bases, ZEROS(panel, block, k))
+        UNROLL for (int j = 0; j < PER_WORD; j++)
+            if (i + j < length) PSTORE(scale * NUMBERS(words, j, bases), out + (i + j) * COLUMNS * V);
     }
 }
 

@@ -37,4 +37,4 @@ class GpuDirectNBits(GpuDirect):
         return matrix_args(op)
 
     def pack(self, op: Any, soc: Soc, panel: int, weights: Weights) -> dict[str, ConstantArray]:
-        return pack_matrix(weights, soc.gpu.vector_width, panel)
+        return pack_matrix(weights, width=soc.gpu.vector_width, panel=panel)

@@ -12,12 +12,12 @@ void unpack_word(MATRIX, float *out, int column, int at, int k)
 #ifdef ZERO_POINTS
     const uint zeros =
         zero_points[((size_t)panel * ZERO_WORDS(k) + block / PER_WORD) * V + lane];
-    const float zero = convert_float(zeros >> (BITS * (block % PER_WORD)) & MOST);
+    BASES(float, bases, convert_float(zeros >> (BITS * (block % PER_WORD)) & MOST))
 #else
-    const float zero = MIDDLE;
+    BASES(float, bases, MIDDLE)
 #endif
     UNROLL for (int j = 0; j < PER_WORD; j++)
-        out[j] = scale * (convert_float(word >> (BITS * j) & MOST) - zero);
+        out[j] = scale * (as_float(PLACED(word, j)) - bases[j % LOW]);
 }
 
 #include "matmul/gpu_tiled.cl"

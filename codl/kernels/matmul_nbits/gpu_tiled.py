@@ -28,4 +28,4 @@ class GpuTiledNBits(GpuTiled):
         return matrix_args(op)
 
     def pack(self, soc: Soc, weights: Weights) -> dict[str, ConstantArray]:
-        return pack_matrix(weights, soc.gpu.vector_width, 1)
+        return pack_matrix(weights, width=soc.gpu.vector_width, panel=1)

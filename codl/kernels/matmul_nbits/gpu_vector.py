@@ -12,11 +12,10 @@ import numpy as np
 
 from codl.ir import columns
 from codl.ir.columns import Column, FeatureColumns
-from codl.ir.ops.base import Weights
 from codl.ir.ops.matmul import merged
 from codl.ir.ops.matmul_nbits import MatMulNBits, MatMulNBitsColumns
 from codl.ir.soc import Soc
-from codl.ir.types import PLANAR, ConstantArray, Storage
+from codl.ir.types import PLANAR, Storage
 from codl.kernels import tiling_columns
 from codl.kernels.base import ENDS, Choice, KernelLaunch, KernelPlan
 from codl.kernels.feature_columns import ChoiceColumns, by_level, gpu_cache_bytes
@@ -84,14 +83,10 @@ class GpuVector(ByChoiceColumns):
                 "ROWS": merged(op)[0],
                 "PANELS": choice["panels"],
             },
-            pack=partial(_pack, soc.gpu.vector_width),
+            pack=partial(pack_matrix, width=soc.gpu.vector_width, panel=soc.gpu.vector_width),
             storages=dict.fromkeys(ENDS, PLANAR),
             whole_batch=True,
         )
-
-
-def _pack(width: int, weights: Weights) -> dict[str, ConstantArray]:
-    return pack_matrix(weights, width, width)
 
 
 def _groups(ops: MatMulNBitsColumns, soc: Soc, choice: ChoiceColumns) -> tuple[Column, Column]:

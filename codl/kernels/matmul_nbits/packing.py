@@ -21,7 +21,7 @@ def matrix_defines(op: MatMulNBits) -> dict[str, int]:
     return {"BITS": op.bits, "LENGTH": op.block, **zeros}
 
 
-def pack_matrix(weights: Weights, width: int, panel: int) -> dict[str, ConstantArray]:
+def pack_matrix(weights: Weights, *, width: int, panel: int) -> dict[str, ConstantArray]:
     """Columns to whole vectors of `width`, zeros beyond the last; the bias to whole panels."""
     bias = weights["bias"]
     found: dict[str, ConstantArray] = {"bias": np.pad(bias, (0, -len(bias) % panel))}

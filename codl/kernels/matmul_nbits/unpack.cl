@@ -15,7 +15,6 @@
 #define MOST ((1u << BITS) - 1)
 #define MIDDLE ((float)(1 << (BITS - 1)))
 #define UVEC CAT(uint, V)
-#define NUMBERS(words, i) CAT(convert_float, V)((words) >> (BITS * (i)) & MOST)
 #define WORDS_AT(p) CAT(vload, V)(0, (p))
 
 #ifdef ZERO_POINTS
@@ -33,4 +32,23 @@
 #define MATRIX_ARGS weight, scales
 #define ZEROS(panel, b, k) ((VEC)(MIDDLE))
 #endif
+
+// Numbers become floats without a conversion: in the place of the lower bits of a float that is a
+// power of two, at place p of 2 ^ (23 - BITS * p), they add to it what they are. Taking away that power
+// and the zero point is exact. The places are LOW; numbers higher up in a word are moved down to them.
+#if BITS == 4
+#define LOW 5
+#else
+#define LOW 2
+#endif
+#define POWER(p) ((150u - BITS * (p)) << 23)
+#define LOWERED(words, i) ((i) < LOW ? (words) : (words) >> (BITS * LOW))
+#define PLACED(words, i) ((LOWERED(words, i) & MOST << BITS * ((i) % LOW)) | POWER((i) % LOW))
+// What is to be taken away at each place, of some zero points.
+#define BASES(TYPE, name, zeros)                                                                   \
+    TYPE name[LOW];                                                                                \
+    UNROLL for (int place = 0; place < LOW; place++) name[place] = as_float(POWER(place)) + (zeros);
+// Number i of words, less its zero point; `i` is known to the compiler.
+#define NUMBERS(words, i, bases) (CAT(as_float, V)(PLACED(words, i)) - bases[(i) % LOW])
+
 #define SCALES(panel, b, k) PLOAD(scales + ((size_t)(panel) * BLOCKS(k) + (b)) * V)
