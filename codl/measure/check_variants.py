@@ -70,6 +70,8 @@ OPS = (
     "matmul in=2x9x19,2x19x18",
     "matmul in=3x11 matrix=11x21",
     "matmul in=2x3x1x19,2x1x21x19 trans_b=1",
+    "matmul_nbits in=2x21 matrix=21x19 bits=4 block=16 zero_points=1",
+    "matmul_nbits in=6x37 matrix=37x9 bits=8 block=32",
     "softmax in=3x5x7 axes=2",
     "softmax in=2x6x5 axes=1",
     "norm in=3x4x5,1x1x5,1x1x5 axis=2",
