@@ -46,15 +46,23 @@ from codl.predict.names import FOLDER
 from codl.strategies import Context
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
+from codl.validate.agreement import Agreement, agreement, read_labels
 from codl.validate.halves import halved
 from codl.validate.plan_check import Bench
-from codl.validate.references import Model
+from codl.validate.references import Model, Values
 from codl.validate.remedy import BUDGET_S, Remedy, find_remedy, reason_of
 from codl.validate.validation import COSINE, Validation, validate
 
 InputOption = Annotated[
     Path | None,
-    typer.Option("--input", help="Inputs by name in an .npz file; random ones by default."),
+    typer.Option(
+        "--input",
+        help="Inputs by name in an .npz file, or a folder of such files; random ones by default.",
+    ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option("--labels", help="Classes of the files of --input: lines of a name and a number."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
 CosineOption = Annotated[
@@ -92,6 +100,7 @@ def validate_plan(
     plan: PlanOption = None,
     strategy: StrategyOption = None,
     inputs: InputOption = None,
+    labels: LabelsOption = None,
     seed: SeedOption = SEED,
     cosine: CosineOption = COSINE,
     half: HalfOption = False,
@@ -122,6 +131,7 @@ def validate_plan(
 
     [dim]Examples:[/dim]
     codl validate yolov2 --soc host
+    codl validate resnet50 --soc host --input samples --labels labels.txt
     codl validate yolov2 --soc host --half --write-plan half.json
     codl validate model.onnx --soc host --plan plan.json --input in.npz --json
     codl validate mobilenet_v2 --soc host --strategy gpu --serial process --seed 3
@@ -137,13 +147,15 @@ def validate_plan(
     )
     context = adapted(asked, deployed)
     loaded = Model.load(model, batch, read_shapes(shape))
-    given = read_inputs(loaded.network, inputs, deployed, lambda own: random_inputs(own, seed))
+    files = _files(inputs)
+    classes = None if labels is None else read_labels(labels, [file.name for file in files])
+    samples = _samples(loaded, files, deployed, seed)
     with closing(connect(serial, described)) as target:
         context = replace(context, target=target)
         chosen = _plan(plan, strategy, deployed, loaded.network, context)
         if half:
             chosen = halved(loaded.network, chosen, described)
-        bench = Bench(loaded, target, context.tuning, [loaded.shaped(given)])
+        bench = Bench(loaded, target, context.tuning, samples)
         with progress(f"Ops of {loaded.network.name}") as update:
             found = validate(bench, chosen, cosine=cosine, progress=update)
         remedy = None
@@ -163,12 +175,51 @@ def validate_plan(
         "input": None if inputs is None else str(inputs),
         "seed": None if inputs is not None else seed,
         **_result(found, remedy),
+        "lowest": _lowest(found, files),
+        "agreement": None if len(files) < 2 else asdict(_agreement(bench, found, classes)),
     }
     emit("validate", result, lambda: _tables(found, remedy), as_json=json, output=output)
     if strict and found.whole.refused:
         raise CodlError(f"--strict: {'; '.join(map(str, found.whole.refused))}")
     if not found.ok and not (remedy and remedy.ok):
         raise typer.Exit(1)
+
+
+def _files(given: Path | None) -> list[Path]:
+    """The files of inputs: those of a folder by name, the one that is given, or none."""
+    if given is None or not given.is_dir():
+        return [] if given is None else [given]
+    files = sorted(given.glob("*.npz"))
+    if not files:
+        raise CodlError(f"--input names the folder {given}, in which there is no .npz file.")
+    return files
+
+
+def _samples(
+    model: Model, files: Sequence[Path], deployed: Deployment | None, seed: int
+) -> list[Values]:
+    """Inputs from files; without any those that a deployment names, or random ones."""
+    wanted: list[Path | None] = [*files] or [None]
+    network = model.network
+
+    def usual(own: Network) -> Values:
+        return random_inputs(own, seed)
+
+    return [model.shaped(read_inputs(network, file, deployed, usual)) for file in wanted]
+
+
+def _lowest(found: Validation, files: Sequence[Path]) -> dict[str, Any]:
+    """The sample whose outputs are farthest from right; its file, where it is of one."""
+    cosines = [one.cosine for one in found.whole.samples]
+    place = cosines.index(min(cosines))
+    return {"file": files[place].name if files else None, "cosine": cosines[place]}
+
+
+def _agreement(bench: Bench, found: Validation, labels: Sequence[int] | None) -> Agreement:
+    """Of the model's first output."""
+    name = next(iter(bench.network.outputs))
+    got, right = ([own[name] for own in all_of] for all_of in (found.whole.outputs, bench.expected))
+    return agreement(got, right, labels)
 
 
 def _plan(

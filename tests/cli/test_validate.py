@@ -14,6 +14,7 @@ from support.whole_way import write_model
 from typer.testing import CliRunner
 
 from codl.cli.app import app
+from codl.errors import CodlError
 from codl.frontend.convert import load_network
 from codl.ir.soc import Soc
 from codl.ir.soc import load as soc_at
@@ -62,6 +63,22 @@ def test_inputs_may_be_given(folder: Path) -> None:
     assert found["ops"][0]["ok"]
     assert json.loads((folder / "result.json").read_text())["ops"] == found["ops"]
     assert answer("--seed", "3")["outputs"] != answer("--seed", "4")["outputs"]
+
+
+def test_several_samples_are_compared_by_their_classes(folder: Path) -> None:
+    (folder / "samples").mkdir()
+    for number in range(3):
+        image = np.random.default_rng(number).standard_normal((1, 8, 16, 16), np.float32)
+        np.savez(folder / "samples" / f"{number}.npz", image=image)
+    (folder / "labels.txt").write_text("0.npz 1\n1.npz 2\n2.npz 3\n")
+    found = answer("--input", "samples", "--labels", "labels.txt")
+    assert (found["agreement"]["samples"], found["agreement"]["top1"]) == (3, 1.0)
+    assert found["agreement"]["accuracy"] == found["agreement"]["reference_accuracy"]
+    assert found["lowest"]["file"] in ("0.npz", "1.npz", "2.npz")
+    assert found["lowest"]["cosine"] == found["cosine"]
+    (folder / "none").mkdir()
+    with pytest.raises(CodlError, match="there is no"):
+        answer("--input", "none")
 
 
 def test_outputs_that_are_not_close_enough_are_an_error(folder: Path) -> None:
