@@ -13,6 +13,7 @@ from codl import __version__
 from codl.cli import (
     agent,
     bench,
+    bench_llm,
     collect,
     conformance,
     dataset,
@@ -57,6 +58,7 @@ app.command("collect")(collect.collect_data)
 app.add_typer(dataset.dataset_app, name="dataset")
 app.command("tune")(tune.tune_kernels)
 app.command("bench")(bench.bench_kernels)
+app.command("bench-llm")(bench_llm.bench_llm)
 app.command("train")(train.train_predictors)
 app.command("models")(models.list_models)
 app.command("search")(search.search_plan)

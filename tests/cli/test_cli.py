@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from support.decoders import SMALL, whole
 from typer.testing import CliRunner
 
 from codl.cli import app as cli
 from codl.cli.app import app
 from codl.errors import CodlError
+from codl.frontend.decoders.source import built
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir.soc import Soc
 from codl.measure.facts.points_file import load_points
@@ -249,6 +252,24 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
     assert len({row["op"] for row in both["ops"]}) == 5
 
 
+def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> None:
+    """A prompt of three chunks, the last one not full; ONNX Runtime takes it in at once."""
+    onnx.save(whole(built("decoder", SMALL), 24), workplace / "decoder.onnx")
+    sizes = ("-p", "10", "-n", "6", "--chunk", "4", "--seconds", "0", "--strategies", "gpu,cpu")
+    found = answer(
+        workplace, "bench-llm", "decoder.onnx", "--soc", "test", *sizes, "--peers", "ort"
+    )
+    assert (found["chunk"], found["capacity"]) == (4, 14)
+    assert [row["strategy"] for row in found["rows"]] == ["gpu", "cpu", "ort"]
+    for row in found["rows"]:
+        assert (row["prefill"]["tokens"], row["decode"]["tokens"]) == (10, 6)
+        for part in (row["prefill"], row["decode"]):
+            level = part["latency_ms"]["p20"]
+            assert part["tokens_per_s"] == pytest.approx(1e3 * part["tokens"] / level)
+        assert row["equal_tokens"] == 6
+    assert found["decode"] == found["rows"][1]["decode"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -279,6 +300,13 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
             "Unknown GPU kernel variant of these ops 'gpu_drect'. Did you mean 'gpu_direct'?",
         ),
         (["bench", "--soc", "test"], "Name a model, or an op by --op"),
+        (["bench-llm", "smollm2", "--soc", "test"], "Did you mean 'smollm2_135m'?"),
+        (["bench-llm", "small.onnx", "--soc", "test"], "The cache of 'small' is not recognised"),
+        (
+            ["bench-llm", "smollm2_135m", "--soc", "test", "--capacity", "64"],
+            "A cache of 64 tokens has no room for 512: give --capacity 512 or more",
+        ),
+        (["bench-llm", "small.onnx", "--soc", "test", "--peers", "otr"], "Unknown peer 'otr'"),
         (["dataset", "info", "--soc", "made"], "there is no dataset here"),
     ],
 )
@@ -357,6 +385,7 @@ COMMANDS = [
     "tune",
     "quantize",
     "bench",
+    "bench-llm",
     "dataset info",
     "train",
     "search",

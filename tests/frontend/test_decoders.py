@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.decoders import SMALL, OrtDecoder, split_plan
+from support.decoders import SMALL, OrtDecoder, split_plan, whole
 from support.simulated import SOC
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
@@ -26,29 +26,6 @@ CAPACITY = 24
 @pytest.fixture(scope="module")
 def source() -> DecoderSource:
     return built("small", SMALL)
-
-
-def whole(source: DecoderSource) -> onnx.ModelProto:
-    """The model as a file has it: with weights, and without fixed numbers of tokens."""
-    proto = source.model(2, CAPACITY)
-    kept = []
-    for info in proto.graph.input:
-        dims = info.type.tensor_type.shape.dim
-        if info.name in source.weights:
-            continue
-        if info.name == TOKENS:
-            dims[0].dim_param, dims[1].dim_param = "batch_size", "sequence_length"
-        elif info.name.startswith("past"):
-            dims[0].dim_param, dims[2].dim_param = "batch_size", "past_sequence_length"
-        kept.append(info)
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in source.weights.items()
-    )
-    for info in proto.graph.output:
-        info.type.tensor_type.ClearField("shape")
-    return proto
 
 
 def with_mask(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -77,7 +54,7 @@ def with_mask(proto: onnx.ModelProto) -> onnx.ModelProto:
 def test_a_file_is_the_network_that_it_was_written_from(
     masked: bool, source: DecoderSource, tmp_path: Path
 ) -> None:
-    proto = whole(source)
+    proto = whole(source, CAPACITY)
     onnx.save(with_mask(proto) if masked else proto, tmp_path / "small.onnx")
     for tokens in (1, 4):
         network = step_of(read_decoder(str(tmp_path / "small.onnx")), tokens, CAPACITY).network
@@ -144,14 +121,14 @@ def test_models_whose_cache_is_not_recognised(source: DecoderSource) -> None:
     out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 3, 4])]
     model = helper.make_model(helper.make_graph([relu], "relu", info, out))
     refused(model, r"past_key_values.0.key, ... are read by others\. codl keeps caches of Group")
-    proto = whole(source)
+    proto = whole(source, CAPACITY)
     (node, *_) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
     node.input[3] = node.input[0]
     refused(proto, f"its past '{node.input[0]}' must be an input of the model with 4 axes")
-    proto = whole(source)
+    proto = whole(source, CAPACITY)
     (node, *_) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
     node.attribute.append(helper.make_attribute("local_window_size", 16))
     refused(proto, "with a cache it must have .*local_window_size -1.* got .*16")
-    proto = whole(source)
+    proto = whole(source, CAPACITY)
     proto.graph.output.append(helper.make_tensor_value_info("matmul1", TensorProto.FLOAT, None))
     refused(proto, "one output; got the inputs input_ids and the outputs logits, matmul1")

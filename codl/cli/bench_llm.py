@@ -1,0 +1,261 @@
+"""`codl bench-llm`: how many tokens a second a language model takes in, and makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from math import prod
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from codl.cli.options import (
+    REFINE,
+    DatasetsOption,
+    JsonOption,
+    OutputOption,
+    PredictorOption,
+    PredictorsOption,
+    RefineOption,
+    SocOption,
+    read_budget,
+)
+from codl.cli.output import emit, note
+from codl.errors import CodlError, UnknownNameError
+from codl.frontend.decoders import DECODERS, DecoderSource, Step, read_decoder, step_of
+from codl.ir import Network
+from codl.ir.plan import Plan
+from codl.measure import dataset as datasets
+from codl.measure.decoder_speed import (
+    DecoderSpeed,
+    Decodes,
+    Speed,
+    Workload,
+    greedy,
+    time_decoders,
+)
+from codl.measure.interleave import Effort
+from codl.predict.names import FOLDER
+from codl.runtime.decoder import Decoder, PlannedStep
+from codl.runtime.placement import LocalSoc
+from codl.strategies import DEFAULT, STRATEGIES, Context, find
+from codl.strategies.decoders import plan_steps
+from codl.targets.detect import load_local
+from codl.targets.local import LocalTarget
+
+#: Other libraries that run decoders.
+PEERS = ("ort",)
+#: Tokens of the prompt behind which greedy ones are compared.
+COMPARED_PROMPT = 8
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help=f"A built-in decoder ({', '.join(DECODERS)}), or an .onnx file whose attention is "
+        "GroupQueryAttention with a cache.",
+    ),
+]
+PromptOption = Annotated[
+    int, typer.Option("-p", "--prompt", min=1, help="Tokens of a prompt, taken in at once: pp.")
+]
+GenerateOption = Annotated[
+    int, typer.Option("-n", "--generate", min=1, help="Tokens made one after the other: tg.")
+]
+ChunkOption = Annotated[
+    int, typer.Option("--chunk", min=1, help="Tokens of a prompt that are computed together.")
+]
+CapacityOption = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity",
+        min=1,
+        help="Tokens that the cache has room for; by default as many as there are.",
+    ),
+]
+StrategiesOption = Annotated[
+    str,
+    typer.Option(
+        "--strategies",
+        help=f"Of {', '.join(STRATEGIES)}, by commas; the last one is what the result is of.",
+    ),
+]
+PeersOption = Annotated[
+    str, typer.Option("--peers", help=f"Other libraries, of {', '.join(PEERS)}, by commas.")
+]
+SecondsOption = Annotated[float, typer.Option("--seconds", help="Measure at least this long.")]
+
+
+def bench_llm(
+    model: ModelArgument,
+    soc: SocOption,
+    prompt: PromptOption = 512,
+    generate: GenerateOption = 128,
+    chunk: ChunkOption = 128,
+    capacity: CapacityOption = None,
+    strategies: StrategiesOption = "cpu,gpu,codl",
+    peers: PeersOption = "",
+    seconds: SecondsOption = 30,
+    predictor: PredictorOption = None,
+    budget: RefineOption = REFINE,
+    dataset: DatasetsOption = datasets.FOLDER,
+    predictors: PredictorsOption = FOLDER,
+    json: JsonOption = False,
+    output: OutputOption = None,
+) -> None:
+    """Measure a language model: tokens a second of a prompt (pp512), and of new ones (tg128).
+
+    Both begin with an empty cache, as llama.cpp counts them; nothing is sampled. All strategies
+    and peers have turns in one run. A prompt is taken in by chunks, whose plan is one of its own,
+    over the weights and the cache of the other. With the peer `ort` as many greedy tokens as are
+    generated are compared with ONNX Runtime's.
+
+    [dim]Examples:[/dim]
+    codl bench-llm smollm2_135m --soc host --peers ort
+    codl bench-llm model.onnx --soc host -p 256 -n 64 --strategies cpu,codl
+    """
+    described, others = load_local(soc, "local"), _names(peers, PEERS, "peer")
+    names = _names(strategies, STRATEGIES, "strategy") or [DEFAULT]
+    room = max(prompt, generate + COMPARED_PROMPT) if capacity is None else capacity
+    _check(room, prompt, generate)
+    source = read_decoder(model)
+    note(f"Planning {source.name}: {', '.join(names)}")
+    steps = step_of(source, min(chunk, prompt), room), step_of(source, 1, room)
+    with ExitStack() as stack:
+        target = stack.enter_context(closing(LocalTarget(described)))
+        context = Context.of(
+            described,
+            dataset,
+            predictors_folder=predictors,
+            predictor=predictor,
+            budget_s=read_budget(budget),
+            note=note,
+            target=target,
+        )
+        plans = {name: plan_steps(*steps, find(name), context) for name in names}
+        note(f"Loading {source.name}, and its weights, {len(plans) + len(others)} times")
+        loaded = {
+            name: stack.enter_context(_decoder(steps, own, target, context))
+            for name, own in plans.items()
+        }
+        running: dict[str, Decodes] = {**loaded}
+        if others:
+            running["ort"] = _ort(source, prompt, room, described, stack)
+        workload = Workload(prompt, generate, steps[1].vocabulary)
+        equal = _compared(running, workload, room) if others else {}
+        note(f"Measuring pp{prompt} and tg{generate} in turns")
+        speeds = time_decoders(running, workload, Effort(min_rounds=2, min_seconds=seconds, warm=1))
+        memory = {name: own.memory.total for name, own in loaded.items()}
+    bytes_ = weight_bytes(steps[1].network)
+    rows = [_row(name, speeds[name], bytes_, equal, memory, plans) for name in running]
+    best = next(row for row in rows if row["strategy"] == names[-1])
+    result: dict[str, Any] = {
+        "soc": described.to_json(),
+        "model": source.name,
+        "source": "measured",
+        "chunk": steps[0].tokens,
+        "capacity": room,
+        "weight_bytes": bytes_,
+        "prefill": best["prefill"],
+        "decode": best["decode"],
+        "rows": rows,
+    }
+    emit("bench-llm", result, lambda: _table(result), as_json=json, output=output)
+
+
+def _names(text: str, known: Mapping[str, object] | Sequence[str], what: str) -> list[str]:
+    """Names between commas; raises for one that is not known, and `CodlError` for no strategy."""
+    names = list(dict.fromkeys(name for name in text.split(",") if name))
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(what, name, known)
+    return names
+
+
+def _check(room: int, prompt: int, generate: int) -> None:
+    """Refuse a cache that what is measured does not go into."""
+    wanted = max(prompt, generate)
+    if room < wanted:
+        raise CodlError(
+            f"A cache of {room} tokens has no room for {wanted}: give --capacity {wanted} or more."
+        )
+
+
+def _decoder(
+    steps: tuple[Step, Step], plans: tuple[Plan, Plan], target: LocalTarget, context: Context
+) -> Decoder:
+    prefill, decode = map(PlannedStep, steps, plans)
+    return Decoder(prefill, decode, target, context.tuning)
+
+
+def _ort(source: DecoderSource, prompt: int, room: int, soc: LocalSoc, stack: ExitStack) -> Decodes:
+    from codl.measure.peers.ort_decoder import OrtDecoder
+
+    return stack.enter_context(closing(OrtDecoder(source, prompt, room, soc.placement.cores)))
+
+
+def _compared(running: Mapping[str, Decodes], workload: Workload, room: int) -> dict[str, int]:
+    """By name, how many greedy tokens behind a short prompt are ONNX Runtime's, before one is not.
+
+    As many are made as the workload has, or the cache takes.
+    """
+    prompt = workload.tokens[:COMPARED_PROMPT]
+    count = min(workload.generated, room - len(prompt))
+    made = {name: greedy(own, prompt, count) for name, own in running.items()}
+    return {
+        name: next((i for i, pair in enumerate(zip(own, made["ort"], strict=True))
+                    if pair[0] != pair[1]), count)
+        for name, own in made.items()
+    }  # fmt: skip
+
+
+def weight_bytes(network: Network) -> int:
+    """What a step reads of weights as float32: every product's, of the table of words a row."""
+    return sum(
+        4 * prod(shape) for layer in network.layers for shape in layer.op.weight_shapes.values()
+    )
+
+
+def _row(
+    name: str,
+    speed: DecoderSpeed,
+    bytes_: int,
+    equal: Mapping[str, int],
+    memory: Mapping[str, int],
+    plans: Mapping[str, Sequence[Plan]],
+) -> dict[str, Any]:
+    predicted = [plan.predicted_ms for plan in plans.get(name, ())]
+    return {
+        "strategy": name,
+        "prefill": _speed(speed.prefill),
+        "decode": _speed(speed.decode),
+        "decode_gb_per_s": 1e-9 * bytes_ * speed.decode.tokens_per_s,
+        "equal_tokens": equal.get(name),
+        "memory_bytes": memory.get(name),
+        "predicted_ms": predicted or None,
+        "split": [any(0 < c.gpu_ratio < 1 for c in p.chains) for p in plans.get(name, ())] or None,
+    }
+
+
+def _speed(speed: Speed) -> dict[str, Any]:
+    latency = {"latency_ms": asdict(speed.latency)}
+    return {"tokens": speed.tokens, "tokens_per_s": speed.tokens_per_s, **latency}
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    words = f"pp{result['prefill']['tokens']}", f"tg{result['decode']['tokens']}"
+    title = f"{result['model']}: tokens a second"
+    columns = ("strategy", *words, "GB/s", "memory MB", "equal tokens")
+    table = Table(*columns, title=title)
+    for row in result["rows"]:
+        memory, equal = row["memory_bytes"], row["equal_tokens"]
+        table.add_row(
+            row["strategy"],
+            f"{row['prefill']['tokens_per_s']:.1f}",
+            f"{row['decode']['tokens_per_s']:.2f}",
+            f"{row['decode_gb_per_s']:.1f}",
+            "-" if memory is None else f"{memory / 1e6:.0f}",
+            "-" if equal is None else str(equal),
+        )
+    return table

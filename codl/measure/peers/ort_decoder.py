@@ -1,0 +1,146 @@
+"""A decoder in ONNX Runtime on all cores: its own attention, over a cache that stays in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from codl.errors import CodlError
+from codl.frontend.decoders import LAST_ROW, DecoderSource
+from codl.frontend.decoders.step import MASK, POSITIONS, Cache, caches_of, pick_row
+from codl.runtime import threads
+
+NAME = "ort"
+#: NumPy's types by ONNX Runtime's.
+TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+class OrtDecoder:
+    """Takes a prompt of `prompt` tokens at once, and any others one by one.
+
+    Threads are one a core of `cores`; the logits of one token are computed, as codl does.
+    """
+
+    def __init__(
+        self, source: DecoderSource, prompt: int, capacity: int, cores: Sequence[int]
+    ) -> None:
+        self._cores, self._prompt, self.capacity, self.length = cores, prompt, capacity, 0
+        self._weights = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+            for name, value in source.weights.items()
+        }
+        self._cache: dict[str, NDArray[Any]] = {}
+        with threads.pinned(cores):
+            self._steps = {count: self._step(source, count) for count in {1, prompt}}
+
+    @property
+    def version(self) -> str:
+        return str(ort.__version__)
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[Any]:
+        if len(tokens) == self._prompt:
+            return self._run(tokens)
+        for token in tokens:
+            logits = self._run([token])
+        return logits
+
+    def decode(self, token: int) -> NDArray[Any]:
+        return self._run([token])
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def close(self) -> None:
+        self._steps = {}
+
+    def _run(self, tokens: Sequence[int]) -> NDArray[Any]:
+        if self.length + len(tokens) > self.capacity:
+            raise CodlError(f"{len(tokens)} tokens do not go into what is left of the cache.")
+        with threads.pinned(self._cores):
+            logits = self._steps[len(tokens)].run(tokens, self.length)
+        self.length += len(tokens)
+        return logits
+
+    def _step(self, source: DecoderSource, count: int) -> _OrtStep:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(source.model(count, self.capacity))
+        caches = list(caches_of(proto, source.name))
+        present = {own.present for own in caches}
+        (logits,) = (info.name for info in proto.graph.output if info.name not in present)
+        if count > 1:
+            pick_row(proto, logits)
+        _declare_apart(proto, source)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = len(self._cores)
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Threads may spin between the ops of a run, not after it.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_external_initializers([*self._weights], [*self._weights.values()])
+        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        return _OrtStep(session, logits, caches, self._cache, self.capacity)
+
+
+class _OrtStep:
+    """One session; `cache` has the memory that all of them write."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        logits: str,
+        caches: Sequence[Cache],
+        cache: dict[str, NDArray[Any]],
+        capacity: int,
+    ) -> None:
+        self._session, self._logits = session, logits
+        self._binding = session.io_binding()
+        kinds = {own.name: own.type for own in session.get_inputs()}
+        self._inputs = [name for name in kinds if name not in {own.past for own in caches}]
+        for own in caches:
+            shape = (1, own.groups, capacity, own.features)
+            memory = cache.setdefault(own.past, np.zeros(shape, TYPES[kinds[own.past]]))
+            place = ("cpu", 0, memory.dtype, shape, memory.ctypes.data)
+            self._binding.bind_input(own.past, *place)
+            self._binding.bind_output(own.present, *place)
+
+    def run(self, tokens: Sequence[int], length: int) -> NDArray[Any]:
+        count, total = len(tokens), length + len(tokens)
+        known = {
+            LAST_ROW: np.array([count - 1]),
+            MASK: np.ones((1, total), np.int64),
+            POSITIONS: np.arange(length, total)[None],
+            "seqlens_k": np.array([total - 1], np.int32),
+            "total_sequence_length": np.array(total, np.int32),
+        }
+        for name in self._inputs:
+            self._binding.bind_cpu_input(name, known.get(name, np.array(tokens)[None]))
+        self._binding.bind_output(self._logits, "cpu")
+        self._session.run_with_iobinding(self._binding)
+        found = self._binding.get_outputs()[-1].numpy()
+        row: NDArray[Any] = found.reshape(-1, found.shape[-1])[-1]
+        return row
+
+
+def _declare_apart(proto: onnx.ModelProto, source: DecoderSource) -> None:
+    """Declare weights, which are inputs, as constants that lie elsewhere: in memory."""
+    graph = proto.graph
+    apart = [info for info in graph.input if info.name in source.weights]
+    left = [info for info in graph.input if info.name not in source.weights]
+    del graph.input[:]
+    graph.input.extend(left)
+    for info in apart:
+        tensor = TensorProto(
+            name=info.name,
+            data_type=info.type.tensor_type.elem_type,
+            dims=source.weights[info.name].shape,
+            data_location=TensorProto.EXTERNAL,
+        )
+        place = tensor.external_data.add()
+        place.key, place.value = "location", "memory"
+        graph.initializer.append(tensor)
