@@ -58,11 +58,12 @@ class ChainCosts:
     def __init__(self, network: Network, cost: CostModel, ratios: Sequence[float]) -> None:
         self.network, self.cost = network, cost
         self.last_reader = last_readers(network)
-        #: Constants that one layer alone reads. Both processors have them from the start, and they
-        #: lie as that layer wants them: they cost it something, and are no concern of chains.
+        #: Constants that one layer alone reads, and states. Both processors have them from the
+        #: start, and they lie as that layer wants them: they cost it something, and are no concern
+        #: of chains.
         self.lone = frozenset(
             name
-            for name in network.constants
+            for name in (*network.constants, *network.states)
             if len(network.readers(name)) == 1 and self.last_reader[name] < len(network.layers)
         )
         self.sub_ops = SubOps(network.layers, cost, ratios)
