@@ -20,7 +20,7 @@ from codl.kernels.tuning import Tuning
 from codl.measure import drift, timing
 from codl.measure.dataset import AnchorRow, Row
 from codl.measure.runner import Bench, Prepared, failed_row
-from codl.measure.tasks import FAR_BYTES, OpTask, SharingTask, StageTask, Task
+from codl.measure.tasks import OpTask, SharingTask, StageTask, Task
 from codl.measure.timing import Rounds, Timed
 
 #: What a batch may take of the memory, and how often a task's tensors and weights lie there.
@@ -205,7 +205,7 @@ def _bytes(task: Task) -> int:
     if isinstance(task, OpTask):
         return task.part.bytes
     if isinstance(task, StageTask):
-        return max(task.bytes, FAR_BYTES)
+        return task.bytes
     return 2 * task.shape.bytes if isinstance(task, SharingTask) else 0
 
 

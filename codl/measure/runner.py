@@ -23,7 +23,7 @@ from codl.lower import pieces
 from codl.measure.dataset import OpRow, Row, RowT, SharingRow, StageRow
 from codl.measure.op_runner import GpuWork, cpu_work, filler
 from codl.measure.signals import SignalTimer
-from codl.measure.stages import StageTimer
+from codl.measure.stages import VISITS, StageTimer
 from codl.measure.surroundings import Surroundings
 from codl.measure.tasks import (
     BatchTask,
@@ -94,14 +94,14 @@ class Bench:
 
     def prepare(self, task: Task) -> Prepared | Row:
         """Build a task and run it; whatever goes wrong becomes a failed row with its reason."""
-        blank = blank_row(task, self._run)
+        blank, rounds = blank_row(task, self._run), self.rounds
         try:
             if isinstance(task, SharingTask) and isinstance(blank, SharingRow):
                 sample, fill = self._exchange(task, blank)
             elif isinstance(task, BatchTask):
                 return replace(self._surroundings.batch(task), run=self._run)
             elif isinstance(task, StageTask) and isinstance(blank, StageRow):
-                timer = StageTimer(task, self._gpu, self.tuning)
+                timer, rounds = self._stage(task), replace(rounds, least=VISITS)
                 sample, fill = timer.sample, partial(timer.row, blank)
             elif isinstance(task, SignalTask):
                 sample, fill = SignalTimer(self._gpu).sample(task), _positive(blank)
@@ -110,7 +110,7 @@ class Bench:
             else:
                 assert isinstance(task, OpTask)
                 sample, fill = _timed(self.work(task)), _whole(blank)
-            return Prepared(task, blank, Timed(sample, self.rounds), fill)
+            return Prepared(task, blank, Timed(sample, rounds), fill)
         except Exception as error:  # a failed configuration is a result, not the end
             return _failed(blank, error)
 
@@ -127,7 +127,7 @@ class Bench:
             elif isinstance(task, BatchTask):
                 self._surroundings.compile(task)
             elif isinstance(task, StageTask):
-                StageTimer(task, self._gpu, self.tuning)
+                self._stage(task)
             elif isinstance(task, OpTask) and task.processor == "gpu":
                 self.work(task)
 
@@ -142,6 +142,9 @@ class Bench:
             return cpu_work(task.part, variant, self.soc)
         plan = self.tuning.plan(variant, task.part, self.soc)
         return GpuWork(self._gpu, task.part, plan, filler(task.part))
+
+    def _stage(self, task: StageTask) -> StageTimer:
+        return StageTimer(task, self._gpu, self.tuning, self._surroundings.evict)
 
     def _exchange(self, task: SharingTask, blank: SharingRow) -> _Exchange:
         if task.direction == "load":

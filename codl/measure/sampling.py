@@ -43,8 +43,8 @@ DRAWS = 8
 #: Ops that are measured in batches, and the most bytes that one may read and write.
 BATCH_OPS = 32
 MOST_BATCH_BYTES = 1 << 30
-#: Ops that read more than this would take the time of many others.
-MOST_BYTES = 32 << 20
+#: Ops that read more than this would take the time, and the memory, of many others.
+MOST_BYTES = 512 << 20
 
 
 def surroundings_tasks(

@@ -1,15 +1,15 @@
 """Stages in their place: what the shards of a chain take in a small network that runs as plans do.
 
 An op of its own comes before the chain, cut alike, so the chain finds its inputs where the other
-processor, or another net, has left them. Copies of the network run in turns, so that each finds its
-weights as far away as in a large one; and both processors are at work at the same time.
+processor, or another net, has left them. Before every run other data goes through the caches of
+both processors, so that weights lie in memory, as those of a large network do; and both processors
+are at work at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import cycle
 
 from codl.errors import UnsupportedError
 from codl.ir import Dim, Layer, Network, to_text
@@ -24,15 +24,15 @@ from codl.lower import lower
 from codl.lower.partition import chain_outputs, cut
 from codl.measure.dataset import SEPARATOR, StageRow
 from codl.measure.op_runner import filler
-from codl.measure.tasks import FAR_BYTES, StageTask, cuts_of
+from codl.measure.tasks import StageTask, cuts_of
 from codl.measure.timing import Samples, Seconds
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import totals_ms
 from codl.runtime.session import Session
 
 NAME = "stage"
-#: So many copies of a network take turns at most.
-MOST_COPIES = 8
+#: Emptying the caches takes longer than most stages, so they are visited this often all the same.
+VISITS = 8
 
 
 def network_of(task: StageTask) -> Network:
@@ -79,22 +79,28 @@ def _chain(
 
 
 class StageTimer:
-    """Such a network on a device, ready to run; raises where that fails."""
+    """Such a network on a device, ready to run; raises where that fails.
 
-    def __init__(self, task: StageTask, gpu: OpenClDevice, tuning: Tuning) -> None:
+    `evict` empties the caches of both processors.
+    """
+
+    def __init__(
+        self, task: StageTask, gpu: OpenClDevice, tuning: Tuning, evict: Callable[[], None]
+    ) -> None:
         network, soc = network_of(task), gpu.soc
         executable = lower(network, plan_of(task, network, soc), soc, tuning)
-        copies = max(1, min(MOST_COPIES, -(-FAR_BYTES // task.bytes)))
-        sessions = [Session(executable, gpu)]
-        sessions += [Session(executable, gpu, tries=False) for _ in range(copies - 1)]
-        self._turns: Iterator[Session] = cycle(sessions)
+        self._session, self._evict = Session(executable, gpu), evict
         self._shards = _Shards(executable)
 
     def sample(self, repeats: int) -> Seconds:
         """Mean seconds of what either processor computes in the stage, in profiled runs."""
-        runs = [self._shards.taken_ms(next(self._turns)) for _ in range(repeats)]
+        runs = [self._run() for _ in range(repeats)]
         each = zip(PROCESSORS, zip(*runs, strict=True), strict=True)
         return {side: 1e-3 * sum(own) / repeats for side, own in each}
+
+    def _run(self) -> tuple[float, float]:
+        self._evict()
+        return self._shards.taken_ms(self._session)
 
     def row(self, blank: StageRow, samples: Samples) -> StageRow:
         return self._shards.row(blank, samples)

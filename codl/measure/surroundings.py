@@ -95,9 +95,8 @@ class Surroundings:
 
         So what is found far away afterwards is data, and not what a call needs.
         """
-        self._evict(1)
-        if not self.soc.gpu.sees_host_memory:
-            self._evict_cpu(1)
+        self._evict_gpu(1)
+        self._evict_cpu(1)
         for work in self._calls:
             work(1)
 
@@ -109,7 +108,7 @@ class Surroundings:
         return self._work(TINY, "cpu"), self._work(TINY, "gpu"), lambda _: gpu.run(kernels)
 
     @cached_property
-    def _evict(self) -> Work:
+    def _evict_gpu(self) -> Work:
         """Streams `FAR_BYTES` through the GPU's caches."""
         return self._work(_stream(FAR_BYTES), "gpu")
 

@@ -120,21 +120,31 @@ def fitted(soc: Soc, dataset: Dataset, predictors: OpPredictors) -> dict[Process
 
     Raises `InvalidFileError` for a row whose text is no op or no shape.
     """
-    table = dataset.table("stage")
-    rows = [row for row in table.read() if row.status == "ok"]
     found: dict[Processor, InsideCosts] = {}
-    slower = dataset.calibration()
     for side in PROCESSORS:
-        try:
-            stages = _Stages(side, Caches.of(soc, side), predictors, _alone(rows, side, predictors))
-            own = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
-        except CodlError as error:
-            raise InvalidFileError(table.path, str(error)) from error
-        shards = [shard for shard in own if shard is not None]
-        if len(shards) >= FEWEST:
-            amounts, taken_ms = (np.array(column) for column in zip(*shards, strict=True))
-            found[side] = InsideCosts(*_fit(amounts, taken_ms))
+        amounts, taken_ms = shards(soc, dataset, predictors, side)
+        if len(amounts) >= FEWEST:
+            found[side] = InsideCosts(*fit(amounts, taken_ms))
     return found
+
+
+def shards(
+    soc: Soc, dataset: Dataset, predictors: OpPredictors, side: Processor
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A processor's shards in a dataset's stages: amounts (shards, costs), milliseconds (shards).
+
+    Raises `InvalidFileError` for a row whose text is no op or no shape.
+    """
+    table, slower = dataset.table("stage"), dataset.calibration()
+    rows = [row for row in table.read() if row.status == "ok"]
+    try:
+        stages = _Stages(side, Caches.of(soc, side), predictors, _alone(rows, side, predictors))
+        own = [stages.shard(row, slower.get(row.run, {}).get(side, 1.0)) for row in rows]
+    except CodlError as error:
+        raise InvalidFileError(table.path, str(error)) from error
+    known = [shard for shard in own if shard is not None]
+    amounts = np.array([each for each, _ in known]).reshape(-1, len(fields(InsideCosts)))
+    return amounts, np.array([taken_ms for _, taken_ms in known])
 
 
 @dataclass(frozen=True)
@@ -205,7 +215,7 @@ def moves_of(text: str) -> Iterator[tuple[Direction, Shape]]:
         yield ("load" if way == "load" else "store"), shape
 
 
-def _fit(amounts: NDArray[np.float64], taken_ms: NDArray[np.float64]) -> list[float]:
+def fit(amounts: NDArray[np.float64], taken_ms: NDArray[np.float64]) -> list[float]:
     """Costs of at least 0 with the least relative errors, but for stages that something disturbed.
 
     `amounts` are shaped (stages, costs).

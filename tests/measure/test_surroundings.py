@@ -11,9 +11,11 @@ from support.simulated import SOC
 
 from codl.errors import CodlError, MismatchError
 from codl.ir import Activation, Op, parse, to_text
+from codl.kernels.tuning import Tuning
 from codl.measure.collector import collect
 from codl.measure.dataset import SEPARATOR, Dataset
-from codl.measure.sampling import batch_tasks, surroundings_tasks
+from codl.measure.sampling import batch_tasks, stage_tasks, surroundings_tasks
+from codl.measure.stages import StageTimer
 from codl.measure.tasks import BatchTask, DispatchTask, SignalTask, StageTask
 from codl.measure.timing import Rounds
 from codl.predict import features
@@ -25,6 +27,7 @@ from codl.predict.context_terms import (
     FlagWait,
     Launches,
 )
+from codl.runtime.opencl import OpenClDevice
 from codl.targets.base import Target
 
 OPS = [
@@ -65,6 +68,14 @@ def test_surroundings_are_measured_and_become_samples(target: Target, tmp_path: 
         assert bool(row.cpu_ops) == bool(row.cpu_ms) == bool(row.cpu_calls)
         assert bool(row.gpu_ops) == bool(row.gpu_ms) == bool(row.gpu_calls)
         assert ("load" in row.packed and "store" in row.packed) == bool(row.cpu_ops)
+
+
+def test_the_caches_are_emptied_before_every_run_of_a_stage(first_gpu: OpenClDevice) -> None:
+    calls: list[int] = []
+    task = next(one for one in stage_tasks(OPS, first_gpu.soc) if 0 < one.gpu_ratio < 1)
+    timer = StageTimer(task, first_gpu, Tuning(), lambda: calls.append(len(calls)))
+    assert all(seconds > 0 for seconds in timer.sample(3).values())
+    assert calls == [0, 1, 2]
 
 
 def _ops(texts: str) -> list[Op]:

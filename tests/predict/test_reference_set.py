@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from codl.cli.app import app
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuning
+from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict import model_set
 from codl.predict.serialization import StoredPredictor
@@ -55,7 +55,8 @@ def test_a_model_is_planned_before_anything_is_measured() -> None:
 
 
 def test_training_on_it_is_as_accurate_as_when_it_was_made(soc: Soc, tmp_path: Path) -> None:
-    before = accuracy(model_set.load(soc, "codl").stored)
     data = Dataset.found(NAME, Path("lat_datasets"))
-    train(soc, data, Tuning(), predictors=["codl"], folder=tmp_path, seeds=1)
-    assert accuracy(model_set.load(soc, "codl", tmp_path).stored) > before - TOLERANCE
+    tuning = tuning_file.read(data, soc)
+    before = accuracy(model_set.load(soc, "codl", tuning=tuning).stored)
+    train(soc, data, tuning, predictors=["codl"], folder=tmp_path, seeds=1)
+    assert accuracy(model_set.load(soc, "codl", tmp_path, tuning).stored) > before - TOLERANCE
