@@ -12,6 +12,7 @@ import pandas as pd
 
 from codl.ir import soc as socs
 from codl.measure import dataset as datasets
+from codl.measure import tuning_file
 from codl.measure.dataset import Dataset
 from codl.predict import features, model_set, names, training_set
 from codl.predict.model_set import Predictors
@@ -66,8 +67,10 @@ def predictions(
     planning does.
     """
     described = socs.load(soc)
-    models = model_set.load(described, predictor, Path(folder))
-    targets, _ = training_set.read(Dataset.found(described.name, Path(data)))
+    dataset = Dataset.found(described.name, Path(data))
+    tuning = tuning_file.read(dataset, described)
+    models = model_set.load(described, predictor, Path(folder), tuning)
+    targets, _ = training_set.read(dataset)
     known = [own for own in targets if own.samples and own.target in models.targets]
     frame: pd.DataFrame = pd.concat([_predicted(models, own) for own in known], ignore_index=True)
     frame.insert(0, "soc", described.name)
