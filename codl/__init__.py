@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codl.optional import explained
+from codl.boundary import boundary
 from codl.plugins import load_installed, load_plugin
 from codl.provenance import VERSION
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 
-@explained()
+@boundary()
 def compile(
     model: str | Path,
     *,
@@ -57,11 +57,13 @@ def compile(
     return Engine(network, chosen, target, context.tuning, adaptive=adaptive)
 
 
-@explained()
-def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
+@boundary()
+def load(path: str | Path, *, soc: str | Path | None = None, trusted: bool = False) -> Engine:
     """Make a model ready to run from a bundle of `codl package`, in a fraction of `compile`'s time.
 
-    A bundle has its own SoC; `soc` is the same with other cores, threads or hints. Raises
+    A bundle has its own SoC; `soc` is the same with other cores, threads or hints. Of one that this
+    user has not written on this machine kernels are compiled from codl's own source, unless it is
+    `trusted` as a library is: then it may bring code of its own, compiled or not. Raises
     `InvalidFileError` for a file that is damaged or no bundle, `MismatchError` where it is for
     another machine.
 
@@ -71,13 +73,13 @@ def load(path: str | Path, *, soc: str | Path | None = None) -> Engine:
     from codl.bundle import load
 
     if soc is None:
-        return load(path)
+        return load(path, trusted=trusted)
     from codl.targets.detect import load_local
 
-    return load(path, soc=load_local(soc))
+    return load(path, soc=load_local(soc), trusted=trusted)
 
 
-@explained()
+@boundary()
 def dataset(soc: str = "host", folder: str | Path = "lat_datasets") -> DataFrame:
     """What was measured for a SoC, as a data frame: `codl.frames.dataset`.
 
@@ -88,7 +90,7 @@ def dataset(soc: str = "host", folder: str | Path = "lat_datasets") -> DataFrame
     return frames.dataset(soc, folder)
 
 
-@explained()
+@boundary()
 def predictions(soc: str | Path = "host", predictor: str = "codl") -> DataFrame:
     """What the predictors in `./predictors` say of the rows in `./lat_datasets`, beside them.
 
@@ -101,7 +103,7 @@ def predictions(soc: str | Path = "host", predictor: str = "codl") -> DataFrame:
     return frames.predictions(soc, predictor)
 
 
-@explained()
+@boundary()
 def results(*files: str | Path) -> DataFrame:
     """Result files of `codl eval` and other commands, as a data frame: `codl.frames.results`.
 

@@ -1,7 +1,7 @@
 """The errors that codl raises on purpose.
 
 Every message says what was wrong, with the value, and what would be right. The command line prints
-the message of a `CodlError` and exits with 1; any other exception is a defect and keeps its trace.
+the message of a `CodlError` and exits with 1; any other exception is a defect.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ class CodlError(Exception):
 def _again(cls: type[CodlError], arguments: tuple[object, ...]) -> CodlError:
     """An error as it was pickled: its message is made already."""
     return cls.__new__(cls, *arguments)
+
+
+class InterruptedCommandError(CodlError):
+    """Somebody pressed Ctrl-C; the message says what is kept."""
+
+    def __init__(self, kept: str = "") -> None:
+        super().__init__(f"Interrupted.{' ' if kept else ''}{kept}")
 
 
 class CodlWarning(UserWarning):
@@ -61,13 +68,11 @@ class InvalidFileError(CodlError):
 
 
 class UnwritableFileError(CodlError):
-    """A file that the disk does not take; what was there before still is."""
+    """A file that the disk does not take; what was there before still is. `fix` is a sentence."""
 
-    def __init__(self, path: object, error: OSError) -> None:
-        super().__init__(
-            f"{path} cannot be written: {error.strerror or error}. What was there before is kept: "
-            "make room, and go on with --resume."
-        )
+    def __init__(self, path: object, error: OSError, *, fix: str = "") -> None:
+        reason = error.strerror or error
+        super().__init__(f"{path} cannot be written: {reason}.{' ' if fix else ''}{fix}")
 
 
 class UnsupportedError(CodlError):

@@ -8,7 +8,9 @@ values, every value is worked on alone, and BLAS has one thread everywhere.
 from __future__ import annotations
 
 import pickle
+import signal
 import socket
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
@@ -152,6 +154,8 @@ class _Origin:
 
 def _run(origin: _Origin, shared: Pickled, at: int, value: bytes) -> tuple[int, Any]:
     """One value in a worker; pickles are opened once there is what they refer to."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that handed it out ends it
     origin.check()
     work, common = pickle.loads(shared.data)
     own = pickle.loads(value)

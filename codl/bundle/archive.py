@@ -11,16 +11,19 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from shutil import copyfileobj
-from tempfile import NamedTemporaryFile
 from typing import Any, NoReturn
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
+import msgspec
+
+from codl import files
+from codl.bundle.signature import is_own, signed
 from codl.errors import InvalidFileError
 
 MANIFEST = "manifest.json"
@@ -44,18 +47,9 @@ def write_archive(
     """Write the file whole or not at all; a part is given by its bytes, or a file with them."""
     sums = {name: {"bytes": _size(part), "sha256": _digest(part)} for name, part in parts.items()}
     head = {"format": FORMAT, "version": VERSION, **manifest, "parts": sums}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
-            with ZipFile(file, "w", ZIP_STORED) as archive:
-                for name, part in {MANIFEST: to_json(head), **parts}.items():
-                    _add(archive, name, part)
-            file.flush()
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    with files.writing(path) as partial, ZipFile(partial, "w", ZIP_STORED) as archive:
+        for name, part in {MANIFEST: to_json(signed(head)), **parts}.items():
+            _add(archive, name, part)
 
 
 def to_json(content: Any) -> bytes:
@@ -90,6 +84,13 @@ def _add(archive: ZipFile, name: str, part: bytes | Path) -> None:
                 copyfileobj(source, target, 1 << 20)
 
 
+class _Sum(msgspec.Struct, frozen=True):
+    """The size of a part and its checksum."""
+
+    bytes: int
+    sha256: str
+
+
 class Archive:
     """A bundle's file, mapped into memory.
 
@@ -109,11 +110,23 @@ class Archive:
         return self.unchecked(name)
 
     def json(self, name: str) -> Any:
-        return json.loads(bytes(self.part(name)))
+        return files.parse_json(self.text(name), f"{self.path}, {name}", fix=FIX)
+
+    def text(self, name: str) -> memoryview:
+        """A part that is read as a whole, and thus not too large for that."""
+        part = self.part(name)
+        if len(part) > files.MOST_BYTES:
+            self.refuse(f"{name} is {len(part)} bytes, {files.MOST_BYTES} at most are read.", FIX)
+        return part
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this user wrote it on this machine."""
+        return is_own(self.manifest)
 
     def unchecked(self, name: str) -> memoryview:
         """The bytes of a part, in place, for `checking`."""
-        wanted = self.manifest["parts"].get(name)
+        wanted = self._sums.get(name)
         if wanted is None or name not in self._spans:
             self.refuse(f"the part {name!r} is missing.", FIX)
         header, size = self._spans[name]
@@ -121,17 +134,17 @@ class Archive:
         if not 0 <= end <= len(self._memory):
             self.refuse("the file is damaged: its directory points outside.", FIX)
         begin = end + sum(struct.unpack("<HH", self._memory[end - 4 : end]))
-        if size != wanted["bytes"] or begin + size > len(self._memory):
-            self.refuse(f"{name} is {size} bytes and should be {wanted['bytes']}: damaged.", FIX)
+        if size != wanted.bytes or begin + size > len(self._memory):
+            self.refuse(f"{name} is {size} bytes and should be {wanted.bytes}: damaged.", FIX)
         return self._memory[begin : begin + size]
 
     def check(self, name: str) -> None:
         """Raise `InvalidFileError` where a part is not what was written."""
-        wanted, found = self.manifest["parts"], sha256(self.unchecked(name)).hexdigest()
-        if found != wanted[name]["sha256"]:
+        found = sha256(self.unchecked(name)).hexdigest()
+        if found != self._sums[name].sha256:
             self.refuse(
                 f"{name} is damaged: its SHA-256 is {found[:16]}..., the manifest says "
-                f"{wanted[name]['sha256'][:16]}....",
+                f"{self._sums[name].sha256[:16]}....",
                 FIX,
             )
 
@@ -162,7 +175,9 @@ class Archive:
             self.refuse("this is no bundle.", FIX)
         try:
             with ZipFile(self.path) as archive:
-                spans = {i.filename: (i.header_offset, i.file_size) for i in archive.infolist()}
+                entries = archive.infolist()
+                self._check_stored(entries)
+                spans = {i.filename: (i.header_offset, i.file_size) for i in entries}
                 content = archive.read(MANIFEST) if MANIFEST in spans else None
         except (
             BadZipFile,
@@ -177,11 +192,22 @@ class Archive:
             self.refuse(f"this zip archive is no bundle: it has no {MANIFEST}.", FIX)
         return spans, content
 
+    def _check_stored(self, entries: Sequence[ZipInfo]) -> None:
+        """What is compressed may be far larger than the file."""
+        packed = next((one.filename for one in entries if one.compress_type != ZIP_STORED), None)
+        if packed is not None:
+            self.refuse(
+                f"its part {packed} is compressed, and a bundle's parts are stored as they are: it "
+                "was zipped again.",
+                FIX,
+            )
+
     def _checked(self, content: bytes) -> dict[str, Any]:
+        manifest = files.parse_json(content, f"{self.path}, {MANIFEST}", fix=FIX)
         try:
-            manifest: dict[str, Any] = json.loads(content)
             own = (manifest["format"], manifest["version"])
-        except (ValueError, KeyError, TypeError) as error:
+            sums = msgspec.convert(manifest["parts"], dict[str, _Sum])
+        except (KeyError, TypeError, ValueError) as error:
             self.refuse(f"{MANIFEST} cannot be read ({error!r}).", FIX)
         if own[0] != FORMAT:
             self.refuse(f"expected a {FORMAT}, got {own[0]!r}.", FIX)
@@ -191,4 +217,5 @@ class Archive:
                 f"codl reads version {VERSION}.",
                 "Package the model again, or use a codl that knows the version.",
             )
-        return manifest
+        self._sums = sums
+        return dict(manifest)

@@ -6,18 +6,25 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from numpy.typing import NDArray
 
 from codl.bundle import network as networks
 from codl.bundle import tensors
 from codl.bundle.archive import CONSTANTS, EXECUTABLE, FIX, Archive
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.ir import Network, yaml_file
 from codl.ir import soc as socs
-from codl.ir import yaml_file
 from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
+from codl.kernels.flag import SOURCE as FLAG
+from codl.kernels.flag import flag_text
+from codl.kernels.source import text_of
 from codl.runtime.engine import Engine
 from codl.runtime.placement import LocalSoc, Placement
 from codl.runtime.program_cache import Binary, Offer
@@ -30,19 +37,31 @@ if TYPE_CHECKING:
 FREE = {"description", "power_w", "cpu.name", "cpu.threads", "gpu.driver"}
 
 
+class _Listed(msgspec.Struct, frozen=True):
+    """A compiled program in `programs.json`."""
+
+    name: str
+    source: str
+    options: str
+    part: str
+
+
 def load(
     path: str | Path,
     *,
     soc: LocalSoc | None = None,
     connected: Callable[[LocalSoc], Target] = LocalTarget,
+    trusted: bool = False,
 ) -> Engine:
     """Make an engine of a bundle: nothing is imported, searched for or compiled.
 
     `soc` is the SoC to run on, if not as the bundle has it: with other cores, threads or hints;
     `connected` gives its target, by default this process.
     Where the driver is another one than the kernels were compiled with, they are compiled from
-    source, with a `CodlWarning`. Raises `InvalidFileError` for a file that is damaged or no bundle,
-    and `MismatchError` where it is for another SoC or from a codl with other kernels.
+    source, with a `CodlWarning`. So they are in a bundle that this user has not written here, where
+    it is not `trusted`: drivers run what they are given. Raises `InvalidFileError` for a file that
+    is damaged or no bundle, and `MismatchError` where it is for another SoC, or where one that is
+    not trusted brings other kernels than this codl's.
 
     >>> engine = codl.load("model.codl")
     >>> y = engine(x)
@@ -51,18 +70,28 @@ def load(
     with _readable(archive):
         own = soc_of(archive)
         plan = read_plan(archive.json("plan.json"), archive.path)
-        network = networks.from_json(archive.json("network.json"))
-        offer = Offer(archive.manifest["device"], _binaries(archive))
+        network = networks.from_json(archive.json("network.json"), archive.path)
+        is_trusted = trusted or archive.is_own
+        binaries = _binaries(archive) if is_trusted else ()
+        offer = Offer(msgspec.convert(archive.manifest["device"], dict[str, str]), binaries)
     chosen = own if soc is None else _checked(own, soc, archive)
     target = connected(chosen)
     identity = _open(target, offer, archive)
     is_same_driver = dict(offer.identity) == identity
     if not is_same_driver:
         _warn_of_driver(identity, archive)
+    elif not is_trusted:
+        _warn(
+            f"{archive.path} was not written by this user on this machine: its kernels are "
+            "compiled from codl's own source. `trusted=True`, or --trust, takes them as they are."
+        )
     with archive.checking(CONSTANTS) as data:
         executable = _executable(archive, data)
+        _check_ports(executable, network, archive)
+        if not is_trusted:
+            _check_kernels(executable, archive)
         with _explained(archive):
-            loaded = target.load(executable, tries=not is_same_driver)
+            loaded = target.load(executable, tries=not (is_same_driver and is_trusted))
     return Engine.of(loaded, network, plan, chosen)
 
 
@@ -78,19 +107,49 @@ def _executable(archive: Archive, constants: memoryview) -> Executable:
     with _readable(archive):
         arrays = tensors.read(constants, archive.manifest["constants_header"])
     try:
-        return decode(bytes(archive.part(EXECUTABLE)), arrays.__getitem__)
+        return decode(bytes(archive.text(EXECUTABLE)), _of(arrays))
     except MismatchError:
         raise
     except CodlError as error:
         archive.refuse(f"{EXECUTABLE}: {error}", FIX)
 
 
+def _check_ports(executable: Executable, network: Network, archive: Archive) -> None:
+    """The network says of the inputs what the executable has."""
+    said = {name: shape.elements for name, shape in network.inputs.items()}
+    found = {name: prod(port.shape) for name, port in executable.inputs.items()}
+    if said != found or set(network.outputs) != set(executable.outputs):
+        archive.refuse("network.json and executable.json are of different networks.", FIX)
+
+
+def _check_kernels(executable: Executable, archive: Archive) -> None:
+    """A stranger's bundle brings no code: what is compiled are the kernels of this codl."""
+    for program in executable.programs:
+        with _readable(archive):
+            own = flag_text() if program.name == FLAG else text_of(program.name)
+        if executable.texts[program.text] != own:
+            raise MismatchError(
+                f"{archive.path} brings another {program.name} than this codl has, and was not "
+                "written by this user on this machine. Package the model here; or, if you trust "
+                "whoever wrote it as you would a library, load it by `trusted=True`, or --trust."
+            )
+
+
 def _binaries(archive: Archive) -> tuple[Binary, ...]:
     """Drivers may crash on a binary that is damaged: all are checked before one is used."""
     return tuple(
-        Binary(own["name"], own["source"], own["options"], bytes(archive.part(own["part"])))
-        for own in archive.json("programs.json")
+        Binary(own.name, own.source, own.options, bytes(archive.part(own.part)))
+        for own in msgspec.convert(archive.json("programs.json"), list[_Listed])
     )
+
+
+def _of(arrays: Mapping[str, NDArray[Any]]) -> Callable[[str], NDArray[Any]]:
+    def get(digest: str) -> NDArray[Any]:
+        if digest not in arrays:
+            raise CodlError(f"There is no array {digest[:64]!r} in {CONSTANTS}.")
+        return arrays[digest]
+
+    return get
 
 
 def _warn_of_driver(now: Mapping[str, str], archive: Archive) -> None:
@@ -143,7 +202,7 @@ def _readable(archive: Archive) -> Iterator[None]:
     """What is wrong with JSON whose checksum is right: somebody else wrote it."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         archive.refuse(f"its content cannot be read ({error!r}).", FIX)
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import numpy as np
 
+from codl.ir import yaml_file
 from codl.ir.network import Layer, Network
 from codl.ir.op_text import parse, to_text
 from codl.ir.region import Shape
+from codl.ir.yaml_file import NotNegative, Positive
+
+#: Of an array in NumPy.
+MOST_AXES = 32
+_Shape: TypeAlias = tuple[Positive, Positive, Positive, Positive]
 
 
 def to_json(network: Network) -> dict[str, Any]:
@@ -36,23 +45,46 @@ def to_json(network: Network) -> dict[str, Any]:
     }
 
 
-def from_json(content: Mapping[str, Any]) -> Network:
+def from_json(content: Any, path: Path) -> Network:
     """The network without weights: what can be shown and asked of, but not lowered.
 
-    Raises `CodlError`, `KeyError`, `TypeError` or `ValueError` for what is no such network.
+    Raises `InvalidFileError` with the `path` for what is no such network.
     """
-    zero = np.zeros((), np.float32)
+    own, zero = yaml_file.convert(content, _Network, path), np.zeros((), np.float32)
+    layers = (Layer(x.name, parse(x.op), x.inputs, x.output, {}) for x in own.layers)
     return Network(
-        name=content["name"],
-        layers=tuple(
-            Layer(x["name"], parse(x["op"]), tuple(x["inputs"]), x["output"], {})
-            for x in content["layers"]
-        ),
-        inputs={name: Shape(*shape) for name, shape in content["inputs"].items()},
-        outputs={
-            name: (own["tensor"], tuple(own["shape"])) for name, own in content["outputs"].items()
-        },
-        constants={n: np.broadcast_to(zero, shape) for n, shape in content["constants"].items()},
-        types=content["types"],
-        states={name: Shape(*shape) for name, shape in content.get("states", {}).items()},
+        name=own.name,
+        layers=tuple(layers),
+        inputs={name: Shape(*shape) for name, shape in own.inputs.items()},
+        outputs={name: (one.tensor, one.shape) for name, one in own.outputs.items()},
+        constants={name: np.broadcast_to(zero, shape) for name, shape in own.constants.items()},
+        types=own.types,
+        states={name: Shape(*shape) for name, shape in own.states.items()},
     )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclass(frozen=True)
+class _Output:
+    tensor: str
+    shape: tuple[NotNegative, ...]
+
+
+@dataclass(frozen=True)
+class _Network:
+    """What `to_json` writes."""
+
+    name: str
+    inputs: Mapping[str, _Shape]
+    outputs: Mapping[str, _Output]
+    constants: Mapping[str, Annotated[tuple[Positive, ...], msgspec.Meta(max_length=MOST_AXES)]]
+    types: Mapping[str, str]
+    layers: tuple[_Layer, ...]
+    states: Mapping[str, _Shape] = field(default_factory=dict)

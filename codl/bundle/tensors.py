@@ -7,16 +7,18 @@ mapping.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.errors import UnwritableFileError
 from codl.ir.constants import array_digest
+from codl.ir.yaml_file import NotNegative
 
 #: Bytes in front of the header that say how long it is.
 LENGTH = 8
@@ -45,9 +47,13 @@ class Arrays:
 
     def save(self, path: Path) -> str:
         """Write the file; returns the digest of its header, which `read` wants."""
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        save_file(self._arrays, path)
+        try:
+            save_file(self._arrays, path)
+        except SafetensorError as error:  # arrays are sound: it is the disk
+            raise UnwritableFileError(path, OSError(str(error))) from error
         with path.open("rb") as file:
             length = file.read(LENGTH)
             return sha256(length + file.read(int.from_bytes(length, "little"))).hexdigest()
@@ -62,12 +68,24 @@ def read(data: memoryview, digest: str) -> dict[str, NDArray[Any]]:
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
     if sha256(data[:end]).hexdigest() != digest:
         raise ValueError("the header of the weights is damaged")
-    header, body = json.loads(bytes(data[LENGTH:end])), data[end:]
-    return {name: _array(body, own) for name, own in header.items() if name != "__metadata__"}
+    header, body = msgspec.json.decode(data[LENGTH:end], type=dict[str, msgspec.Raw]), data[end:]
+    return {
+        name: _array(body, msgspec.json.decode(own, type=_Place))
+        for name, own in header.items()
+        if name != "__metadata__"
+    }
 
 
-def _array(body: memoryview, own: Mapping[str, Any]) -> NDArray[Any]:
-    begin, end = own["data_offsets"]
-    flat: NDArray[Any] = np.frombuffer(body[begin:end], TYPES[own["dtype"]])
-    array: NDArray[Any] = flat.reshape(own["shape"])
+class _Place(msgspec.Struct, frozen=True):
+    """What the header says of an array."""
+
+    dtype: str
+    shape: tuple[NotNegative, ...]
+    data_offsets: tuple[NotNegative, NotNegative]
+
+
+def _array(body: memoryview, own: _Place) -> NDArray[Any]:
+    begin, end = own.data_offsets
+    flat: NDArray[Any] = np.frombuffer(body[begin:end], TYPES[own.dtype])
+    array: NDArray[Any] = flat.reshape(own.shape)
     return array

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from codl import __version__
+from codl.boundary import boundary
 from codl.cli import (
     agent,
     bench,
@@ -33,8 +37,7 @@ from codl.cli import (
     validate,
 )
 from codl.cli.output import fail, warn
-from codl.errors import CodlError, CodlWarning
-from codl.optional import explained
+from codl.errors import CodlError, CodlWarning, InterruptedCommandError
 from codl.plugins import load_installed, load_plugin
 
 PluginOption = Annotated[
@@ -45,7 +48,27 @@ PluginOption = Annotated[
     ),
 ]
 
+#: Set, a defect of codl shows where in the code it is.
+#: The exit code of a command that Ctrl-C ended, and letters of an error that is none of codl's.
+INTERRUPTED, MOST_LETTERS = 130, 500
+VARIABLE = "CODL_TRACEBACK"
+
+
+class _Commands(TyperGroup):
+    """Runs a command inside `boundary`; typer would end at Ctrl-C, and at an EOFError, unsaid."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with boundary():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise InterruptedCommandError from error
+        except EOFError as error:
+            raise CodlError(f"A file or a device ended too early: {error}.") from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Run a neural network on the CPU and the GPU of a device at the same time.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -88,14 +111,28 @@ def top(
 
 
 def main() -> None:
-    """Entry point: a `CodlError` becomes a message and exit code 1, a `CodlWarning` a message."""
+    """Entry point: an error becomes a message and exit code 1, a `CodlWarning` a message."""
     warnings.showwarning = _show_warning
     try:
-        with explained():
-            app()
+        app()
+    except InterruptedCommandError as error:
+        fail(str(error))
+        sys.exit(INTERRUPTED)
     except CodlError as error:
         fail(str(error))
         sys.exit(1)
+    except Exception as error:
+        if os.environ.get(VARIABLE):
+            raise
+        fail(f"This is a defect of codl, {_described(error)}. {VARIABLE}=1 shows the traceback.")
+        sys.exit(1)
+
+
+def _described(error: Exception) -> str:
+    """What was raised, and where."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    reason = str(error)[:MOST_LETTERS]
+    return f"{type(error).__name__}: {reason} ({last.filename}, line {last.lineno})"
 
 
 _show_others = warnings.showwarning

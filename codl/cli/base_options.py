@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from codl.errors import CodlError
+from codl.files import check_folder, check_writable
 from codl.targets.connect import TRANSPORTS, transport_of
 
 #: This machine, where no device is named.
@@ -31,11 +32,27 @@ def _known_serials(serials: list[str] | None) -> list[str]:
     return given
 
 
+def writable(path: Path | None) -> Path | None:
+    """Refuses a file that cannot be written before it is worked for."""
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+def writable_folder(path: Path) -> Path:
+    """Refuses a folder that nothing can be written to."""
+    check_folder(path)
+    return path
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "-o", "--output", help="Write the result to this file as JSON, for `codl report`."
+        "-o",
+        "--output",
+        help="Write the result to this file as JSON, for `codl report`.",
+        callback=writable,
     ),
 ]
 SerialOption = Annotated[

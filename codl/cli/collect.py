@@ -35,7 +35,7 @@ from codl.cli.options import (
     read_shares,
 )
 from codl.cli.output import emit, note, progress
-from codl.errors import CodlError, DeviceError
+from codl.errors import CodlError, DeviceError, InterruptedCommandError
 from codl.frontend.models import MEASURED
 from codl.ir import Op
 from codl.ir.soc import Soc
@@ -103,7 +103,7 @@ BatchesOption = Annotated[
     ),
 ]
 SamplesOption = Annotated[
-    int | None, typer.Option("--samples", help="Stop after this many measurements.")
+    int | None, typer.Option("--samples", min=1, help="Stop after this many measurements.")
 ]
 TuneOption = Annotated[
     bool,
@@ -233,19 +233,23 @@ def collect_data(
         targets = [opened.enter_context(closing(connect(own, described))) for own in serials]
         by_serial = {target.serial: target for target in targets}
         update = opened.enter_context(progress(f"Collecting on {described.name}", shown.lines))
-        done = collect(
-            targets,
-            dataset,
-            course.tasks,
-            tuning,
-            resume=resume,
-            budget_s=course.time_s,
-            samples=samples,
-            chooser=course.chooser,
-            progress=update,
-            cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
-            watch=shown.watch,
-        )
+        try:
+            done = collect(
+                targets,
+                dataset,
+                course.tasks,
+                tuning,
+                resume=resume,
+                budget_s=course.time_s,
+                samples=samples,
+                chooser=course.chooser,
+                progress=update,
+                cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
+                watch=shown.watch,
+            )
+        except KeyboardInterrupt as error:
+            kept = f"All rows so far are kept in {dataset.folder}, and --resume goes on."
+            raise InterruptedCommandError(kept) from error
     if recorded is not None and tuning.results:
         tuning_file.add(dataset, described, tuning.results.values())
     expected = course.learner.expected() if course.learner else None

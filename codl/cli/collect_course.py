@@ -55,7 +55,9 @@ class Limits:
     tolerance: float | None = None
 
     def check(self) -> None:
-        """Raise `CodlError` for options that contradict each other."""
+        """Raise `CodlError` for options that contradict each other, and for no time at all."""
+        if self.budget_s is not None and self.budget_s <= 0:
+            raise CodlError(f"--budget must be above 0, got {self.budget_s:g} s.")
         given = {
             "--budget": self.budget_s is not None,
             "--samples": self.samples is not None,

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from codl.cli.output import note
-from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.errors import UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
-from codl.ir import Array, Network
+from codl.ir import Network
 from codl.ir.plan import Plan, load_plan
+from codl.measure.inputs import read_file, read_npz
 from codl.runtime.affinity import with_cores
 from codl.runtime.placement import HINTS, LocalSoc
 from codl.strategies import DEFAULT, Context, find
@@ -96,51 +97,21 @@ def plan_of(
     """The plan in a file of `codl search`, where there is one, else what the strategy plans."""
     if file is not None:
         return load_plan(file)
-    return find(strategy_of(strategy, deployed)).plan(network, context)
+    chosen = strategy_of(strategy, deployed)
+    note(f"Planning {network.name} by {chosen}")
+    return find(chosen).plan(network, context)
 
 
 def read_inputs(
     network: Network, given: Path | None, deployed: Deployment | None,
-    usual: Callable[[Network], Mapping[str, Array]]
-) -> Mapping[str, Array]:  # fmt: skip
+    usual: Callable[[Network], Mapping[str, NDArray[Any]]]
+) -> Mapping[str, NDArray[Any]]:  # fmt: skip
     """Inputs from a file, from those that a deployment names, or the usual ones."""
     if given is not None:
-        return read_npz(given)
+        return read_npz(given, network)
     if deployed is None or not deployed.input_files:
         return usual(network)
     files = deployed.input_files
     if "" in files:
-        return read_npz(files[""])
-    return {name: _read_one(path, network, name) for name, path in files.items()}
-
-
-def read_npz(path: Path) -> dict[str, Array]:
-    """Arrays by name; raises `InvalidFileError` for another file."""
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return {name: np.asarray(content[name], np.float32) for name in content.files}
-    except FileNotFoundError as error:
-        raise InvalidFileError(path, "there is no such file.") from error
-    except (ValueError, OSError, AttributeError) as error:
-        raise InvalidFileError(path, "expected an .npz file of arrays by input name.") from error
-
-
-def _read_one(path: Path, network: Network, name: str) -> Array:
-    """One input: an `.npy` file, or plain float32 in nchw order."""
-    if name not in network.inputs:
-        raise UnknownNameError(f"input of {network.name}", name, network.inputs)
-    shape = network.inputs[name]
-    if not path.is_file():
-        raise InvalidFileError(path, "there is no such file.")
-    if path.suffix == ".npy":
-        try:
-            values: Any = np.load(path, allow_pickle=False)
-        except (ValueError, OSError) as error:
-            raise InvalidFileError(path, "expected an .npy file.") from error
-    else:
-        values = np.fromfile(path, np.float32)
-    if values.size != shape.elements:
-        raise InvalidFileError(
-            path, f"the input {name!r} is {shape}, {shape.elements} numbers, got {values.size}."
-        )
-    return np.asarray(values, np.float32).reshape(tuple(shape))
+        return read_npz(files[""], network)
+    return {name: read_file(path, name, network) for name, path in files.items()}

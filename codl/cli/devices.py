@@ -20,9 +20,12 @@ from codl.cli.options import (
     OutputOption,
     SerialOption,
     SocArgument,
+    writable,
 )
 from codl.cli.output import emit, note
 from codl.errors import DeviceError
+from codl.file_names import inside
+from codl.files import check_writable, set_aside
 from codl.ir import soc as socs
 from codl.ir.published_soc import PublishedSoc
 from codl.ir.soc import ELEMENT_NAMES, MEMORY_TYPES, Soc
@@ -189,7 +192,13 @@ def detect_soc(
         ),
     ] = True,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file; socs/NAME.yaml by default.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="The file; socs/NAME.yaml by default.",
+            callback=writable,
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -210,11 +219,15 @@ def detect_soc(
     codl soc detect --serial process --name quick --no-measure
     """
     chosen = [part for text in memory or () for part in text.split(",")]
+    path = output or socs.own_path_of(inside(socs.FOLDER, name).name)
+    check_writable(path)
     with closing(connect(serial)) as target:
         soc = detect(target, name, device=device, memory_types=chosen, element=element)
         found = find_facts(target, soc, note=note) if measure else FoundFacts(soc)
     soc = found.soc
-    path = soc.save(output or socs.own_path_of(name))
+    if kept := set_aside(path):
+        note(f"What {path} held before is kept as {kept}")
+    soc.save(path)
     if data := save_points(path, found.facts):
         note(f"Wrote {data}: the latencies that facts were read from")
     for fact in found.unknown:

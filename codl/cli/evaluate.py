@@ -26,7 +26,7 @@ from codl.cli.options import (
     read_models,
 )
 from codl.cli.output import emit, note
-from codl.errors import CodlError
+from codl.errors import CodlError, InterruptedCommandError
 from codl.ir.results import TimeSpan
 from codl.measure import dataset as datasets
 from codl.measure.cool_down import HOT_C, low_battery
@@ -91,7 +91,8 @@ def evaluate_strategies(
     `opencl-all`: codl's own kernels on all cores.
 
     Rows carry temperature, clocks and battery, and which processors were throttled. A hot device is
-    waited for between models; a battery below 20 % ends the evaluation, with the rows so far.
+    waited for between models; a battery below 20 % ends the evaluation, with the rows so far;
+    so does Ctrl-C.
 
     [dim]Examples:[/dim]
     codl eval --soc host --serial local --models yolov2,vgg16
@@ -110,7 +111,9 @@ def evaluate_strategies(
     known = _strategies(names, strategies)
     others = with_opencl_all(_names(peers), context.soc)
     check_peers(others, context.soc)
-    rows, timelines, reason = [], [], ""
+    is_interrupted, reason = False, ""
+    rows: list[dict[str, Any]] = []
+    timelines: list[dict[str, Any]] = []
     with closing(connect(serial, described)) as target:
         sensors = [sensor.name for sensor in target.describe().sensors]
         cooling = control(target, governor, cool_down, hot)
@@ -119,15 +122,21 @@ def evaluate_strategies(
             if reason := low_battery(now):
                 break
             cooling.wait(now)
-            results, spans = evaluate(
-                model,
-                known,
-                replace(context, target=target),
-                with_ideal=ideal.NAME in names,
-                peers=others,
-                effort=Effort(min_seconds=seconds),
-                batch=batch,
-            )
+            try:
+                results, spans = evaluate(
+                    model,
+                    known,
+                    replace(context, target=target),
+                    with_ideal=ideal.NAME in names,
+                    peers=others,
+                    effort=Effort(min_seconds=seconds),
+                    batch=batch,
+                )
+            except KeyboardInterrupt:
+                if not rows:
+                    raise
+                is_interrupted = True
+                break
             rows += to_json(results)
             timelines += _timelines(model, spans) if with_timelines else []
     result: dict[str, Any] = {
@@ -146,8 +155,11 @@ def evaluate_strategies(
         return eval_table(eval_result(result))
 
     emit("eval", result, render, as_json=json, output=output)
+    kept = f"{len(rows)} rows of models before that are kept."
+    if is_interrupted:
+        raise InterruptedCommandError(kept)
     if reason:
-        raise CodlError(f"{reason} {len(rows)} rows of models before that are kept.")
+        raise CodlError(f"{reason} {kept}")
 
 
 def _names(text: str) -> list[str]:

@@ -14,9 +14,12 @@ from codl.cli.base_options import OutputOption as OutputOption
 from codl.cli.base_options import SerialOption as SerialOption
 from codl.cli.base_options import SerialsOption as SerialsOption
 from codl.cli.base_options import read_seconds as read_seconds
+from codl.cli.base_options import writable as writable
+from codl.cli.base_options import writable_folder
 from codl.errors import CodlError
 from codl.frontend.models import BUILT_IN, choices
 from codl.ir import Op, parse
+from codl.measure import dataset as datasets
 from codl.measure.tasks import load_ops
 from codl.predict.names import ESTIMATORS
 from codl.runtime.placement import HINTS
@@ -97,10 +100,24 @@ PlacementOption = Annotated[
 
 PREDICTORS = "Where predictors lie, a folder for each SoC."
 PredictorsOption = Annotated[Path, typer.Option("--predictors", help=PREDICTORS)]
-ToPredictorsOption = Annotated[Path, typer.Option("-o", "--output", help=PREDICTORS)]
+ToPredictorsOption = Annotated[
+    Path, typer.Option("-o", "--output", help=PREDICTORS, callback=writable_folder)
+]
 DATASETS = "Where datasets lie, a folder for each SoC."
-DatasetsOption = Annotated[Path, typer.Option("--dataset", help=DATASETS)]
-ToDatasetsOption = Annotated[Path, typer.Option("-o", "--output", help=DATASETS)]
+
+
+def _existing(folder: Path) -> Path:
+    """Refuses a folder that is named and is not there; the usual one need not be."""
+    if folder != datasets.FOLDER and not folder.is_dir():
+        raise CodlError(f"--dataset {folder}: there is no such folder.")
+    return folder
+
+
+DatasetsOption = Annotated[Path, typer.Option("--dataset", help=DATASETS, callback=_existing)]
+ToTuneOption = Annotated[Path, typer.Option("--dataset", help=DATASETS, callback=writable_folder)]
+ToDatasetsOption = Annotated[
+    Path, typer.Option("-o", "--output", help=DATASETS, callback=writable_folder)
+]
 JobsOption = Annotated[
     int | None,
     typer.Option("--jobs", min=1, help="Processes of this machine that share the work."),

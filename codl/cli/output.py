@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.progress import (
     TextColumn,
 )
 
+from codl import files
 from codl.printable import printable
 from codl.provenance import provenance
 
@@ -40,16 +42,22 @@ def emit(
         **provenance(),
         **result,
     }
-    text = json.dumps(content, indent=1)
+    text = json.dumps(_finite(content), indent=1)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(output.name + ".tmp")
-        partial.write_text(text + "\n")
-        partial.replace(output)
+        files.write(output, text + "\n")
     if as_json:
         print(text)
     else:
         STDOUT.print(render())
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that JSON has not, such as the error of a NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def note(text: str) -> None:

@@ -29,6 +29,7 @@ from codl.cli.options import (
     StrategyOption,
     read_budget,
     read_shapes,
+    writable,
 )
 from codl.cli.output import emit, note
 from codl.frontend.convert import load_network
@@ -41,7 +42,10 @@ from codl.strategies import Context
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
-BundleOption = Annotated[Path, typer.Option("-o", "--output", help="The bundle, such as m.codl.")]
+BundleOption = Annotated[
+    Path,
+    typer.Option("-o", "--output", help="The bundle, such as m.codl.", callback=writable),
+]
 
 
 def package_model(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from codl.cli.base_options import writable
 from codl.cli.output import note
 
 
@@ -14,7 +15,9 @@ def write_report(
     results: Annotated[
         list[Path], typer.Argument(help="Result files, written with -o or by --json.")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The page.", callback=writable)
+    ] = Path("report.html"),
 ) -> None:
     """Make one HTML page of result files: what commands write with -o, or print with --json.
 

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from rich.console import Group
 
-from codl import bundle
+from codl import bundle, files
 from codl.bundle.archive import Archive
 from codl.cli.deployed import RunOptions, adapted, deployment_of, plan_of, read_inputs
 from codl.cli.op_placement import op_placement_table
@@ -37,8 +37,9 @@ from codl.cli.options import (
     ThreadsOption,
     read_budget,
     read_shapes,
+    writable,
 )
-from codl.cli.output import emit, note
+from codl.cli.output import emit, note, warn
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
@@ -55,6 +56,9 @@ from codl.targets.base import Target
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
+NPZ = ".npz"
+#: A run of so many times its prediction is worth a word.
+FAR_OFF = 2.0
 ModelOrBundle = Annotated[str, typer.Argument(help=f"{MODELS}, or a bundle (.codl).")]
 SocOrBundlesOption = Annotated[
     str | None,
@@ -67,9 +71,34 @@ SocOrBundlesOption = Annotated[
 InputsOption = Annotated[
     Path | None, typer.Option("--input", help="Inputs by name; seeded random ones by default.")
 ]
-OutputsOption = Annotated[Path | None, typer.Option("--output", help="Where outputs go.")]
+
+
+def _arrays_file(path: Path | None) -> Path | None:
+    if path is not None and path.suffix != NPZ:
+        raise typer.BadParameter(f"outputs go to an {NPZ} file, got {path}", param_hint="--output")
+    return writable(path)
+
+
+def _result_file(path: Path | None) -> Path | None:
+    """Of other commands -o is short for --output; a file of arrays is not meant here."""
+    if path is not None and path.suffix == NPZ:
+        raise typer.BadParameter(
+            f"-o writes the result, as JSON; --output {path} writes outputs.", param_hint="-o"
+        )
+    return writable(path)
+
+
+OutputsOption = Annotated[
+    Path | None,
+    typer.Option("--output", help="Where outputs go, an .npz file.", callback=_arrays_file),
+]
 ResultOption = Annotated[
-    Path | None, typer.Option("-o", help="Write the result, the input of `codl report`.")
+    Path | None,
+    typer.Option(
+        "-o",
+        help="Write the result as JSON, the input of `codl report`; outputs go to --output.",
+        callback=_result_file,
+    ),
 ]
 AdaptOption = Annotated[
     bool,
@@ -78,6 +107,14 @@ AdaptOption = Annotated[
         help="Move shares to whichever processor becomes the faster one, between ratios that are "
         f"ready in {MOST_MEMORY} times the plan's memory. Takes seconds more to begin; on this "
         "machine only.",
+    ),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Take the kernels that a bundle brings as they are, though it was not written by this "
+        "user on this machine: they may do anything.",
     ),
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs, in a row.")]
@@ -105,6 +142,7 @@ def run_model(
     cpu_affinity: AffinityOption = None,
     gpu_performance: PerformanceOption = None,
     gpu_priority: PriorityOption = None,
+    trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
@@ -132,7 +170,10 @@ def run_model(
         if Path(model).suffix == BUNDLE:
             fixed = {"plan": plan, "strategy": strategy, "batch": batch, "shape": shape}
             fixed |= {"predictor": predictor, "adapt": adapt}
-            engine, target = _open_bundle(model, soc, wanted, fixed, serial, connected)
+            engine, target = _open_bundle(
+                model, soc, wanted, fixed, serial, connected, trusted=trust
+            )
+            given = read_inputs(engine.network, inputs, deployed, random_inputs)
         else:
             placed = wanted.applied(_load_soc(soc, serial))
             asked = Context.of(
@@ -145,16 +186,17 @@ def run_model(
             )
             context = adapted(asked, deployed)
             network = load_network(model, batch, read_shapes(shape))
+            given = read_inputs(network, inputs, deployed, random_inputs)
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
             engine = Engine(network, chosen, target, context.tuning, adaptive=adapt)
             cost = context.default_cost(network)
         with engine:
-            given = read_inputs(engine.network, inputs, deployed, random_inputs)
             done = measure(engine, target, given, cost, rounds=rounds)
     if outputs is not None:
-        np.savez(outputs, **done.outputs)  # type: ignore[arg-type]
+        with files.writing(outputs) as partial, partial.open("wb") as file:
+            np.savez(file, **done.outputs)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
     result = {"serial": serial, **_result(engine, done, batch, wanted)}
 
@@ -162,6 +204,7 @@ def run_model(
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))
 
     emit("run", result, render, as_json=json, output=result_file)
+    _warn_of_prediction(result)
 
 
 def _result(
@@ -192,11 +235,23 @@ def _result(
 
 def _summary(result: Mapping[str, Any]) -> str:
     latency_ms = "{p20:.2f} ms (20th percentile; median {median:.2f}, p80 {p80:.2f}, {runs} runs)"
+    predicted_ms = result["predicted_ms"]
+    predicted = "nothing" if predicted_ms is None else f"{predicted_ms:.2f} ms"
     return (
         f"{result['model']} by {result['strategy']} on {result['soc']}: "
-        f"{latency_ms.format(**result['latency_ms'])}, "
+        f"{latency_ms.format(**result['latency_ms'])}, {predicted} predicted, "
         f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_moved(result['adaptation'])}"
     )
+
+
+def _warn_of_prediction(result: Mapping[str, Any]) -> None:
+    """Where predictions are far off, so may the plan be."""
+    predicted_ms, found_ms = result["predicted_ms"], result["latency_ms"]["p20"]
+    if predicted_ms and found_ms > FAR_OFF * predicted_ms:
+        warn(
+            f"It takes {found_ms / predicted_ms:.1f} times what was predicted, so another plan may "
+            "be faster: `codl explain` says where the time goes."
+        )
 
 
 def _moved(adaptation: Mapping[str, Any] | None) -> str:
@@ -227,6 +282,8 @@ def _open_bundle(
     fixed: Mapping[str, Any],
     serial: str,
     connected: Callable[[LocalSoc], Target],
+    *,
+    trusted: bool,
 ) -> tuple[Engine, Target]:
     """The engine of a bundle and its target, which a serial leads to.
 
@@ -241,4 +298,5 @@ def _open_bundle(
     own = bundle.soc_of(Archive(Path(path))) if soc is None else load_local(soc, serial)
     chosen = wanted.applied(own)
     target = connected(chosen)
-    return bundle.load(path, soc=chosen, connected=lambda soc: target), target
+    engine = bundle.load(path, soc=chosen, connected=lambda soc: target, trusted=trusted)
+    return engine, target

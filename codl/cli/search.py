@@ -40,6 +40,8 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, progress, warn
 from codl.errors import CodlError
+from codl.file_names import inside
+from codl.files import check_folder, check_writable
 from codl.ir import soc as socs
 from codl.ir.plan import Plan
 from codl.measure import dataset as datasets
@@ -166,15 +168,17 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path | None]:
     if output is None:
         return [None for _ in names]
     if len(names) == 1 and not output.is_dir():
+        check_writable(output)
         return [output]
     if output.exists() and not output.is_dir():
         raise CodlError(f"-o must be a folder for the plans of several models, got {output}.")
+    check_folder(output)
     stems = [Path(name.partition("#")[2] or name).stem for name in names]
     for stem, plans in Counter(stems).items():
         if plans > 1:
             same = ", ".join(name for name, own in zip(names, stems, strict=True) if own == stem)
             raise CodlError(f"The plans of {same} would all be {stem}.json: search them apart.")
-    return [output / f"{stem}.json" for stem in stems]
+    return [inside(output, f"{stem}.json") for stem in stems]
 
 
 def _check(searches: Sequence[Search], workers: Workers) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from json import JSONDecodeError, loads
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
+from codl import files
 from codl.bundle.archive import EXECUTABLE, Archive
 from codl.cli.listing import content, render
 from codl.cli.options import BatchOption, DatasetsOption, JsonOption, OutputOption
@@ -76,10 +76,8 @@ def show_file(
     else:
         shown = _decoded(file, found)
     if executable is not None:
-        executable.parent.mkdir(parents=True, exist_ok=True)
         text = found if isinstance(found, bytes) else encode(shown, array_digest)
-        executable.write_bytes(text)
-        note(f"Wrote {executable}")
+        note(f"Wrote {files.write(executable, text)}")
     listing = content(shown)
     result: dict[str, Any] = {"kind": "executable", **listing}
     emit("show", result, lambda: render(listing), as_json=json, output=output)
@@ -89,13 +87,8 @@ def _read(file: Path) -> Plan | bytes:
     """A plan, or the JSON of an executable; raises `InvalidFileError` for what is neither."""
     if file.suffix == BUNDLE:
         return bytes(Archive(file).part(EXECUTABLE))
-    try:
-        text = file.read_bytes()
-        keys = loads(text)
-    except OSError as error:
-        raise InvalidFileError(file, f"cannot be read: {error.strerror}.") from error
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidFileError(file, f"not JSON: {error}.") from error
+    text = files.read_bytes(file)
+    keys = files.parse_json(text, file)
     if isinstance(keys, dict) and "chains" in keys:
         return load_plan(file)
     if isinstance(keys, dict) and "buffers" in keys:

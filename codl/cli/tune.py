@@ -13,16 +13,16 @@ from rich.table import Table
 from codl.cli.options import (
     SOCS,
     BudgetOption,
-    DatasetsOption,
     JsonOption,
     OutputOption,
     SerialOption,
+    ToTuneOption,
     read_ops,
     read_seconds,
     read_shares,
 )
 from codl.cli.output import emit, note, progress
-from codl.errors import CodlError, UnknownNameError
+from codl.errors import CodlError, InterruptedCommandError, UnknownNameError
 from codl.frontend.models import MEASURED
 from codl.ir.tuned import Tuned
 from codl.measure import dataset as datasets
@@ -72,7 +72,7 @@ def tune_kernels(
     variants: VariantsOption = None,
     shares: SharesOption = "1",
     budget: BudgetOption = None,
-    dataset: DatasetsOption = datasets.FOLDER,
+    dataset: ToTuneOption = datasets.FOLDER,
     prune: PruneOption = False,
     clear: ClearOption = False,
     json: JsonOption = False,
@@ -118,7 +118,11 @@ def _tuned(
         tuning_file.add(dataset, soc, [result])
 
     with progress(f"Tuning on {soc.name}") as update:
-        done = target.tune(tasks, tuning, keep=keep, budget_s=budget_s, progress=update)
+        try:
+            done = target.tune(tasks, tuning, keep=keep, budget_s=budget_s, progress=update)
+        except KeyboardInterrupt as error:
+            kept = f"All results so far are kept in {tuning_file.path_of(dataset)}; what is left is"
+            raise InterruptedCommandError(f"{kept} tuned by the same command.") from error
     note(f"Results are kept in {tuning_file.path_of(dataset)}")
     device = {"soc": soc.name, "device": soc.gpu.name, "driver": soc.gpu.driver}
     return {**device, **done.to_json()}

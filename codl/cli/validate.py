@@ -28,6 +28,7 @@ from codl.cli.options import (
     StrategyOption,
     read_budget,
     read_shapes,
+    writable,
 )
 from codl.cli.output import emit, note, progress
 from codl.errors import CodlError
@@ -83,7 +84,12 @@ BudgetOption = Annotated[
     str, typer.Option("--budget", help="Time to look for a fallback, such as 90s or 10m.")
 ]
 WritePlanOption = Annotated[
-    Path | None, typer.Option("--write-plan", help="Write the plan, with its fallbacks, to a file.")
+    Path | None,
+    typer.Option(
+        "--write-plan",
+        help="Write the plan, with its fallbacks, to a file.",
+        callback=writable,
+    ),
 ]
 WriteSocOption = Annotated[
     bool, typer.Option("--write-soc", help="Add the fallbacks to the SoC file.")

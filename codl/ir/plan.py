@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from codl.errors import InvalidFileError, MismatchError, UnknownNameError
+from codl import files
+from codl.errors import InvalidFileError, MismatchError
+from codl.ir import yaml_file
 from codl.ir.fallbacks import OpFallback
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Dim
 
 VERSION = 1
+FIX = "`codl search MODEL --soc SOC -o plan.json` makes one."
 Sharing = Literal["gather", "missing"]
+Predicted: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Chain:
     every processor that has a part of it.
     """
 
-    ops: tuple[str, ...]
+    ops: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     dim: Dim
     gpu_ratio: float
     variants: Mapping[str, Mapping[str, str]]
@@ -59,13 +63,13 @@ class Plan:
     strategy: str
     predictor: str
     sharing: Sharing
-    predicted_ms: float | None
+    predicted_ms: Predicted | None
     chains: tuple[Chain, ...]
     source: str = "measured"
     not_counted: tuple[str, ...] = ()
     method: str = ""
     estimated: tuple[str, ...] = ()
-    predicted_mj: float | None = None
+    predicted_mj: Predicted | None = None
     fallbacks: tuple[OpFallback, ...] = ()
 
     def check(self, network: Network, soc: str) -> None:
@@ -95,81 +99,22 @@ class Plan:
         return {"version": VERSION, **asdict(self)}
 
     def save(self, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        partial.replace(path)
-        return path
+        return files.write(path, json.dumps(self.to_json(), indent=1) + "\n")
 
 
 def load_plan(path: Path) -> Plan:
     """Read a plan; raises `InvalidFileError` with the key that is missing, unknown or wrong."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InvalidFileError(path, "there is no such plan.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InvalidFileError(path, f"not JSON: {error}.") from error
-    return read_plan(content, path)
+    return read_plan(files.read_json(path, fix=FIX), path)
 
 
 def read_plan(content: Any, path: Path) -> Plan:
     """A plan from what the file `path` holds; raises as `load_plan` does."""
-    if not isinstance(content, dict) or content.pop("version", None) != VERSION:
+    if not isinstance(content, dict) or content.get("version") != VERSION:
         raise InvalidFileError(path, f"expected a plan of version {VERSION}.", where="version")
-    chains = _fields(path, content, Plan, "top").pop("chains")
-    if not isinstance(chains, list):
-        raise InvalidFileError(path, f"expected a list, got {chains!r}.", where="chains")
-    loaded = tuple(_chain(path, chain, f"chains[{i}]") for i, chain in enumerate(chains))
-    lists = {key: tuple(content.pop(key, ())) for key in ("not_counted", "estimated")}
-    fallbacks = _fallbacks(content.pop("fallbacks", []), path)
-    return Plan(**{**content, "chains": loaded, **lists, "fallbacks": fallbacks})
-
-
-def _fallbacks(content: Any, path: Path) -> tuple[OpFallback, ...]:
-    try:
-        return msgspec.convert(content, tuple[OpFallback, ...])
-    except msgspec.ValidationError as error:
-        raise InvalidFileError(path, f"{error}.", where="fallbacks") from error
-
-
-def _chain(path: Path, content: Any, where: str) -> Chain:
-    values = _fields(path, content, Chain, where)
-    ratio = values["gpu_ratio"]
-    if not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
-        raise InvalidFileError(path, f"must be 0 ... 1, got {ratio!r}.", where=f"{where}.gpu_ratio")
-    if values["dim"] not in get_args(Dim):
-        problem = f"must be one of {', '.join(get_args(Dim))}, got {values['dim']!r}."
-        raise InvalidFileError(path, problem, where=f"{where}.dim")
-    ops, variants = values["ops"], values["variants"]
-    if (
-        not isinstance(ops, list | tuple)
-        or not ops
-        or not all(isinstance(name, str) for name in ops)
-    ):
-        problem = f"must be a list of the names of at least one op, got {ops!r:.60}."
-        raise InvalidFileError(path, problem, where=f"{where}.ops")
-    if not _are_variants(variants):
-        problem = f"must name variants by op and processor, got {variants!r:.60}."
-        raise InvalidFileError(path, problem, where=f"{where}.variants")
-    return Chain(tuple(ops), values["dim"], float(ratio), variants)
-
-
-def _are_variants(content: Any) -> bool:
-    return isinstance(content, dict) and all(
-        isinstance(own, dict) and all(isinstance(name, str) for name in own.values())
-        for own in content.values()
-    )
-
-
-def _fields(path: Path, content: Any, cls: type[Plan | Chain], where: str) -> dict[str, Any]:
-    known = [field.name for field in fields(cls)]
-    if not isinstance(content, dict):
-        raise InvalidFileError(path, f"expected a mapping, got {content!r}.", where=where)
-    for key in content:
-        if key not in known:
-            raise InvalidFileError(path, str(UnknownNameError("key", key, known)), where=where)
-    for key in (field.name for field in fields(cls) if field.default is MISSING):
-        if key not in content:
-            raise InvalidFileError(path, f"the key {key!r} is missing.", where=where)
-    return dict(content)
+    own = {key: value for key, value in content.items() if key != "version"}
+    plan = yaml_file.convert(own, Plan, path)
+    for number, chain in enumerate(plan.chains):
+        if not 0 <= chain.gpu_ratio <= 1:
+            problem = f"must be 0 ... 1, got {chain.gpu_ratio}."
+            raise InvalidFileError(path, problem, where=f"chains[{number}].gpu_ratio")
+    return plan

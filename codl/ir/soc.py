@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from codl.errors import CodlError, InvalidFileError, UnknownNameError, UnsupportedError
+from codl.file_names import inside
 from codl.ir import published_soc, yaml_file
 from codl.ir.fallbacks import OpFallback
 from codl.ir.op_text import parse
@@ -237,7 +238,7 @@ def path_of(name: str | Path) -> Path:
 
 def own_path_of(name: str | Path) -> Path:
     """The file to write what is found out of a SoC to: in `./socs`, or the file itself."""
-    return Path(name) if str(name).endswith(".yaml") else FOLDER / f"{name}.yaml"
+    return Path(name) if str(name).endswith(".yaml") else inside(FOLDER, f"{name}.yaml")
 
 
 def _shipped() -> dict[str, Path]:
@@ -286,6 +287,10 @@ def from_dict(content: Any, path: Path) -> Soc:
 
 
 def _checked(soc: Soc, path: Path) -> Soc:
+    try:
+        inside(FOLDER, soc.name)  # of which folders are named
+    except CodlError as error:
+        raise InvalidFileError(path, str(error), where="name") from error
     for key, values, known in (
         ("gpu.type", (soc.gpu.type,), TYPES),
         ("gpu.memory_types", soc.gpu.memory_types, MEMORY_TYPES),

@@ -6,18 +6,57 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 
+from codl import files
 from codl.errors import InvalidFileError, UnknownNameError
 
 T = TypeVar("T")
-Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
-NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+#: No size or count of any device or tensor reaches this.
+MOST = 1 << 48
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+NotNegative: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+#: No file that people write is nested deeper, or holds more values, aliases written out.
+MOST_DEEP, MOST_NODES = 100, 1_000_000
 _WHERE = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<keys>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<key>.*)`")
+
+
+class Loader(yaml.SafeLoader):
+    """Refuses what would take far more room than its text: aliases of aliases, deep nesting."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        #: How many nodes each one that has an anchor stands for.
+        self._sizes: dict[int, int] = {}
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        if self._depth > MOST_DEEP:
+            problem = f"nested deeper than {MOST_DEEP} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None:
+            self._count(node, mark, is_alias=is_alias)
+        return node
+
+    def _count(self, node: yaml.Node, mark: yaml.Mark, *, is_alias: bool) -> None:
+        if not is_alias:
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [one for own in inner for one in (own if isinstance(own, tuple) else (own,))]
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(one)] for one in parts)
+        size = self._sizes.get(id(node), MOST_NODES)  # of a node inside itself nothing is known yet
+        if size >= MOST_NODES:
+            problem = f"aliases stand for more than {MOST_NODES} values, or for themselves"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def read(path: Path, kind: type[T]) -> T:
@@ -25,12 +64,15 @@ def read(path: Path, kind: type[T]) -> T:
     return convert(read_content(path), kind, path)
 
 
-def read_content(path: Path) -> Any:
+def read_content(path: Path, loader: type[Loader] = Loader) -> Any:
     """What a YAML file holds; raises `InvalidFileError` for what is none."""
     try:
-        return yaml.safe_load(path.read_text())
+        return yaml.load(files.read_text(path), loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # as of a date that is none
-        raise InvalidFileError(path, f"not YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise InvalidFileError(path, f"not YAML: {problem}.", where=where) from error
 
 
 def convert(content: Any, kind: type[T], path: Path) -> T:
@@ -39,33 +81,40 @@ def convert(content: Any, kind: type[T], path: Path) -> T:
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), content, path) from error
+        raise _explained(str(error), content, kind, path) from error
 
 
 def write(content: Any, path: Path, *, comment: str = "") -> Path:
     """Write a file at once; its folder is made, and a crash leaves no half of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
     text = yaml.safe_dump(content, sort_keys=False, width=100)
-    partial.write_text(f"# {comment}\n{text}" if comment else text)
-    partial.replace(path)
-    return path
+    return files.write(path, f"# {comment}\n{text}" if comment else text)
 
 
 def _refuse_unknown(content: Any, kind: Any, path: Path, where: str) -> None:
-    if not is_dataclass(kind) or not isinstance(content, Mapping):
-        return
+    if is_dataclass(kind):
+        _refuse_keys(content, kind, path, where)
+    elif get_origin(kind) in (Union, UnionType):  # such as `PowerW | None`
+        for inner in get_args(kind):
+            _refuse_unknown(content, inner, path, where)
+    elif isinstance(content, Mapping) and get_args(kind):
+        for key, value in content.items():
+            _refuse_unknown(value, get_args(kind)[-1], path, f"{where}.{key}")
+    elif isinstance(content, list) and get_args(kind):
+        for number, value in enumerate(content):
+            _refuse_unknown(value, get_args(kind)[0], path, f"{where}[{number}]")
+
+
+def _refuse_keys(content: Any, kind: Any, path: Path, where: str) -> None:
     hints = get_type_hints(kind)
     known = {field.name: hints[field.name] for field in fields(kind)}
-    for key, value in content.items():
+    for key, value in content.items() if isinstance(content, Mapping) else ():
         if key not in known:
             reason = str(UnknownNameError("key", str(key), known))
             raise InvalidFileError(path, reason, where=where or "top")
-        for inner in getattr(known[key], "__args__", (known[key],)):  # of `PowerW | None` each
-            _refuse_unknown(value, inner, path, f"{where}.{key}".lstrip("."))
+        _refuse_unknown(value, known[key], path, f"{where}.{key}".lstrip("."))
 
 
-def _explained(message: str, content: Any, path: Path) -> InvalidFileError:
+def _explained(message: str, content: Any, kind: Any, path: Path) -> InvalidFileError:
     """msgspec's message by our words: the key, what was expected, and what is there instead."""
     match = _WHERE.fullmatch(message)
     problem, keys = (match["problem"], match["keys"]) if match else (message, "")
@@ -76,6 +125,18 @@ def _explained(message: str, content: Any, path: Path) -> InvalidFileError:
     value = content
     for key in re.findall(r"[^.\[\]]+", keys):
         value = value[int(key) if isinstance(value, list) else key]
+        kind = _inner(kind, key)
+    if "enum value" in problem:
+        known = ", ".join(map(str, get_args(kind)))
+        return InvalidFileError(path, f"must be one of {known}, got {value!r}.", where=keys)
     expected = problem.replace("`", "").split(", got ")[0]
-    expected = expected[0].lower() + expected[1:]
-    return InvalidFileError(path, f"{expected}, got {value!r}.", where=keys or "top")
+    expected = expected[:1].lower() + expected[1:]
+    return InvalidFileError(path, f"{expected}, got {value!r:.60}.", where=keys or "top")
+
+
+def _inner(kind: Any, key: str) -> Any:
+    """The type of what is under a key of a value of some type, as far as that is known."""
+    if is_dataclass(kind):
+        return get_type_hints(kind).get(key)
+    own = get_args(kind)
+    return own[0] if own and key.isdigit() else own[-1] if own else None

@@ -129,9 +129,11 @@ def runs_in_onnx_runtime(op: Op, soc: Soc) -> bool:
     return any(v.backend == "ort" and v.refusal(op, soc) is None for v in own)
 
 
-def find(op: Op, name: str) -> Variant:
-    """The variant of an op's kind by its name, such as `cpu_gemm`."""
-    known = {variant.name: variant for variant in known_to(op)}
+def find(op: Op, name: str, processor: Processor | None = None) -> Variant:
+    """The variant of an op's kind by its name, such as `cpu_gemm`, where given of one processor."""
+    own = known_to(op)
+    known = {one.name: one for one in own if processor in (None, one.processor)}
     if name not in known:
-        raise UnknownNameError(f"kernel variant of {op.kind}", name, known)
+        kind = f"{processor.upper()} kernel variant" if processor else "kernel variant"
+        raise UnknownNameError(f"{kind} of {op.kind}", name, known)
     return known[name]

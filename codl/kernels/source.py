@@ -27,7 +27,12 @@ INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 def source_text(plan: KernelPlan) -> str:
     """The plan's `.cl` file after what all of them share."""
-    return _text((COMMON, plan.source))
+    return text_of(plan.source)
+
+
+def text_of(name: str) -> str:
+    """The same by the name of the file."""
+    return _text((COMMON, name))
 
 
 def source_digest(plan: KernelPlan) -> str:

@@ -33,7 +33,7 @@ class CpuLayer:
         return cls(
             name=layer.name,
             op=part.op,
-            variant=registry.find(part.op, variant),
+            variant=registry.find(part.op, variant, "cpu"),
             inputs=tuple(zip(layer.inputs, part.needs, strict=True)),
             output=layer.output,
             region=part.region,

@@ -146,7 +146,7 @@ def kept_storages(parts: Sequence[tuple[Part, str]], soc: Soc) -> dict[str, Stor
     """
     storages: dict[str, Storage] = {}
     for part, name in parts:
-        variant: Any = registry.find(part.op, name)
+        variant: Any = registry.find(part.op, name, "gpu")
         plan: KernelPlan = variant.plan(part.op, soc)  # no choice changes a storage
         for index, tensor in enumerate(part.layer.inputs):
             storages.setdefault(tensor, plan.storage(TensorArg("input", index)))

@@ -107,7 +107,7 @@ class Selector:
         Each in its tuned choice first, where it has one, and then in its default.
         """
         op = work.part.op
-        first: Any = registry.find(op, planned)
+        first: Any = registry.find(op, planned, "gpu")
         refusal = first.refusal(op, self.soc)
         if refusal is not None:
             raise CodlError(f"{planned} cannot run {work.part.layer.name!r}: {refusal}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codl import files
 from codl.errors import MismatchError
 from codl.kernels.tuning import Tuning
 from codl.measure.collection import MOST, Chooser, Collection, Stopped, Watch
@@ -83,39 +84,40 @@ def collect(
     given = list(targets) if isinstance(targets, Sequence) else [targets]
     rounds, begin = rounds or Rounds(), clock.now()
     _check_same(given)
-    log = RunLog(dataset, given[0], rounds, tuning, resume=resume)
-    writer = RowWriter(dataset)
-    missing = [task for task in tasks if writer.lacks(task)]
-    skipped, wanted = len(tasks) - len(missing), missing[:samples]
-    work = Collection(
-        devices=devices_of(given, MOST, cooling),
-        writer=writer,
-        log=log,
-        rounds=rounds,
-        tuning=tuning,
-        missing=wanted,
-        clock=clock,
-        begin=begin,
-        end=float("inf") if budget_s is None else begin + budget_s,
-        all_done="done" if len(wanted) == len(missing) else "samples",
-        chooser=chooser,
-        progress=progress,
-        watch=watch,
-    )
-    stopped = work.run()
-    return Collected(
-        rows=writer.rows,
-        failed=writer.failed,
-        skipped=skipped,
-        left=sum(writer.lacks(task) for task in tasks),
-        again=len(work.again),
-        seconds=clock.now() - work.begin,
-        stopped=stopped,
-        files=tuple(str(table.path) for table in dataset.tables().values()),
-        devices=tuple(device.news(clock.now()) for device in work.devices),
-        paused_s=sum(device.cooling.paused_s for device in work.devices if device.cooling),
-        reason=work.reason,
-    )
+    with files.locked(dataset.folder):
+        log = RunLog(dataset, given[0], rounds, tuning, resume=resume)
+        writer = RowWriter(dataset)
+        missing = [task for task in tasks if writer.lacks(task)]
+        skipped, wanted = len(tasks) - len(missing), missing[:samples]
+        work = Collection(
+            devices=devices_of(given, MOST, cooling),
+            writer=writer,
+            log=log,
+            rounds=rounds,
+            tuning=tuning,
+            missing=wanted,
+            clock=clock,
+            begin=begin,
+            end=float("inf") if budget_s is None else begin + budget_s,
+            all_done="done" if len(wanted) == len(missing) else "samples",
+            chooser=chooser,
+            progress=progress,
+            watch=watch,
+        )
+        stopped = work.run()
+        return Collected(
+            rows=writer.rows,
+            failed=writer.failed,
+            skipped=skipped,
+            left=sum(writer.lacks(task) for task in tasks),
+            again=len(work.again),
+            seconds=clock.now() - work.begin,
+            stopped=stopped,
+            files=tuple(str(table.path) for table in dataset.tables().values()),
+            devices=tuple(device.news(clock.now()) for device in work.devices),
+            paused_s=sum(device.cooling.paused_s for device in work.devices if device.cooling),
+            reason=work.reason,
+        )
 
 
 def _check_same(targets: Sequence[Measures]) -> None:

@@ -13,17 +13,20 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_type_hints
 
+from codl import files
 from codl.errors import InvalidFileError, UnwritableFileError
 from codl.file_names import inside
 from codl.ir import shipped, statistic
 from codl.ir.results import Conditions
 
 FOLDER = Path("lat_datasets")
+#: What helps where the disk takes no more rows.
+RESUMED = "What was there before is kept: make room, and go on with --resume."
 Status = Literal["ok", "failed"]
 RowT = TypeVar("RowT", bound="Row")
 
@@ -239,23 +242,23 @@ class Table(Generic[RowT]):
         if not size:
             writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-        with _writing(self.path):
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with self.path.open("ab", buffering=0) as file:
+            with open(self.path, "ab", buffering=0, opener=_open_itself) as file:
+                try:
                     _write_whole(file, text.getvalue().encode())
                     os.fsync(file.fileno())
-            except OSError:
-                with suppress(OSError):  # no part of a row stays before the next
-                    os.truncate(self.path, size)
-                raise
+                except OSError:
+                    with suppress(OSError):  # no part of a row stays before the next
+                        file.truncate(size)
+                    raise
+        except OSError as error:
+            raise UnwritableFileError(self.path, error, fix=RESUMED) from error
 
     def extend(self, rows: Iterable[RowT]) -> None:
         """Append many rows at once: all of them, or none where that fails."""
-        partial = self.path.with_suffix(".tmp")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         old = self.path.read_text() if self.path.exists() else ""
-        with partial.open("w", newline="") as file:
+        with files.writing(self.path) as partial, partial.open("w", newline="") as file:
             file.write(old)
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if not old:
@@ -263,7 +266,6 @@ class Table(Generic[RowT]):
             writer.writerows(asdict(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(self.path)
 
     def repair(self) -> bool:
         """Drop a last line that a killed process left unfinished, add columns that came later.
@@ -280,13 +282,12 @@ class Table(Generic[RowT]):
         if not whole:  # killed before the first line was there
             self.path.unlink()
             return True
-        partial = self.path.with_suffix(".tmp")
-        partial.write_bytes(whole)
-        if older:
-            rows = Table(partial, self.row_type).read()
-            partial.unlink()
-            Table(partial, self.row_type).append(*rows)
-        partial.replace(self.path)
+        with files.writing(self.path) as partial:
+            partial.write_bytes(whole)
+            if older:
+                rows = Table(partial, self.row_type).read()
+                partial.unlink()
+                Table(partial, self.row_type).append(*rows)
         return True
 
     def _rows(self) -> Iterator[RowT]:
@@ -408,29 +409,18 @@ class Dataset:
         if not self.manifest_path.exists():
             fix = f"`codl collect --soc {self.folder.name} --serial local` measures one."
             raise InvalidFileError(self.folder, "there is no dataset here.", fix=fix)
-        try:
-            content = json.loads(self.manifest_path.read_text())
-        except (ValueError, RecursionError) as error:
-            raise InvalidFileError(self.manifest_path, f"not JSON: {error}") from error
+        content = files.read_json(self.manifest_path)
         if not isinstance(content, dict):
             raise InvalidFileError(self.manifest_path, "must hold a JSON object.")
         return content
 
     def write_manifest(self, content: dict[str, Any]) -> None:
-        with _writing(self.manifest_path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial = self.manifest_path.with_suffix(".tmp")
-            partial.write_text(json.dumps(content, indent=2) + "\n")
-            partial.replace(self.manifest_path)
+        files.write(self.manifest_path, json.dumps(content, indent=2) + "\n", fix=RESUMED)
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Raise `UnwritableFileError` where the disk takes no more."""
-    try:
-        yield
-    except OSError as error:
-        raise UnwritableFileError(path, error) from error
+def _open_itself(path: str, flags: int) -> int:
+    """No link of a dataset from elsewhere leads outside its folder."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _write_whole(file: io.FileIO, content: bytes) -> None:

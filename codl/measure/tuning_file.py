@@ -6,18 +6,16 @@ file of another device is refused: a tuned choice says nothing about other hardw
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from codl.errors import CodlError, InvalidFileError, MismatchError
+from codl import files
+from codl.errors import InvalidFileError, MismatchError
 from codl.ir.digest import digest
 from codl.ir.soc import Soc
 from codl.ir.tuned import Tuned
@@ -26,6 +24,8 @@ from codl.measure.dataset import Dataset
 
 NAME = "tuning.json"
 VERSION = 2
+#: Who adds a result has the file for a moment; who measures for longer has it for hours.
+LOCK_S = 5.0
 #: What of a SoC's GPU side does not matter to how fast a choice is.
 _ELSEWHERE = {"memory_types", "element"}
 
@@ -48,55 +48,33 @@ def read(dataset: Dataset, soc: Soc) -> Tuning:
     for one of another device.
     """
     path = path_of(dataset)
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
+    if not path.exists():
         return Tuning()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFileError(path, f"cannot be read: {error}.", fix=_fix(soc)) from error
-    return Tuning.of(_parse(text, path, soc))
+    return Tuning.of(_parse(files.read_json(path, fix=_fix(soc)), path, soc))
 
 
 def add(dataset: Dataset, soc: Soc, results: Iterable[Tuned]) -> Tuning:
     """Write more results beside those of the file, other processes' too; raises as `read` does.
 
-    Raises `CodlError` where the file cannot be written.
+    Raises `UnwritableFileError` where the file cannot be written, and `BusyError` where another
+    process measures for the dataset.
     """
     path = path_of(dataset)
-    try:
-        with _locked(path.parent):
-            tuning = read(dataset, soc).with_results(results)
-            write(tuning, path, soc)
-    except OSError as error:
-        raise CodlError(
-            f"{path} cannot be written: {error}. Name another folder by --dataset."
-        ) from error
+    # Other processes would read the file, change it and write it back meanwhile.
+    with files.locked(path.parent, wait_s=LOCK_S):
+        tuning = read(dataset, soc).with_results(results)
+        write(tuning, path, soc)
     return tuning
 
 
 def write(tuning: Tuning, path: Path, soc: Soc) -> None:
     """Write a whole file at once: a crash leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(_format(tuning, device_of(soc)))
-    partial.replace(path)
+    files.write(path, _format(tuning, device_of(soc)))
 
 
 def forget(dataset: Dataset) -> None:
     """Delete the file, where there is one."""
     path_of(dataset).unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from reading the file, changing it and writing it back meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _format(tuning: Tuning, device: Mapping[str, Any]) -> str:
@@ -119,10 +97,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     results: list[dict[str, Any]]
 
 
-def _parse(text: str, path: Path, soc: Soc) -> list[Tuned]:
+def _parse(content: Any, path: Path, soc: Soc) -> list[Tuned]:
     fix = _fix(soc)
     try:
-        content = json.loads(text)
         if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
             problem = f"must be {VERSION}, got {content['version']!r}."
             raise InvalidFileError(path, problem, where="version", fix=fix)

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from codl import provenance
+from codl import files, provenance
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
 from codl.ir import soc as socs
 from codl.ir.soc import Soc
@@ -108,7 +108,6 @@ def save(
     """
     first = stored[0]
     path = path_of(root, first.soc, first.predictor)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "version": VERSION,
         "predictor": first.predictor,
@@ -122,10 +121,7 @@ def save(
         "inside": {side: costs.state() for side, costs in (inside or {}).items()},
         "targets": _contents(stored),
     }
-    partial = path.with_suffix(".tmp")
-    partial.write_text(_format(content) + "\n")
-    partial.replace(path)
-    return path
+    return files.write(path, _format(content) + "\n")
 
 
 def _contents(stored: Sequence[StoredPredictor]) -> dict[str, dict[str, Any]]:
@@ -289,10 +285,7 @@ _TARGET_TYPES: _Types = {
 
 def _content(path: Path, fix: str) -> dict[str, Any]:
     """The file's content with every key there and of its type."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidFileError(path, f"not a readable JSON file: {error}.", fix=fix) from error
+    content = files.read_json(path, fix=fix)
     if not isinstance(content, dict):
         problem = f"expected a mapping, got {type(content).__name__}."
         raise InvalidFileError(path, problem, fix=fix)

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from codl import files
 from codl.errors import CodlError
 from codl.report import curves, plots, summaries, tables, waterfalls
 from codl.report.content import TextTable
@@ -75,15 +76,7 @@ def write_report(paths: Sequence[Path], out: Path) -> Path:
     if out.resolve() in [path.resolve() for path in paths]:
         raise CodlError(f"{out} is a result file: name another file for the report.")
     page = render([load_result(path) for path in paths])
-    partial = out.with_name(out.name + ".tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise CodlError(f"{out}: the report cannot be written: {error.strerror}.") from error
-    return out
+    return files.write(out, page)
 
 
 def render(results: Sequence[Result]) -> str:

@@ -6,7 +6,6 @@ the file, the key and the value, and says what would be right.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from math import isfinite
@@ -15,6 +14,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from codl import files
 from codl.errors import InvalidFileError, UnknownNameError
 from codl.ir.ops.base import Dim
 from codl.ir.results import Source, SpanKind, Split, Status
@@ -61,15 +61,7 @@ _EXPECTED = re.compile(r"Expected `(?P<types>[^`]+)`(?P<least> >= 0(\.0)?)?.*")
 
 def load_result(path: Path) -> Result:
     """Read a result file; raises `InvalidFileError` with the key and value that are wrong."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InvalidFileError(path, "there is no such file.", fix=HOW) from error
-    except OSError as error:
-        raise InvalidFileError(path, f"cannot be read: {error.strerror}.", fix=HOW) from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidFileError(path, f"not JSON: {error}.", fix=HOW) from error
-    return parse_result(content, path)
+    return parse_result(files.read_json(path, fix=HOW), path)
 
 
 def parse_result(content: Any, path: str | Path = "result") -> Result:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ from typing import Any
 
 from platformdirs import user_cache_dir
 
+from codl import files
+from codl.errors import CodlWarning, UnwritableFileError
 from codl.ir.digest import digest
 
 VARIABLE = "CODL_CACHE"
@@ -31,7 +33,6 @@ LIMIT_BYTES = 256 << 20
 MAX_AGE_S = 60 * 86400
 #: A write takes no time: what is older was left by a process that died.
 PARTIAL_AGE_S = 3600
-PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,6 @@ class Usage:
 def folder() -> Path:
     """Where the files lie; they may not exist yet."""
     return Path(os.environ.get(VARIABLE) or user_cache_dir("codl")) / f"codl-v{VERSION}"
-
-
-def write(path: Path, content: bytes) -> None:
-    """Put a whole file in its place at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=PARTIAL)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 @dataclass(frozen=True)
@@ -82,15 +70,17 @@ class Slot:
         try:
             head, _, blob = self.path.read_bytes().partition(b"\n")
             header = json.loads(head)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return blob if header == self._header(blob) else None
 
     def store(self, blob: bytes) -> None:
         """Write the blob, and keep the cache within its limits; no room for it is no error."""
-        with suppress(OSError):
-            write(self.path, json.dumps(self._header(blob)).encode() + b"\n" + blob)
+        try:
+            files.write(self.path, json.dumps(self._header(blob)).encode() + b"\n" + blob)
             prune()
+        except UnwritableFileError as error:
+            warnings.warn(_without(error), stacklevel=1)
 
     def touch(self) -> None:
         """Note a use: what was used last is pruned last."""
@@ -105,16 +95,24 @@ class Slot:
         return {"version": VERSION, "key": dict(self.key), "sha256": sha256(blob).hexdigest()}
 
 
+def _without(error: UnwritableFileError) -> CodlWarning:
+    """Of the folder alone, so that it is said once."""
+    reason = str(error).split(" cannot be written: ")[-1].rstrip(".")
+    return CodlWarning(
+        f"The cache {folder()} cannot be written: {reason}. Kernels are compiled anew each time; "
+        f"{VARIABLE} names another folder."
+    )
+
+
 def prune(*, limit_bytes: int = LIMIT_BYTES, max_age_s: float = MAX_AGE_S) -> Usage:
     """Delete what was not used for long, then what was used least recently, down to the limit.
 
     Also what dead processes left half-written.
     """
     now, kept, removed, freed = time.time(), 0, 0, 0
-    files = sorted(_files(), key=lambda item: -item[1].st_mtime)
     room = limit_bytes
-    for path, status in files:
-        age, partial = now - status.st_mtime, path.suffix == PARTIAL
+    for path, status in sorted(_files(), key=lambda item: -item[1].st_mtime):
+        age, partial = now - status.st_mtime, path.suffix == files.PARTIAL
         old = age > (min(PARTIAL_AGE_S, max_age_s) if partial else max_age_s)
         if old or (not partial and status.st_size > room):
             with suppress(OSError):

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from codl.errors import DeviceError
 from codl.runtime.cl_import import cl_module
 
+#: The package whose errors are those of a driver.
+DRIVERS = "pyopencl"
 #: What OpenCL's codes say to somebody who does not know them by heart.
 _MEANINGS = {
     "OUT_OF_RESOURCES": "a work-group needs more registers or local memory than the device has, "
@@ -28,7 +30,9 @@ def explained(action: str) -> Iterator[None]:
     """Turn what a driver raises inside into a `DeviceError`: what failed, the code, its meaning."""
     try:
         yield
-    except cl_module().Error as error:
+    except Exception as error:
+        if not any(kind.__module__.startswith(DRIVERS) for kind in type(error).__mro__):
+            raise
         code = getattr(error, "code", None)
         reason = str(error) if code is None else describe(code)
         raise DeviceError(f"{action} failed ({reason}).") from error

@@ -271,6 +271,8 @@ def fallbacks_of(
 def _as_float32(name: str, value: NDArray[Any]) -> Array:
     """An input as tensors hold it; raises `CodlError` for integers that float32 cannot."""
     given = np.asarray(value)
+    if given.dtype.kind not in "biuf":
+        raise CodlError(f"The input {name!r} must hold numbers, got {given.dtype}.")
     largest = np.abs(given).max(initial=0) if given.dtype.kind in "iu" else 0
     if largest > EXACT:
         raise CodlError(

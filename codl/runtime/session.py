@@ -6,6 +6,7 @@ lowered the plan can lower it again without.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from codl.errors import DeviceError
@@ -14,6 +15,7 @@ from codl.ir.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder, KernelLaunches
 from codl.runtime.bound_kernel import BoundKernel
+from codl.runtime.cl_errors import explained
 from codl.runtime.handles import Handles
 from codl.runtime.loaded import Footprint, RefusedError
 from codl.runtime.opencl import OpenClDevice
@@ -79,14 +81,14 @@ class Session:
 
     def run(self) -> None:
         """One inference from what `inputs` hold; allocates no tensor."""
-        with self._device.lock:
+        with self._device.lock, self._explained():
             threads.pin([0], self._device.soc.placement.cpu_cores)
             for action in self._open():
                 action.run()
 
     def profile(self) -> list[TimeSpan]:
         """What each processor did when in one inference."""
-        with self._device.lock, self._device.profiling():
+        with self._device.lock, self._explained(), self._device.profiling():
             threads.pin([0], self._device.soc.placement.cpu_cores)
             timeline = Timeline()
             for action in self._open():
@@ -96,7 +98,7 @@ class Session:
 
     def run_drained(self) -> None:
         """One inference in which each stage begins when the GPU has nothing left to do."""
-        with self._device.lock:
+        with self._device.lock, self._explained():
             threads.pin([0], self._device.soc.placement.cpu_cores)
             self._open()
             for stage in self.executable.stages:
@@ -121,6 +123,10 @@ class Session:
         return [
             k for action in actions if isinstance(action, KernelLaunches) for k in action.kernels
         ]
+
+    def _explained(self) -> AbstractContextManager[None]:
+        """Whatever a driver does in the middle of an inference is a `DeviceError`."""
+        return explained(f"Running {self.executable.model!r}")
 
     def _open(self) -> list[Action]:
         if self._actions is None:

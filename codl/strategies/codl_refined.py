@@ -66,22 +66,40 @@ def codl_refined(network: Network, context: Context) -> Plan:
     timer = Timer(context.budget_s, context.clock)
     with Trials(network, cost, context.device, timer, context.note) as trials:
         singles = _alone(network, cost)
-        found = search(network, cost, NAME, method=context.method)
-        for plan in (unless_alone(found, network, cost), *singles, found):
-            if timer.has_time() and not trials.has_run(plan):
-                trials.run(plan)
-        losses = 0
-        for _ in range(ROUNDS):
-            if not timer.has_time():
-                break
-            corrected = cost.corrected(ProfileCorrections(trials.samples))
-            plan = search(network, corrected, NAME, method=context.method)
-            if trials.has_run(plan):
-                break
-            losses = 0 if trials.run(plan) else losses + 1
-            if losses == PATIENCE:
-                break
+        try:
+            _refine(network, cost, trials, timer, singles, context.method)
+        except KeyboardInterrupt:
+            if not trials.has_best:
+                raise
+            context.note("Interrupted: the best plan so far is taken.")
+            return trials.result(())
         return trials.result(singles)
+
+
+def _refine(
+    network: Network,
+    cost: CostModel,
+    trials: Trials,
+    timer: Timer,
+    singles: Sequence[Plan],
+    method: str,
+) -> None:
+    """Run the plan that is found, and those that are found by what ran, while there is time."""
+    found = search(network, cost, NAME, method=method)
+    for plan in (unless_alone(found, network, cost), *singles, found):
+        if timer.has_time() and not trials.has_run(plan):
+            trials.run(plan)
+    losses = 0
+    for _ in range(ROUNDS):
+        if not timer.has_time():
+            break
+        corrected = cost.corrected(ProfileCorrections(trials.samples))
+        plan = search(network, corrected, NAME, method=method)
+        if trials.has_run(plan):
+            break
+        losses = 0 if trials.run(plan) else losses + 1
+        if losses == PATIENCE:
+            break
 
 
 def _alone(network: Network, cost: CostModel) -> list[Plan]:
@@ -171,6 +189,10 @@ class Trials:
         """The fastest so far."""
         assert self._best is not None
         return self._best.engine.plan
+
+    @property
+    def has_best(self) -> bool:
+        return self._best is not None
 
     def has_run(self, plan: Plan) -> bool:
         return _key(plan) in self._run

@@ -18,11 +18,12 @@ from typing import Any
 
 import msgspec
 
-from codl.errors import CodlError, UnwritableFileError
+from codl import files
+from codl.errors import CodlError
 from codl.ir import Network
 from codl.ir.plan import Plan, read_plan
 from codl.lower import lower
-from codl.measure.dataset import Dataset
+from codl.measure.dataset import RESUMED, Dataset
 from codl.measure.measurement_order import Tier
 from codl.measure.tasks import Task
 from codl.plan.coverage import covered
@@ -183,9 +184,9 @@ class SettledPlans:
         """Go on with the looks in the file; where it is none or of something else, begin anew."""
         self._is_read = True
         try:
-            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            file = msgspec.convert(files.read_json(self._path), _File)
             plans = [read_plan(plan, self._path) for plan in file.plans]
-        except (OSError, ValueError, TypeError, RecursionError, CodlError):
+        except (msgspec.ValidationError, CodlError):
             return
         digests = {plan.model: plan.digest for plan in plans}
         if file.version != VERSION or file.of != self._of or digests != self._of["models"]:
@@ -200,12 +201,7 @@ class SettledPlans:
             "looks": [asdict(look) for look in self.looks],
             "plans": [plan.to_json() for plan in self._kept.values()],
         }
-        partial = self._path.with_suffix(".tmp")
-        try:
-            partial.write_text(json.dumps(content, indent=1) + "\n")
-            partial.replace(self._path)
-        except OSError as error:
-            raise UnwritableFileError(self._path, error) from error
+        files.write(self._path, json.dumps(content, indent=1) + "\n", fix=RESUMED)
 
 
 def longer(kept: Plan, new: Plan, network: Network, context: Context) -> float:

@@ -19,10 +19,12 @@ from support.decoders import SMALL, whole
 from typer.testing import CliRunner
 
 from codl.cli import app as cli
+from codl.cli import collect as collect_command
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.frontend.decoders.source import built
 from codl.frontend.models.builder import ModelBuilder
+from codl.ir import soc as socs
 from codl.ir.soc import Soc
 from codl.measure.facts.points_file import load_points
 
@@ -286,7 +288,7 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
         (["collect", "--soc", "test", "--samples", "9", "--tolerance", "1"], "--samples does"),
         (["search", "small.onnx", "--soc", "test", "--budget", "0s"], "must be above 0"),
         (["train", "--soc", "test", "--predictor", "gbd"], "Did you mean 'gbdt'?"),
-        (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such plan"),
+        (["run", "small.onnx", "--soc", "test", "--plan", "none.json"], "there is no such file"),
         (["run", "small.onnx", "--soc", "test", "--input", "small.onnx"], "expected an .npz file"),
         (["report", "none.json"], "none.json"),
         (
@@ -308,6 +310,15 @@ def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> N
         ),
         (["bench-llm", "small.onnx", "--soc", "test", "--peers", "otr"], "Unknown peer 'otr'"),
         (["dataset", "info", "--soc", "made"], "there is no dataset here"),
+        (["search", "nope.onnx", "--soc", "test"], "nope.onnx: there is no such file"),
+        (["search", "socs", "--soc", "test"], "socs: this is a folder, and a model is a file"),
+        (["search", "small.onnx", "--soc", "test", "-o", "/proc/no/p.json"], "cannot be written"),
+        (["package", "small.onnx", "--soc", "test", "-o", "/proc/p.codl"], "cannot be written"),
+        (["train", "--soc", "test", "-o", "small.onnx"], "small.onnx cannot be written"),
+        (["search", "small.onnx", "--soc", "test", "--dataset", "NODIR"], "no such folder"),
+        (["collect", "--soc", "test", "--budget", "0s", "--resume"], "must be above 0, got 0 s"),
+        (["soc", "detect", "--name", "../../evil"], "'../../evil' cannot be the name of a file"),
+        (["soc", "detect", "--name", "a b/c"], "'a b/c' cannot be the name of a file"),
     ],
 )
 def test_bad_input_ends_with_a_message_and_code_1(
@@ -328,6 +339,68 @@ def test_bad_input_ends_with_a_message_and_code_1(
     assert "Error: " in said.err
     assert message in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["-o", "x.npz"], ["--output", "x.json"]])
+def test_results_and_arrays_are_not_confused(workplace: Path, arguments: list[str]) -> None:
+    """Elsewhere -o is short for --output."""
+    found = CliRunner().invoke(app, ["run", "small.onnx", "--soc", "test", *arguments])
+    assert found.exit_code == 2
+    assert not (workplace / arguments[1]).exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "Error: Interrupted."),
+        (EOFError("no data"), 1, "ended too early: no data"),
+        (PermissionError(13, "Permission denied", "socs/x.yaml"), 1, "x.yaml: Permission denied."),
+        (KeyError("oops"), 1, "This is a defect of codl, KeyError: 'oops' ("),
+    ],
+)
+def test_no_traceback_reaches_a_user(
+    error: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["codl", "soc", "list"])
+    monkeypatch.setattr(socs, "names", fails)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.delenv(cli.VARIABLE, raising=False)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == code
+    written = capsys.readouterr().err
+    assert said in written
+    assert "Traceback" not in written
+
+
+def test_an_interrupted_collection_says_how_to_go_on(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(collect_command, "collect", interrupted)
+    command = ["collect", "--soc", "test", "--ops", "small.onnx", "--resume", "--all"]
+    found = CliRunner().invoke(app, command)
+    assert "All rows so far are kept" in str(found.exception)
+    assert "--resume goes on" in str(found.exception)
+
+
+def test_a_soc_file_is_not_lost_when_it_is_detected_anew(workplace: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(workplace / "socs" / "test.yaml", tmp_path / "mine.yaml"))
+    path.write_text(path.read_text().replace("description: ", "description: my own "))
+    mine = path.read_text()
+    run(workplace, "soc", "detect", "--name", "mine", "--no-measure", "-o", str(path))
+    assert path.read_text() != mine
+    assert (tmp_path / "mine.yaml.before1").read_text() == mine
 
 
 def test_a_model_runs_behind_an_agent_as_it_does_here(workplace: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_plan_is_not_kept_as_an_executable(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(CodlError, match="cannot be read"):
+    with pytest.raises(CodlError, match="there is no such file"):
         shown(tmp_path / "none.json")
 
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.simulated import SOC
 
-from codl.errors import CodlError
+from codl.errors import CodlError, InvalidFileError
 from codl.ir import soc as socs
+from codl.ir import yaml_file
 from codl.ir.shipped import shipped
 from codl.runtime import placement
 from codl.runtime.placement import Placement
@@ -76,3 +77,13 @@ def test_yaml_that_its_reader_stumbles_over_is_a_wrong_file(tmp_path: Path, valu
     path.write_text(f"name: {value}\n")
     with pytest.raises(CodlError, match=r"there\.yaml"):
         socs.read(path)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", ".hidden", "-o", "x\n"])
+def test_a_name_that_is_a_path_is_refused(name: str, tmp_path: Path) -> None:
+    """Folders are named after it."""
+    path = yaml_file.write({**SOC.to_dict(), "name": name}, tmp_path / "soc.yaml")
+    with pytest.raises(InvalidFileError, match=r"name: .* cannot be the name of a file"):
+        socs.read(path)
+    with pytest.raises(CodlError, match="cannot be the name of a file"):
+        socs.own_path_of(name)

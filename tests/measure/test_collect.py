@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.device_doubles import DeviceDouble
+from support.simulated import conv_tasks
 from typer.testing import CliRunner
 
+from codl import files
 from codl.cli.app import app
 from codl.cli.options import read_seconds, read_shares
 from codl.errors import CodlError, InvalidFileError, MismatchError, UnknownNameError
+from codl.files import BusyError
 from codl.ir import Shape, parse, to_text
 from codl.ir.ops.conv2d import Conv2d
 from codl.ir.results import Latency
@@ -93,6 +97,15 @@ def test_a_dataset_is_neither_overwritten_nor_mixed(target: Target, tmp_path: Pa
     other = replace(target.soc, cpu=replace(target.soc.cpu, name="another"))
     with pytest.raises(MismatchError, match="another SoC"):
         collect(LocalTarget(other), dataset, tasks, rounds=QUICK, resume=True)
+
+
+def test_two_collectors_do_not_share_a_dataset(tmp_path: Path) -> None:
+    """They would measure the same rows, and disturb each other."""
+    dataset, tasks = Dataset.of("board", tmp_path), conv_tasks()[:3]
+    with files.locked(dataset.folder), pytest.raises(BusyError, match="Another process of codl"):
+        collect(DeviceDouble("a"), dataset, tasks, rounds=Rounds(span_s=1.0))
+    assert not dataset.folder.exists()
+    assert collect(DeviceDouble("a"), dataset, tasks, rounds=Rounds(span_s=1.0)).left == 0
 
 
 def test_kills_lose_and_repeat_nothing(

@@ -42,10 +42,22 @@ def test_rows_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
     assert table.read() == [ROW, ROW]
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t_x.csv").symlink_to("/dev/full")
+def test_a_full_disk_is_named() -> None:
     with pytest.raises(UnwritableFileError, match=r"No space left on device\. .* make room, and"):
-        Table(tmp_path / "t_x.csv", OpRow).append(ROW)
+        Table(Path("/dev/full"), OpRow).append(ROW)
+
+
+def test_a_link_leads_nowhere(tmp_path: Path) -> None:
+    """A dataset from a stranger has no way to write outside its folder."""
+    folder, outside = tmp_path / "host", tmp_path / "outside"
+    folder.mkdir()
+    for name in ("t_x.csv", "manifest.json"):
+        (folder / name).symlink_to(outside)
+    dataset = Dataset(folder)
+    with pytest.raises(UnwritableFileError, match="Too many levels of symbolic links"):
+        dataset.ops("x").append(ROW)
+    dataset.write_manifest({})
+    assert not outside.exists()
 
 
 @pytest.mark.parametrize("size", [0, 1500, 2500])

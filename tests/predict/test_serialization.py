@@ -158,7 +158,7 @@ def test_changed_trees_and_cut_files_are_refused(
     with pytest.raises(InvalidFileError, match=f"{GEMM}: trees: every split must have two sides"):
         load(SOC, "gbdt", tmp_path)
     path.write_text(old.read_text()[:1000])
-    with pytest.raises(InvalidFileError, match="not a readable JSON file"):
+    with pytest.raises(InvalidFileError, match="not JSON"):
         load(SOC, "gbdt", tmp_path)
 
 

@@ -9,9 +9,10 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ from codl.ir.soc import Soc
 from codl.kernels import registry
 from codl.measure.inputs import random_inputs
 from codl.measure.op_runner import operands
-from codl.runtime import cache
+from codl.runtime import cache, settings_note
 from codl.runtime.engine import Engine
 from codl.targets.base import Target
 
@@ -344,8 +345,57 @@ def test_content_that_means_nothing_is_refused(made: Path, tmp_path: Path) -> No
     def spoil(head: dict[str, Any], parts: dict[str, bytes]) -> None:
         parts["network.json"] = b'{"layers": 3}'
 
-    with pytest.raises(InvalidFileError, match="content cannot be read"):
+    with pytest.raises(InvalidFileError, match="layers: expected array, got 3"):
         load(changed(made, tmp_path / "a.codl", spoil))
+
+
+def refused(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+    """Compiled kernels that no driver takes, in the place of right ones."""
+    for name in parts:
+        if name.startswith("programs/"):
+            parts[name] = b"\x7fELF" + bytes(1000)
+
+
+def foreign_source(head: dict[str, Any], parts: dict[str, bytes]) -> None:
+    """Another kernel, by its right digest."""
+    executable = json.loads(parts["executable.json"])
+    (digest, text), *_ = executable["texts"].items()
+    own = text + "// mine\n"
+    changed = sha256(own.encode()).hexdigest()
+    parts["executable.json"] = parts["executable.json"].replace(digest.encode(), changed.encode())
+    content = json.loads(parts["executable.json"])
+    content["texts"][changed] = own
+    parts["executable.json"] = json.dumps(content).encode()
+
+
+def test_a_bundle_of_a_stranger_runs_none_of_its_code(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, or one that somebody has written anew, with the right sums of all parts."""
+    inputs = random_inputs(load(made).network)
+    expected = outputs(load(made), inputs)
+    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "stranger"))
+    theirs = [changed(made, tmp_path / f"{one.__name__}.codl", one)
+              for one in (refused, foreign_source)]  # fmt: skip
+    monkeypatch.setenv(settings_note.VARIABLE, str(tmp_path / "me"))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "empty"))
+    with pytest.warns(CodlWarning, match="not written by this user on this machine: its kernels"):
+        engine = load(theirs[0])
+    for name, value in outputs(engine, inputs).items():
+        np.testing.assert_array_equal(value, expected[name])
+    with pytest.raises(MismatchError, match=r"brings another .*\.cl than this codl has"):
+        load(theirs[1])
+    with load(theirs[1], trusted=True) as trusted:
+        assert trusted(inputs).keys() == expected.keys()
+
+
+def test_what_inflates_is_refused_before_it_is_read(made: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.codl"
+    with ZipFile(made) as archive, ZipFile(again, "w", ZIP_DEFLATED) as other:
+        for name in archive.namelist():
+            other.writestr(name, archive.read(name))
+    with pytest.raises(InvalidFileError, match=r"manifest\.json is compressed, .*zipped again"):
+        load(again)
 
 
 def test_another_soc_is_refused(made: Path, first_soc: Soc, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from codl import files
 from codl.ir import parse
 from codl.kernels import registry
 from codl.kernels.base import KernelPlan
@@ -138,7 +139,7 @@ def test_what_is_old_or_half_written_goes(folder: Path) -> None:
     old, new = Slot("binaries", {"is": "old"}), Slot("binaries", {"is": "new"})
     for slot in (old, new):
         slot.store(b"x")
-    left, current = (folder / "binaries" / f"tmp{name}{cache.PARTIAL}" for name in "ab")
+    left, current = (folder / "binaries" / f"tmp{name}{files.PARTIAL}" for name in "ab")
     for path in (left, current):
         path.write_bytes(b"half")
     other = folder.parent / "not-ours"
@@ -183,7 +184,7 @@ def test_a_kill_during_a_write_leaves_a_whole_file() -> None:
     slot.store(b"first")
 
     def half_written() -> set[Path]:
-        return set(slot.path.parent.glob(f"*{cache.PARTIAL}"))
+        return set(slot.path.parent.glob(f"*{files.PARTIAL}"))
 
     for _ in range(3):
         before = half_written()

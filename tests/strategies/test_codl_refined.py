@@ -183,3 +183,30 @@ def test_a_longer_budget_tries_more_plans_and_any_takes_the_best_so_far(
         tried.append(bench.plans)
     assert tried[0] == 1  # the plan of `codl` runs whatever the budget
     assert tried == sorted(set(tried))
+
+
+def test_ctrl_c_takes_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, build_s=1.0, run_s=0.01)
+    ratios = bench.ratios()
+
+    def search(*how: Any, **more: Any) -> Plan:
+        if bench.plans == 5:
+            raise KeyboardInterrupt
+        return next(ratios)
+
+    monkeypatch.setattr(codl_refined, "search", search)
+    plan, took_s = refined(bench, 300.0)
+    assert "refined by 5 plans" in plan.method
+    assert 0 < plan.chains[0].gpu_ratio < 1
+    assert took_s < 30
+
+
+def test_ctrl_c_before_any_plan_ran_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, build_s=1.0, run_s=0.01)
+
+    def search(*how: Any, **more: Any) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(codl_refined, "search", search)
+    with pytest.raises(KeyboardInterrupt):
+        refined(bench, 300.0)

@@ -130,6 +130,10 @@ def deployment_of(model: str) -> Deployment | None:
 
 def _existing(file: str) -> Path:
     path = Path(file)
+    if path.is_dir():
+        raise InvalidFileError(path, "this is a folder, and a model is a file.")
+    if not path.is_file() and (path.suffix or len(path.parts) > 1):
+        raise InvalidFileError(path, "there is no such file.")
     if not path.is_file():
         fix = "An ONNX or YAML file is given by its path."
         raise UnknownNameError("model", file, BUILT_IN, fix=fix)

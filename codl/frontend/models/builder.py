@@ -16,6 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from codl.errors import CodlError
+
 OPSET = 17
 #: The domain of most nodes that ONNX Runtime has beside ONNX's.
 MICROSOFT = "com.microsoft"
@@ -23,6 +25,8 @@ MICROSOFT = "com.microsoft"
 SIZES = 16
 #: A height and a width; one number where they are equal.
 IntPair: TypeAlias = int | tuple[int, int]
+#: Of a message of protobuf.
+MOST_BYTES = (1 << 31) - 1
 #: Rows or columns of padding above, on the left, below and on the right; or one number for all.
 Pads: TypeAlias = int | tuple[int, int, int, int]
 #: Variances of a product's weights, times its inputs: with half of the outputs made 0 behind it,
@@ -309,7 +313,7 @@ class ModelBuilder:
         self, name: str, shape: tuple[int, ...], variance: float, mean: float = 0.0
     ) -> str:
         """Normally distributed weights of a product."""
-        self.parameters += prod(shape)
+        self._count(prod(shape))
         if not self._weights:
             return self._declared(name, shape)
         values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
@@ -318,10 +322,18 @@ class ModelBuilder:
         return self._made(name, values)
 
     def _uniform(self, name: str, size: int, low: float, high: float) -> str:
-        self.parameters += size
+        self._count(size)
         if not self._weights:
             return self._declared(name, (size,))
         return self._made(name, self._random(name).uniform(low, high, size).astype(np.float32))
+
+    def _count(self, numbers: int) -> None:
+        self.parameters += numbers
+        if self._weights and not self._apart and 4 * self.parameters > MOST_BYTES:
+            raise CodlError(
+                f"The weights of {self.name!r} take {4 * self.parameters} bytes; one ONNX model "
+                f"holds {MOST_BYTES} at most."
+            )
 
     def _made(self, name: str, values: NDArray[np.float32]) -> str:
         if not self._apart:

@@ -9,11 +9,14 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from codl.errors import InvalidFileError, UnknownNameError
+from codl.ir import yaml_file
 
 T = TypeVar("T")
 #: What a value becomes; raises `ValueError` with what was expected.
 ValueReader = Callable[[Any], T]
 MISSING: Any = object()
+#: No size or count that a file names is larger.
+MOST = (1 << 31) - 1
 
 
 class _Lined(dict[str, Any]):
@@ -22,7 +25,7 @@ class _Lined(dict[str, Any]):
     lines: dict[str, int]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml_file.Loader):
     """Makes `_Lined` mappings, and refuses a key that is there twice."""
 
     def lined(self, node: yaml.MappingNode) -> _Lined:
@@ -101,14 +104,7 @@ class Section:
 
 def read_yaml(path: Path) -> Section:
     """The top of a YAML file; raises `InvalidFileError` where it is not one."""
-    try:
-        content = yaml.load(path.read_text(), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise InvalidFileError(path, f"not YAML: {problem}.", where=where) from error
-    return Section(path, "", content)
+    return Section(path, "", yaml_file.read_content(path, _Loader))
 
 
 def text(value: Any) -> str:
@@ -126,6 +122,8 @@ def flag(value: Any) -> bool:
 
 def whole(least: int) -> ValueReader[int]:
     def reader(value: Any) -> int:
+        if type(value) is int and value > MOST:
+            raise ValueError(f"expected at most {MOST}")
         if type(value) is int and value >= least:
             return value
         raise ValueError(f"expected a whole number of {least} or more")

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from codl import files
 from codl.errors import CodlError, DeviceError, MismatchError
 from codl.ir import Op, to_text
 from codl.ir import soc as socs
@@ -93,30 +94,31 @@ def collect(
     that of another SoC, and `DeviceError` where the device went away.
     """
     start = time.monotonic()
-    state = _State(dataset, _begin(dataset, soc, options, serial=serial, resume=resume))
-    missing = [task for task in tasks if state.lacks(task)]
-    wanted = missing[:samples]
-    stopped: Stopped = "done" if len(wanted) == len(missing) else "samples"
-    for done, task in enumerate(wanted):
-        spent = time.monotonic() - start
-        if budget_s is not None and spent >= budget_s:
-            stopped = "budget"
-            break
-        state.write(task, measured(shell, task, options, run=state.run))
-        if progress is not None:
-            left = seconds_left(done + 1, len(wanted), time.monotonic() - start, budget_s)
-            progress(done + 1, len(wanted), left)
-    _finish(dataset, state.run)
-    return Collected(
-        rows=state.rows,
-        failed=state.failed,
-        skipped=len(tasks) - len(missing),
-        left=sum(state.lacks(task) for task in tasks),
-        again=0,
-        seconds=time.monotonic() - start,
-        stopped=stopped,
-        files=tuple(str(table.path) for table in dataset.tables().values()),
-    )
+    with files.locked(dataset.folder):
+        state = _State(dataset, _begin(dataset, soc, options, serial=serial, resume=resume))
+        missing = [task for task in tasks if state.lacks(task)]
+        wanted = missing[:samples]
+        stopped: Stopped = "done" if len(wanted) == len(missing) else "samples"
+        for done, task in enumerate(wanted):
+            spent = time.monotonic() - start
+            if budget_s is not None and spent >= budget_s:
+                stopped = "budget"
+                break
+            state.write(task, measured(shell, task, options, run=state.run))
+            if progress is not None:
+                left = seconds_left(done + 1, len(wanted), time.monotonic() - start, budget_s)
+                progress(done + 1, len(wanted), left)
+        _finish(dataset, state.run)
+        return Collected(
+            rows=state.rows,
+            failed=state.failed,
+            skipped=len(tasks) - len(missing),
+            left=sum(state.lacks(task) for task in tasks),
+            again=0,
+            seconds=time.monotonic() - start,
+            stopped=stopped,
+            files=tuple(str(table.path) for table in dataset.tables().values()),
+        )
 
 
 def measured(shell: Shell, task: OpTask, options: Options, *, run: str) -> OpRow:

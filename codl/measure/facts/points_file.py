@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from codl import files
 from codl.ir.results import Latency
 from codl.measure.facts.fact import Fact, Point
 
@@ -26,13 +27,11 @@ def save_points(soc_file: Path, facts: Sequence[Fact]) -> Path | None:
     path = points_path(soc_file)
     if not any(fact.points for fact in facts):
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    with partial.open("w", newline="") as file:
+    with files.writing(path) as partial, partial.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(_row(fact, point) for fact in facts for point in fact.points)
-    return partial.replace(path)
+    return path
 
 
 def load_points(soc_file: Path) -> dict[str, list[Point]]:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from codl import files
 from codl.errors import CodlError, MismatchError
 from codl.ir import soc as socs
 from codl.ir.published_soc import PublishedSoc
@@ -79,18 +80,19 @@ def import_tables(
     mapping = load_mapping(mapping_file, device) if mapping_file else None
     described, is_new = _soc(name, mapping, device, write_soc)
     dataset = Dataset.of(name, root)
-    manifest = _manifest(dataset, described, resume)
-    run = f"import{len(manifest['runs']) + 1}"
-    origin = _origin(paths, mapping, device)
-    _refuse_twice(manifest, origin, dataset)
-    found = _read(paths, mapping, device=device, run=run, soc=described)
-    if not found.rows:
-        skipped = "; ".join(f"{why}: {count} lines" for why, count in found.skipped.items())
-        raise CodlError(f"The tables hold no row for {name!r}. {skipped or 'They are empty.'}")
-    if is_new:
-        described.save(socs.own_path_of(name))
-    manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
-    _write(dataset, found, manifest)
+    with files.locked(dataset.folder):
+        manifest = _manifest(dataset, described, resume)
+        run = f"import{len(manifest['runs']) + 1}"
+        origin = _origin(paths, mapping, device)
+        _refuse_twice(manifest, origin, dataset)
+        found = _read(paths, mapping, device=device, run=run, soc=described)
+        if not found.rows:
+            skipped = "; ".join(f"{why}: {count} lines" for why, count in found.skipped.items())
+            raise CodlError(f"The tables hold no row for {name!r}. {skipped or 'They are empty.'}")
+        if is_new:
+            described.save(socs.own_path_of(name))
+        manifest["runs"][run] = {**provenance(), **origin, "ended": now()}
+        _write(dataset, found, manifest)
     rows = [row for own in found.rows.values() for row in own]
     return Imported(
         rows=len(rows),

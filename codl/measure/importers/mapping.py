@@ -31,9 +31,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from codl.errors import CodlError, InvalidFileError, UnknownNameError
+from codl.ir import yaml_file
 from codl.ir.types import Processor
 from codl.kernels.replayed import THREADS
 from codl.measure.importers.cells import UNITS
@@ -116,15 +115,10 @@ class TableMapping:
 
 def load_mapping(path: Path, device: str) -> TableMapping:
     """Read a mapping for one device; raises `InvalidFileError` with the key that is wrong."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise InvalidFileError(path, "there is no such mapping.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidFileError(path, f"not YAML: {error}") from error
+    content = yaml_file.read_content(path)
     try:
         return _mapping(path, content, device)
-    except CodlError as error:
+    except (CodlError, TypeError) as error:  # as of a mapping in the place of a word
         raise InvalidFileError(path, str(error)) from error
 
 

@@ -1,0 +1,133 @@
+"""Files: bounded readers, a writer that leaves no half of one, and a lock among processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codl import files
+from codl.errors import InvalidFileError, UnwritableFileError
+from codl.files import BusyError
+
+#: Has a folder until its input ends.
+HOLDER = """
+import sys
+from pathlib import Path
+from codl import files
+with files.locked(Path(sys.argv[1])):
+    print("has it", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON: maximum recursion depth"),
+        (b'{"a":' * 100_000, "not JSON: maximum recursion depth"),
+        (b"9" * 6_000, "not JSON: Exceeds the limit"),
+        (b'{"a": NaN}', "not JSON"),
+        (b'{"a": 1e999}', "not JSON: 1e999 is no number of JSON"),
+        (b"\xff\xfe", "not JSON"),
+    ],
+)
+def test_what_is_no_json_is_one_clear_error(content: bytes, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(InvalidFileError, match=problem) as error:
+        files.read_json(tmp_path / "x.json")
+    assert str(error.value).startswith(str(tmp_path / "x.json"))
+    assert len(str(error.value)) < 500
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path, problem in (
+        (tmp_path / "none", "there is no such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (tmp_path / "\0", "cannot be read: embedded null byte"),
+        (Path("/dev/zero"), "holds more than 64 MiB"),
+    ):
+        with pytest.raises(InvalidFileError, match=problem):
+            files.read_bytes(path)
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    with pytest.raises(InvalidFileError, match="not text in UTF-8"):
+        files.read_text(tmp_path / "latin")
+
+
+def test_a_file_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = files.write(tmp_path / "new" / "a.txt", "first")
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+    with pytest.raises(TypeError), files.writing(path) as partial:
+        partial.write_text(7)  # type: ignore[arg-type]
+    assert path.read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_link_is_replaced_and_a_device_is_written_to(tmp_path: Path) -> None:
+    """Links of a folder from a stranger lead nowhere; a device must not become a file."""
+    outside, link = tmp_path / "outside", tmp_path / "link"
+    outside.write_text("mine")
+    link.symlink_to(outside)
+    files.write(link, "other")
+    assert (outside.read_text(), link.read_text(), link.is_symlink()) == ("mine", "other", False)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write(pipe, "content")
+    assert os.read(reader, 99) == b"content"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("target", ["", "file/below", "/proc/none/x", "/dev/null/x"])
+def test_a_target_is_checked_before_any_work(target: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UnwritableFileError, match="cannot be written"):
+        files.check_writable(tmp_path / target)
+    files.check_writable(tmp_path / "file")
+    files.check_writable(tmp_path / "new" / "deep" / "file")
+    files.check_folder(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_was_there_is_set_aside_once(tmp_path: Path) -> None:
+    path = tmp_path / "host.yaml"
+    assert files.set_aside(path) is None
+    kept = []
+    for content in ("by hand", "by hand", "another"):
+        path.write_text(content)
+        kept.append(files.set_aside(path))
+    first, again, other = kept
+    assert first == again != other
+    assert first is not None
+    assert first.read_text() == "by hand"
+
+
+def test_one_process_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as other:  # type: ignore[call-overload]
+        assert other.stdout.readline() == "has it\n"
+        with (
+            pytest.raises(BusyError, match="Another process of codl works on"),
+            files.locked(folder),
+        ):
+            pass
+        other.stdin.close()
+        with files.locked(folder, wait_s=60):
+            assert folder.is_dir()
+    with files.locked(folder):
+        pass
+    assert other.returncode == 0
+    assert not list(tmp_path.iterdir())  # what was made for the lock alone is gone
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
