@@ -107,7 +107,7 @@ def find_remedy(bench: Bench, found: Validation, *, budget_s: float = BUDGET_S) 
     taken = {(one.op, one.processor) for one in sure}
     others = [one for one in found.ops.checks if _key(one) not in taken]
     for suspects, only_exacter in ((_inexact(others), True), (_by_growth(others, found), False)):
-        more = _options(bench, suspects, only_exacter=only_exacter)
+        more = _options(bench, suspects, trials.is_over, only_exacter=only_exacter)
         if more and not trials.is_over() and trials.are_right([*sure, *more]):
             needed = smallest(more, _enough(trials, sure), trials.is_over)
             return trials.result([*sure, *needed], unmet)
@@ -134,7 +134,7 @@ def _for_wrong_ops(
     while bad and not trials.is_over():
         for one in bad:
             refused.setdefault(_key(one), set()).add(one.use.variant)
-        standing = right_stand_ins(bench, bad, refused)
+        standing = right_stand_ins(bench, bad, refused, trials.is_over)
         for one in bad:
             key = _key(one)
             first = done.pop(key, None)
@@ -183,13 +183,14 @@ def right_stand_ins(
     bench: Bench,
     suspects: Sequence[OpCheck],
     refused: Mapping[Key, set[str]],
+    is_over: Callable[[], bool],
     *,
     below: bool = False,
 ) -> dict[OpUse, OpCheck]:
     """What stands in for parts and is right; of each the smallest change.
 
     `refused` are variants that are out of the question, by layer and processor. With `below` only
-    those that round less count.
+    those that round less count. Where `is_over` ends the search, later parts have none.
     """
     soc, ladders = bench.target.soc, []
     for one in suspects:
@@ -202,12 +203,20 @@ def right_stand_ins(
     for number, result in check_in_turn(bench, ladders, is_enough=lambda result: result.ok):
         if result.ok:
             found[suspects[number].use] = result
+        if is_over():
+            break
     return found
 
 
-def _options(bench: Bench, suspects: Sequence[OpCheck], *, only_exacter: bool) -> list[OpFallback]:
+def _options(
+    bench: Bench,
+    suspects: Sequence[OpCheck],
+    is_over: Callable[[], bool],
+    *,
+    only_exacter: bool,
+) -> list[OpFallback]:
     """A fallback for each of some parts that are right by themselves, as far as there is one."""
-    standing = right_stand_ins(bench, suspects, {}, below=only_exacter)
+    standing = right_stand_ins(bench, suspects, {}, is_over, below=only_exacter)
     return [
         OpFallback(
             one.use.layer.name,

@@ -32,7 +32,8 @@ from codl.validate.remedy import find_remedy
 from codl.validate.validation import validate
 
 #: Ops of some kinds, of which those with a convolution have several variants on the GPU.
-SOME = tuple(text for text in OPS if text.startswith(("conv2d", "eltwise", "matmul", "softmax")))
+KINDS = ("conv2d", "eltwise", "matmul", "softmax")
+SOME = tuple(text for text in OPS if text.partition(" ")[0] in KINDS)
 
 
 def bench_of(network: Network, inputs: Any, soc: LocalSoc) -> Bench:
