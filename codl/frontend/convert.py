@@ -31,7 +31,15 @@ def load_network(
     `shapes` are those of inputs whose sizes the model leaves open.
     """
     source = models.load(model, batch)
-    return network_of(import_onnx(source.proto, source.name, shapes))
+    return network_of(import_onnx(source.model, source.name, shapes))
+
+
+def load_structure(
+    model: str, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Network:
+    """The same without weights, which for a built-in model are not even made."""
+    source = models.load(model, batch, drawn=False)
+    return network_of(import_onnx(source.model, source.name, shapes)).structure
 
 
 def network_of(graph: Graph) -> Network:
@@ -120,7 +128,8 @@ class _Builder:
             elif tensor in self._graph.constants and tensor not in self._constants:
                 value = np.asarray(self._graph.constants[tensor], np.float32)
                 self._constants[tensor] = np.ascontiguousarray(value).reshape(shape)
-        self._shapes |= {name: Shape(*value.shape) for name, value in self._constants.items()}
+            if tensor in self._constants:
+                self._shapes[tensor] = Shape(*self._constants[tensor].shape)
 
     def _shaped(self, tensor: str, shape: Shape) -> str:
         """The tensor under the shape that an op takes; a reshape where it has another."""

@@ -72,7 +72,7 @@ def _is_known(graph: Graph, node: Node) -> bool:
 def _light(graph: Graph, node: Node) -> Graph:
     """The graph with small constants in the place of a node's large ones: only sizes matter."""
     large = {
-        name: np.broadcast_to(np.zeros((), graph.constants[name].dtype), graph.shapes[name])
+        name: np.zeros(graph.shapes[name], graph.constants[name].dtype)  # not touched, so free
         for name in node.inputs
         if name in graph.constants and graph.constants[name].size > LARGE
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from codl.errors import CodlError, DeviceError
@@ -47,13 +46,11 @@ class Reference:
 def load(model: str, batch: int | None = None) -> tuple[Network, Reference]:
     """Import a model for `batch` images at a time; run it in ONNX Runtime on seeded inputs."""
     source = models.load(model, batch)
-    imported = import_onnx(source.proto, source.name)
+    imported = import_onnx(source.model, source.name)
     network = network_of(imported)
     inputs = {name: x.reshape(imported.shapes[name]) for name, x in random_inputs(network).items()}
     options = session_options()
-    session = ort.InferenceSession(
-        source.proto.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    session = source.model.session(options)
     names = list(network.outputs)
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     return network, Reference(fix_batch(source.proto), inputs, outputs)

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from codl.errors import CodlError
-from codl.frontend.convert import load_network
+from codl.frontend.convert import load_network, load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
 from codl.ir.plan import Plan
@@ -46,10 +46,11 @@ class Search:
         return self.planner is not None and self.planner.runs_plans
 
     def load(self) -> Network:
-        """The model; raises `CodlError` where it cannot be read."""
+        """The model, with weights if it is run; raises `CodlError` where it cannot be read."""
         if isinstance(self.network, CodlError):
             raise self.network
-        return self.network or load_network(self.model, self.batch, self.shapes)
+        load = load_network if self.runs_plans else load_structure
+        return self.network or load(self.model, self.batch, self.shapes)
 
     def without_files(self) -> Search:
         """The same for where the model's file is not: built-in models are described anywhere."""

@@ -48,7 +48,8 @@ def _gemm(graph: Graph, node: Node) -> list[ConvertedOp]:
             bias = np.array(np.broadcast_to(beta * added.value.reshape(-1), n), np.float32)
             added, product = None, node.outputs[0]
         matrix = graph.constant(node.inputs[1])
-        matrix = np.float32(alpha) * (matrix.T if trans_b else matrix)
+        matrix = matrix if alpha == 1 else np.float32(alpha) * matrix
+        matrix = matrix.T if trans_b else matrix
         steps = [_with_constant(graph, node, a, matrix, bias, product, trans_a=trans_a)]
     else:
         op = MatMul(shapes=(a, b), trans_a=trans_a, trans_b=trans_b, alpha=alpha)

@@ -67,7 +67,15 @@ class Graph:
         return batch if sizes[0] == batch and prod(sizes) == batch * k else 0
 
     def consumers(self, tensor: str) -> list[Node]:
-        return [node for node in self.nodes if tensor in node.inputs]
+        return list(self._consumers.get(tensor, ()))
+
+    @cached_property
+    def _consumers(self) -> Mapping[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found.setdefault(name, []).append(node)
+        return found
 
     def is_read(self, tensor: str) -> bool:
         """Whether a node or the caller wants a tensor; an output left out is called ""."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from codl.frontend.graph.expansions import expand
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.packed_check import check_packed_matrices
 from codl.frontend.graph.shapes import fix_shapes, sizes_of, text_of
+from codl.frontend.graph.weights import Model
 from codl.ir.onnx_node import Node, type_of
 
 ROUNDS = 3
@@ -30,7 +29,9 @@ OLDEST_TRIED = 26
 
 
 def import_onnx(
-    proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    source: onnx.ModelProto | Model,
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Graph:
     """Optimise and read an ONNX model.
 
@@ -39,10 +40,12 @@ def import_onnx(
     `UnsupportedError` for a model that is not valid, and for any other open size of an input, and
     `CodlError` for a packed matrix whose sizes do not fit.
     """
-    check_packed_matrices(proto)
-    model = _with_shapes(_optimise(fix_shapes(proto, shapes or {})))
-    graph = model.graph
-    constants = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
+    given = source if isinstance(source, Model) else Model.of(source)
+    check_packed_matrices(given.proto)
+    fixed = Model(fix_shapes(given.proto, shapes or {}), given.weights)
+    model = _with_shapes(_optimise(fixed))
+    graph = model.proto.graph
+    constants = model.constants()
     constants |= {node.output[0]: _value(node) for node in graph.node if node.op_type == "Constant"}
     infos = [*graph.input, *graph.value_info, *graph.output]
     unknown = {info.name: reason for info in infos if (reason := _unknown(info))}
@@ -57,8 +60,9 @@ def import_onnx(
         if each in unknown:
             raise UnsupportedError(unknown[each])
     outputs = tuple(info.name for info in graph.output)
-    opset = max((item.version for item in model.opset_import if not item.domain), default=1)
-    domains = {item.domain: item.version for item in model.opset_import if item.domain}
+    opsets = model.proto.opset_import
+    opset = max((item.version for item in opsets if not item.domain), default=1)
+    domains = {item.domain: item.version for item in opsets if item.domain}
     imported = Graph(
         name,
         nodes,
@@ -82,58 +86,57 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     return options
 
 
-def _optimise(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _optimise(model: Model) -> Model:
     """Fold constants and batch norms; what ONNX Runtime does not know stays as it is."""
     problem: Exception | None = None
-    for model in _generations(proto):
+    for older in _generations(model):
         try:
-            return _fold(model)
+            return _fold(older)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             problem = problem or error
     try:
-        onnx.checker.check_model(proto, full_check=True)
+        onnx.checker.check_model(model.whole(), full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         raise UnsupportedError(f"ONNX Runtime cannot load the model: {problem}") from problem
-    return proto
+    return model
 
 
-def _generations(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+def _generations(model: Model) -> Iterator[Model]:
     """The model, and the same under some older opsets: ONNX Runtime lags behind ONNX."""
-    yield proto
-    version = next((item.version for item in proto.opset_import if not item.domain), 0)
+    yield model
+    version = next((item.version for item in model.proto.opset_import if not item.domain), 0)
+    if version <= OLDEST_TRIED:
+        return
+    whole = model.whole()
     for older in range(version - 1, OLDEST_TRIED - 1, -1):
         try:
-            model = onnx.version_converter.convert_version(proto, older)
+            proto = onnx.version_converter.convert_version(whole, older)
         except RuntimeError:  # a node needs what the older opset does not have
             return
-        model.ir_version = helper.find_min_ir_version_for(model.opset_import)
-        yield model
+        proto.ir_version = helper.find_min_ir_version_for(proto.opset_import)
+        yield Model.of(proto)
 
 
-def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
+def _fold(model: Model) -> Model:
     """The basic level stays inside standard ONNX.
 
     ONNX Runtime expands nodes that are functions after it has folded: the next round folds those.
     """
-    options = session_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     for _ in range(ROUNDS):
-        with tempfile.TemporaryDirectory(prefix="codl-") as folder:
-            path = Path(folder) / "optimised.onnx"
-            options.optimized_model_filepath = str(path)
-            ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-            model = onnx.load(path)
-        fixed = {item.name for item in model.graph.initializer}
-        if not any(node.input and fixed.issuperset(node.input) for node in model.graph.node):
+        model = model.optimised(session_options())
+        graph = model.proto.graph
+        fixed = {item.name for item in graph.initializer}
+        if not any(node.input and fixed.issuperset(node.input) for node in graph.node):
             break
     return model
 
 
-def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+def _with_shapes(given: Model) -> Model:
     """ONNX infers the shapes of what its own operators make; ONNX Runtime those of its own too."""
-    model = onnx.shape_inference.infer_shapes(model)
+    model = onnx.shape_inference.infer_shapes(given.proto)
+    inferred = Model(model, given.weights)
     if all(onnx.defs.has(node.op_type, node.domain) for node in model.graph.node):
-        return model
+        return inferred
     infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
     known = {info.name for info in infos if not _unknown(info)}
     made = [name for node in model.graph.node for name in node.output if name]
@@ -144,9 +147,9 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = ort.InferenceSession(asked.SerializeToString(), options, ["CPUExecutionProvider"])
+        session = Model(asked, given.weights).session(options)
     except Exception:  # ONNX Runtime's exceptions share no base class
-        return model
+        return inferred
     found = {arg.name: _info(arg) for arg in session.get_outputs() if arg.type in TENSOR_TYPES}
     for outputs in (model.graph.output, model.graph.value_info):
         kept = [found.get(info.name, info) for info in outputs]
@@ -154,7 +157,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         outputs.extend(kept)
     declared = {info.name for info in (*model.graph.output, *model.graph.value_info)}
     model.graph.value_info.extend(found[name] for name in found.keys() - declared)
-    return model
+    return inferred
 
 
 def _info(arg: ort.NodeArg) -> onnx.ValueInfoProto:

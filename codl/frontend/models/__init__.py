@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
+from codl.frontend.graph.weights import Model
 from codl.frontend.models import (
     alexnet,
     bert,
@@ -72,32 +73,39 @@ class ModelSource:
     """An ONNX model and the name that plans and reports give it."""
 
     name: str
-    proto: onnx.ModelProto
+    model: Model
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The whole model, made anew."""
+        return self.model.whole()
 
 
-def described(name: str, *, weights: bool = True) -> ModelBuilder:
+def described(name: str, *, weights: bool = True, drawn: bool = True) -> ModelBuilder:
     """The builder of a built-in model; see `ModelBuilder` for one without weights."""
-    builder = ModelBuilder(name, weights=weights)
+    builder = ModelBuilder(name, weights=weights, drawn=drawn)
     BUILT_IN[name](builder)
     return builder
 
 
-def load(model: str | Path, batch: int | None = None) -> ModelSource:
+def load(model: str | Path, batch: int | None = None, *, drawn: bool = True) -> ModelSource:
     """Load a built-in model by name, or by path an `.onnx` file, a model in YAML, or a model of a
     deployment file (`deploy.yaml#name` where it has several); for `batch` images at a time.
 
+    The large weights of a built-in model that are not `drawn` are 0.
+
     Raises `UnknownNameError` where it is none of these, `InvalidFileError` where the file is wrong.
     """
-    source = _load(model)
+    source = _load(model, drawn=drawn)
     if batch is not None:
-        set_batch(source.proto, batch)
+        set_batch(source.model.proto, batch)
     return source
 
 
-def _load(model: str | Path) -> ModelSource:
+def _load(model: str | Path, *, drawn: bool) -> ModelSource:
     name = str(model)
     if name in BUILT_IN:
-        return ModelSource(name, described(name).build())
+        return ModelSource(name, described(name, drawn=drawn).model())
     file, _, part = name.partition("#")
     if Path(file).suffix in YAML:
         return _from_yaml(_existing(file), part)
@@ -107,7 +115,7 @@ def _load(model: str | Path) -> ModelSource:
             "`codl.load` take it; everything else wants the model that it was made from."
         )
     path = _existing(name)
-    return ModelSource(path.stem, load_onnx(path))
+    return ModelSource(path.stem, Model.of(load_onnx(path)))
 
 
 def choices(model: str) -> tuple[str, ...]:
@@ -146,9 +154,9 @@ def _from_yaml(path: Path, part: str) -> ModelSource:
         if part:
             raise InvalidFileError(path, f"has no models, of which {part!r} could be one.")
         proto = custom.build(top)
-        return ModelSource(proto.graph.name, proto)
+        return ModelSource(proto.graph.name, Model.of(proto))
     chosen = _chosen(top, part)
-    return ModelSource(chosen.name, chosen.load())
+    return ModelSource(chosen.name, Model.of(chosen.load()))
 
 
 def _chosen(top: Section, part: str) -> Deployment:

@@ -6,9 +6,10 @@ spread from the first layer to the last, and outputs can be compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from codl.errors import CodlError
+from codl.frontend.graph.weights import LARGE, Model, stand_in
 
 OPSET = 17
 #: The domain of most nodes that ONNX Runtime has beside ONNX's.
@@ -38,12 +40,12 @@ class ModelBuilder:
     """Every method appends one node and returns the name of its output tensor.
 
     Without `weights` the model that is built declares its constants as inputs: its structure, made
-    at once however many weights it has. With weights `apart`, too, and they are in `arrays`.
+    at once however many weights it has. With weights `apart`, too, and they are in `arrays`. Large
+    weights that are not `drawn` are 0.
     """
 
-    def __init__(
-        self, name: str, *, seed: int = 0, weights: bool = True, apart: bool = False
-    ) -> None:
+    def __init__(self, name: str, *, seed: int = 0, weights: bool = True, apart: bool = False,
+                 drawn: bool = True) -> None:  # fmt: skip
         self.name = name
         self.seed = seed
         #: What the names of nodes begin with from now on, where layers are given names.
@@ -51,12 +53,14 @@ class ModelBuilder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         #: How many numbers the weights are.
         self.parameters = 0
-        self._weights, self._apart = weights, apart
+        self._weights, self._apart, self._drawn = weights, apart, drawn
         #: Weights that are apart, by name.
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self._types: dict[str, int] = {}
         self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto | None] = {}
+        #: How many nodes there are of each kind.
+        self._kinds: Counter[str] = Counter()
+        self._constants: dict[str, NDArray[Any] | None] = {}
         self.inputs: list[str] = []
         self._outputs: list[str] = []
 
@@ -242,7 +246,7 @@ class ModelBuilder:
         name = name or self._numbered(kind.lower(), kind)
         node = helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.shapes[name] = self._inferred(node)
-        self._nodes.append(node)
+        self._append(node)
         return name
 
     def foreign(
@@ -256,28 +260,43 @@ class ModelBuilder:
     ) -> str:
         """A node of ONNX Runtime's with these outputs; the first is how it is called."""
         first, *_ = outputs
-        self._nodes.append(
+        self._append(
             helper.make_node(kind, inputs, [*outputs], name=first, domain=domain, **attributes)
         )
         self.shapes |= outputs
         return first
 
+    def _append(self, node: onnx.NodeProto) -> None:
+        self._nodes.append(node)
+        self._kinds[node.op_type] += 1
+
     def constant(self, name: str, value: NDArray[np.generic] | np.generic) -> str:
         """Kept in every build: a size, a bound or a factor rather than a weight."""
-        self._constants[name] = numpy_helper.from_array(np.asarray(value), name)
+        self._constants[name] = np.asarray(value)
         self.shapes[name] = np.shape(value)
         return name
 
     def build(self) -> onnx.ModelProto:
-        kept = [proto for proto in self._constants.values() if proto is not None]
-        missing = [name for name, proto in self._constants.items() if proto is None]
+        return self.model().whole()
+
+    def model(self) -> Model:
+        """The same with large constants beside it."""
+        kept = {name: value for name, value in self._constants.items() if value is not None}
+        missing = [name for name, value in self._constants.items() if value is None]
         every = (*self.inputs, *missing)
         inputs = [_info(name, self.shapes[name], self._element(name)) for name in every]
         outputs = [_info(name, self.shapes[name]) for name in self._outputs]
-        graph = helper.make_graph(self._nodes, self.name, inputs, outputs, kept)
+        graph = helper.make_graph(self._nodes, self.name, inputs, outputs)
+        weights = {name: value for name, value in kept.items() if value.size > LARGE}
+        for name, value in kept.items():
+            if name in weights:
+                stand_in(graph.initializer.add(), name, self._element(name), value.shape)
+            else:
+                graph.initializer.add().CopyFrom(numpy_helper.from_array(value, name))
         domains = sorted({node.domain for node in self._nodes if node.domain})
         opset = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(d, 1) for d in domains)]
-        return helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
+        proto = helper.make_model(graph, opset_imports=opset, producer_name="codl", ir_version=8)
+        return Model(proto, weights)
 
     def _inferred(self, node: onnx.NodeProto) -> tuple[int, ...]:
         kinds = {
@@ -286,20 +305,25 @@ class ModelBuilder:
             if name
         }
         few = [name for name in kinds if prod(self.shapes[name]) <= SIZES]
-        values = {name: proto for name in few if (proto := self._constants.get(name))}
+        values = {
+            name: numpy_helper.from_array(value, name)
+            for name in few
+            if (value := self._constants.get(name)) is not None
+        }
         schema = onnx.defs.get_schema(node.op_type, OPSET)
         opset = [helper.make_opsetid("", OPSET)]
         found = shape_inference.infer_node_outputs(schema, node, kinds, values, opset_imports=opset)
         return tuple(dim.dim_value for dim in found[node.output[0]].tensor_type.shape.dim)
 
     def _element(self, name: str) -> int:
-        proto = self._constants.get(name)
-        known = self._types.get(name, TensorProto.FLOAT)
-        return int(known if proto is None else proto.data_type)
+        value = self._constants.get(name)
+        if value is None:
+            return int(self._types.get(name, TensorProto.FLOAT))
+        return int(helper.np_dtype_to_tensor_dtype(value.dtype))
 
     def _numbered(self, word: str, kind: str) -> str:
         """A name for the next node of a kind."""
-        number = sum(node.op_type == kind for node in self._nodes) + 1
+        number = self._kinds[kind] + 1
         if not self.scope:
             return f"{word}{number}"
         first = f"{self.scope}/{word}"
@@ -316,6 +340,8 @@ class ModelBuilder:
         self._count(prod(shape))
         if not self._weights:
             return self._declared(name, shape)
+        if not self._drawn and prod(shape) > LARGE:
+            return self._made(name, np.zeros(shape, np.float32))
         values: NDArray[np.float32] = self._random(name).standard_normal(shape, np.float32)
         values *= np.float32(np.sqrt(variance))
         values += np.float32(mean)

@@ -1,0 +1,200 @@
+"""An ONNX model with its large constants beside it.
+
+Shapes are inferred, and ops fused, from the structure of a model and its small constants. Libraries
+that do so read a model as one string of bytes and write another: of a model of some hundred
+megabytes that would be a dozen copies.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+#: Constants of more elements than this stand beside the model.
+LARGE = 1 << 12
+#: Elements' types that NumPy has, so that an array is all of a tensor.
+PLAIN = frozenset(
+    helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    for name in ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64")
+)
+#: Nodes that ONNX Runtime's basic level rewrites without a look at a constant second operand.
+PRODUCTS = ("MatMul", "Gemm")
+#: Nodes that take in a batch norm behind them.
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+SETTINGS = "session.optimized_model_external_initializers_"
+_FILE = "weights"
+#: A message of ONNX, whose classes have no stubs.
+M = TypeVar("M", onnx.ModelProto, onnx.GraphProto)
+
+
+@dataclass(frozen=True)
+class Model:
+    """`proto` has a stand-in for each of `weights`: an initializer whose data lies elsewhere."""
+
+    proto: onnx.ModelProto
+    weights: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, proto: onnx.ModelProto) -> Model:
+        """The model as it is, which is not changed."""
+        light = _without(proto, "graph")
+        light.graph.CopyFrom(_without(proto.graph, "initializer"))
+        weights = {}
+        for item in proto.graph.initializer:
+            if _is_large(item):
+                weights[item.name] = numpy_helper.to_array(item)
+                stand_in(light.graph.initializer.add(), item.name, item.data_type, item.dims)
+            else:
+                light.graph.initializer.add().CopyFrom(item)
+        return cls(light, weights)
+
+    def whole(self) -> onnx.ModelProto:
+        """The model with its constants in it."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        for item in proto.graph.initializer:
+            if item.name in self.weights:
+                item.CopyFrom(numpy_helper.from_array(self.weights[item.name], item.name))
+        return proto
+
+    def constants(self) -> dict[str, NDArray[Any]]:
+        """All initializers."""
+        return {
+            item.name: self.weights[item.name]
+            if item.name in self.weights
+            else numpy_helper.to_array(item)
+            for item in self.proto.graph.initializer
+        }
+
+    def session(self, options: ort.SessionOptions) -> ort.InferenceSession:
+        """ONNX Runtime with this model."""
+        names = [item.name for item in self.proto.graph.initializer if item.name in self.weights]
+        values = [np.ascontiguousarray(self.weights[name]) for name in names]
+        options.add_external_initializers(
+            names, list(map(ort.OrtValue.ortvalue_from_numpy, values))
+        )
+        serialised = self.proto.SerializeToString()
+        return ort.InferenceSession(serialised, options, ["CPUExecutionProvider"])
+
+    def optimised(self, options: ort.SessionOptions) -> Model:
+        """What ONNX Runtime's basic level makes of the model; raises what that raises."""
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry(f"{SETTINGS}file_name", _FILE)
+        options.add_session_config_entry(f"{SETTINGS}min_size_in_bytes", str(LARGE))
+        with tempfile.TemporaryDirectory(prefix="codl-") as folder:
+            path = Path(folder) / "optimised.onnx"
+            options.optimized_model_filepath = str(path)
+            hidden = self._untouched()
+            self._with_inputs(hidden).session(options)
+            return self._restored(_read(path), hidden)
+
+    def _untouched(self) -> list[str]:
+        """Weights that no rewriting looks into: second operands of products alone.
+
+        A batch norm behind a product would be taken into its weights.
+        """
+        graph, fixed = self.proto.graph, {item.name for item in self.proto.graph.initializer}
+        makers: dict[str, str] = {}
+        others = {info.name for info in (*graph.input, *graph.output)}
+        for node in graph.node:
+            if any(item.type in (item.GRAPH, item.GRAPHS) for item in node.attribute):
+                return []
+            is_norm = node.op_type == "BatchNormalization"
+            if is_norm and makers.get(node.input[0]) not in CONVOLUTIONS:
+                return []
+            makers |= dict.fromkeys(node.output, node.op_type)
+            if fixed.issuperset(node.input):
+                fixed.update(node.output)
+            is_product = node.op_type in PRODUCTS and node.input[0] not in fixed
+            others.update(name for at, name in enumerate(node.input) if at != 1 or not is_product)
+        return [name for name in self.weights if name not in others]
+
+    def _with_inputs(self, names: Sequence[str]) -> Model:
+        """The model with some weights as inputs."""
+        proto, graph = _without(self.proto, "graph"), self.proto.graph
+        proto.graph.CopyFrom(_without(graph, "initializer"))
+        kinds = {item.name: item.data_type for item in graph.initializer}
+        proto.graph.initializer.extend(x for x in graph.initializer if x.name not in names)
+        proto.graph.input.extend(
+            helper.make_tensor_value_info(name, kinds[name], self.weights[name].shape)
+            for name in names
+        )
+        kept = {name: own for name, own in self.weights.items() if name not in names}
+        return Model(proto, kept)
+
+    def _restored(self, made: Model, names: Sequence[str]) -> Model:
+        """What was made of the model with some weights as inputs, with those as weights."""
+        graph = made.proto.graph
+        inputs = [info for info in graph.input if info.name not in names]
+        del graph.input[:]
+        graph.input.extend(inputs)
+        read = {name for node in graph.node for name in node.input}
+        kinds = {item.name: item.data_type for item in self.proto.graph.initializer}
+        back = {name: self.weights[name] for name in names if name in read}
+        for name, value in back.items():
+            stand_in(graph.initializer.add(), name, kinds[name], value.shape)
+        return Model(made.proto, {**made.weights, **back})
+
+
+def stand_in(item: TensorProto, name: str, kind: int, sizes: Sequence[int]) -> None:
+    """Make an initializer one whose data lies elsewhere."""
+    item.name, item.data_type, item.data_location = name, kind, TensorProto.EXTERNAL
+    item.dims.extend(sizes)
+    length = prod(sizes) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    for key, value in {"location": _FILE, "offset": 0, "length": length}.items():
+        item.external_data.add(key=key, value=str(value))
+
+
+def _is_large(item: TensorProto) -> bool:
+    is_here = item.data_location != TensorProto.EXTERNAL
+    return is_here and item.data_type in PLAIN and prod(item.dims) > LARGE
+
+
+def _read(path: Path) -> Model:
+    """A model in a file, with what ONNX Runtime has written beside it."""
+    proto = onnx.load(path, load_external_data=False)
+    file = path.parent / _FILE
+    # Read where they are used, if at all; the file may be deleted before that.
+    data = np.memmap(file, np.uint8, "c") if file.exists() else np.empty(0, np.uint8)
+    weights = {}
+    for item in proto.graph.initializer:
+        if item.data_location != TensorProto.EXTERNAL:
+            continue
+        place = {entry.key: entry.value for entry in item.external_data}
+        first = int(place.get("offset", 0))
+        own = data[first : first + int(place["length"])]
+        if item.data_type in PLAIN:
+            kind = helper.tensor_dtype_to_np_dtype(item.data_type)
+            weights[item.name] = np.asarray(own).view(kind).reshape(tuple(item.dims))
+        else:
+            item.data_location = TensorProto.DEFAULT
+            del item.external_data[:]
+            item.raw_data = own.tobytes()
+    return Model(proto, weights)
+
+
+def _without(message: M, left_out: str) -> M:
+    """A copy of a message without one of its fields, which is not even read."""
+    copy = type(message)()
+    for field, value in message.ListFields():
+        if field.name == left_out:
+            continue
+        own = getattr(copy, field.name)
+        if hasattr(own, "extend"):
+            own.extend(value)
+        elif hasattr(own, "CopyFrom"):
+            own.CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
