@@ -97,7 +97,20 @@ class Model:
             options.optimized_model_filepath = str(path)
             hidden = self._untouched()
             self._with_inputs(hidden).session(options)
-            return self._restored(_read(path), hidden)
+            made = _read(path)
+        self._reorder(made.proto.graph)
+        return self._restored(made, hidden)
+
+    def _reorder(self, made: onnx.GraphProto) -> None:
+        """Put nodes in their old order where they are the same as before.
+
+        Beside its constants ONNX Runtime writes a model in an order of its own.
+        """
+        places = {tuple(node.output): at for at, node in enumerate(self.proto.graph.node)}
+        if places.keys() == {tuple(node.output) for node in made.node}:
+            nodes = sorted(made.node, key=lambda node: places[tuple(node.output)])
+            del made.node[:]
+            made.node.extend(nodes)
 
     def _untouched(self) -> list[str]:
         """Weights that no rewriting looks into: second operands of products alone.
