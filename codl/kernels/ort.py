@@ -21,7 +21,7 @@ from codl.kernels.base import Backend
 from codl.kernels.replayed import work
 from codl.kernels.variant import OnCpu
 
-#: The version of ONNX's operators that plans are written in.
+#: The version of ONNX's operators that plans are written in, but for those that need a later one.
 OPSET = 20
 #: ONNX's codes of types; its own module of them takes long to import.
 TYPES = {"float32": 1, "int64": 7}
@@ -41,7 +41,8 @@ class OrtPlan:
     elements as the op's. Nodes read weights by their names in the result of `pack`, and
     `constants` by theirs. The op's activation is none of the nodes. An op that is a `model` has no
     nodes here and is run as it is. `updates` says which tensors of the nodes are written where
-    inputs lie that the op keeps something in.
+    inputs lie that the op keeps something in, `opset` the least version of ONNX's operators that
+    has the nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -51,6 +52,7 @@ class OrtPlan:
     pack: Callable[[Weights], NamedArrays] = as_they_are
     model: bytes = b""
     updates: Mapping[str, str] = field(default_factory=dict)
+    opset: int = OPSET
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,11 @@ class OnnxGraph:
     values: dict[TensorRegion, dict[Sizes, str]] = field(default_factory=dict)
     #: What inputs that ops keep something in are overwritten with.
     updates: Named = field(default_factory=dict)
+    opset: int = OPSET
 
     def add(self, layer: CpuLayer, soc: Soc) -> None:
         plan: OrtPlan = layer.variant.plan(layer.op, soc)
+        self.opset = max(self.opset, plan.opset)
         names = {
             f"x{index}": self._value(TensorRegion(name, region), sizes)
             for index, ((name, region), sizes) in enumerate(
@@ -164,7 +166,7 @@ class OnnxGraph:
                 for name, value in self.constants.items()
             ],
         )
-        opsets = [helper.make_opsetid("", OPSET)]
+        opsets = [helper.make_opsetid("", self.opset)]
         version = helper.find_min_ir_version_for(opsets)
         domains = sorted({node.domain for node in graph.node if node.domain})
         opsets += [helper.make_opsetid(domain, 1) for domain in domains]

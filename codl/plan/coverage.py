@@ -5,7 +5,8 @@ gather, or an ONNX subgraph, for which there is none, or one that has seen a han
 SoC at hand such an op gets an estimate by a roofline: how fast the SoC's predictors say that it
 computes and moves bytes. The plan names those ops. Work moves between processors by measurements
 and not by hope, so estimates are by the slowest of some ops, and on the GPU, whose kernels differ
-most, twice that.
+most, twice that. One that stands for a row of others (an attention for two products and a softmax)
+takes what they take together.
 
 A replayed SoC has other people's measurements, of convolutions, say, and no pooling. What has no
 latency there on either processor costs 0 on both, so it hinders no chain, and the plan names it as
@@ -90,6 +91,7 @@ class Estimated(Delegating):
 
     #: The rates for every target that is estimated.
     rates: dict[str, Rates]
+    soc: Soc
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
@@ -108,8 +110,8 @@ class Estimated(Delegating):
     def latency_ms(self, target: str, items: Sequence[Item]) -> NDArray[np.float64]:
         if target not in self.rates:
             return super().latency_ms(target, items)
-        rates, ops = self.rates[target], [op for op in items if isinstance(op, Op)]
-        estimates: NDArray[np.float64] = np.array([rates.latency_ms(op) for op in ops])
+        ops = [op for op in items if isinstance(op, Op)]
+        estimates = self._estimates(self.rates[target], ops)
         if target not in self.predictors.targets:
             return estimates
         own_ms = self.predictors.latency_ms(target, items)
@@ -117,6 +119,29 @@ class Estimated(Delegating):
         most_ms = np.array([examples.most_ms(op) for op in ops])
         is_known = np.array([to_text(op) in measured for op in ops])
         return np.where(is_known, own_ms, np.maximum(np.minimum(estimates, most_ms), own_ms))
+
+    def _estimates(self, rates: Rates, ops: Sequence[Op]) -> NDArray[np.float64]:
+        """By rates, or by what those ops take together that one stands for."""
+        estimates: NDArray[np.float64] = np.array([rates.latency_ms(op) for op in ops])
+        parts = [(at, part) for at, op in enumerate(ops) for part in op.stands_for]
+        if parts:
+            places = [at for at, _ in parts]
+            estimates[places] = 0.0
+            np.add.at(estimates, places, self._fastest_ms(rates, [part for _, part in parts]))
+        return estimates
+
+    def _fastest_ms(self, rates: Rates, ops: Sequence[Op]) -> NDArray[np.float64]:
+        """Of ops in the fastest of the variants that are known on the rates' processor."""
+        asked: dict[str, list[int]] = {}
+        for at, op in enumerate(ops):
+            for target in _targets(op, self.soc, rates.processor):
+                asked.setdefault(target, []).append(at)
+        fastest = np.full(len(ops), np.inf)
+        for target in set(asked).intersection(self.targets):
+            latencies = self.latency_ms(target, [ops[at] for at in asked[target]])
+            np.minimum.at(fastest, asked[target], latencies)
+        by_rates = [rates.latency_ms(op) for op in ops]
+        return np.where(np.isfinite(fastest), fastest, by_rates)
 
 
 @dataclass(frozen=True)
@@ -194,7 +219,9 @@ def _with_estimates(cost: CostModel, network: Network) -> CostModel:
         own = rates_of(processor, cost.predictors, cost.soc) if missing else None
         if own is not None:
             rates |= dict.fromkeys(missing, own)
-    return cost.with_predictors(Estimated(cost.predictors, rates)) if rates else cost
+    if not rates:
+        return cost
+    return cost.with_predictors(Estimated(cost.predictors, rates, cost.soc))
 
 
 def estimated(cost: CostModel, network: Network) -> tuple[str, ...]:
@@ -229,6 +256,7 @@ def rates_of(processor: Processor, predictors: LatencyPredictors, soc: Soc) -> R
         flops_per_ms=min(op.flops / own_ms[op] for op in products),
         bytes_per_ms=min(op.bytes / own_ms[op] for op in movers),
         least_ms=least_ms,
+        processor=processor,
         safety=SAFETY[processor],
     )
 
@@ -237,7 +265,8 @@ def _poorly_covered(cost: CostModel, network: Network, processor: Processor) -> 
     """Targets of which too little was measured, and those of ops that have no other."""
     few = set(cost.predictors.few)
     known = set(cost.predictors.targets) - few
-    for op in dict.fromkeys(layer.op for layer in network.layers):
+    ops = dict.fromkeys(layer.op for layer in network.layers)
+    for op in dict.fromkeys(each for own in ops for each in (own, *own.stands_for)):
         own = _targets(op, cost.soc, processor)
         yield from own if known.isdisjoint(own) else few.intersection(own)
 
@@ -264,6 +293,7 @@ class Rates:
     flops_per_ms: float
     bytes_per_ms: float
     least_ms: float
+    processor: Processor
     safety: float = 1.0
 
     def latency_ms(self, op: Op) -> float:

@@ -1,13 +1,15 @@
-"""Networks on a GPU through OpenCL, against PyTorch with cuDNN in float32 on the same GPU.
+"""Networks on a GPU through OpenCL, against PyTorch in float32 on the same GPU.
 
-    python scripts/bench/against_pytorch.py [--device nvidia] [--models vgg16,resnet50] [--json]
+    python scripts/bench/against_pytorch.py [--device nvidia] [--models vgg16,bert] [--json]
 
-For a machine with a GPU that both see. Latencies are of one image, from a NumPy array to a NumPy
-array; PyTorch's also of a tensor that stays on the GPU. TF32 is off and cuDNN chooses by measuring.
+For a machine with a GPU that both see. Latencies are of one image: of tensors that stay on the GPU
+and, `_io`, from a NumPy array to a NumPy array. TF32 is off and cuDNN chooses by measuring.
 All are measured in turns of many runs, as going from one to the other costs the GPU about a
-millisecond. The convolutions with the most operations follow, each alone, with their
-share of the float32 peak that a kernel of multiply-adds reaches: counted as a direct convolution
-has them (which Winograd's beats), and as the multiply-adds that the variant really makes.
+millisecond. Transformers attend by `scaled_dot_product_attention`, and PyTorch has them in halves
+(`half`), too, for comparison: ours compute in float32. The convolutions with the most operations
+follow, each alone, with their share of the float32 peak that a kernel of multiply-adds reaches:
+counted as a direct convolution has them (which Winograd's beats), and as the multiply-adds that the
+variant really makes.
 """
 
 from __future__ import annotations
@@ -63,8 +65,10 @@ class NetworkRow:
     launches: int
     latency_ms: Mapping[str, Latency]
 
-    def times_faster(self, than: str) -> float:
-        return self.latency_ms[than].level / self.latency_ms["codl"].level
+    def share_of(self, other: str) -> float:
+        """What ours takes of another's latency, each with the copies or without."""
+        own = "codl_io" if "_io" in other else "codl"
+        return self.latency_ms[own].level / self.latency_ms[other].level
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,29 @@ def all_on_gpu(network: Network, soc: Soc) -> Plan:
     return Plan(network.name, network.digest, soc.name, "gpu", "none", "missing", None, (chain,))
 
 
-def torch_runners(model: str, x: np.ndarray[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def torch_model(model: str) -> Any:
+    """A network of PyTorch's, or a transformer of the shapes of ours."""
+    if model in TORCHVISION:
+        import torchvision
+
+        return getattr(torchvision.models, TORCHVISION[model])(weights=None)
+    from torch_transformers import transformer
+
+    return transformer(model)
+
+
+def torch_runners(
+    model: str, x: np.ndarray[Any, Any], *, half: bool = False
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Eager and as a CUDA graph, each from and to NumPy (`_io`) and on tensors of the GPU."""
     import torch
-    import torchvision
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     torch.set_grad_enabled(False)
-    net = getattr(torchvision.models, TORCHVISION[model])(weights=None).eval().cuda()
+    net = torch_model(model).eval().cuda()
+    x = x.astype(np.float16) if half else x
+    net = net.half() if half else net
     pinned = torch.from_numpy(x).pin_memory()
     on_gpu = pinned.cuda()
     side = torch.cuda.Stream()
@@ -127,7 +145,9 @@ def torch_runners(model: str, x: np.ndarray[Any, Any]) -> Iterator[tuple[str, Ca
         graph.replay()
         torch.cuda.synchronize()
 
-    yield from (("eager", eager), ("eager_io", eager_io), ("graph", replay), ("graph_io", graph_io))
+    end = "_half" if half else ""
+    runs = {"eager": eager, "eager_io": eager_io, "graph": replay, "graph_io": graph_io}
+    yield from ((f"{name}{end}", run) for name, run in runs.items())
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -138,12 +158,19 @@ def timed(run: Callable[[], Any]) -> float:
 
 def measure_network(model: str, target: LocalTarget, *, against: bool) -> NetworkRow:
     network = load_network(model)
-    shape = next(iter(network.inputs.values()))
+    ((name, shape),) = network.inputs.items()
     x = np.random.default_rng(0).random(shape, np.float32)
     engine = Engine(network, all_on_gpu(network, target.soc), target)
-    runners: dict[str, Callable[[], Any]] = {"codl": lambda: engine(x)}
+    kernels = kernels_of(engine)
+    runners: dict[str, Callable[[], Any]] = {
+        "codl": lambda: target.device.run(kernels),
+        "codl_io": lambda: engine(x),
+    }
     if against:
-        runners |= dict(torch_runners(model, x))
+        shown = x.reshape(shape[:3]) if shape.w == 1 else x
+        runners |= dict(torch_runners(model, shown))
+        if model not in TORCHVISION:
+            runners |= dict(torch_runners(model, shown, half=True))
     samples: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(TURNS):
         for name, run in runners.items():
@@ -151,6 +178,13 @@ def measure_network(model: str, target: LocalTarget, *, against: bool) -> Networ
     launches = sum(isinstance(command, Launch) for command in engine.executable.commands)
     engine.close()
     return NetworkRow(model, launches, {name: Latency.of(s) for name, s in samples.items()})
+
+
+def kernels_of(engine: Engine) -> list[BoundKernel]:
+    """All that an engine launches."""
+    session: Any = engine.loaded
+    labels = dict.fromkeys(stage.label for stage in engine.executable.stages)
+    return [kernel for label in labels for kernel in session.kernels(label)]
 
 
 def seconds(gpu: OpenClDevice, kernels: list[BoundKernel]) -> float:
@@ -227,7 +261,7 @@ def main() -> None:
         print(f"{row.model}, {row.launches} launches")
         for name, latency in row.latency_ms.items():
             spread = f"{latency.level:8.3f} ms (median {latency.median:.3f}, p80 {latency.p80:.3f})"
-            print(f"  {name:9s}{spread}, codl is {row.times_faster(name):.2f} times faster")
+            print(f"  {name:14s}{spread}, codl takes {row.share_of(name):.2f} of it")
     print("     us  direct  executed  of the peak")
     for conv in convs:
         fractions = f"{conv.direct_fraction:8.2f}{conv.executed_fraction:10.2f}"

@@ -185,7 +185,7 @@ def copies(op: MatMul, soc: LocalSoc) -> int:
     return ceil_div(CACHES * largest, op.bytes)
 
 
-def ort(op: MatMul, together: int, soc: LocalSoc) -> Contender:
+def ort(op: Op, together: int, soc: LocalSoc) -> Contender:
     """The product in ONNX Runtime on the one core, over arrays of its own."""
     variant, runs = registry.find(op, "cpu_ort"), []
     for _ in range(together):
@@ -198,7 +198,7 @@ def ort(op: MatMul, together: int, soc: LocalSoc) -> Contender:
 
 
 def opencl(
-    op: MatMul, together: int, gpu: OpenClDevice, only: str, all_choices: bool
+    op: Op, together: int, gpu: OpenClDevice, only: str, all_choices: bool
 ) -> Iterator[Contender]:
     """Every variant of the GPU side that is meant for it."""
     cores = waiting_cores(gpu.soc)

@@ -1,4 +1,4 @@
-"""Attention nodes as products, masks and a softmax, against ONNX Runtime."""
+"""Attention nodes as one op, or as products, masks and a softmax, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from codl.frontend.convert import convert, network_of
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.ir.onnx_node import Node
+from codl.ir.ops.attention import Attention
 
 IMAGES, HEADS, TOKENS, KEYS, FEATURES = 2, 4, 5, 7, 16
 WIDTH = HEADS * FEATURES
@@ -57,7 +58,8 @@ def test_multi_head_attention(extra: str) -> None:
         attributes = {"scale": 0.2}
     nodes = [node("MultiHeadAttention", inputs, num_heads=HEADS, **attributes)]
     network = check(model_of_values(nodes, given, constants), given)
-    assert [layer.op.kind for layer in network.layers].count("matmul") == 2
+    kinds = [layer.op.kind for layer in network.layers]
+    assert (kinds.count("attention"), kinds.count("matmul")) == (1, 0)
 
 
 def test_a_bias_of_attention_goes_into_the_products_before_it() -> None:
@@ -68,7 +70,7 @@ def test_a_bias_of_attention_goes_into_the_products_before_it() -> None:
     nodes.append(node("MultiHeadAttention", "q k v b", num_heads=HEADS))
     network = check(model_of_values(nodes, given, constants), given, 5e-4)
     kinds = {layer.op.kind for layer in network.layers}
-    assert kinds == {"matmul", "transpose", "softmax"}
+    assert kinds == {"matmul", "transpose", "attention"}
 
 
 def test_attention_that_looks_back_keeps_keys_and_values() -> None:
@@ -85,6 +87,16 @@ def test_attention_that_looks_back_keeps_keys_and_values() -> None:
         )
     ]
     check(model_of_values(nodes, given, outputs=("y", "all_k", "all_v")), given)
+
+
+def test_masks_that_hide_all_keys_of_a_query_are_ops_of_their_own() -> None:
+    given = {"q": random(1, 2, 3, 8), "k": random(1, 2, 4, 8), "v": random(1, 2, 4, 8)}
+    seen = np.array([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
+    nodes = [helper.make_node("Attention", ["q", "k", "v", "m"], ["y"])]
+    network = network_of(import_onnx(model_of_values(nodes, given, {"m": seen}, opset=23), "test"))
+    kinds = [layer.op.kind for layer in network.layers]
+    assert "softmax" in kinds
+    assert "attention" not in kinds
 
 
 @pytest.mark.parametrize(
@@ -105,7 +117,8 @@ def test_attention_with_matrices_of_its_own(inputs: str, attributes: dict[str, A
     constants["a"] = random(1, HEADS, TOKENS, TOKENS)
     nodes = [node("Attention", inputs, num_heads=HEADS, **attributes)]
     network = check(model_of_values(nodes, given, constants), given, 5e-4)
-    assert [layer.op.kind for layer in network.layers].count("matmul") == 5
+    kinds = [layer.op.kind for layer in network.layers]
+    assert (kinds.count("attention"), kinds.count("matmul")) == (1, 3)
 
 
 def counts(keys: int) -> Values:
@@ -123,7 +136,12 @@ def test_group_query_attention(groups: int, attributes: dict[str, Any]) -> None:
         node("GroupQueryAttention", "q k v - - n t", "y all_k all_v", **given_heads, **attributes)
     ]
     proto = model_of_values(nodes, given, counts(TOKENS), outputs=("y", "all_k", "all_v"))
-    check(proto, given)
+    network = check(proto, given)
+    (op,) = [one for one in (x.op for x in network.layers) if one.kind in ("attention", "softmax")]
+    is_whole = isinstance(op, Attention)
+    assert is_whole != ("softcap" in attributes)
+    if is_whole:
+        assert (op.groups, op.causal) == (groups, "local_window_size" not in attributes)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])

@@ -14,7 +14,7 @@ from support.kernel_runs import assert_close, operands, reference, run_cpu, run_
 from support.onnx_models import model
 from support.random_ops import norms, products, reductions, rotaries, softmaxes
 
-from codl.ir import Activation, Array, Op, Region, Shape, parse, to_text
+from codl.ir import Activation, Array, Op, Region, Shape, Span, parse, to_text
 from codl.ir.ops.eltwise import UNARY, Eltwise
 from codl.ir.ops.matmul import MatMul, merged
 from codl.ir.ops.norm import Norm
@@ -121,6 +121,28 @@ def test_rotary_embeddings_equal_the_reference(op: Rotary, gpu: OpenClDevice) ->
 )
 def test_products_of_shapes_that_have_ways_of_their_own(text: str, gpu: OpenClDevice) -> None:
     check(parse(text), gpu)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "matmul in=2x13x64 matrix=64x20 act=gelu",
+        "matmul in=70x260 matrix=76x260 trans_b=1 alpha=0.5",  # k is split among work-groups
+    ],
+)
+def test_products_with_a_constant_on_a_gpu(text: str, as_gpu: OpenClDevice) -> None:
+    op = parse(text)
+    inputs, weights = operands(op)
+    expected, whole = reference(op, inputs, weights), Region.whole(op.output)
+    variant = registry.find(op, "gpu_gemm")
+    choices = variant.choices(op, as_gpu.soc)  # type: ignore[attr-defined]
+    splits = {choice["splits"]: choice for choice in reversed(choices)}
+    for choice in splits.values():
+        _, got = run_gpu(variant, op, whole, inputs, weights, as_gpu, choice)
+        assert_close(variant, op, got, expected)
+    part = whole._replace(channels=Span(3, 9)) if len(op.shapes[0]) == 3 else whole
+    _, got = run_gpu(variant, op, part, inputs, weights, as_gpu)
+    assert_close(variant, op, got, expected[part.slices])
 
 
 def test_rows_that_meet_the_same_matrix_are_rows_of_one() -> None:

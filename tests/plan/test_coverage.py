@@ -14,7 +14,7 @@ from support.synthetic_predictors import Line, SyntheticPredictors, of_few_kinds
 from codl.frontend.convert import convert, load_network
 from codl.frontend.graph.onnx_import import import_onnx
 from codl.frontend.graph.simplify_pipeline import simplify
-from codl.ir import Network, parse
+from codl.ir import Layer, Network, Op, parse
 from codl.ir.plan import load_plan
 from codl.kernels import registry
 from codl.lower.partition import partition_plan
@@ -112,6 +112,25 @@ def test_what_has_a_predictor_keeps_it(network: Network) -> None:
     expected = of_few_kinds().latency_ms(target, [conv])
     np.testing.assert_array_equal(cost.predictors.latency_ms(target, [conv]), expected)
     assert covered(cost, network) is cost
+
+
+def test_an_op_that_stands_for_others_takes_what_they_take() -> None:
+    """Attention that nobody measured, where its products were measured and a softmax was not."""
+    op = parse("attention in=1x2x64x16,1x2x64x16,1x2x64x16 scale=0.25")
+    layer = Layer("attention", op, ("q", "k", "v"), "y", {})
+    network = Network("test", (layer,), dict(zip("qkv", op.inputs, strict=True)), {}, {})
+    predictors = SyntheticPredictors(kinds=("conv2d", "pooling", "eltwise", "matmul"))
+    cost = covered(CostModel(SOC, predictors), network)
+    scores, softmax, values = op.stands_for
+    rates = rates_of("gpu", predictors, SOC)
+    assert rates is not None
+
+    def target(one: Op) -> str:
+        return registry.target(registry.variants(one, "gpu", SOC)[0], one)
+
+    products = [predictors.latency_ms(target(one), [one])[0] for one in (scores, values)]
+    found = cost.predictors.latency_ms(target(op), [op, op])
+    assert found == pytest.approx([sum(products) + rates.latency_ms(softmax)] * 2)
 
 
 def test_a_target_of_a_few_items_counts_for_those(network: Network) -> None:

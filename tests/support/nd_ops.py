@@ -22,6 +22,10 @@ DIMS = {
     "matmul in=3x6x37x8,6x29x8 trans_b=1": "N OC H",
     "matmul in=3x1x37x8,1x6x8x29": "N OC H",
     "matmul in=1x6x8x37,1x6x8x29 trans_a=1": "OC",
+    # Attention by batch, head and query, also where heads share keys, or queries see a part.
+    "attention in=1x6x17x8,1x6x29x8,1x6x29x5 scale=0.4": "OC H",
+    "attention in=2x3x17x8,2x1x29x8,2x1x29x5,1x3x1x29": "N OC H",
+    "attention in=2x3x17x8,2x3x29x8,2x3x29x5 causal=1 first=12": "N OC H",
     # What does not mix some axes.
     "softmax in=1x6x37x29 axes=3": "OC H",
     "softmax in=2x6x37 axes=1 log=1": "N H",

@@ -1,4 +1,4 @@
-"""Attention as products, masks and a softmax: what all nodes that compute it have in common."""
+"""Attention as one op, or as products, masks and a softmax: what its nodes have in common."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from numpy.typing import NDArray
 from codl.frontend.converters.base import unsupported
 from codl.frontend.converters.operands import Operand
 from codl.frontend.converters.steps import Steps, seen
+from codl.ir.ops.attention import Attention
 from codl.ir.ops.base import Activation, Array
+from codl.ir.ops.nd import Sizes
 from codl.ir.ops.reduce import Reduce
 
 #: What is added to scores that do not count: no sum of it and a score is infinite.
 LOW = -1e38
+#: What is added to scores of keys that count for nothing, whatever they are: at most this.
+HIDDEN = -1e30
+#: Features of a key and a value, for which some of either fit in local memory.
+MOST_FEATURES = 320
 #: Tensors that some nodes hand out, too: scores, with the softcap, with masks, and probabilities.
 Stage = Literal["scores", "capped", "masked", "probabilities"]
 
@@ -107,8 +113,8 @@ def attend(
 ) -> tuple[Operand, Operand | None]:
     """Attention of (images, heads, tokens, features); k and v may have fewer heads than q.
 
-    Then the queries of all heads of a group are rows of one product. Also hands out the tensor of a
-    `stage`, where it is asked for.
+    One op where that has all that is wanted. Otherwise a row of ops, in which the queries of all
+    heads of a group are rows of one product; a tensor of a `stage` is handed out, too.
     """
     n, heads, queries, features = q.sizes
     groups, keys = k.sizes[1:3]
@@ -116,6 +122,10 @@ def attend(
         reason = f"q, k and v do not fit together: {q.sizes}, {k.sizes}, {v.sizes}."
         raise unsupported(steps.node, reason)
     together, full = heads // groups * queries, (n, heads, queries, keys)
+    if not softcap and stage is None:
+        whole = _as_one(steps, (q, k, v), mask, scale)
+        if whole is not None:
+            return whole, None
     rows = seen(q, (n, groups, together, features))
     scores = steps.matmul(rows, k, "scores", trans_b=True, alpha=float(np.float32(scale)))
     stages: dict[Stage, Operand] = {"scores": seen(scores, full)}
@@ -131,11 +141,69 @@ def attend(
     return result, stages[stage] if stage else None
 
 
+def _as_one(
+    steps: Steps, parts: tuple[Operand, Operand, Operand], mask: Mask, scale: float
+) -> Operand | None:
+    """Attention as one op; None where some query sees nothing, or the op has no such sizes."""
+    q, k, v = parts
+    full = (*q.sizes[:3], k.sizes[2])
+    first = None if mask.fixed is None else causal_first(mask.fixed, full)
+    known = None if mask.fixed is None or first is not None else mask.fixed
+    if mask.rows is not None or (known is not None and _hides_all(known)):
+        return None
+    given = [seen(x, (1,) * (4 - len(x.sizes)) + x.sizes) for x in mask.given]
+    if known is not None and known.any():
+        given.append(steps.constant("mask", known.clip(LOW)))
+    if any(len(x.sizes) > 4 for x in given):
+        return None
+    sizes = np.broadcast_shapes((1, 1, 1, full[3]), *(x.sizes for x in given))
+    shapes = (q.sizes, k.sizes, v.sizes, *([sizes] if given else []))
+    op = Attention(
+        shapes=shapes,
+        scale=float(np.float32(scale)),
+        causal=first is not None,
+        first=first or 0,
+    )
+    if op.problem is not None or q.sizes[3] + v.sizes[3] > MOST_FEATURES:
+        return None
+    return steps.apply(op, (*parts, *_together(steps, given, sizes)), "attended")
+
+
+def _together(steps: Steps, given: list[Operand], sizes: Sizes) -> list[Operand]:
+    """The sum of biases, of these sizes; none of none."""
+    if not given:
+        return []
+    bias, *others = given
+    for other in others:
+        bias = steps.combine("add", bias, other, "bias")
+    if bias.sizes != sizes:
+        bias = steps.combine("add", bias, steps.constant("wide", np.zeros(sizes)), "bias")
+    return [bias]
+
+
+def causal_first(bias: Array, full: Sizes) -> int | None:
+    """Where the first query stands, if a bias hides the keys behind each query and does no more.
+
+    None of any other bias of (images, heads, queries, keys) or stretched to it.
+    """
+    if bias.shape[:2] != (1, 1) or bias.shape[2:] != full[2:]:
+        return None
+    hidden, (queries, keys) = bias[0, 0] <= HIDDEN, full[2:]
+    first = keys - int(hidden[0].sum()) - 1
+    if first < 0 or bias[0, 0][~hidden].any() or not hidden.any():
+        return None
+    return first if (hidden == ~allowed_keys(queries, keys, first, causal=True)).all() else None
+
+
+def _hides_all(bias: Array) -> bool:
+    return bool(np.isneginf(bias).all(axis=-1).any())
+
+
 def _masked(steps: Steps, scores: Operand, mask: Mask, exact: bool) -> Operand:
     """`exact`: what does not count is -inf rather than low."""
     if mask.fixed is not None:
         hidden = np.isneginf(mask.fixed)
-        if hidden.all(axis=-1).any():
+        if _hides_all(mask.fixed):
             blind = np.asarray(hidden.all(axis=-1, keepdims=True))
             mask.rows = steps.constant("rows", 1 - blind.astype(np.float32))
         fixed = mask.fixed if exact else np.asarray(mask.fixed.clip(LOW))

@@ -26,18 +26,18 @@ class Repeated(NamedTuple):
 def share_heads(graph: Graph) -> Graph:
     """Rewrite every such product; copies that nothing else reads go."""
     for node in [node for node in graph.nodes if node.type == "MatMul" and len(node.inputs) == 2]:
-        found = _repeated(graph, node.inputs[1])
+        found = repeated(graph, node.inputs[1])
         left = graph.shapes.get(node.inputs[0], ())
         if found is not None and len(left) == 4 and node.outputs[0] in graph.shapes:
             graph = _shared(graph, node, found)
     return without_unread(graph)
 
 
-def _repeated(graph: Graph, name: str) -> Repeated | None:
+def repeated(graph: Graph, name: str) -> Repeated | None:
     """What a tensor repeats: (n, groups, 1, ...) expanded to (n, groups, heads / groups, ...)."""
     transpose = producer(graph, name, "Transpose")
     if transpose is not None and tuple(transpose.attributes.get("perm", ())) == (0, 1, 3, 2):
-        found = _repeated(graph, transpose.inputs[0])
+        found = repeated(graph, transpose.inputs[0])
         return found._replace(turned=not found.turned) if found is not None else None
     joined = graph.makers.get(name)
     wide = producer(graph, joined.inputs[0], "Expand") if joined and joined.inputs else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codl.frontend.graph.attention_patterns import fuse_attention
 from codl.frontend.graph.folding import fold_affines
 from codl.frontend.graph.graph import Graph
 from codl.frontend.graph.group_norms import fuse_group_norms
@@ -16,5 +17,5 @@ def simplify(graph: Graph) -> Graph:
     """Drop what computes nothing, and copies that a transpose can do with; fuse and fold."""
     plain = drop_aliases(graph)
     fused = fuse_group_norms(fuse_rotaries(fuse_norms(fuse_activations(plain))))
-    folded = share_heads(fold_affines(widen_products(fused)))
+    folded = share_heads(fuse_attention(fold_affines(widen_products(fused))))
     return merge_reshapes(drop_reshapes(folded))

@@ -195,6 +195,11 @@ class Op:
         return None
 
     @property
+    def stands_for(self) -> tuple[Op, ...]:
+        """Ops that do the same one after the other: what an op that nobody measured may cost."""
+        return ()
+
+    @property
     def synthetic_group(self) -> SyntheticGroup | None:
         """The ops that new ones like this one are made with; None where `synthesize` makes none."""
         return None

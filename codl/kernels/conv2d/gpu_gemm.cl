@@ -13,6 +13,7 @@
 // POINTWISE      defined for 1x1 windows without padding: every tap lies inside
 // batches        of products: points of Winograd's with weights of their own (`own_weights` is 1), or
 //                images; `apart` is how many pixels lie from one to the next
+// ROWS           defined where input and output are planar rows of all channels, as matrices are
 // RAW            defined where sums go to [split][batch][block][pixel] without bias and activation
 // Sizes in pixels of four channels.
 
@@ -43,13 +44,26 @@ typedef struct {
     int ky, kx, block;      // tap and input block
 } Source;
 
+// From one block of inputs to the next, where a tensor begins, and where four outputs lie.
+#ifdef ROWS
+#define INPUT_STEP 1
+#define BEGIN(tensor, offset, batch, apart) ((tensor) + (offset))
+#define OUTPUT_OF(block, pixel)                                                                    \
+    (output + output_offset + ((size_t)(pixel) * out_blocks + (block)) * 4)
+#else
+#define INPUT_STEP input_stride
+#define BEGIN(tensor, offset, batch, apart) ((tensor) + ((size_t)(batch) * (apart) + (offset)) * 4)
+#define OUTPUT_OF(block, pixel)                                                                    \
+    (BLOCK(output, output_offset, output_stride, block) + (size_t)(pixel) * 4)
+#endif
+
 // Loads are to overlap with products, but compilers tend to move them behind these. So there is a
 // barrier between, and the pointers are not `restrict`, as loads through such may cross it; loads
 // are free of branches too: an item without one repeats the last, and what lies beside the input is
 // cleared afterwards.
 #ifdef POINTWISE
 #define FETCH_A(to, s)                                                                             \
-    to = VLOAD(in + ((size_t)min(s.block, in_blocks - 1) * input_stride + s.pixel) * 4);           \
+    to = VLOAD(in + ((size_t)min(s.block, in_blocks - 1) * INPUT_STEP + s.pixel) * 4);             \
     s.block += DEPTH;
 #else
 #define FETCH_A(to, s)                                                                             \
@@ -92,12 +106,13 @@ typedef struct {
 #ifdef RAW
 #define FINISH(sum, block, pixel) (sum)
 #define FINISHED_ARGS
-#define OUT(block) (output + ((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels * 4)
+#define OUT(block, pixel)                                                                          \
+    (output + (((size_t)get_group_id(2) * out_blocks + (block)) * out_pixels + (pixel)) * 4)
 #else
 #define FINISH(sum, block, pixel)                                                                  \
     ACTIVATE((sum) + VLOAD(bias + (block) * 4) PLUS_ADDED(block, pixel))
 #define FINISHED_ARGS ADDED_ALL_ARGS
-#define OUT(block) BLOCK(output, output_offset, output_stride, block)
+#define OUT(block, pixel) OUTPUT_OF(block, pixel)
 #endif
 // Stores the sum of pixel m and channels n of an item.
 #define STORE(sum, m, n, item)                                                                     \
@@ -105,7 +120,7 @@ typedef struct {
         const int pixel = first_pixel + (m) * ITEMS_M + ITEM_M(item);                              \
         const int block = tile_n * (TILE_N / 4) + (n) * ITEMS_N + ITEM_N(item);                    \
         if (pixel < out_pixels && block < out_blocks)                                              \
-            VSTORE(FINISH(sum, block, pixel), OUT(block) + (size_t)pixel * 4);                     \
+            VSTORE(FINISH(sum, block, pixel), OUT(block, pixel));                                  \
     }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_gemm(
@@ -124,8 +139,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS * TEAMS, 1, 1))) void conv2d_
     // Steps of every tile, and the first of this team.
     const int all_steps = steps * TEAMS * splits, first_step = (split * TEAMS + team) * steps;
 
-    __global const float *in =
-        input + ((size_t)batch * input_apart + input_offset) * 4;
+    __global const float *in = BEGIN(input, input_offset, batch, input_apart);
     __global const float *weights = weight +
         (((size_t)batch * own_weights * get_num_groups(1) + tile_n) * all_steps + first_step) *
             B_SIZE * 4;
@@ -218,6 +232,5 @@ __kernel void conv2d_gemm_sum(
         const size_t plane = ((size_t)split * get_global_size(2) + IMAGE_ID) * out_blocks + block;
         sum += VLOAD(parts + (plane * out_pixels + pixel) * 4);
     }
-    VSTORE(ACTIVATE(sum PLUS_ADDED(block, pixel)),
-           BLOCK(output, output_offset, output_stride, block) + (size_t)pixel * 4);
+    VSTORE(ACTIVATE(sum PLUS_ADDED(block, pixel)), OUTPUT_OF(block, pixel));
 }

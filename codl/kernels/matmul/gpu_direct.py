@@ -150,7 +150,7 @@ class GpuDirect(ByChoiceColumns):
             ways.append(AS_IT_LIES)
         found += [{**default, "packed": way} for way in ways]
         if problem.m > _most_rows(soc.gpu):
-            found += [{**default, "rows": rows} for rows in _fitting_rows(soc.gpu)[:2]]
+            found += [{**default, "rows": rows} for rows in fitting_rows(soc.gpu)[:2]]
             wider = registers.most_pixels(WIDE, soc.gpu) if soc.gpu.vector_registers else 0
             if wider > NARROW_ROWS and default["packed"] != AS_IT_LIES:
                 found.append({**default, "rows": wider, "columns": WIDE})
@@ -158,7 +158,7 @@ class GpuDirect(ByChoiceColumns):
 
     def default_columns(self, ops: Any, soc: Soc) -> ChoiceColumns:
         width = soc.gpu.vector_width
-        rows = _usual_rows(ops, soc.gpu)
+        rows = usual_rows(ops.m, soc.gpu)
         wide = np.where(rows <= NARROW_ROWS, WIDE, USUAL)
         wide = np.minimum(wide, columns.ceil_div(ops.n, width))
         few = columns.ceil_div(ops.m, rows) <= FEW_TILES
@@ -284,22 +284,22 @@ def _may_lie(ops: MatMulColumns, panel: Column | int) -> NDArray[np.bool_]:
     return lies
 
 
-def _fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
+def fitting_rows(gpu: GpuSide) -> tuple[int, ...]:
     """The rows of a tile of two vectors that the registers hold."""
     known = registers.most_pixels(2, gpu) if gpu.vector_registers else MOST_ROWS[gpu.vector_width]
     return tuple(rows for rows in ROWS if rows <= known)
 
 
 def _most_rows(gpu: GpuSide) -> int:
-    return _fitting_rows(gpu)[0]
+    return fitting_rows(gpu)[0]
 
 
-def _usual_rows(ops: MatMulColumns, gpu: GpuSide) -> Column:
-    """The smallest for all of m; or of the two largest what wastes least, then the larger."""
-    most, second, *_ = known = _fitting_rows(gpu)
-    smallest = np.min([np.where(ops.m <= rows, rows, most) for rows in known], axis=0)
-    wastes_less = columns.round_up(ops.m, second) < columns.round_up(ops.m, most)
-    return np.where(ops.m <= most, smallest, np.where(wastes_less, second, most)).astype(float)
+def usual_rows(m: Column, gpu: GpuSide) -> Column:
+    """Rows of a tile: the smallest for all of m; or what wastes least of the two largest."""
+    most, second, *_ = known = fitting_rows(gpu)
+    smallest = np.min([np.where(m <= rows, rows, most) for rows in known], axis=0)
+    wastes_less = columns.round_up(m, second) < columns.round_up(m, most)
+    return np.where(m <= most, smallest, np.where(wastes_less, second, most)).astype(float)
 
 
 def pack_panels(matrix: Array, panel: int, *, trans: bool = False) -> Array:

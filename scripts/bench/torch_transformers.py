@@ -1,0 +1,137 @@
+"""The built-in transformers in PyTorch, of the same shapes, with weights of its own from a seed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from codl.frontend.models import bert, smollm2_135m, vit_base
+from codl.frontend.models.transformer import Transformer
+
+
+class Attention(nn.Module):
+    """Of tokens to themselves; with `angles`, rotary embeddings and a causal mask."""
+
+    def __init__(self, sizes: Transformer, groups: int = 0, *, bias: bool = True) -> None:
+        super().__init__()
+        each = sizes.features // sizes.heads
+        self.heads, self.groups = sizes.heads, groups or sizes.heads
+        self.q = nn.Linear(sizes.features, sizes.features, bias=bias)
+        self.k = nn.Linear(sizes.features, each * self.groups, bias=bias)
+        self.v = nn.Linear(sizes.features, each * self.groups, bias=bias)
+        self.out = nn.Linear(sizes.features, sizes.features, bias=bias)
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor | None = None) -> torch.Tensor:
+        n, tokens, features = x.shape
+        q = self.q(x).view(n, tokens, self.heads, -1).transpose(1, 2)
+        k, v = (f(x).view(n, tokens, self.groups, -1).transpose(1, 2) for f in (self.k, self.v))
+        if angles is not None:
+            q, k = (turned(part, angles) for part in (q, k))
+        y = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=angles is not None, enable_gqa=self.groups != self.heads
+        )
+        return self.out(y.transpose(1, 2).reshape(n, tokens, features))
+
+
+def turned(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * angles[0] + torch.cat([-second, first], dim=-1) * angles[1]
+
+
+class Layer(nn.Module):
+    """Norms in front of the branches, or behind their sums."""
+
+    def __init__(self, sizes: Transformer, epsilon: float, *, is_before: bool) -> None:
+        super().__init__()
+        self.attention, self.is_before = Attention(sizes), is_before
+        self.first = nn.LayerNorm(sizes.features, eps=epsilon)
+        self.second = nn.LayerNorm(sizes.features, eps=epsilon)
+        self.wide = nn.Linear(sizes.features, sizes.widened)
+        self.narrow = nn.Linear(sizes.widened, sizes.features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_before:
+            x = x + self.attention(self.first(x))
+            return x + self.branch(self.second(x))
+        x = self.first(x + self.attention(x))
+        return self.second(x + self.branch(x))
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        return self.narrow(functional.gelu(self.wide(x)))
+
+
+class Bert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes, epsilon = bert.BASE, bert.EPSILON
+        self.norm = nn.LayerNorm(sizes.features, eps=epsilon)
+        layers = (Layer(sizes, epsilon, is_before=False) for _ in range(sizes.layers))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.norm(x))
+
+
+class Vit(nn.Module):
+    def __init__(self, side: int = 224) -> None:
+        super().__init__()
+        sizes, epsilon, patch = vit_base.BASE, vit_base.EPSILON, vit_base.PATCH
+        self.patches = nn.Conv2d(3, sizes.features, patch, stride=patch)
+        self.kind = nn.Parameter(torch.randn(1, 1, sizes.features))
+        self.places = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, sizes.features))
+        layers = (Layer(sizes, epsilon, is_before=True) for _ in range(sizes.layers))
+        self.layers = nn.Sequential(*layers)
+        self.norm = nn.LayerNorm(sizes.features, eps=epsilon)
+        self.head = nn.Linear(sizes.features, vit_base.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.kind.expand(len(x), -1, -1), tokens], dim=1) + self.places
+        return self.head(self.norm(self.layers(x))[:, 0])
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, sizes: Transformer, groups: int, epsilon: float) -> None:
+        super().__init__()
+        self.attention = Attention(sizes, groups, bias=False)
+        self.first = nn.RMSNorm(sizes.features, eps=epsilon)
+        self.second = nn.RMSNorm(sizes.features, eps=epsilon)
+        self.gate, self.wide = (
+            nn.Linear(sizes.features, sizes.widened, bias=False) for _ in range(2)
+        )
+        self.narrow = nn.Linear(sizes.widened, sizes.features, bias=False)
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.first(x), angles)
+        y = self.second(x)
+        return x + self.narrow(functional.silu(self.gate(y)) * self.wide(y))
+
+
+class Llama(nn.Module):
+    """The logits of the token behind the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = smollm2_135m
+        sizes, each = own.SMALL, own.SMALL.features // own.SMALL.heads
+        layers = (LlamaLayer(sizes, own.GROUPS, own.EPSILON) for _ in range(sizes.layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(sizes.features, eps=own.EPSILON)
+        self.head = nn.Linear(sizes.features, own.WORDS, bias=False)
+        turns = own.THETA ** -(torch.arange(0, each, 2) / each)
+        angles = (torch.arange(own.TOKENS)[:, None] * turns).repeat(1, 2)
+        self.register_buffer("angles", torch.stack([angles.cos(), angles.sin()]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, self.angles)
+        return self.head(self.norm(x)[:, -1])
+
+
+TRANSFORMERS = {"bert": Bert, "vit_base": Vit, "smollm2_135m": Llama}
+
+
+def transformer(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return TRANSFORMERS[name]()
