@@ -80,9 +80,9 @@ def _ops(block: Block, number: int, dice: random.Random) -> Iterator[Op]:
     yield parse(f"matmul in=1x{h}x{n}x{d},1x{h}x{d}x{n} alpha={d**-0.5:.6g}")
     yield parse(f"softmax in=1x{h}x{n}x{n} axes=3")
     yield parse(f"matmul in=1x{h}x{n}x{n},1x{h}x{n}x{d}")
-    for masked in ("", f",1x1x{n}x{n}", " causal=1")[: 1 + number % 3]:
-        heads = f"1x{h}x{n}x{d}"
-        yield parse(f"attention in={heads},{heads},{heads}{masked} scale={d**-0.5:.6g}")
+    heads = f"1x{h}x{n}x{d}"
+    masked = ("", " causal=1", f",1x1x{n}x{n}", " causal=1")[number % 4]
+    yield parse(f"attention in={heads},{heads},{heads}{masked} scale={d**-0.5:.6g}")
     yield parse(f"eltwise in=1x{h}x{n}x{n},1x{h}x{n}x{n}")
     yield parse(f"eltwise in=1x{n}x{c}x1,1x{n}x{c}x1 mode={dice.choice(('add', 'mul', 'div'))}")
     yield parse(f"eltwise in=1x{c}x{s}x{s} mode=identity{function()}")
