@@ -51,6 +51,8 @@ def fuzz(reader: Reader, count: int, seed: int, folder: Path) -> tuple[int, int]
     """
     dice, read, path = random.Random(seed), 0, folder / reader.file
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(reader.seeds[0])
+    reader.read(path)  # a sound file is read, and those that it stands beside are there
     makers = (*GENERAL, *reader.makers, *reader.makers)
     for _ in range(count):
         content = dice.choice(reader.seeds)
