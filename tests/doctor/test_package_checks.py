@@ -30,7 +30,10 @@ def test_a_healthy_machine_passes() -> None:
         "agent",
         "python",
         *(f"package {name}" for name in BASE.values()),
-        *(f"extra {name}" for name in ("cli", "onnx", "report", "train", "peers", "dask")),
+        *(
+            f"extra {name}"
+            for name in ("cli", "onnx", "report", "train", "quantize", "peers", "dask")
+        ),
     }
 
 
