@@ -32,7 +32,8 @@ def test_every_variant_equals_the_reference(
     assert parse(to_text(op)) == op
     inputs, weights = operands(op)
     expected, whole = reference(op, inputs, weights), Region.whole(op.output)
-    for device in (gpu, as_gpu):
+    # A kernel compiles for seconds: the first few texts are for all that depends on the device.
+    for device in (gpu, as_gpu) if text in TEXTS[:3] else (gpu,):
         for variant in registry.variants(op, "gpu", device.soc, include_unfit=True):
             choices = variant.choices(op, device.soc)  # type: ignore[attr-defined]
             for choice in choices if text == TEXTS[0] else choices[:1]:
