@@ -18,15 +18,14 @@ from codl.frontend.convert import load_network
 from codl.ir import soc as socs
 from codl.ir.network import Network
 from codl.ir.soc import Soc
-from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.partition import partition_plan
 from codl.plan.cost_model import CostModel
 from codl.plan.coverage import covered
 from codl.plan.price import price
 from codl.plan.search import search
-from codl.predict import model_set
 from codl.predict.names import DEFAULT
+from codl.strategies import Context
 
 MODELS = "mobilenet_v1,mobilenet_v2,resnet50,resnet50_v2,yolov2,posenet"
 
@@ -45,7 +44,7 @@ def main() -> None:
     parser.add_argument("--models", default=MODELS)
     options = parser.parse_args()
     soc = socs.load(options.soc)
-    cost = CostModel(soc, model_set.load(soc, DEFAULT))
+    cost = Context.of(soc).cost(DEFAULT)
     print(f"{'model':20} {'predicted':>10} {'empty':>9} {'needlessly':>11}  (ms)")
     for name in options.models.split(","):
         network = load_network(name)
@@ -63,7 +62,7 @@ def main() -> None:
 def gaps_of(network: Network, soc: Soc, cost: CostModel) -> tuple[float, list[Gap]]:
     """The latency of the plan that is searched, and the gaps before its stages."""
     plan = search(network, cost, "codl")
-    priced = price(lower(network, plan, soc, Tuning()), cost)
+    priced = price(lower(network, plan, soc, cost.tuning), cost)
     ends = {stage.times.label: stage.ends_ms for stage in priced.stages}
 
     def found() -> Iterator[Gap]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -20,15 +20,14 @@ from time import perf_counter
 import numpy as np
 
 from codl.ir import Dim, Layer, Network, Op, to_text
-from codl.ir.plan import Plan
 from codl.ir.statistic import level
 from codl.measure.tasks import load_ops
 from codl.plan.cost_model import CostModel
 from codl.plan.greedy import ChainSearch
-from codl.predict.model_set import load
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import provenance
 from codl.runtime.engine import Engine
+from codl.strategies import Context
 from codl.targets.detect import load_local
 from codl.targets.local import LocalTarget
 
@@ -62,7 +61,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     soc = load_local(arguments.soc)
-    cost = CostModel(soc, load(soc, arguments.predictor, arguments.predictors))
+    context = Context.of(soc, predictors_folder=arguments.predictors)
+    cost = context.cost(arguments.predictor)
     splittable = [op for op in load_ops(arguments.models.split(",")) if op.dims]
     ops = random.Random(arguments.seed).sample(splittable, min(arguments.ops, len(splittable)))
     target = LocalTarget(soc)
@@ -109,7 +109,11 @@ def measured(op: Op, target: LocalTarget, cost: CostModel, arguments: argparse.N
     plans = {}
     for dim, ratio in dict.fromkeys(cuts):
         plans[label(dim, ratio)] = search.plan("regret", [search.at(layers, dim, ratio)])
-    samples = run(network, plans, target, rounds=arguments.rounds, warm_up=arguments.warm_up)
+    engines = {
+        name: Engine(network, replace(plan, strategy=name), target, cost.tuning)
+        for name, plan in plans.items()
+    }
+    samples = run(engines, rounds=arguments.rounds, warm_up=arguments.warm_up)
     levels = [{name: level(own[half::2]) for name, own in samples.items()} for half in (0, 1)]
     best, chosen = min(levels[0], key=lambda n: levels[0][n]), label(pick.dim, pick.gpu_ratio)
     chosen_ms, best_ms = levels[1][chosen], levels[1][best]
@@ -128,12 +132,8 @@ def label(dim: str, ratio: float) -> str:
     return {0.0: "cpu", 1.0: "gpu"}.get(ratio, f"{dim} {ratio:.2f}")
 
 
-def run(
-    network: Network, plans: dict[str, Plan], target: LocalTarget, *, rounds: int, warm_up: int
-) -> dict[str, Sequence[float]]:
+def run(engines: Mapping[str, Engine], *, rounds: int, warm_up: int) -> dict[str, Sequence[float]]:
     """Milliseconds of every plan in every round; each round in another order."""
-    named = {name: replace(plan, strategy=name) for name, plan in plans.items()}
-    engines = {name: Engine(network, plan, target) for name, plan in named.items()}
     samples: dict[str, list[float]] = {name: [] for name in engines}
     order = list(engines)
     for turn in range(rounds + 2):
