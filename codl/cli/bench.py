@@ -19,12 +19,15 @@ from codl.cli.options import (
     read_ops,
 )
 from codl.cli.output import emit, progress
+from codl.cli.recorded import recorded
 from codl.errors import CodlError
 from codl.ir import Op, to_text
+from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.bench_rows import BenchRow
 from codl.measure.dataset import Dataset
+from codl.measure.protocol import Protocol
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
@@ -72,7 +75,9 @@ def bench_kernels(
             rows += [_row(each, row) for row in measured]
             refused += [{"op": to_text(each), **asdict(other)} for other in others]
             update(index + 1, len(ops), 0.0)
+        origin = recorded(target, Digests(tuning=tuning.fingerprint), **asdict(Protocol()))
     result = {"soc": described.name, "source": "measured", "ops": rows, "refused": refused}
+    result |= origin
     emit("bench", result, lambda: _table(result), as_json=json, output=output)
 
 

@@ -23,6 +23,7 @@ from codl.cli.options import (
     read_budget,
 )
 from codl.cli.output import emit, note
+from codl.cli.recorded import digests_of, recorded
 from codl.errors import CodlError, UnknownNameError
 from codl.frontend.decoders import DECODERS, DecoderSource, Step, read_decoder, step_of
 from codl.ir import Network
@@ -146,7 +147,9 @@ def bench_llm(
         equal = _compared(running, workload, room) if others else {}
         note(f"Measuring pp{prompt} and tg{generate} in turns")
         speeds = time_decoders(running, workload, Effort(min_rounds=2, min_seconds=seconds, warm=1))
+        of = digests_of(context, steps[1].network, plans={n: own[1] for n, own in plans.items()})
         memory = {name: own.memory.total for name, own in loaded.items()}
+        origin = recorded(target, of, seconds=seconds, prompt=prompt, generate=generate)
     bytes_ = weight_bytes(steps[1].network)
     rows = [_row(name, speeds[name], bytes_, equal, memory, plans) for name in running]
     best = next(row for row in rows if row["strategy"] == names[-1])
@@ -160,6 +163,7 @@ def bench_llm(
         "prefill": best["prefill"],
         "decode": best["decode"],
         "rows": rows,
+        **origin,
     }
     emit("bench-llm", result, lambda: _table(result), as_json=json, output=output)
 

@@ -53,6 +53,7 @@ from codl.measure.tasks import FEW_SHARES, SHARES, Task, load_sources
 from codl.strategies.settled_plans import SettledPlans
 from codl.targets.connect import connect
 from codl.targets.detect import load_measured
+from codl.targets.environment import environment_of
 from codl.targets.replay import folder_of
 
 ALL_SHARES, SOME_SHARES = (",".join(map(str, shares)) for shares in (SHARES, FEW_SHARES))
@@ -245,6 +246,7 @@ def collect_data(
                 chooser=course.chooser,
                 progress=update,
                 cooling=lambda own: control(by_serial[own.serial], governor, cool_down, hot),
+                tells=lambda own: environment_of(by_serial[own.serial], {}),
                 watch=shown.watch,
             )
         except KeyboardInterrupt as error:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from codl.cli.conditions import COOL_DOWN, CoolDownOption, GovernorOption, HotOption, control
+from codl.cli.eval_again import Earlier
+from codl.cli.eval_course import Course
 from codl.cli.options import (
     REFINE,
+    SOCS,
     BatchOption,
     DatasetsOption,
     JsonOption,
@@ -21,25 +23,35 @@ from codl.cli.options import (
     PredictorsOption,
     RefineOption,
     SerialOption,
-    SocOption,
     read_budget,
     read_models,
 )
 from codl.cli.output import emit, note
-from codl.errors import CodlError, InterruptedCommandError
-from codl.ir.results import TimeSpan
+from codl.errors import CodlError
+from codl.ir.results import EvalRequest
 from codl.measure import dataset as datasets
-from codl.measure.cool_down import HOT_C, low_battery
-from codl.measure.interleave import Effort
+from codl.measure.cool_down import HOT_C
 from codl.measure.peers import PEERS
 from codl.predict.names import FOLDER
-from codl.strategies import STRATEGIES, Context, Strategy, find, ideal
-from codl.strategies.evaluation import evaluate, to_json
-from codl.strategies.peers import check as check_peers
-from codl.strategies.peers import with_opencl_all
+from codl.strategies import STRATEGIES, Context, ideal
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
 
+SocOrReproOption = Annotated[
+    str | None,
+    typer.Option("--soc", help=f"{SOCS}; --repro has its own.", show_default=False),
+]
+ReproOption = Annotated[
+    Path | None,
+    typer.Option("--repro", help="Run the evaluation of this file again: does it agree?"),
+]
+OtherEnvironmentOption = Annotated[
+    bool,
+    typer.Option(
+        "--other-environment",
+        help="With --repro: go on where the environment or the dataset is another one.",
+    ),
+]
 ModelsOption = Annotated[
     str, typer.Option("--models", help="Built-in models or .onnx files, separated by commas.")
 ]
@@ -63,7 +75,8 @@ TimelinesOption = Annotated[
 
 
 def evaluate_strategies(
-    soc: SocOption,
+    context: typer.Context,
+    soc: SocOrReproOption = None,
     serial: SerialOption = "local",
     models: ModelsOption = "yolov2",
     strategies: StrategiesOption = "cpu,gpu,mulayer,codl-paper,codl,ideal",
@@ -78,6 +91,8 @@ def evaluate_strategies(
     governor: GovernorOption = None,
     cool_down: CoolDownOption = COOL_DOWN,
     hot: HotOption = HOT_C,
+    repro: ReproOption = None,
+    other_environment: OtherEnvironmentOption = False,
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
@@ -94,12 +109,22 @@ def evaluate_strategies(
     waited for between models; a battery below 20 % ends the evaluation, with the rows so far;
     so does Ctrl-C.
 
+    --repro FILE runs the evaluation of a file of -o again: its models, strategies, peers, plans and
+    protocol. It says of each speedup whether it agrees within what both runs have spread, and the
+    exit code is 1 where one does not. Where driver, device, clocks, cores, libraries or dataset are
+    others, or the model is, nothing is compared; --other-environment goes on with the former.
+
     [dim]Examples:[/dim]
     codl eval --soc host --serial local --models yolov2,vgg16
     codl eval --soc host --models yolov2 --strategies cpu,gpu --peers ort,ncnn,openvino,mnn
+    codl eval --soc host --models yolov2 -o eval.json
+    codl eval --repro eval.json
     """
-    described = load_local(soc, serial)
-    context = Context.of(
+    earlier = None if repro is None else _earlier(context, repro)
+    asked = earlier.asked if earlier else _asked(models, strategies, peers, batch, seconds)
+    at = earlier.result.serial if earlier and _is_default(context, "serial") else serial
+    described = load_local(_soc_of(soc, earlier), at)
+    planning = Context.of(
         described,
         dataset,
         predictors_folder=predictors,
@@ -107,75 +132,50 @@ def evaluate_strategies(
         budget_s=read_budget(budget),
         note=note,
     )
-    names = _names(strategies)
-    known = _strategies(names, strategies)
-    others = with_opencl_all(_names(peers), context.soc)
-    check_peers(others, context.soc)
-    is_interrupted, reason = False, ""
-    rows: list[dict[str, Any]] = []
-    timelines: list[dict[str, Any]] = []
-    with closing(connect(serial, described)) as target:
-        sensors = [sensor.name for sensor in target.describe().sensors]
-        cooling = control(target, governor, cool_down, hot)
-        for model in read_models(models):
-            now = target.conditions()
-            if reason := low_battery(now):
-                break
-            cooling.wait(now)
-            try:
-                results, spans = evaluate(
-                    model,
-                    known,
-                    replace(context, target=target),
-                    with_ideal=ideal.NAME in names,
-                    peers=others,
-                    effort=Effort(min_seconds=seconds),
-                    batch=batch,
-                )
-            except KeyboardInterrupt:
-                if not rows:
-                    raise
-                is_interrupted = True
-                break
-            rows += to_json(results)
-            timelines += _timelines(model, spans) if with_timelines else []
-    result: dict[str, Any] = {
-        "soc": described.to_json(),
-        "serial": serial,
-        "batch": batch,
-        "energy_sensors": sensors,
-        "rows": rows,
-        "timelines": timelines,
-    }
+    with closing(connect(at, described)) as target:
+        course = Course.of(
+            asked, replace(planning, target=target), earlier, despite=other_environment
+        )
+        course.run(control(target, governor, cool_down, hot))
+    result = course.result(with_timelines=with_timelines)
+    emit("eval", result, lambda: course.tables(result), as_json=json, output=output)
+    course.check()
 
-    def render() -> RenderableType:
-        from codl.report.load import eval_result
-        from codl.report.tables import eval_table
 
-        return eval_table(eval_result(result))
+def _earlier(context: typer.Context, path: Path) -> Earlier:
+    """The evaluation to run again, which says itself what is run."""
+    for name in ("models", "strategies", "peers", "seconds", "batch", "predictor"):
+        if not _is_default(context, name):
+            raise typer.BadParameter(
+                f"--{name} is not given with it: the file says what is run.", param_hint="--repro"
+            )
+    return Earlier.read(path)
 
-    emit("eval", result, render, as_json=json, output=output)
-    kept = f"{len(rows)} rows of models before that are kept."
-    if is_interrupted:
-        raise InterruptedCommandError(kept)
-    if reason:
-        raise CodlError(f"{reason} {kept}")
+
+def _is_default(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is None or source.name.startswith("DEFAULT")
+
+
+def _soc_of(soc: str | None, earlier: Earlier | None) -> str:
+    if soc is None and earlier is None:
+        raise typer.BadParameter("an evaluation wants a SoC.", param_hint="--soc")
+    return soc or (earlier.result.soc.name if earlier else "")
+
+
+def _asked(
+    models: str, strategies: str, peers: str, batch: int | None, seconds: float
+) -> EvalRequest:
+    if not any(name != ideal.NAME for name in _names(strategies)):
+        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {strategies!r}.")
+    return EvalRequest(
+        models=tuple(read_models(models)),
+        strategies=tuple(_names(strategies)),
+        peers=tuple(_names(peers)),
+        batch=batch,
+        seconds=seconds,
+    )
 
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
-
-
-def _strategies(names: Sequence[str], given: str) -> list[Strategy]:
-    """Those that plan: all but the bound."""
-    strategies = [find(name) for name in names if name != ideal.NAME]
-    if not strategies:
-        raise CodlError(f"Name at least one of {', '.join(STRATEGIES)}; got {given!r}.")
-    return strategies
-
-
-def _timelines(model: str, spans: Mapping[str, Sequence[TimeSpan]]) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "strategy": name, "spans": [asdict(span) for span in own]}
-        for name, own in spans.items()
-    ]

@@ -26,6 +26,7 @@ from codl.cli.options import (
     read_shapes,
 )
 from codl.cli.output import emit, note
+from codl.cli.recorded import digests_of, recorded
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
 from codl.ir import Network
@@ -93,6 +94,7 @@ def explain_model(
     )
     context = adapted(asked, deployed)
     network = load_network(model, batch, read_shapes(shape))
+    origin: dict[str, Any] = {}
     if predicted:
         chosen = plan_of(plan, strategy, deployed, network=network, context=context)
         explained = explain_predicted(network, chosen, context)
@@ -102,7 +104,9 @@ def explain_model(
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
             with Engine(network, chosen, target, context.tuning) as engine:
                 explained = explain_measured(engine, context, rounds=rounds)
-    result = _result(network, chosen, described, explained, batch)
+            of = digests_of(context, network, plans={network.name: chosen})
+            origin = recorded(target, of, rounds=rounds)
+    result = {**_result(network, chosen, described, explained, batch), **origin}
 
     def render() -> Group:
         from codl.report.load import explain_result

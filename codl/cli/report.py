@@ -18,8 +18,17 @@ def write_report(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The page.", callback=writable)
     ] = Path("report.html"),
+    apart: Annotated[
+        bool,
+        typer.Option(
+            "--apart", help="Put evaluations on one page that were not measured alike, too."
+        ),
+    ] = False,
 ) -> None:
     """Make one HTML page of result files: what commands write with -o, or print with --json.
+
+    Evaluations of a SoC that differ in driver, device, clocks, cores, libraries or protocol are not
+    to be compared, and are refused unless --apart says so.
 
     [dim]Examples:[/dim]
     codl report eval.json train.json -o report.html
@@ -27,4 +36,4 @@ def write_report(
     """
     from codl.report.html import write_report as write
 
-    note(f"Wrote {write(results, output)}")
+    note(f"Wrote {write(results, output, apart=apart)}")

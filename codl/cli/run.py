@@ -40,6 +40,7 @@ from codl.cli.options import (
     writable,
 )
 from codl.cli.output import emit, note, warn
+from codl.cli.recorded import digests_of, recorded
 from codl.errors import UnsupportedError
 from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
@@ -162,6 +163,7 @@ def run_model(
     deployed = deployment_of(model)
     wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
     cost: CostModel | None = None
+    context: Context | None = None
     with ExitStack() as stack:
 
         def connected(soc: LocalSoc) -> Target:
@@ -194,11 +196,13 @@ def run_model(
             cost = context.default_cost(network)
         with engine:
             done = measure(engine, target, given, cost, rounds=rounds)
+        of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
+        origin = recorded(target, of, rounds=rounds)
     if outputs is not None:
         with files.writing(outputs) as partial, partial.open("wb") as file:
             np.savez(file, **done.outputs)  # type: ignore[arg-type]
         note(f"Wrote {outputs}")
-    result = {"serial": serial, **_result(engine, done, batch, wanted)}
+    result = {"serial": serial, **_result(engine, done, batch, wanted), **origin}
 
     def render() -> Group:
         return Group(op_placement_table(done.placed, "measured", every=every), _summary(result))

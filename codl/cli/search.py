@@ -43,7 +43,7 @@ from codl.errors import CodlError
 from codl.file_names import inside
 from codl.files import check_folder, check_writable
 from codl.ir import soc as socs
-from codl.ir.plan import Plan
+from codl.ir.plan import Plan, PlanOrigin
 from codl.measure import dataset as datasets
 from codl.measure.progress import seconds_left
 from codl.plan.objective import GOALS, Objective
@@ -59,6 +59,7 @@ from codl.strategies.model_search import (
 )
 from codl.targets.connect import connect
 from codl.targets.detect import load_local
+from codl.targets.environment import environment_of
 from codl.workers import Workers
 
 MethodOption = Annotated[
@@ -147,6 +148,8 @@ def search_plan(
     ]
     with closing(connect(serial, described if runs else None)) as target:
         outcomes = _searched(searches, replace(context, target=target), workers)
+        origin = context.origin(environment_of(target, {}) if runs else None)
+    outcomes = [_made_with(one, origin) for one in outcomes]
     for file, found in zip(files, outcomes, strict=True):
         if file is not None and isinstance(found, FoundPlan):
             note(f"Wrote {found.plan.save(file)}")
@@ -154,6 +157,13 @@ def search_plan(
         _show(outcomes[0], every=every, as_json=json)
     else:
         _show_all(described.name, dict(zip(names, outcomes, strict=True)), as_json=json)
+
+
+def _made_with(outcome: Outcome, origin: PlanOrigin) -> Outcome:
+    """A plan says what it was made with."""
+    if not isinstance(outcome, FoundPlan):
+        return outcome
+    return replace(outcome, plan=replace(outcome.plan, origin=origin))
 
 
 def _bytes(mebibytes: int | None) -> int | None:

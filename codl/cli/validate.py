@@ -171,7 +171,8 @@ def validate_plan(
             remedy = find_remedy(bench, found, budget_s=read_budget(budget))
             remedy = replace(remedy, plan=_priced(remedy.plan, chosen, loaded.network, context))
     if write_plan is not None:
-        note(f"Wrote {(remedy.plan if remedy else chosen).save(write_plan)}")
+        kept = replace(remedy.plan if remedy else chosen, origin=context.origin())
+        note(f"Wrote {kept.save(write_plan)}")
     if write_soc and remedy is not None and remedy.fallbacks:
         note(f"Wrote {_add_to_soc(soc, for_soc(loaded.network, remedy.fallbacks))}")
     result = {

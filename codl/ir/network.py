@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 
+from codl.ir.constants import array_digest
 from codl.ir.op_text import to_text
 from codl.ir.ops.base import Array, Op, Weights
 from codl.ir.ops.onnx_model import OnnxModel
@@ -64,6 +65,14 @@ class Network:
             for layer in self.layers
         ]
         lines += [f"{name} {holder}" for name, (holder, _) in self.outputs.items()]
+        return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    @cached_property
+    def content_digest(self) -> str:
+        """Identifies structure and weights; reads every weight once."""
+        named = [(f"{x.name} {name}", own) for x in self.layers for name, own in x.weights.items()]
+        arrays = sorted([*named, *self.constants.items()], key=lambda one: one[0])
+        lines = [self.digest, *(f"{name} {array_digest(own)}" for name, own in arrays)]
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     @property

@@ -13,6 +13,8 @@ import msgspec
 from codl import files
 from codl.errors import InvalidFileError, MismatchError
 from codl.ir import yaml_file
+from codl.ir.digest import digest
+from codl.ir.environment import Environment
 from codl.ir.fallbacks import OpFallback
 from codl.ir.network import Layer, Network
 from codl.ir.ops.base import Dim
@@ -40,6 +42,20 @@ class Chain:
     def label(self) -> str:
         """The first and the last layer, for people."""
         return self.ops[0] if len(self.ops) == 1 else f"{self.ops[0]} ... {self.ops[-1]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOrigin:
+    """What a plan was made with: codl's version and commit, and digests of dataset and tuning.
+
+    `environment` is that of the machine that it was found on, None where nothing ran.
+    """
+
+    codl: str
+    commit: str
+    dataset: str = ""
+    tuning: str = ""
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,14 @@ class Plan:
     estimated: tuple[str, ...] = ()
     predicted_mj: Predicted | None = None
     fallbacks: tuple[OpFallback, ...] = ()
+    #: Known of plans in files.
+    origin: PlanOrigin | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what runs: plans that differ in nothing else have the same."""
+        own = {"chains": [asdict(chain) for chain in self.chains], "sharing": self.sharing}
+        return digest({"model": self.digest, "soc": self.soc, **own})[:16]
 
     def check(self, network: Network, soc: str) -> None:
         """Raise `MismatchError` where this plan was made for another model or SoC."""

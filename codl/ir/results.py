@@ -184,7 +184,8 @@ class EvalRow:
     predictions do not know: it is divided out of `predicted_over_measured`.
     `energy_mj` is that of one inference, None without a sensor. `memory_bytes` are those of tensors
     and weights on either side. `same_as` names the strategy before whose plan became the very same
-    executable: it was timed for both. `conditions` are of the run in which all took turns.
+    executable: it was timed for both. `conditions` are of the run in which all took turns. `plan`
+    is the fingerprint of the plan that ran.
     """
 
     model: str
@@ -209,6 +210,33 @@ class EvalRow:
     conditions: Conditions | None = None
     cold_ms: Latency | None = None
     predicted_over_measured: Amount | None = None
+    plan: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest:
+    """What an evaluation is of: models, strategies and peers by the names that were given.
+
+    `batch` is None where models have their own. Everybody has turns for at least `seconds`.
+    """
+
+    models: tuple[str, ...]
+    strategies: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    batch: Count | None = None
+    seconds: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digests:
+    """What results rest on: the dataset and the kernels' tuning, empty where there is none,
+    structure and weights of each model by name, and plans by what they are of.
+    """
+
+    dataset: str = ""
+    tuning: str = ""
+    models: Mapping[str, str] = field(default_factory=dict)
+    plans: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,7 +191,7 @@ class Collection:
             device.state, device.problem = "idle", None
             device.now, device.cooling = result.now, result.cooling
             if not device.run:
-                device.run = self.log.begin(device.serial, result.clock_mhz, result.now)
+                device.run = self.log.begin(device.serial, result)
 
     def _record(self, device: Device, result: BatchResult) -> None:
         """Write what came of a batch.

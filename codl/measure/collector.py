@@ -20,8 +20,10 @@ from codl.measure.devices_at_work import (
     Cooling,
     DeviceNews,
     Measures,
+    Tells,
     cool_down,
     devices_of,
+    untold,
 )
 from codl.measure.progress import Progress
 from codl.measure.tasks import Task
@@ -64,6 +66,7 @@ def collect(
     progress: Progress | None = None,
     watch: Watch | None = None,
     cooling: Cooling = cool_down,
+    tells: Tells = untold,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Collected:
     """Measure `tasks` on a target until all are done, `budget_s` seconds or `samples` tasks are
@@ -76,10 +79,11 @@ def collect(
     A task that takes a target's process down twice is a failed row. The rows of a batch are on disk
     before the next is begun, so a kill loses at most the one under way. Before each batch what
     `cooling` gives for a target, once it is reached, waits while it is hot; one whose battery runs
-    out is left alone. Raises `CodlError` where
-    there is a dataset and `resume` is not set, `MismatchError` where it is that of another SoC, or
-    where no target is the SoC, and `DeviceError` where none can be reached. A replay is the only
-    target, and its recorded seconds are counted as if they had passed.
+    out is left alone. The manifest has the environment that `tells` gives for a target. Raises
+    `CodlError` where there is a dataset and `resume` is not set, `MismatchError` where it is that
+    of another SoC or was measured in another way, or where no target is the SoC, and `DeviceError`
+    where none can be reached. A replay is the only target, and its recorded seconds are counted as
+    if they had passed.
     """
     given = list(targets) if isinstance(targets, Sequence) else [targets]
     rounds, begin = rounds or Rounds(), clock.now()
@@ -90,7 +94,7 @@ def collect(
         missing = [task for task in tasks if writer.lacks(task)]
         skipped, wanted = len(tasks) - len(missing), missing[:samples]
         work = Collection(
-            devices=devices_of(given, MOST, cooling),
+            devices=devices_of(given, MOST, cooling, tells),
             writer=writer,
             log=log,
             rounds=rounds,

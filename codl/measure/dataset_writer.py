@@ -7,18 +7,21 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from codl.errors import CodlError, MismatchError
-from codl.ir import statistic
-from codl.ir.results import Conditions
+from codl.ir import statistic, yaml_file
+from codl.ir.environment import Environment, check_alike, differences
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure.dataset import AnchorRow, Dataset, Row
-from codl.measure.devices_at_work import Measures
+from codl.measure.devices_at_work import Measures, Reached
 from codl.measure.drift import Anchors, by_processor, calibration
 from codl.measure.tasks import Task
 from codl.measure.timing import Rounds
 from codl.provenance import now as time_now
 from codl.provenance import provenance
 from codl.runtime.placement import at_hand
+
+#: In these all runs of a dataset are the same.
+MIXED = ("device", "driver", "libraries", "protocol")
 
 
 @dataclass
@@ -78,10 +81,17 @@ class RunLog:
         if dataset.manifest_path.exists():
             _check_goes_on(dataset, self._soc, self._source, resume=resume)
 
-    def begin(self, serial: str, clock_mhz: Mapping[str, float], now: Conditions) -> str:
-        """Note a new run of a device as it is now; returns its name."""
+    def begin(self, serial: str, reached: Reached) -> str:
+        """Note a new run of a device as it is now; returns its name.
+
+        Raises `MismatchError` where runs before it were measured otherwise.
+        """
         soc, there = self._soc, self._dataset.manifest_path.exists()
         manifest: dict[str, Any] = self._dataset.manifest() if there else {"runs": {}}
+        environment = reached.environment
+        if environment is not None:
+            environment = replace(environment, protocol=self._origin.get("protocol", {}))
+            _check_alike(self._dataset, manifest["runs"], environment)
         run = f"run{len(manifest['runs']) + 1}"
         manifest |= {"source": self._source, "soc": soc.to_dict()}
         manifest["runs"][run] = {
@@ -89,9 +99,10 @@ class RunLog:
             "serial": serial,
             **self._origin,
             "threads": {"cpu": soc.cpu.threads, "gpu": soc.gpu.compute_units},
-            "clock_mhz": dict(clock_mhz),
-            "conditions": asdict(now),
+            "clock_mhz": dict(reached.clock_mhz),
+            "conditions": asdict(reached.now),
             "tuning": self._tuning,
+            "environment": None if environment is None else asdict(environment),
         }
         self._own[run] = Anchors()
         self._dataset.write_manifest(manifest)
@@ -138,6 +149,20 @@ def _origin(target: Measures, rounds: Rounds) -> dict[str, Any]:
         )
     protocol = {**asdict(rounds), "statistic": statistic.NAME}
     return {"placement": soc.placement.to_dict(), "protocol": protocol}
+
+
+def _check_alike(dataset: Dataset, runs: Mapping[str, Any], environment: Environment) -> None:
+    """Raise `MismatchError` where rows of the last run that tells cannot stand beside new ones.
+
+    Clocks may be others: anchors tell how fast each run's machine was.
+    """
+    told = [(name, own["environment"]) for name, own in runs.items() if own.get("environment")]
+    if told:
+        run, content = told[-1]
+        before = yaml_file.convert(content, Environment, dataset.manifest_path)
+        found = differences(before, environment, MIXED)
+        fix = "Write another dataset by -o DIR."
+        check_alike(found, f"The rows of {run} in {dataset.folder}", "new ones", fix=fix)
 
 
 def _check_goes_on(dataset: Dataset, soc: Soc, source: str, *, resume: bool) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from codl.errors import DeviceError, MismatchError
+from codl.ir.environment import Environment
 from codl.ir.results import Conditions
 from codl.ir.soc import Soc
 from codl.measure.batch import BatchResult, MeasureBatch
@@ -67,11 +68,17 @@ class Measures(Protocol):
 
 #: What waits while a target is hot; asked for once, when the target was first reached.
 Cooling: TypeAlias = Callable[[Measures], CoolDown]
+#: Where and how a target measures, as far as somebody tells; asked for when it is reached.
+Tells: TypeAlias = Callable[[Measures], Environment | None]
 
 
 def cool_down(target: Measures) -> CoolDown:
     """With the usual limits."""
     return CoolDown(target.conditions)
+
+
+def untold(target: Measures) -> None:
+    """Nobody tells."""
 
 
 class Clock(Protocol):
@@ -133,6 +140,7 @@ class Reached:
     clock_mhz: Mapping[str, float]
     now: Conditions
     cooling: CoolDown
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,7 @@ class Device:
     #: So many tasks are sent at a time at most.
     most: int
     cools: Cooling
+    tells: Tells = untold
     #: Whether others measure for the same dataset, so that it must be just like them.
     has_others: bool = False
     run: str = ""
@@ -193,7 +202,7 @@ class Device:
             _check_soc(self.target)
         cooling = self.cooling or self.cools(self.target)
         now = self.target.conditions()
-        return Reached(self.target.clocks_mhz(), now, cooling)
+        return Reached(self.target.clocks_mhz(), now, cooling, self.tells(self.target))
 
     def measure(self, batch: MeasureBatch, left_s: Callable[[], float], least_s: float) -> None:
         """Measure once it is cool, unless less than `least_s` seconds are left then."""
@@ -233,12 +242,14 @@ class Device:
         )
 
 
-def devices_of(targets: Sequence[Measures], most: int, cools: Cooling) -> list[Device]:
+def devices_of(
+    targets: Sequence[Measures], most: int, cools: Cooling, tells: Tells = untold
+) -> list[Device]:
     """One works here; each of several has a thread of its own."""
     if len(targets) == 1:
-        return [Device(targets[0], Here(), most, cools)]
+        return [Device(targets[0], Here(), most, cools, tells)]
     return [
-        Device(target, ThreadPoolExecutor(1, target.serial), most, cools, has_others=True)
+        Device(target, ThreadPoolExecutor(1, target.serial), most, cools, tells, has_others=True)
         for target in targets
     ]
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from codl import files
 from codl.errors import CodlError
 from codl.report import curves, plots, summaries, tables, waterfalls
+from codl.report.alike import check_results
 from codl.report.content import TextTable
 from codl.report.curve_picture import curve_svg
 from codl.report.findings import findings
@@ -65,17 +66,21 @@ class PageSection:
     is_one_cpu: bool = False
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, *, apart: bool = False) -> Path:
     """Write one page of some result files and return its path.
 
     Raises `InvalidFileError` for a file that is no result, and `CodlError` where there is nothing
-    to report or the page cannot be written. A crash leaves no half of a page.
+    to report or the page cannot be written; unless each is to be read `apart`, `MismatchError`
+    where evaluations of a SoC were not measured alike. A crash leaves no half of a page.
     """
     if not paths:
         raise CodlError("There is nothing to report: name at least one result file.")
     if out.resolve() in [path.resolve() for path in paths]:
         raise CodlError(f"{out} is a result file: name another file for the report.")
-    page = render([load_result(path) for path in paths])
+    results = [load_result(path) for path in paths]
+    if not apart:
+        check_results(results)
+    page = render(results)
     return files.write(out, page)
 
 

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import fsum
 from pathlib import PurePath
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
+from codl.ir.environment import Environment
 from codl.ir.plan import Chain
 from codl.ir.results import (
     Amount,
     Count,
+    Digests,
+    EvalRequest,
     EvalRow,
     Latency,
     PredictorRow,
@@ -45,7 +48,7 @@ SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
 class ResultFile:
     """What every result file says of itself: which codl wrote it, and when; empty where it doesn't.
 
-    `path` is where it was read.
+    `path` is where it was read, `environment` where and how it was measured.
     """
 
     #: What wrote it.
@@ -54,6 +57,7 @@ class ResultFile:
     codl: str = ""
     commit: str = ""
     created: str = ""
+    environment: Environment | None = None
 
     @property
     def file(self) -> str:
@@ -130,12 +134,19 @@ def _over(bases: Iterable[Latency | None], latency: Latency | None) -> float | N
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult(ResultFile):
-    """What `codl eval` wrote: rows, and a profile for each strategy that ran."""
+    """What `codl eval` wrote: rows, and a profile for each strategy that ran.
+
+    With `asked`, `digests` and `plans`, by fingerprint, it can be run again.
+    """
 
     command: ClassVar[str] = "eval"
     soc: SocSummary
     rows: tuple[EvalRow, ...]
     timelines: tuple[InferenceProfile, ...] = ()
+    serial: str = ""
+    asked: EvalRequest | None = None
+    digests: Digests | None = None
+    plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for at, row in enumerate(self.rows):

@@ -11,15 +11,18 @@ from typing import Any, TypeAlias
 
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Network
-from codl.ir.plan import Plan
+from codl.ir.environment import Environment
+from codl.ir.plan import Plan, PlanOrigin
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
 from codl.measure import dataset, tuning_file
 from codl.measure.dataset import Dataset
+from codl.measure.dataset_digest import dataset_digest
 from codl.plan.cost_model import CostModel, LatencyPredictors
 from codl.plan.coverage import WithoutWinograd, covered
 from codl.plan.objective import LATENCY, Objective
 from codl.predict.names import DEFAULT, FOLDER
+from codl.provenance import VERSION, commit
 from codl.registry import Registry
 from codl.targets.base import Target
 
@@ -130,6 +133,16 @@ class Context:
     @property
     def dataset(self) -> Dataset:
         return Dataset.found(self.soc.name, self.dataset_root)
+
+    def origin(self, environment: Environment | None = None) -> PlanOrigin:
+        """What plans are made with here, and on which machine they ran."""
+        return PlanOrigin(
+            codl=VERSION,
+            commit=commit(),
+            dataset=dataset_digest(self.dataset),
+            tuning=self.tuning.fingerprint,
+            environment=environment,
+        )
 
 
 PlanMaker: TypeAlias = Callable[[Network, Context], Plan]

@@ -16,6 +16,7 @@ from codl.frontend.convert import network_of
 from codl.frontend.graph.onnx_import import import_onnx, session_options
 from codl.frontend.graph.shapes import fix_batch
 from codl.ir import Network, statistic
+from codl.ir.plan import Plan
 from codl.ir.results import EvalRow, Latency, PeerRun, TimeSpan
 from codl.measure import drift
 from codl.measure.inputs import random_inputs
@@ -32,6 +33,21 @@ from codl.targets.base import Started, Target
 
 #: One processor alone, in its best or a given storage.
 SINGLES = ("cpu", "gpu", "gpu-buffer", "gpu-image")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A row for every strategy, the ideal and every peer, and what they rest on.
+
+    `timelines` are the spans of a profile for each strategy that ran, `plans` what ran, by
+    fingerprint; `digest` is that of the `model`.
+    """
+
+    model: str
+    digest: str
+    rows: Sequence[EvalRow]
+    timelines: Mapping[str, Sequence[TimeSpan]]
+    plans: Mapping[str, Plan]
 
 
 @dataclass(frozen=True)
@@ -65,19 +81,18 @@ def evaluate(
     peers: Sequence[str] = (),
     effort: Effort | None = None,
     batch: int | None = None,
-) -> tuple[list[EvalRow], dict[str, list[TimeSpan]]]:
+) -> Evaluation:
     """Measure strategies, and other libraries on all cores, on one model.
 
-    `batch` is the number of images at a time, by default the model's own. Returns a row for every
-    strategy, the ideal and every peer, and the spans of a profile for each strategy that ran.
-    Strategies that lead to the same executable are timed as one: they can differ by noise alone.
-    Everybody has turns of several runs, since that is how a model is used; the first run of a turn
-    is kept apart.
+    `batch` is the number of images at a time, by default the model's own. Strategies that lead
+    to the same executable are timed as one: they can differ by noise alone. Everybody has turns of
+    several runs, since that is how a model is used; the first run of a turn is kept apart.
     """
     context.note(f"{model}: importing, reference by ONNX Runtime")
     network, reference = load(model, batch)
     target, effort = context.device, effort or Effort()
-    engines, rows = _engines(model, strategies, network, reference, context, target)
+    plans: dict[str, Plan] = {}
+    engines, rows = _engines(model, strategies, network, reference, context, target, plans)
     models: dict[str, Any] = {name: engine.loaded for name, engine in engines.items()}
     usual_ms = drift.first_ms(context.dataset) if engines else {}
     older = set(context.dataset.statistics().values()) - {statistic.NAME}
@@ -106,7 +121,7 @@ def evaluate(
     timelines = {r.strategy: profiles[_timed_as(r)] for r in results if _timed_as(r) in profiles}
     for engine in engines.values():
         engine.close()
-    return results, timelines
+    return Evaluation(model, network.content_digest, results, timelines, plans)
 
 
 def _engines(
@@ -116,10 +131,12 @@ def _engines(
     reference: Reference,
     context: Context,
     target: Target,
+    plans: dict[str, Plan],
 ) -> tuple[dict[str, Engine], dict[str, EvalRow]]:
     """The engine of every strategy that has a plan that runs, and what is known of each so far.
 
-    One that would be the same as another's is not kept; its row says so.
+    One that would be the same as another's is not kept; its row says so. What runs is added to
+    `plans`.
     """
     engines: dict[str, Engine] = {}
     by_digest: dict[str, str] = {}
@@ -131,6 +148,7 @@ def _engines(
             plan = strategy.plan(network, context)
             engine = Engine(network, plan, target, context.tuning)
             row = _of_engine(model, engine, reference, cost)
+            plans[plan.fingerprint] = plan
             first = by_digest.setdefault(engine.executable.digest(), strategy.name)
             if first == strategy.name:
                 engines[first] = engine
@@ -220,6 +238,7 @@ def _of_engine(model: str, engine: Engine, reference: Reference, cost: CostModel
         gpu_storage=tuple(map(str, engine.storages)),
         precision=engine.precision,
         memory_bytes=asdict(engine.memory),
+        plan=engine.plan.fingerprint,
     )
 
 

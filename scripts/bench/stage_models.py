@@ -81,8 +81,8 @@ def _train(soc: LocalSoc) -> None:
 
 def _rows(model: str, context: Context, effort: Effort) -> list[dict[str, Any]]:
     try:
-        found, _ = evaluate(model, [find(name) for name in STRATEGIES], context, effort=effort)
-        return to_json(found)
+        found = evaluate(model, [find(name) for name in STRATEGIES], context, effort=effort)
+        return to_json(found.rows)
     except CodlError as error:
         return failed(model, str(error))
     except Exception as error:  # a driver's: the other models are still to be measured

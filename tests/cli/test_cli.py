@@ -118,6 +118,7 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
     found = answer(workplace, "search", "small.onnx", "--soc", "test", "-o", "plan.json")
     assert found["chains"][0]["ops"][0] == "conv1"
     assert found["predicted_ms"] > 0
+    assert found["origin"]["dataset"]
     x = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
     np.savez(workplace / "in.npz", image=x)
     common = ["--soc", "test", "--input", "in.npz", "--rounds", "3"]
@@ -127,6 +128,10 @@ def test_search_run_and_the_same_outputs(workplace: Path) -> None:
     assert planned["data_sharing_ms"] >= 0
     assert planned["fallbacks"] == []
     assert planned["adaptation"] is None
+    assert planned["environment"]["driver"]
+    assert planned["digests"]["dataset"] == found["origin"]["dataset"]
+    assert planned["digests"]["plans"]["small"]
+    assert planned["digests"]["models"]["small"]
     adapting = answer(workplace, "run", "small.onnx", *by_plan, "--adapt")["adaptation"]
     assert adapting["runs"] >= 3
     assert str(adapting["scale"]) in adapting["gpu_ratios"]
@@ -431,9 +436,16 @@ def test_a_bundle_is_made_and_runs_behind_an_agent(workplace: Path) -> None:
 
 def test_strategies_and_peers_are_compared_behind_an_agent(workplace: Path) -> None:
     how = ["--strategies", "cpu,gpu", "--peers", "ort", "--seconds", "0.1", "--serial", "process"]
+    how += ["-o", "there.json"]
     rows = answer(workplace, "eval", "--soc", "test", "--models", "small.onnx", *how)["rows"]
     assert {row["strategy"] for row in rows} >= {"cpu", "gpu", "ort"}
     assert all(row["status"] == "ok" and row["latency_ms"]["median"] > 0 for row in rows)
+    again = [sys.executable, "-c", "from codl.cli import main; main()", "eval", "--repro"]
+    done = subprocess.run([*again, "there.json", "--json"], cwd=workplace, capture_output=True)
+    assert done.returncode in (0, 1), done.stderr  # on a busy machine it need not agree
+    told = json.loads(done.stdout)["repro"]
+    assert [figure["reason"] for figure in told["figures"]] == [""] * len(rows)
+    assert told["agrees"] == (done.returncode == 0)
 
 
 def test_wrong_usage_ends_with_code_2(workplace: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.phone import BATTERY, BIG, contents, make_phone, put
 from typer.testing import CliRunner
 
-from codl.cli import collect, evaluate
+from codl.cli import collect, eval_course, evaluate
 from codl.cli.app import app
 from codl.errors import CodlError
 from codl.ir.results import Conditions, EvalRow, Latency
@@ -20,6 +20,7 @@ from codl.report.tables import machine_notes
 from codl.runtime import settings_note
 from codl.runtime.placement import LocalSoc
 from codl.runtime.system_files import SystemFiles
+from codl.strategies.evaluation import Evaluation
 from codl.targets.local import LocalTarget
 
 QUICK = Rounds(warm_up=1, visits=1, samples=1, sample_s=0.0, least=1, span_s=0.0, more=1)
@@ -94,14 +95,12 @@ def test_limits_are_checked(phone: SystemFiles, option: str, value: str, message
 def test_an_evaluation_keeps_its_rows_when_the_battery_runs_out(
     phone: SystemFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(
-        model: str, *given: object, **options: object
-    ) -> tuple[list[EvalRow], dict[str, Any]]:
+    def measured(model: str, *given: object, **options: object) -> Evaluation:
         put(phone.root, BATTERY, capacity=9)
         latency = Latency(1.0, 1.0, 1.0, 3)
-        return [EvalRow(model, "cpu", latency, None, "measured")], {}
+        return Evaluation(model, "", [EvalRow(model, "cpu", latency, None, "measured")], {}, {})
 
-    monkeypatch.setattr(evaluate, "evaluate", measured)
+    monkeypatch.setattr(eval_course, "evaluate", measured)
     command = ["eval", "--soc", "test", "--models", "yolov2,vgg16", "--strategies", "cpu"]
     done = CliRunner().invoke(app, [*command, "-o", "eval.json", "--cool-down", "0"])
     assert isinstance(done.exception, CodlError)

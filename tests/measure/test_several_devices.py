@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from support.device_doubles import (
@@ -23,11 +24,13 @@ from support.simulated import conv_tasks
 
 import codl
 from codl.errors import CodlError, CodlWarning, DeviceError, MismatchError
+from codl.ir.environment import Environment
 from codl.measure import collection
 from codl.measure.batch import BatchResult, MeasureBatch
 from codl.measure.collection import PATIENCE_S
 from codl.measure.collector import collect
 from codl.measure.dataset import Dataset
+from codl.measure.dataset_digest import dataset_digest
 from codl.measure.timing import Rounds
 
 TASKS = conv_tasks()[:40]
@@ -273,3 +276,41 @@ def test_a_device_that_fails_otherwise_is_left_out(dataset: Dataset) -> None:
     with pytest.warns(CodlWarning, match="The model was not sent. 'b' is left out"):
         collect([one, two], dataset, TASKS, rounds=QUICK)
     assert keys(dataset) == wanted(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, ""),
+        ({"clocks": {"gpu": "powersave"}, "cpu_cores": (3,)}, ""),  # anchors tell how fast it was
+        ({"driver": "2"}, "driver: 1 and 2"),
+        ({"libraries": {"ncnn": "2"}}, "libraries ncnn: none and 2"),
+    ],
+)
+def test_rows_of_another_driver_are_not_mixed(
+    dataset: Dataset, changed: dict[str, Any], message: str
+) -> None:
+    first = Environment(machine="board", system="Linux", device="Mali", driver="1")
+    device = DeviceDouble("a")
+    collect(device, dataset, TASKS, rounds=QUICK, samples=20, tells=lambda own: first)
+    (run,) = dataset.manifest()["runs"].values()
+    assert run["environment"]["driver"] == "1"
+    assert run["environment"]["protocol"]["statistic"]
+    before = dataset_digest(dataset)
+
+    def go_on() -> int:
+        second = replace(first, **changed)
+        again = {"rounds": QUICK, "resume": True, "tells": lambda own: second}
+        return collect(device, dataset, TASKS, **again).left
+
+    if not message:
+        assert go_on() == 0
+        assert dataset_digest(dataset) != before
+        return
+    with pytest.raises(MismatchError, match=message):
+        go_on()
+    assert dataset_digest(dataset) == before
+
+
+def test_no_dataset_has_no_digest(tmp_path: Path) -> None:
+    assert dataset_digest(Dataset.of("board", tmp_path)) == ""

@@ -34,7 +34,8 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     onnx.save(b.build(), path)
     context = SlowGpu(first_soc, dataset_root=tmp_path, target=here(first_soc))
     names = ["cpu", "gpu", "codl"]
-    rows, spans = evaluate(str(path), [find(n) for n in names], context, effort=QUICK)
+    found = evaluate(str(path), [find(n) for n in names], context, effort=QUICK)
+    rows, spans = found.rows, found.timelines
     cpu, gpu, codl = rows
     assert [row.strategy for row in rows] == names
     assert (cpu.same_as, gpu.same_as, codl.same_as) == ("", "", "cpu")
@@ -45,3 +46,5 @@ def test_plans_that_become_the_same_executable_are_timed_as_one(
     assert (cpu.cold_ms.runs, cpu.latency_ms.runs) == (2, 2 * QUICK.warm)
     assert set(spans) == set(names)
     assert spans["codl"] == spans["cpu"]
+    assert {row.plan for row in rows} == {*found.plans}
+    assert all(plan.digest and key == plan.fingerprint for key, plan in found.plans.items())

@@ -1,0 +1,165 @@
+"""The course of an evaluation: model after model, and what there is of it when it ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from codl.cli.eval_again import Earlier
+from codl.errors import CodlError, InterruptedCommandError
+from codl.ir import statistic
+from codl.ir.environment import Difference, Environment
+from codl.ir.results import Conditions, Digests, EvalRequest
+from codl.measure.cool_down import CoolDown, low_battery
+from codl.measure.dataset_digest import dataset_digest
+from codl.measure.inputs import SEED
+from codl.measure.interleave import Effort
+from codl.report.agreement import Figure
+from codl.report.load import eval_result
+from codl.runtime.placement import at_hand
+from codl.strategies import Context, Strategy, find, ideal
+from codl.strategies.evaluation import Evaluation, evaluate, to_json
+from codl.strategies.peers import check as check_peers
+from codl.strategies.peers import with_opencl_all
+from codl.targets.environment import environment_of, under
+
+
+@dataclass
+class Course:
+    """An evaluation on the target of a context, and its rows so far.
+
+    `differences` are between the environment and that of the evaluation that is run again.
+    """
+
+    asked: EvalRequest
+    strategies: Sequence[Strategy]
+    context: Context
+    environment: Environment | None
+    digests: Digests
+    sensors: tuple[str, ...]
+    earlier: Earlier | None = None
+    despite: bool = False
+    differences: tuple[Difference, ...] = ()
+    done: list[Evaluation] = field(default_factory=list)
+    figures: tuple[Figure, ...] = ()
+    #: Why it ended early.
+    is_interrupted: bool = False
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, asked: EvalRequest, context: Context, earlier: Earlier | None, *, despite: bool
+    ) -> Course:
+        """Looks at the target; raises `MismatchError` where an earlier evaluation was elsewhere."""
+        target = context.device
+        peers = with_opencl_all(asked.peers, context.soc)
+        check_peers(peers, context.soc)
+        names = [name for name in asked.strategies if name != ideal.NAME]
+        protocol = {**asdict(_effort(asked)), "statistic": statistic.NAME, "seed": SEED}
+        course = cls(
+            asked=replace(asked, peers=tuple(peers)),
+            strategies=earlier.strategies() if earlier else [find(name) for name in names],
+            context=context,
+            environment=environment_of(target, protocol),
+            digests=Digests(
+                dataset=dataset_digest(context.dataset), tuning=context.tuning.fingerprint
+            ),
+            sensors=tuple(sensor.name for sensor in target.describe().sensors),
+            earlier=earlier,
+            despite=despite,
+        )
+        if earlier:
+            before = earlier.check_before(course.environment, course.digests, despite=despite)
+            course.differences = before
+        return course
+
+    def run(self, cooling: CoolDown) -> None:
+        """Until all models are measured, the battery is low, or somebody interrupts it."""
+        for model in self.asked.models:
+            now = self.context.device.conditions()
+            if reason := low_battery(now):
+                self.reason = reason
+                return
+            cooling.wait(now)
+            try:
+                self._measure(model)
+            except KeyboardInterrupt:
+                if not self.done:
+                    raise
+                self.is_interrupted = True
+                return
+
+    def _measure(self, model: str) -> None:
+        found = evaluate(
+            model,
+            self.strategies,
+            self.context,
+            with_ideal=ideal.NAME in self.asked.strategies,
+            peers=self.asked.peers,
+            effort=_effort(self.asked),
+            batch=self.asked.batch,
+        )
+        if self.earlier:
+            self.earlier.check_model(model, found.digest)
+        self.done.append(found)
+
+    def result(self, *, with_timelines: bool) -> dict[str, Any]:
+        """What --json holds."""
+        rows = [row for own in self.done for row in own.rows]
+        if self.environment is not None:
+            seen = Conditions.over([row.conditions for row in rows if row.conditions])
+            self.environment = under(self.environment, seen)
+        digests = replace(self.digests, models={own.model: own.digest for own in self.done})
+        plans = {name: plan for own in self.done for name, plan in own.plans.items()}
+        result: dict[str, Any] = {
+            "soc": at_hand(self.context.soc).to_json(),
+            "serial": self.context.device.serial,
+            "batch": self.asked.batch,
+            "energy_sensors": list(self.sensors),
+            "environment": None if self.environment is None else asdict(self.environment),
+            "digests": asdict(digests),
+            "asked": asdict(self.asked),
+            "rows": to_json(rows),
+            "timelines": self._timelines() if with_timelines else [],
+            "plans": {name: plan.to_json() for name, plan in plans.items()},
+        }
+        if self.earlier:
+            self.figures = self.earlier.figures(eval_result(result))
+            result["repro"] = self.earlier.to_json(self.figures, self.differences)
+        return result
+
+    def _timelines(self) -> list[dict[str, Any]]:
+        return [
+            {"model": own.model, "strategy": name, "spans": [asdict(span) for span in spans]}
+            for own in self.done
+            for name, spans in own.timelines.items()
+        ]
+
+    def tables(self, result: dict[str, Any]) -> RenderableType:
+        """What is printed."""
+        from codl.report.agreement import agreement_content
+        from codl.report.tables import eval_table
+
+        table = eval_table(eval_result(result))
+        if not self.earlier:
+            return table
+        again = agreement_content(self.figures, self.earlier.result.file)
+        return Group(table, again.to_rich())
+
+    def check(self) -> None:
+        """Raise the `CodlError` of an end that came early, or of figures that do not agree."""
+        kept = f"{sum(len(own.rows) for own in self.done)} rows of models before that are kept."
+        if self.is_interrupted:
+            raise InterruptedCommandError(kept)
+        if self.reason:
+            raise CodlError(f"{self.reason} {kept}")
+        if self.earlier and self.environment is not None:
+            self.earlier.check_clocks(self.environment, despite=self.despite)
+            self.earlier.check_figures(self.figures)
+
+
+def _effort(asked: EvalRequest) -> Effort:
+    return Effort(min_seconds=asked.seconds)

@@ -1,0 +1,103 @@
+"""Whether an evaluation that was run again agrees with the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, hypot, log
+
+from codl.ir.results import EvalRow, Latency
+from codl.report.content import Column, TextRow, TextSection, TextTable, digits
+from codl.report.results import SINGLES, EvalResult
+
+#: Two processes on a quiet machine differ by this part at times, whatever each of them has seen.
+LEAST_TOLERANCE = 0.03
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A ratio over the better single processor, in both runs; `reason` says why there is none.
+
+    They agree where the larger is at most `1 + tolerance` times the smaller.
+    """
+
+    model: str
+    strategy: str
+    before: float | None
+    now: float | None
+    tolerance: float
+    agrees: bool
+    reason: str = ""
+
+
+def compare(before: EvalResult, now: EvalResult) -> tuple[Figure, ...]:
+    """Every figure of the first evaluation that was measured beside that of the second."""
+    again = {(row.model, row.strategy): row for row in now.rows}
+    measured = [row for row in before.rows if row.source != "computed"]
+    return tuple(
+        _figure(before, row, now, again.get((row.model, row.strategy))) for row in measured
+    )
+
+
+def _figure(before: EvalResult, row: EvalRow, now: EvalResult, again: EvalRow | None) -> Figure:
+    of = (row.model, row.strategy)
+    if again is None:
+        return Figure(*of, before.speedup(row), None, 0.0, False, "not measured again")
+    if row.latency_ms is None or again.latency_ms is None:
+        reason = row.reason if again.latency_ms else again.reason
+        is_same = row.latency_ms is again.latency_ms
+        ratios = before.speedup(row), now.speedup(again)
+        return Figure(*of, *ratios, 0.0, is_same, f"failed: {reason}")
+    if row.peer and again.peer and row.peer.version != again.peer.version:
+        versions = f"version {row.peer.version} then, {again.peer.version} now"
+        return Figure(*of, before.speedup(row), now.speedup(again), 0.0, False, versions)
+    first, second = before.speedup(row), now.speedup(again)
+    tolerance = _tolerance([*_latencies(before, row), *_latencies(now, again)])
+    if not first or not second:
+        return Figure(*of, first, second, tolerance, False, "no processor alone to compare with")
+    agrees = abs(log(second / first)) <= log(1 + tolerance)
+    return Figure(*of, first, second, tolerance, agrees)
+
+
+def _latencies(result: EvalResult, row: EvalRow) -> list[Latency]:
+    """That of a row, and of the better processor alone, which its ratio is made of."""
+    alone = [own.latency_ms for own in result.of(row.model) if own.strategy in SINGLES]
+    better = min((own for own in alone if own), key=lambda own: own.level, default=None)
+    return [own for own in (row.latency_ms, better) if own]
+
+
+def _tolerance(latencies: Sequence[Latency]) -> float:
+    """Half of the spread of each, which add up as independent errors do.
+
+    That is from the level, the 20th percentile, to the median. The 80th percentile is that of
+    bursts, which the level does not move with.
+    """
+    halves = [log(own.median / own.level) / 2 for own in latencies if own.level > 0]
+    return max(LEAST_TOLERANCE, exp(hypot(*halves)) - 1)
+
+
+def agreement_content(figures: Sequence[Figure], first: str) -> TextTable:
+    """A line for every figure; `first` is the file of the evaluation that was run again."""
+    columns = (
+        Column("strategy", numeric=False),
+        Column(f"speedup in {first}"),
+        Column("now"),
+        Column("tolerance (%)"),
+        Column("agrees", numeric=False),
+    )
+    models = dict.fromkeys(own.model for own in figures)
+    sections = tuple(
+        TextSection(model, tuple(_row(own) for own in figures if own.model == model))
+        for model in models
+    )
+    caption = (
+        "Speedups over the better of cpu and gpu in the same run. The tolerance is made of the "
+        "spreads (p20 to the median) of the latencies in both runs.",
+    )
+    return TextTable("Once more", columns, sections, caption)
+
+
+def _row(own: Figure) -> TextRow:
+    verdict = "yes" if own.agrees else "no"
+    cells = (digits(own.before), digits(own.now), digits(own.tolerance, percent=True))
+    return TextRow((own.strategy, *cells, f"{verdict}: {own.reason}" if own.reason else verdict))

@@ -1,0 +1,61 @@
+"""The environment in which a target measures, as results carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from codl.ir.environment import Environment
+from codl.ir.results import Conditions
+from codl.optional import MissingPackageError
+from codl.runtime.examination import Examination
+from codl.runtime.placement import at_hand
+from codl.targets.base import Target
+
+
+def environment_of(target: Target, protocol: Mapping[str, Any]) -> Environment | None:
+    """What a machine says of itself as it is now; None where the target is no machine.
+
+    Opens the SoC's device; one that there is no package for has no driver. Raises `DeviceError`
+    where the machine does not answer.
+    """
+    if target.replays is not None:
+        return None
+    placement, seen = at_hand(target.soc).placement, target.examine()
+    try:
+        device = target.open()
+    except MissingPackageError:
+        device = {}
+    now = target.conditions()
+    found = Environment(
+        machine=target.describe().cpu.name,
+        system=f"{seen.system} {seen.machine}",
+        platform=device.get("platform", ""),
+        device=device.get("device", ""),
+        driver=device.get("driver", ""),
+        cpu_cores=placement.cpu_cores,
+        gpu_cores=placement.gpu_cores,
+        threads=placement.threads,
+        clocks=_settings(seen, now),
+        libraries={name: version for name, version in seen.packages.items() if version},
+        protocol=dict(protocol),
+    )
+    return under(found, now)
+
+
+def under(environment: Environment, conditions: Conditions) -> Environment:
+    """The same with the clocks of a while."""
+    clocks = {"cpu": conditions.cpu_mhz, "gpu": conditions.gpu_mhz}
+    return replace(environment, clocks_mhz={k: own for k, own in clocks.items() if own is not None})
+
+
+def _settings(seen: Examination, now: Conditions) -> dict[str, str]:
+    """What chooses the clocks of each cluster of cores, and of the GPU."""
+    found = {}
+    for own in seen.governors:
+        limit = f", at most {own.allowed_mhz:.0f} MHz" if own.allowed_mhz else ""
+        found[f"cores {', '.join(map(str, own.cores))}"] = f"{own.name}{limit}"
+    if "gpu" in now.governors:
+        found["gpu"] = now.governors["gpu"]
+    return found
