@@ -28,6 +28,7 @@ import argparse
 import csv
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -112,7 +113,8 @@ def _options() -> argparse.Namespace:
 
 
 def _prepare() -> None:
-    """Let every process that is started find codl and the plugin."""
+    """Let every process that is started find codl and the plugin, and tell where it hangs."""
+    os.environ["PYTHONFAULTHANDLER"] = "1"
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ[VARIABLE] = str(PLUGIN)
@@ -213,17 +215,15 @@ def _evaluate(
 
 def _codl(arguments: Sequence[str], limit_s: float) -> None:
     """A command of codl; raises `CodlError` where it fails, which it has explained, or hangs."""
-    command = [*CODL, *arguments]
-    try:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=limit_s)
-    except subprocess.CalledProcessError as error:
-        raise CodlError(
-            f"`codl {shlex.join(arguments)}` failed, exit code {error.returncode}."
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise CodlError(
-            f"`codl {shlex.join(arguments)}` was ended after {limit_s:.0f} s."
-        ) from error
+    name = f"`codl {shlex.join(arguments)}`"
+    with subprocess.Popen([*CODL, *arguments], stdout=subprocess.DEVNULL) as process:
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired as error:
+            process.send_signal(signal.SIGABRT)  # Python tells where each of its threads is
+            raise CodlError(f"{name} was ended after {limit_s:.0f} s.") from error
+    if code:
+        raise CodlError(f"{name} failed, exit code {code}.")
 
 
 def _say(text: str) -> None:
