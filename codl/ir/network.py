@@ -80,6 +80,17 @@ class Network:
         """The same without weights: all that planning looks at, and some kilobytes."""
         return replace(self, layers=tuple(layer.structure for layer in self.layers))
 
+    @cached_property
+    def lone(self) -> frozenset[str]:
+        """Constants that one layer alone reads, and that are no result.
+
+        Each processor has what it needs of them from the start, as that layer wants it.
+        """
+        results = {holder for holder, _ in self.outputs.values()}
+        return frozenset(
+            name for name in self.constants if name not in results and len(self.readers(name)) == 1
+        )
+
     def readers(self, tensor: str) -> list[Layer]:
         return self._readers.get(tensor, [])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec.structs import replace
 
 from codl.errors import MismatchError
@@ -177,22 +178,35 @@ class Lowering:
 
     def _fill_constants(self) -> None:
         """Put them where each side reads them; those for the GPU go through one staging buffer."""
-        constants = self._network.constants
-        on_gpu = [name for name in constants if name in self._storages]
-        largest = max((self._network.shapes[name].bytes for name in on_gpu), default=0)
+        shapes, constants = self._network.shapes, self._network.constants
+        held = self._partitioned.held
+        on_gpu = {n: held["gpu"][n] for n in constants if n in self._storages and n in held["gpu"]}
+        largest = max((own.shape(shapes[name]).bytes for name, own in on_gpu.items()), default=0)
         buffer = self._assembly.buffer("staging", largest) if on_gpu else -1
-        for name, value in constants.items():
-            number = self._assembly.add_constants(f"constant {name}", {VALUE: value})
-            constant, whole = Constant(number, VALUE), Region.whole(self._network.shapes[name])
-            host = self._assembly.access(self._memory.host[name], whole)
-            self._assembly.emit(Fill(None, constant, host))
-            if name in self._storages:
-                self._upload(name, constant, whole, buffer)
+        for name in constants:
+            parts: dict[Region, Constant] = {}
+            if name in held["cpu"]:
+                own = parts[held["cpu"][name]] = self._constant(name, held["cpu"][name])
+                host = self._assembly.access(self._memory.host[name], held["cpu"][name])
+                self._assembly.emit(Fill(None, own, host))
+            if name in on_gpu:
+                part = on_gpu[name]
+                self._upload(name, parts.get(part) or self._constant(name, part), part, buffer)
 
-    def _upload(self, name: str, constant: Constant, whole: Region, buffer: int) -> None:
+    def _constant(self, name: str, part: Region) -> Constant:
+        """A part of a constant of the network."""
+        value = self._network.constants[name]
+        number = self._assembly.add_constants(
+            f"constant {name} ({part})",
+            {VALUE: value},
+            lambda: {VALUE: np.ascontiguousarray(value[part.slices])},
+        )
+        return Constant(number, VALUE)
+
+    def _upload(self, name: str, constant: Constant, part: Region, buffer: int) -> None:
         assembly, target = self._assembly, self._memory.take_device(name)
-        staging = Tensor(name, buffer, target.shape, whole, PLANAR, 1)
-        accesses = [assembly.access(tensor, whole) for tensor in (staging, target)]
+        staging = Tensor(name, buffer, target.shape, part, PLANAR, 1)
+        accesses = [assembly.access(tensor, part) for tensor in (staging, target)]
         step = assembly.step(Transfer(f"constant {name}", "to_gpu", *accesses))
         mapped, copied = assembly.event(), assembly.event()
         assembly.emit(
@@ -201,7 +215,7 @@ class Lowering:
             Fill(step, constant, accesses[0]),
             Unmap(step, buffer),
         )
-        self._kernels.copy(staging, target, whole, step=step)
+        self._kernels.copy(staging, target, part, step=step)
         # The next constant overwrites the buffer.
         assembly.signal(copied)
         assembly.emit(Wait(step, copied))

@@ -145,7 +145,8 @@ class NetworkMemory:
         self._storages, self._soc = storages, soc
         self._lives = lifetimes(partitioned, shared_in_place=soc.gpu.sees_host_memory)
         results = {holder for holder, _ in network.outputs.values()}
-        ports: Collection[str] = {*network.inputs, *network.constants, *results}
+        fixed = network.constants.keys() & partitioned.held["cpu"].keys()
+        ports: Collection[str] = {*network.inputs, *fixed, *results}
         #: What the CPU and the GPU never give back.
         self._lasting: Collection[str] = {*ports, *network.states}
         self._kept: Collection[str] = {*network.constants, *network.states}

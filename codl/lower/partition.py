@@ -169,21 +169,22 @@ class Residency:
     """Which region of every tensor each processor has, and what must move for it to have another.
 
     The planner walks a network with one of these as the executor does, so that both count the same
-    transfers.
+    transfers. Of states, and of constants of one layer, a processor has what it needs and no more.
     """
 
     def __init__(self, network: Network, sharing: Sharing) -> None:
         self._shapes = network.shapes
-        self._sharing, self._states = sharing, network.states
+        self._sharing, self._kept = sharing, network.states.keys() | network.lone
         inputs = {name: Region.whole(shape) for name, shape in network.inputs.items()}
-        fixed = {name: Region.whole(self._shapes[name]) for name in network.constants}
+        others = network.constants.keys() - network.lone
+        fixed = {name: Region.whole(self._shapes[name]) for name in sorted(others)}
         self.held: dict[Processor, dict[str, Region]] = {"cpu": inputs | fixed, "gpu": dict(fixed)}
 
     def require(self, processor: Processor, needs: Mapping[str, Region]) -> list[TensorMove]:
         """Transfers after which `processor` has `needs`; where all is to be gathered, the whole."""
         mine, moved = self.held[processor], []
         for name, need in needs.items():
-            if name in self._states:  # whoever needs a part of one keeps it
+            if name in self._kept:
                 mine[name] = need.join(mine.get(name, need))
                 continue
             held, regions = lacking(self._shapes[name], mine.get(name), need, self._sharing)

@@ -61,11 +61,9 @@ class ChainCosts:
         #: Constants that one layer alone reads, and states. Both processors have them from the
         #: start, and they lie as that layer wants them: they cost it something, and are no concern
         #: of chains.
-        self.lone = frozenset(
-            name
-            for name in (*network.constants, *network.states)
-            if len(network.readers(name)) == 1 and self.last_reader[name] < len(network.layers)
-        )
+        self.lone = network.lone | {
+            name for name in network.states if len(network.readers(name)) == 1
+        }
         self.sub_ops = SubOps(network.layers, cost, ratios)
         #: What was chosen for the layers of chains, and those that are known.
         self.chosen = ChosenRows(self.sub_ops)

@@ -8,13 +8,14 @@ counted once. What lasts from run to run, as caches do, is one state for all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from codl.errors import MismatchError
+from codl.ir.constants import Constants
 from codl.ir.executable import (
     Buffer,
     Constant,
@@ -28,7 +29,8 @@ from codl.ir.executable import (
 )
 from codl.ir.executable_states import state_tensors
 from codl.ir.ops.base import Array
-from codl.ir.types import ImageSize, Processor
+from codl.ir.tensor import Tensor
+from codl.ir.types import ImageSize, Processor, Storage
 from codl.lower.ncnn import without_hints
 from codl.runtime.loaded import Footprint
 from codl.runtime.memory import DeviceMemory
@@ -158,6 +160,7 @@ class Share:
     def __init__(self, common: Common, user: int, executable: Executable) -> None:
         self._common, self.user, self._executable = common, user, executable
         self._ports, self._states = _port_names(executable), _states(executable)
+        self._filled = _filled(executable)
         self._ranks = {
             number: (kind, rank)
             for kind, numbers in by_kind(executable).items()
@@ -175,6 +178,8 @@ class Share:
             buffer = self._common.ports[key]
         elif number in self._states:
             key = self._states[number]
+        elif number in self._filled:
+            key = (self._filled[number], buffer)
         elif number in self._ranks:
             key = self._ranks[number]
             buffer = Buffer(buffer.place, self._common.sizes[key], buffer.image)
@@ -260,11 +265,27 @@ def _held(executable: Executable) -> dict[tuple[str, Processor], str]:
 
 def _lasting(executable: Executable) -> set[int]:
     """The buffers that are filled once and for all."""
-    tensors = executable.tensors
-    fills = [command for command in executable.setup if isinstance(command, Fill)]
-    targets = [fill.target for fill in fills]
-    steps = {fill.step for fill in fills if fill.step is not None}
-    for step in (executable.steps[number] for number in steps):
-        assert isinstance(step, Transfer)
-        targets.append(step.target)
-    return {tensors[access.tensor].buffer for access in targets}
+    return {tensor.buffer for tensor, _ in _fills(executable)}
+
+
+def _filled(executable: Executable) -> dict[int, tuple[Storage, Constants]]:
+    """By number such buffers, but for those that several constants go through: what is in them."""
+    found: dict[int, tuple[Storage, Constants]] = {}
+    staging = {n for n, buffer in enumerate(executable.buffers) if buffer.place == "staging"}
+    for tensor, constants in _fills(executable):
+        if tensor.buffer not in staging:
+            found[tensor.buffer] = tensor.storage, constants
+    return found
+
+
+def _fills(executable: Executable) -> Iterator[tuple[Tensor, Constants]]:
+    """The tensors that are filled once and for all, on either processor, and with what."""
+    tensors, steps = executable.tensors, executable.steps
+    for fill in executable.setup:
+        if isinstance(fill, Fill):
+            constants = executable.constants[fill.constant.constants]
+            yield tensors[fill.target.tensor], constants
+            if fill.step is not None:
+                step = steps[fill.step]
+                assert isinstance(step, Transfer)
+                yield tensors[step.target.tensor], constants

@@ -22,10 +22,10 @@ TESTS = Path(__file__).parent.parent
 #: lowering and with the sources of kernels, and with nothing else: not from machine to machine.
 #: `PYTHONPATH=tests python tests/lower/test_determinism.py` prints those of now.
 GOLDEN = (
-    "199e3395fc5cd3e78a94f12085a681103a904faee1fc5c265047eb925fff9523",
-    "cea9c22cc51f3ff4ec632ed8915ce41b975f0f7ff70684c84b1f79c34d76222b",
-    "73f8aed30bf7614b33a533aebd03a071d87ed0e1b2c6fc95c70294b60a201181",
-    "25dd19ee06964ee8860a7b7242c918627f48dc9fc37e48a4d466dba960c991a9",
+    "4e82646983b7af30208f00ad22dcc54f4dc0e3ac218f25b4bbe1ea0acd733c0e",
+    "958393136327af447fe4775eeca079c6ec8ec9729ef544ded27a0890646f8d7d",
+    "8489d29ef4119a6ed2fd1811c833136568317749b795e8d79f62c6cef2d0720d",
+    "89e6b295788128b442fb5d0b9e0a2d3e34a6b1d71318d4cee76dc6855afa4c27",
 )
 
 

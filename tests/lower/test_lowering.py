@@ -1,4 +1,4 @@
-"""What lowering refuses of a plan that somebody wrote by hand."""
+"""What lowering refuses of a plan that somebody wrote by hand, and where constants lie."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from support.executables import small_network, small_plan
+from support.executables import numbers, small_network, small_plan
+from support.plans import make_plan
 from support.simulated import SOC
 
 from codl.errors import CodlError
+from codl.ir.executable import Relayout
+from codl.ir.network import Layer, Network
+from codl.ir.op_text import parse
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 
@@ -31,3 +35,26 @@ def test_variants_are_of_their_processor(own: Mapping[str, str], problem: str) -
     chains = (replace(first, variants={**first.variants, "op0": own}), *others)
     with pytest.raises(CodlError, match=problem):
         lower(network, replace(plan, chains=chains), SOC, Tuning())
+
+
+def test_each_processor_has_its_part_of_a_table_as_kernels_read_it() -> None:
+    """Nothing of a constant is copied in an inference, by neither processor."""
+    op = parse("gather in=100x32,5 axis=0")
+    layer = Layer("op0", op, ("table", "x"), "t0", {})
+    network = Network(
+        "table",
+        (layer,),
+        {"x": op.inputs[1]},
+        {"y": ("t0", (5, 32))},
+        constants={"table": numbers(op.inputs[0])},
+    )
+    plan = make_plan(network, SOC, [(1, op.dims[-1], 0.25)])
+    executable = lower(network, plan, SOC, Tuning())
+    assert not [step for step in executable.steps if isinstance(step, Relayout)]
+    held = {
+        executable.buffers[own.buffer].place: own.held
+        for own in executable.tensors
+        if own.name == "table"
+    }
+    sizes = {place: own.shape(op.inputs[0]).elements for place, own in held.items()}
+    assert sizes == {"cpu": 100 * 24, "staging": 100 * 8, "gpu": 100 * 8}

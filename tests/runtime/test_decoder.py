@@ -83,6 +83,23 @@ def test_the_cache_is_there_once(steps: tuple[Step, Step], first_soc: LocalSoc) 
                 assert memory[0] is memory[1]
 
 
+def test_the_table_of_words_is_there_once(steps: tuple[Step, Step], first_soc: LocalSoc) -> None:
+    """Each processor has its columns of it, for both steps."""
+    with decoder(steps, first_soc, "both", "both") as model:
+        places = []
+        for name in (PREFILL, DECODE):
+            session = model.session(name)
+            tensors, buffers = session.executable.tensors, session.executable.buffers
+            places += [
+                session.device_memory(own.buffer)
+                for own in tensors
+                if own.name == "embedding" and buffers[own.buffer].place == "gpu"
+            ]
+        first, second = places
+        assert first is second
+        assert first.size == 4 * SMALL.words * SMALL.features // 2
+
+
 def test_tokens_come_one_by_one_where_no_chunk_fits(
     source: DecoderSource, steps: tuple[Step, Step], first_soc: LocalSoc
 ) -> None:
