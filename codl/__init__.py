@@ -54,7 +54,7 @@ def compile(
     target = connect("local", described)
     context = Context.of(described, target=target)
     chosen = load_plan(Path(plan)) if plan else find(strategy).plan(network, context)
-    return Engine(network, chosen, target, context.tuning, adaptive=adaptive)
+    return Engine(network, chosen, target, context.tuning, adaptive=adaptive, recovers=True)
 
 
 @boundary()

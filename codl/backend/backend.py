@@ -73,7 +73,7 @@ class CodlRep(BackendRep):  # type: ignore[misc]  # onnx comes without types
             model = specialise(self._model, values)
             network = convert(simplify(import_onnx(model, model.graph.name or "model")))
             plan = default_plan(network, self._target.soc, self._side)
-            self._engines[key] = Engine(network, plan, self._target)
+            self._engines[key] = Engine(network, plan, self._target, recovers=True)
         return self._engines[key]
 
     def _named(self, inputs: Any) -> dict[str, Value]:

@@ -41,7 +41,7 @@ from codl.cli.options import (
 )
 from codl.cli.output import emit, note, warn
 from codl.cli.recorded import digests_of, recorded
-from codl.errors import UnsupportedError
+from codl.errors import CodlError, UnsupportedError
 from codl.frontend.convert import load_network
 from codl.frontend.models import BUNDLE
 from codl.measure import dataset as datasets
@@ -118,6 +118,13 @@ TrustOption = Annotated[
         "user on this machine: they may do anything.",
     ),
 ]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Fall back on nothing: a kernel or a GPU that fails is an error.",
+    ),
+]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Timed runs, in a row.")]
 
 
@@ -144,6 +151,7 @@ def run_model(
     gpu_performance: PerformanceOption = None,
     gpu_priority: PriorityOption = None,
     trust: TrustOption = False,
+    strict: StrictOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a model by a plan or a strategy, or a bundle, and print its latency.
@@ -154,10 +162,15 @@ def run_model(
     --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
     measure and plan with them too.
 
+    Where a kernel does not build or run, another one stands in. Where the GPU fails later, the CPU
+    does the inference again, and the rest. Both are told; --strict makes them errors. With --serial
+    process that holds of drivers that crash or hang, too.
+
     [dim]Examples:[/dim]
     codl run yolov2 --soc host --input in.npz --output out.npz
     codl run yolov2.codl --input in.npz --output out.npz
     codl run yolov2 --soc host --adapt --rounds 500 --json
+    codl run yolov2 --soc host --serial process --strict
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
     """
     deployed = deployment_of(model)
@@ -192,9 +205,13 @@ def run_model(
             target = connected(placed)
             context = replace(context, target=target)
             chosen = plan_of(plan, strategy, deployed, network=network, context=context)
-            engine = Engine(network, chosen, target, context.tuning, adaptive=adapt)
+            engine = Engine(
+                network, chosen, target, context.tuning, adaptive=adapt, recovers=not strict
+            )
             cost = context.default_cost(network)
         with engine:
+            if strict and engine.fallbacks:
+                raise CodlError(f"--strict: {'; '.join(map(str, engine.fallbacks))}")
             done = measure(engine, target, given, cost, rounds=rounds)
         of = digests_of(context, engine.network, plans={engine.network.name: engine.plan})
         origin = recorded(target, of, rounds=rounds)
@@ -226,6 +243,7 @@ def _result(
         "energy_sensors": list(done.energy_sensors),
         "source": "measured",
         "fallbacks": [asdict(fallback) for fallback in engine.fallbacks],
+        "gpu_failure": engine.gpu_failure,
         "planned_fallbacks": [asdict(one) for one in engine.plan.fallbacks],
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,

@@ -49,6 +49,11 @@ Events = dict[int, "cl.Event | Flag"]
 class Action(Protocol):
     """A command, or several that are enqueued at once, ready to be carried out."""
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
     def run(self) -> None: ...
 
     def profile(self, timeline: Timeline) -> None:
@@ -63,6 +68,11 @@ class KernelLaunches:
         self._device = device
         self.kernels: list[BoundKernel] = []
         self.kinds: list[SpanKind] = []
+
+    @property
+    def name(self) -> str:
+        first, last = self.kernels[0].name, self.kernels[-1].name
+        return f"kernel {first!r}" if len(self.kernels) == 1 else f"kernels {first!r} ... {last!r}"
 
     def run(self) -> None:
         self._device.submit(self.kernels)
@@ -81,6 +91,10 @@ class SignallingLaunch:
         self._kernel, self._kind, self._event = kernel, kind, event
         self._events, self._device = events, device
 
+    @property
+    def name(self) -> str:
+        return f"kernel {self._kernel.name!r}"
+
     def run(self) -> None:
         self._events[self._event] = self._kernel.enqueue(self._device.queue)
 
@@ -95,6 +109,10 @@ class RaiseFlag:
 
     def __init__(self, flag: Flag, event: int, events: Events) -> None:
         self._flag, self._event, self._events = flag, event, events
+
+    @property
+    def name(self) -> str:
+        return "a flag"
 
     def run(self) -> None:
         self._flag.enqueue()
@@ -111,6 +129,10 @@ class MapStaging:
         self._staging, self._events = staging, events
         self._write, self._event = command.access == "write", command.signals
 
+    @property
+    def name(self) -> str:
+        return f"map to {'write' if self._write else 'read'}"
+
     def run(self) -> None:
         self._events[self._event] = self._staging.map(write=self._write)
 
@@ -125,6 +147,10 @@ class HostAction:
     work: Callable[[], object]
     kind: SpanKind | None = None
     label: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.label!r}" if self.kind else "flush"
 
     def run(self) -> None:
         self.work()

@@ -22,6 +22,8 @@ _MEANINGS = {
     "the global size",
     "INVALID_WORK_ITEM_SIZE": "a work-group is longer in one dimension than the device allows",
     "INVALID_KERNEL_ARGS": "an argument is missing or is not what the kernel declares",
+    "DEVICE_NOT_AVAILABLE": "the device is gone, or its driver was reset",
+    "INVALID_COMMAND_QUEUE": "the device is gone, or its driver was reset",
 }
 
 

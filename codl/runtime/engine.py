@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import CodlError, CodlWarning, UnsupportedError
+from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
 from codl.ir.plan import Plan
@@ -20,8 +20,17 @@ from codl.ir.types import Storage
 from codl.kernels.tuning import Tuning
 from codl.lower import lower
 from codl.lower.alternatives import alternatives, gpu_weights
-from codl.runtime.loaded import Adapting, Adapts, Footprint, Loaded, Loads, RefusedError
+from codl.runtime.loaded import (
+    Adapting,
+    Adapts,
+    Footprint,
+    Loaded,
+    Loads,
+    RefusedError,
+    StandsIn,
+)
 from codl.runtime.placement import LocalSoc, at_hand
+from codl.runtime.standby import Standby
 
 #: Integers up to this one are all float32 too.
 EXACT = 1 << 24
@@ -50,6 +59,10 @@ class Engine:
     has some alternatives of the plan ready and changes between them (`adaptation`). Raises
     `UnsupportedError` for a target in another process.
 
+    An engine that `recovers` survives its GPU: where that fails in an inference, the CPU does the
+    inference again whole, and all that follow, with a `CodlWarning`; `gpu_failure` says why. Others
+    raise a `DeviceError`: who measures a GPU must not be given the times of a CPU.
+
     >>> engine = Engine(network, plan, connect("local", soc))
     >>> y = engine(x)
     """
@@ -63,6 +76,7 @@ class Engine:
         *,
         fuse: bool = True,
         adaptive: bool = False,
+        recovers: bool = False,
     ) -> None:
         soc = at_hand(target.soc)
         refusals: list[Refusal] = []
@@ -74,9 +88,11 @@ class Engine:
             except RefusedError as error:
                 refusals += error.refusals
         fallbacks = fallbacks_of(executable, refusals, plan)
+        how = partial(lower, network, soc=soc, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
+        if recovers and isinstance(target, StandsIn):
+            self._stand_by(Standby(network, soc, target, how))
         if adaptive:
-            how = partial(lower, network, soc=soc, tuning=tuning, without=refusals, fuse=fuse)
             self._adapt(target, how)
         for fallback in self.fallbacks:
             warnings.warn(str(fallback), CodlWarning, stacklevel=2)
@@ -105,6 +121,9 @@ class Engine:
         self.fallbacks, self._loaded = fallbacks, loaded
         self._plans: Mapping[float, Plan] = {1.0: plan}
         self._adapting: Adapting | None = None
+        self._standby: Standby | None = None
+        #: Why the GPU has no part any more; "" as long as it has.
+        self.gpu_failure = ""
 
     def _adapt(self, target: Loads, how: Callable[[Plan], Executable]) -> None:
         """Load the plan once more, together with what it may become."""
@@ -195,7 +214,38 @@ class Engine:
 
     def run(self) -> None:
         """Run on what was fed; the outputs then lie in `outputs`. Allocates no tensor."""
-        self._loaded.run()
+        loaded = self._loaded
+        try:
+            loaded.run()
+        except DeviceError as error:
+            self._recover(loaded, error)
+            self._loaded.run()
+
+    def recover(self, why: DeviceError) -> None:
+        """Go on without the GPU, which has failed; raises `why` where nothing stands by."""
+        self._recover(self._loaded, why)
+
+    def _stand_by(self, standby: Standby) -> None:
+        self._standby = standby
+
+    def _recover(self, failed: Loaded, why: DeviceError) -> None:
+        """Leave it to the CPU from now on; raises `why` where nothing stands by.
+
+        Another thread may have done so already.
+        """
+        with failed.lock:
+            if self._loaded is not failed:
+                return
+            if self._standby is None:
+                raise why
+            plan, self._loaded = self._standby.take_over(failed, self.plan, why)
+            self._plans, self._adapting, self._standby = {1.0: plan}, None, None
+            self.gpu_failure = str(why)
+        warnings.warn(
+            f"{self.gpu_failure} The CPU does this inference again, and all that follow.",
+            CodlWarning,
+            stacklevel=4,
+        )
 
     @property
     def nets(self) -> dict[str, tuple[str, ...]]:
@@ -234,12 +284,18 @@ class Engine:
 
     def profile(self, runs: int = 5) -> list[TimeSpan]:
         """What each processor did when, in the middle one of some runs on what was fed."""
-        profiles = [self._loaded.profile() for _ in range(runs)]
+        loaded = self._loaded
+        try:
+            profiles = [loaded.profile() for _ in range(runs)]
+        except DeviceError as error:
+            self._recover(loaded, error)
+            profiles = [self._loaded.profile() for _ in range(runs)]
         profiles.sort(key=lambda spans: max((span.end_ms for span in spans), default=0.0))
         return profiles[runs // 2]
 
     def close(self) -> None:
         """Release buffers and nets; the engine cannot run afterwards."""
+        self._standby = None
         self._loaded.close()
 
     def __enter__(self) -> Engine:

@@ -159,7 +159,7 @@ class Handles:
                 bound = BoundKernel(
                     self._name(launch), kernel, launch.global_size, launch.local_size, values
                 )
-            bound.check(self._device.device)
+                bound.check(self._device.device)
         except DeviceError as error:
             self._refuse([launch.step], str(error))
         else:

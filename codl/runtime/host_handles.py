@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from threading import RLock
+from time import perf_counter
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -11,11 +14,15 @@ from codl.errors import CodlError, DeviceError
 from codl.ir.constants import Arrays
 from codl.ir.executable import Access, Executable, Fill, NcnnNet, Net, Port, RunNet
 from codl.ir.ops.base import Array
+from codl.ir.results import TimeSpan
+from codl.ir.span_names import span_of
 from codl.lower.ncnn import TAG
 from codl.optional import explained
 from codl.runtime import threads
+from codl.runtime.loaded import Footprint
 from codl.runtime.memory import aligned_zeros
 from codl.runtime.placement import LocalSoc
+from codl.runtime.profiler import Timeline
 from codl.runtime.shared import Share
 
 #: A buffer as the CPU sees it, as flat floats, by its number.
@@ -137,10 +144,19 @@ class HostHandles:
 class HostSession:
     """An executable that needs no GPU, such as a net alone; see `codl.runtime.session.Session`.
 
-    Raises `DeviceError` for one with commands of the GPU.
+    `lock` is held by whatever runs something on the same CPU. Raises `DeviceError` for one with
+    commands of the GPU.
     """
 
-    def __init__(self, executable: Executable, soc: LocalSoc, *, own_memory: bool = False) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        soc: LocalSoc,
+        *,
+        own_memory: bool = False,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.executable, self._soc, self.lock = executable, soc, lock or RLock()
         commands = [*executable.setup, *executable.commands]
         if not all(isinstance(command, Fill | RunNet) for command in commands):
             raise DeviceError(f"{executable.model!r} has commands for a GPU: open it on a device.")
@@ -150,12 +166,38 @@ class HostSession:
             if isinstance(command, Fill):
                 handles.fill(command)
         handles.make_nets()
-        runs = (command for command in executable.commands if isinstance(command, RunNet))
-        self._order = [command.net for command in runs]
+        self._runs = [command for command in executable.commands if isinstance(command, RunNet)]
         self.nets = handles.nets
+        self.footprint = Footprint(executable.bytes("cpu", "shared"), 0, handles.weight_bytes, 0)
         self.inputs = handles.arrays(executable.inputs)
         self.outputs = handles.arrays(executable.outputs)
 
     def run(self) -> None:
-        for net in self._order:
-            self.nets[net].run()
+        """One inference from what `inputs` hold; allocates no tensor."""
+        with self.lock:
+            threads.pin([0], self._soc.placement.cpu_cores)
+            nets = self._open()
+            for command in self._runs:
+                nets[command.net].run()
+
+    def profile(self) -> list[TimeSpan]:
+        """What each net did when in one inference."""
+        with self.lock:
+            nets, timeline = self._open(), Timeline()
+            for command in self._runs:
+                span, start = span_of(self.executable, command), perf_counter()
+                assert span is not None
+                nets[command.net].run()
+                timeline.cpu(*span, start, perf_counter())
+            return timeline.spans()
+
+    def close(self) -> None:
+        """Release nets; nothing can run afterwards."""
+        with self.lock:
+            self.nets = []
+
+    def _open(self) -> list[CpuNet]:
+        if len(self.nets) != len(self.executable.nets):
+            model = self.executable.model
+            raise DeviceError(f"The engine of {model!r} is closed and cannot run.")
+        return self.nets

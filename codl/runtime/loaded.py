@@ -75,6 +75,15 @@ class Loads(Protocol):
     def load(self, executable: Executable) -> Loaded: ...
 
 
+@runtime_checkable
+class StandsIn(Loads, Protocol):
+    """A device whose CPU goes on where its GPU has failed."""
+
+    def load_on_cpu(self, executable: Executable) -> Loaded:
+        """Load an executable that needs no GPU; nothing is asked of one."""
+        ...
+
+
 class Adapting(Loaded, Protocol):
     """Several executables, of which the active one runs; by `scale`, the plan's own is 1."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import RLock, get_native_id
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ class OpenClDevice:
         self.soc = soc
         #: Held by whoever runs something on this device and its CPU.
         self.lock = RLock()
+        self._held: list[object] = []
         own, other = soc.placement.gpu_cores, soc.placement.cpu_cores
         #: A thread that waits has a core that the device does not use, and keeps off its work.
         self.waits_apart = soc.gpu.is_cpu and not {*own} & {*other}
@@ -55,11 +56,11 @@ class OpenClDevice:
             with explained(f"Opening {soc.gpu.name}"):
                 self.context = hints.make_context(device, soc.placement)
                 self.queue = hints.make_queue(self.context, soc.placement)
-            self.programs = Programs(self.context)
-            if offer is not None:
-                self.programs.offer(offer)
-            # In here, because threads of a driver inherit the cores of the one that makes them.
-            self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
+                self.programs = Programs(self.context)
+                if offer is not None:
+                    self.programs.offer(offer)
+                # In here, because threads of a driver inherit the cores of the one that makes them.
+                self.worker_threads = self._start_workers() | (threads.thread_ids() - existing)
         for text in filter(None, (self.mismatch, *hints.ignored(device, soc.placement))):
             warnings.warn(text, CodlWarning, stacklevel=2)
         threads.spread(self.worker_threads, soc.placement.gpu_cores or threads.available_cores())
@@ -101,7 +102,8 @@ class OpenClDevice:
             if function is None:
                 kernel.enqueue(self.queue)
             elif code := function(queue, *kernel.arguments):
-                raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed, code {code}.")
+                reason = describe(code)
+                raise DeviceError(f"Enqueueing the kernel {kernel.name!r} failed ({reason}).")
 
     def run(self, kernels: Sequence[BoundKernel]) -> None:
         """Enqueue kernels and wait for the last."""
@@ -115,6 +117,17 @@ class OpenClDevice:
     def finish(self) -> None:
         """Wait for all that was enqueued; the times of its events can then be read."""
         self.queue.finish()
+
+    def let_go(self, held: object) -> None:
+        """Drop what commands may still use: when they have ended.
+
+        Where a failed device does not say that they have, it is kept until one does: memory that
+        both processors see goes at once, and a driver crashes that still writes there.
+        """
+        self._held.append(held)
+        with suppress(DeviceError), explained("Waiting for what was enqueued"):
+            self.queue.finish()
+            self._held.clear()
 
     def wait(self, event: cl.Event) -> None:
         """Wait for one event.

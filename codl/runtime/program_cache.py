@@ -24,6 +24,7 @@ from codl.ir.executable import Executable
 from codl.kernels.base import KernelPlan
 from codl.kernels.source import STANDARD, compile_options, source_digest, source_text
 from codl.runtime.cache import Slot
+from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
 from codl.runtime.drivers import TARGET
 
@@ -182,7 +183,8 @@ class Programs:
         log = failure.load()
         if log is not None:
             raise self._error(job, f"{log.decode()}\n(remembered from an earlier try)")
-        program = cl_module().Program(self._context, job.text)
+        with explained(f"Compiling {job.name}"):
+            program = cl_module().Program(self._context, job.text)
         with self._survived(job):
             try:
                 self.compiled += 1

@@ -7,7 +7,7 @@ lowered the plan can lower it again without.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from codl.errors import DeviceError
 from codl.ir.executable import Executable
@@ -50,26 +50,16 @@ class Session:
         #: Held by whatever runs something on the device and its CPU.
         self.lock = device.lock
         self._actions: list[Action] | None = None
-        with device.loading():
+        with device.loading(), explained(f"Loading {executable.model!r}"):
             threads.pin([0], device.soc.placement.cpu_cores)
-            self._handles = handles = Handles(
-                executable, device, own_memory=own_memory, share=share
-            )
-            if tries:
-                handles.refuse_distrusted()
-                handles.try_kernels()
-            if handles.refusals:
-                raise RefusedError(handles.refused)
-            handles.host.make_nets()
-            marks = None if share is None else share.marks
-            self._binder = Binder(executable, handles, device, marks)
-            for action in self._binder.bind(executable.setup):
-                action.run()
-            handles.host.forget_packed()
-            self._actions = self._binder.bind(executable.commands)
-            #: The CPU's nets, in the order of the executable's.
-            self.nets = handles.host.nets
-            device.queue.finish()
+            try:
+                self._load(tries=tries, own_memory=own_memory, share=share)
+            except BaseException as error:
+                device.let_go(error)  # its frames hold what was allocated
+                raise
+        handles = self._handles
+        #: The CPU's nets, in the order of the executable's.
+        self.nets = handles.host.nets
         self.inputs = handles.host.arrays(executable.inputs)
         self.outputs = handles.host.arrays(executable.outputs)
         self.footprint = Footprint(
@@ -79,12 +69,43 @@ class Session:
             handles.weight_bytes,
         )
 
+    def _load(self, *, tries: bool, own_memory: bool, share: Share | None) -> None:
+        executable, device = self.executable, self._device
+        self._handles = handles = Handles(executable, device, own_memory=own_memory, share=share)
+        if tries:
+            handles.refuse_distrusted()
+            handles.try_kernels()
+        if handles.refusals:
+            raise RefusedError(handles.refused)
+        handles.host.make_nets()
+        marks = None if share is None else share.marks
+        self._binder = Binder(executable, handles, device, marks)
+        for action in self._binder.bind(executable.setup):
+            action.run()
+        handles.host.forget_packed()
+        self._actions = self._binder.bind(executable.commands)
+        device.queue.finish()
+
     def run(self) -> None:
         """One inference from what `inputs` hold; allocates no tensor."""
-        with self._device.lock, self._explained():
+        with self._device.lock:
             threads.pin([0], self._device.soc.placement.cpu_cores)
-            for action in self._open():
-                action.run()
+            action = None
+            try:
+                for action in self._open():
+                    action.run()
+            except Exception as error:
+                self._explain(error, action)
+
+    def _explain(self, error: Exception, action: Action | None) -> NoReturn:
+        """Raise what went wrong in the middle of an inference, with where that was."""
+        if action is None:
+            raise error
+        where = f"Running {self.executable.model!r}, {action.name},"
+        if isinstance(error, DeviceError):
+            raise DeviceError(f"{where} failed: {error}") from error
+        with explained(where):
+            raise error
 
     def profile(self) -> list[TimeSpan]:
         """What each processor did when in one inference."""
@@ -139,7 +160,7 @@ class Session:
         with self._device.lock:
             if self._actions is None:
                 return
-            self._device.queue.finish()
             self._actions, self.nets = None, []
             # What was bound holds memory of the device.
+            self._device.let_go((self._handles, self._binder))
             del self._handles, self._binder

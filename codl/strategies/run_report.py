@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codl.errors import DeviceError
 from codl.ir.results import Latency, TimeSpan
-from codl.measure.interleave import Effort
+from codl.measure.interleave import Effort, TimedTogether
 from codl.plan import op_placement
 from codl.plan.cost_model import CostModel
 from codl.plan.op_placement import OpPlacement
@@ -49,9 +49,11 @@ def measure(
     """
     outputs = engine(inputs)
     effort = Effort(min_rounds=1, min_seconds=0, warm=rounds)
-    times = target.time({"run": engine.loaded}, effort, with_energy=True)
-    if times.failed:
-        raise DeviceError(times.failed["run"])
+    try:
+        times = _timed(engine, target, effort)
+    except DeviceError as error:
+        engine.recover(error)
+        times = _timed(engine, target, effort)
     spans = engine.profile()
     planned = op_placement.predicted(engine.network, engine.plan, engine.soc, cost)
     placed = op_placement.standing_in(planned, engine.fallbacks)
@@ -65,3 +67,10 @@ def measure(
             placed, totals_ms(spans), {"cpu": engine.nets, "gpu": engine.fused}
         ),
     )
+
+
+def _timed(engine: Engine, target: Target, effort: Effort) -> TimedTogether:
+    times = target.time({"run": engine.loaded}, effort, with_energy=True)
+    if times.failed:
+        raise DeviceError(times.failed["run"])
+    return times

@@ -16,6 +16,7 @@ from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
 from codl.runtime.adaptive import AdaptiveSession
+from codl.runtime.host_handles import HostSession
 from codl.runtime.joined import JoinedSessions
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.placement import LocalSoc, at_hand
@@ -210,6 +211,11 @@ class LocalTarget:
                 stacklevel=2,
             )
         return session
+
+    def load_on_cpu(self, executable: Executable) -> HostSession:
+        """Load an executable that needs no GPU; the device is neither opened nor used."""
+        lock = None if self._device is None else self._device.lock
+        return HostSession(executable, self.soc, lock=lock)
 
     def load_alternatives(self, executables: Mapping[float, Executable]) -> AdaptiveSession:
         """Load what a plan may become, by scale; see `codl.runtime.adaptive`."""

@@ -49,11 +49,12 @@ class KernelsRefused(LoadAnswer, frozen=True):
 class Load(Request, frozen=True):
     """Load an executable, the first blob; arrays that lacked, by their digests, are the others.
 
-    Without `tries` no kernel runs for a trial.
+    Without `tries` no kernel runs for a trial; one `on_cpu` needs no GPU, and none is opened.
     """
 
     arrays: tuple[ArrayRecord, ...]
     tries: bool
+    on_cpu: bool = False
     reply: ClassVar[type[Reply]] = LoadAnswer
     limit_s: ClassVar[float] = 600.0
 

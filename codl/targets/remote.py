@@ -278,6 +278,10 @@ class RemoteTarget:
     def load(self, executable: Executable, *, tries: bool = True) -> RemoteModel:
         return RemoteModel(self.agent, executable, tries=tries)
 
+    def load_on_cpu(self, executable: Executable) -> RemoteModel:
+        """Load an executable that needs no GPU; over there none is opened."""
+        return RemoteModel(self.agent, executable, on_cpu=True)
+
     def binaries(self, model: RemoteModel) -> tuple[Binary, ...]:
         answer, blobs = self.agent.ask(ReadBinaries(model.handle()), BinariesRead)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,16 @@ class RemoteModel:
     An agent that was lost since is started again, and loads it anew at the next call.
     """
 
-    def __init__(self, agent: AgentClient, executable: Executable, *, tries: bool = True) -> None:
-        self.executable, self._agent, self._tries = executable, agent, tries
+    def __init__(
+        self,
+        agent: AgentClient,
+        executable: Executable,
+        *,
+        tries: bool = True,
+        on_cpu: bool = False,
+    ) -> None:
+        self.executable, self._agent = executable, agent
+        self._load = partial(load, agent, executable, tries=tries, on_cpu=on_cpu)
         #: Held by whatever runs something on the same agent.
         self.lock = agent.lock
         self.inputs = {n: np.zeros(p.shape, np.float32) for n, p in executable.inputs.items()}
@@ -50,7 +59,7 @@ class RemoteModel:
         self._generation = self._handle = 0
         #: What the agent's copies of the inputs hold; None before the first run.
         self._fed: list[bytes] | None = None
-        loaded = load(agent, executable, tries=tries)
+        loaded = self._load()
         self.footprint = loaded.footprint
         self._keep(loaded)
 
@@ -94,14 +103,16 @@ class RemoteModel:
 
     def _reload(self) -> None:
         if self._generation != self._agent.generation or self._agent.pid is None:
-            self._keep(load(self._agent, self.executable, tries=self._tries))
+            self._keep(self._load())
 
     def _keep(self, loaded: ModelLoaded) -> None:
         self._handle, self._generation = loaded.handle, self._agent.generation
         self._fed = None
 
 
-def load(agent: AgentClient, executable: Executable, *, tries: bool) -> ModelLoaded:
+def load(
+    agent: AgentClient, executable: Executable, *, tries: bool, on_cpu: bool = False
+) -> ModelLoaded:
     """Send an executable with the arrays that the agent lacks.
 
     Raises `RefusedError` where the device refuses some of its kernels.
@@ -118,7 +129,7 @@ def load(agent: AgentClient, executable: Executable, *, tries: bool) -> ModelLoa
     if unknown := {*answer.digests} - {*arrays}:
         raise agent.refuse(f"It lacks {', '.join(sorted(unknown))}, of which it was not asked.")
     records, blobs = to_wire({digest: arrays[digest] for digest in answer.digests})
-    loaded, _ = agent.ask(Load(records, tries), LoadAnswer, [content, *blobs])
+    loaded, _ = agent.ask(Load(records, tries, on_cpu), LoadAnswer, [content, *blobs])
     if isinstance(loaded, KernelsRefused):
         raise RefusedError(loaded.refusals)
     assert isinstance(loaded, ModelLoaded)

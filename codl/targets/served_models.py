@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from codl.errors import CodlError
 from codl.ir.constants import array_digest
+from codl.ir.executable import Executable
 from codl.ir.executable_json import decode
 from codl.ir.plan import read_plan
-from codl.runtime.loaded import RefusedError
+from codl.runtime.loaded import Loaded, RefusedError
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import from_wire, headed, one_each, to_wire
 from codl.targets.measure_messages import Identified, OfferedBinary, OpenDevice
@@ -72,7 +73,7 @@ class ServedModels:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
             self._arrays[digest] = array
         try:
-            model = self._target.load(decode(executable, self._array), tries=request.tries)
+            model = self._loaded(decode(executable, self._array), request)
         except RefusedError as error:
             return KernelsRefused(error.refusals), ()
         finally:
@@ -80,6 +81,11 @@ class ServedModels:
         handle = next(self._handles)
         self._models[handle] = model
         return ModelLoaded(handle, model.footprint), ()
+
+    def _loaded(self, executable: Executable, request: Load) -> Loaded:
+        if request.on_cpu:
+            return self._target.load_on_cpu(executable)
+        return self._target.load(executable, tries=request.tries)
 
     def run(self, request: Run, blobs: Sequence[bytes]) -> Answer:
         model, inputs = self._model(request.handle), from_wire(request.inputs, blobs)

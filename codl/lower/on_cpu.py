@@ -1,0 +1,47 @@
+"""A plan without its GPU: what an engine goes on with where that one has failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codl.errors import UnsupportedError
+from codl.ir.network import Layer, Network
+from codl.ir.plan import Chain, Plan
+from codl.ir.soc import Soc
+from codl.kernels import registry
+
+STRATEGY = "cpu"
+
+
+def on_cpu(network: Network, plan: Plan, soc: Soc) -> Plan:
+    """Every layer on the CPU alone, in the variant that the plan has there, or else the default.
+
+    Raises `UnsupportedError` with the first layer that the CPU has no variant for.
+    """
+    planned = {
+        name: own.get("cpu") for chain in plan.chains for name, own in chain.variants.items()
+    }
+    variants = {
+        layer.name: {"cpu": planned.get(layer.name) or _default(layer, soc)}
+        for layer in network.layers
+    }
+    whole = Chain(tuple(variants), "H", 0.0, variants)
+    return replace(
+        plan,
+        strategy=STRATEGY,
+        predictor="none",
+        sharing="gather",
+        predicted_ms=None,
+        predicted_mj=None,
+        chains=(whole,) if variants else (),
+        method="the GPU failed",
+    )
+
+
+def _default(layer: Layer, soc: Soc) -> str:
+    found = registry.variants(layer.op, "cpu", soc)
+    if not found:
+        raise UnsupportedError(
+            f"The CPU has no kernel variant for {layer.name!r} ({layer.op.kind})."
+        )
+    return found[0].name

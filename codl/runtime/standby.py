@@ -1,0 +1,47 @@
+"""What stands by for a GPU that fails: the network on the CPU alone, made when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from codl.errors import CodlError, DeviceError
+from codl.ir import Network
+from codl.ir.executable import Executable
+from codl.ir.plan import Plan
+from codl.lower.on_cpu import on_cpu
+from codl.runtime.loaded import Loaded, StandsIn
+from codl.runtime.placement import LocalSoc
+
+
+@dataclass(frozen=True)
+class Standby:
+    """Loads a network on the CPU of a target; `how` lowers plans of it."""
+
+    network: Network
+    soc: LocalSoc
+    target: StandsIn
+    how: Callable[[Plan], Executable]
+
+    def take_over(self, failed: Loaded, plan: Plan, why: DeviceError) -> tuple[Plan, Loaded]:
+        """The plan without its GPU, loaded and fed as what has failed was, which is released.
+
+        Raises `DeviceError` with both reasons where the CPU cannot do it alone, and where the
+        failure took states with it, such as a decoder's caches.
+        """
+        if self.network.states:
+            raise DeviceError(
+                f"{why} What {self.network.name!r} keeps from run to run was lost with it: make a "
+                "new engine."
+            ) from why
+        try:
+            alone = on_cpu(self.network, plan, self.soc)
+            loaded = self.target.load_on_cpu(self.how(alone))
+        except CodlError as error:
+            raise DeviceError(f"{why} The CPU cannot stand in: {error}") from why
+        for name, array in failed.inputs.items():
+            np.copyto(loaded.inputs[name], array.reshape(loaded.inputs[name].shape))
+        failed.close()
+        return alone, loaded

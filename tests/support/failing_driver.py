@@ -1,0 +1,132 @@
+"""A driver that fails when it is told to: every OpenCL call of codl goes past one counter.
+
+`calls_of` puts it between codl and pyopencl, in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from codl.runtime import opencl
+from codl.runtime.cl_import import cl_module
+
+#: What codl calls of pyopencl: functions and classes of the module, and methods of classes.
+FUNCTIONS = (
+    "enqueue_nd_range_kernel",
+    "enqueue_map_buffer",
+    "enqueue_fill_buffer",
+    "enqueue_fill_image",
+    "enqueue_marker",
+    "create_image",
+    "fsvm_empty",
+    "svm_empty",
+    "SVM",
+    "Buffer",
+    "Kernel",
+    "Program",
+    "CommandQueue",
+)
+METHODS = (
+    ("Event", "wait"),
+    ("NannyEvent", "wait"),
+    ("CommandQueue", "flush"),
+    ("CommandQueue", "finish"),
+    ("Kernel", "set_args"),
+    ("Kernel", "get_work_group_info"),
+    ("Program", "build"),
+    ("MemoryMap", "release"),
+)
+
+
+LOOK = "command_execution_status"
+
+
+@dataclass
+class Calls:
+    """Counts OpenCL calls; from the one numbered `fails_at`, `fails` calls end in `code`."""
+
+    fails_at: int = 0
+    fails: float = 1
+    code: int = -5
+    #: The calls so far; looks at an event until it is done are one.
+    names: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def plan(self, fails_at: int = 0, code: int = 0, fails: float = 1) -> None:
+        """Count anew, and fail then; never without a number."""
+        self.fails_at, self.fails, self.code = fails_at, fails, code
+        self.names, self.failed = [], []
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def every_kind(self) -> list[int]:
+        """The numbers of the first and the last call of each name."""
+        last = {name: number for number, name in enumerate(self.names, 1)}
+        return sorted({*last.values(), *(self.names.index(name) + 1 for name in last)})
+
+    def fails_now(self, name: str) -> bool:
+        if name == LOOK and self.names[-1:] == [LOOK]:
+            return False
+        self.names.append(name)
+        if not (self.fails_at and 0 <= self.count - self.fails_at < self.fails):
+            return False
+        self.failed.append(name)
+        return True
+
+    def error(self, name: str) -> Exception:
+        """As pyopencl raises it."""
+        cl = cl_module()
+        codes = cl.status_code
+        kinds = {codes.MEM_OBJECT_ALLOCATION_FAILURE: cl.MemoryError}
+        kind = kinds.get(self.code, cl.RuntimeError if self.code > -30 else cl.LogicError)
+        error: Exception = kind(cl._cl._ErrorRecord(msg="", code=self.code, routine=name))
+        return error
+
+    def passing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, past the counter."""
+
+        def counted(*args: Any, **options: Any) -> Any:
+            if self.fails_now(name):
+                raise self.error(name)
+            return call(*args, **options)
+
+        return counted
+
+    def passing_raw(self, call: Callable[..., int]) -> Callable[..., int]:
+        """The same for a function of the driver itself, which returns a code."""
+
+        def counted(*args: Any) -> int:
+            return self.code if self.fails_now("clEnqueueNDRangeKernel") else call(*args)
+
+        return counted
+
+
+@contextmanager
+def calls_of() -> Iterator[Calls]:
+    """The OpenCL calls of this process, inside."""
+    calls = Calls()
+    with pytest.MonkeyPatch.context() as patch:
+        _install(calls, patch)
+        yield calls
+
+
+def _install(calls: Calls, patch: pytest.MonkeyPatch) -> None:
+    cl = cl_module()
+    for name in FUNCTIONS:
+        patch.setattr(cl, name, calls.passing(name, getattr(cl, name)))
+    for owner, name in METHODS:
+        # The class itself: the module's name of it may be one of the functions above.
+        kind = getattr(cl._cl, owner, None) or cl.Program
+        if name in vars(kind):
+            patch.setattr(kind, name, calls.passing(f"{owner}.{name}", vars(kind)[name]))
+    status = cl.Event.command_execution_status
+    patch.setattr(cl.Event, "command_execution_status", property(calls.passing(LOOK, status.fget)))
+    raw = opencl.enqueue_function()
+    patch.setattr(opencl, "enqueue_function", lambda: raw and calls.passing_raw(raw))
