@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from codl.errors import CodlError
+
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -41,6 +43,8 @@ class Constants:
     @cached_property
     def recipe(self) -> str:
         """SHA-256 of the weights and of how they are packed."""
+        if self._recipe == "":
+            self._gone()
         if self._recipe is not None:
             return self._recipe
         digest = sha256(self.how.encode())
@@ -51,6 +55,14 @@ class Constants:
     def arrays(self) -> Arrays:
         """The packed arrays by name; packs anew each time."""
         return self._pack()
+
+    def let_go(self) -> None:
+        """Hold no weights any more: kernels and libraries have theirs."""
+        self.weights, self._pack = None, self._gone
+        self._recipe = self._recipe or ""
+
+    def _gone(self) -> Arrays:
+        raise CodlError(f"The arrays of {self.how!r} were let go when they had been loaded.")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constants) and self.recipe == other.recipe

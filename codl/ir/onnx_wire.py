@@ -6,7 +6,7 @@ reader sees a model in which this one found nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
 Fields: TypeAlias = Mapping[int, str]
@@ -33,25 +33,33 @@ NAME, LOCATION = 8, 14
 #: Bytes of values of a fixed size, by the wire's type of them.
 FIXED = {1: 8, 5: 4}
 VARINT, BYTES = 0, 2
+#: How deep in a model the initializers of its graph lie, and no other tensors.
+OF_GRAPH = 2
 #: Numbers of fields are smaller.
 MOST_FIELDS = 1 << 29
 
 
-def external_tensors(model: bytes) -> list[str]:
-    """Names of tensors whose elements lie in files; raises `ValueError` for what is no model."""
-    found = []
-    left = [("ModelProto", memoryview(model))]
+def external_tensors(model: bytes, *, but: Collection[str] = ()) -> list[str]:
+    """Names of tensors whose elements lie in files; raises `ValueError` for what is no model.
+
+    But for one initializer of the graph itself of each name in `but`: the caller has its elements.
+    """
+    found, given = [], {*but}
+    left = [(0, "ModelProto", memoryview(model))]
     while left:
-        kind, content = left.pop()
+        depth, kind, content = left.pop()
         name, is_external = "", False
         for number, value in _fields(content):
             if isinstance(value, memoryview) and number in MESSAGES[kind]:
-                left.append((MESSAGES[kind][number], value))
+                inner = MESSAGES[kind][number]
+                left.append((depth + 1, inner, value))
             elif kind == "TensorProto" and number == NAME and isinstance(value, memoryview):
                 name = bytes(value).decode(errors="replace")
             elif kind == "TensorProto" and number == LOCATION:
                 is_external |= value != 0
-        if is_external:
+        if depth == OF_GRAPH and name in given:
+            given.remove(name)
+        elif is_external:
             found.append(name)
     return found
 

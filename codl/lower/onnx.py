@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from codl.ir.executable import Constant, OnnxBinding, OnnxNet, Sizes
 from codl.ir.onnx_node import Node
+from codl.ir.onnx_stand_in import stand_in
 from codl.ir.op_text import to_text
 from codl.ir.ops.onnx_model import INPUT, OUTPUT
 from codl.ir.region import Region
@@ -25,6 +26,8 @@ from codl.lower.ncnn import TensorRegion
 Named: TypeAlias = dict[str, tuple[str, Sizes]]
 #: What the bytes of a model are called among its constants.
 MODEL = "model"
+#: Constants of more elements than this stand beside a model, under their names in it.
+LARGE = 1 << 12
 
 
 def lower_onnx(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
@@ -57,7 +60,9 @@ def _written(group: Group, assembly: Assembly, soc: Soc) -> OnnxNet:
     outputs |= graph.updates
     weights = {f"{x.name}/{key}": value for x in group.layers for key, value in x.weights.items()}
     model = assembly.add_constants(
-        _how(group.layers), weights, lambda: {MODEL: graph.serialized(inputs, outputs)}
+        _how(group.layers),
+        weights,
+        lambda: {MODEL: graph.serialized(inputs, outputs), **graph.large},
     )
     own = [_weights(layer, assembly) for layer in group.layers]
     return _net(group, model, inputs, outputs, own)
@@ -152,19 +157,25 @@ class OnnxGraph:
         }
         return inputs, results
 
+    @property
+    def large(self) -> dict[str, NDArray[Any]]:
+        """The constants that stand beside the model."""
+        return {
+            name: np.ascontiguousarray(value)
+            for name, value in self.constants.items()
+            if value.size > LARGE
+        }
+
     def serialized(self, inputs: Named, outputs: Named) -> NDArray[np.uint8]:
-        """The bytes of the ONNX model."""
-        from onnx import helper, numpy_helper
+        """The bytes of the ONNX model, without its large constants."""
+        from onnx import helper
 
         graph = helper.make_graph(
             [_proto(node) for node in self.nodes],
             "shard",
             [_info(*named) for named in inputs.values()],
             [_info(*named) for named in outputs.values()],
-            [
-                numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name)
-                for name, value in self.constants.items()
-            ],
+            [_initializer(name, value) for name, value in self.constants.items()],
         )
         opsets = [helper.make_opsetid("", self.opset)]
         version = helper.find_min_ir_version_for(opsets)
@@ -232,6 +243,17 @@ def _proto(node: Node) -> Any:
     return helper.make_node(
         kind, node.inputs, node.outputs, name=node.name, domain=domain, **node.attributes
     )
+
+
+def _initializer(name: str, value: NDArray[Any]) -> Any:
+    from onnx import TensorProto, helper, numpy_helper
+
+    if value.size <= LARGE:
+        dense = np.ascontiguousarray(value).reshape(np.shape(value))
+        return numpy_helper.from_array(dense, name)
+    made = TensorProto()
+    stand_in(made, name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+    return made
 
 
 def _info(name: str, sizes: Sizes) -> Any:

@@ -70,6 +70,8 @@ class Decoder:
                 break
             except RefusedError as error:
                 refusals += error.refusals
+        for constants in (one for own in executables.values() for one in own.constants):
+            constants.let_go()
         self._steps = {
             name: LoadedStep(own.step, self._loaded[name]) for name, own in steps.items()
         }

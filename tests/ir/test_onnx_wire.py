@@ -80,6 +80,19 @@ def test_tensors_in_files_are_found_among_weights_and_in_functions() -> None:
     assert sorted(external_tensors(proto.SerializeToString())) == ["a", "b", "c"]
 
 
+def test_one_weight_of_each_given_name_may_lie_elsewhere() -> None:
+    """And nothing else that is called so."""
+    hidden = node("Some", "x", "y", value=in_a_file("a"))
+    proto = model([hidden], {"x": (3,)}, ["y"])
+    proto.graph.initializer.append(in_a_file("a"))
+    content = proto.SerializeToString()
+    assert external_tensors(content, but=["a"]) == ["a"]
+    assert external_tensors(content) == ["a", "a"]
+    twice = model([node("Add", "x a", "y")], {"x": (3,)}, ["y"])
+    twice.graph.initializer.extend([in_a_file("a"), in_a_file("b"), in_a_file("a")])
+    assert external_tensors(twice.SerializeToString(), but=["a", "c"]) == ["b", "a"]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -100,6 +100,18 @@ def test_the_table_of_words_is_there_once(steps: tuple[Step, Step], first_soc: L
         assert first.size == 4 * SMALL.words * SMALL.features // 2
 
 
+def test_weights_are_with_kernels_and_libraries_alone(
+    steps: tuple[Step, Step], first_soc: LocalSoc
+) -> None:
+    with decoder(steps, first_soc, "both", "both") as model:
+        constants = model.session(DECODE).executable.constants
+        assert all(own.weights is None for own in constants)
+        with pytest.raises(CodlError, match="were let go when they had been loaded"):
+            constants[0].arrays()
+        with pytest.raises(CodlError, match="were let go"):
+            model.session(DECODE).executable.digest()
+
+
 def test_tokens_come_one_by_one_where_no_chunk_fits(
     source: DecoderSource, steps: tuple[Step, Step], first_soc: LocalSoc
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from codl.errors import CodlError
 from codl.ir import Array, Op, Region, Span, parse, split, to_text
 from codl.ir.executable import NcnnNet, OnnxNet, RunNet
 from codl.ir.network import Layer, Network
+from codl.ir.onnx_stand_in import stand_in
 from codl.ir.ops.eltwise import UNARY
 from codl.ir.soc import Soc
 from codl.kernels import registry
@@ -28,7 +30,7 @@ from codl.lower.lowering import lower_net
 from codl.measure.op_runner import cpu_work
 from codl.plan.single_processor import default_plan
 from codl.runtime.host_handles import HostSession
-from codl.runtime.ort_net import make_session
+from codl.runtime.ort_net import arranges, make_session
 
 SOME = settings(max_examples=60, deadline=None, derandomize=True)
 WHOLE_ONLY = st.one_of(movements(), norms(), products(), reductions(), softmaxes())
@@ -212,3 +214,51 @@ def test_a_model_that_reads_files_is_refused(first_soc: Soc) -> None:
         make_session(proto.SerializeToString(), first_soc, ["a", "b"])
     with pytest.raises(CodlError, match="model of a is no ONNX model: a field has the number 0"):
         make_session(bytes(9), first_soc, ["a"])
+
+
+def with_a_weight_beside(shape: tuple[int, ...] = (3,)) -> onnx.ModelProto:
+    proto = model([node("Add", "x w", "y")], {"x": (3,)}, ["y"])
+    stand_in(proto.graph.initializer.add(), "w", TensorProto.FLOAT, shape)
+    return proto
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_weights_may_stand_beside_a_model(in_place: bool, first_soc: Soc) -> None:
+    weights, x = {"w": np.arange(3, dtype=np.float32)}, np.ones(3, np.float32)
+    content = with_a_weight_beside().SerializeToString()
+    session = make_session(content, first_soc, ["a"], weights=weights, in_place=in_place)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.ones(4, np.float32), np.ones(3, np.float16), np.ones(2, np.float32)]
+)
+def test_weights_beside_a_model_are_as_it_says(wrong: Any, first_soc: Soc) -> None:
+    content = with_a_weight_beside().SerializeToString()
+    with pytest.raises(CodlError, match="cannot load the model of a"):
+        make_session(content, first_soc, ["a"], weights={"w": wrong})
+    with pytest.raises(CodlError, match="model of a has tensors in files: 'w'"):
+        make_session(content, first_soc, ["a"], weights={"other": wrong})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_in_place"),
+    [
+        ("matmul in=1x8 matrix=8x4096", True),
+        ("matmul in=2x8 matrix=8x4096", False),
+        ("matmul in=1x64 matrix=64x96", False),
+        ("matmul in=1x64 matrix=96x64 trans_b=1", False),
+        ("matmul_nbits in=1x64 matrix=64x160 bits=4 block=32", False),
+    ],
+)
+def test_large_weights_are_read_in_place_where_they_are_read_once(
+    text: str, is_in_place: bool, first_soc: Soc
+) -> None:
+    """Other ones are arranged anew, and both give the same."""
+    op = parse(text)
+    check(op, Region.whole(op.output), first_soc)
+    variant = registry.find(op, "cpu_ort")
+    _, weights = operands(op)
+    (net,) = pieces.net_alone([op], variant, [weights], first_soc).nets
+    assert isinstance(net, OnnxNet)
+    assert arranges(net) != is_in_place

@@ -20,6 +20,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from codl.ir.onnx_stand_in import FILE, stand_in
+
 #: Constants of more elements than this stand beside the model.
 LARGE = 1 << 12
 #: Elements' types that NumPy has, so that an array is all of a tensor.
@@ -32,7 +34,6 @@ PRODUCTS = ("MatMul", "Gemm")
 #: Nodes that take in a batch norm behind them.
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 SETTINGS = "session.optimized_model_external_initializers_"
-_FILE = "weights"
 #: A message of ONNX, whose classes have no stubs.
 M = TypeVar("M", onnx.ModelProto, onnx.GraphProto)
 
@@ -90,7 +91,7 @@ class Model:
         """What ONNX Runtime's basic level makes of the model; raises what that raises."""
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.add_session_config_entry("session.disable_prepacking", "1")
-        options.add_session_config_entry(f"{SETTINGS}file_name", _FILE)
+        options.add_session_config_entry(f"{SETTINGS}file_name", FILE)
         options.add_session_config_entry(f"{SETTINGS}min_size_in_bytes", str(LARGE))
         with tempfile.TemporaryDirectory(prefix="codl-") as folder:
             path = Path(folder) / "optimised.onnx"
@@ -160,15 +161,6 @@ class Model:
         return Model(made.proto, {**made.weights, **back})
 
 
-def stand_in(item: TensorProto, name: str, kind: int, sizes: Sequence[int]) -> None:
-    """Make an initializer one whose data lies elsewhere."""
-    item.name, item.data_type, item.data_location = name, kind, TensorProto.EXTERNAL
-    item.dims.extend(sizes)
-    length = prod(sizes) * helper.tensor_dtype_to_np_dtype(kind).itemsize
-    for key, value in {"location": _FILE, "offset": 0, "length": length}.items():
-        item.external_data.add(key=key, value=str(value))
-
-
 def _is_large(item: TensorProto) -> bool:
     is_here = item.data_location != TensorProto.EXTERNAL
     return is_here and item.data_type in PLAIN and prod(item.dims) > LARGE
@@ -177,7 +169,7 @@ def _is_large(item: TensorProto) -> bool:
 def _read(path: Path) -> Model:
     """A model in a file, with what ONNX Runtime has written beside it."""
     proto = onnx.load(path, load_external_data=False)
-    file = path.parent / _FILE
+    file = path.parent / FILE
     # Read where they are used, if at all; the file may be deleted before that.
     data = np.memmap(file, np.uint8, "c") if file.exists() else np.empty(0, np.uint8)
     weights = {}

@@ -36,10 +36,8 @@ def _upright(nodes: list[Node], name: str, sizes: Sizes) -> str:
 
 def _pack(op: MatMul, weights: Weights) -> NamedArrays:
     matrix = weights["weight"].T if op.trans_b else weights["weight"]
-    return {
-        "weight": np.ascontiguousarray(np.float32(op.alpha) * matrix),
-        "bias": weights["bias"],
-    }
+    scaled = matrix if op.alpha == 1 else np.float32(op.alpha) * matrix
+    return {"weight": np.ascontiguousarray(scaled), "bias": weights["bias"]}
 
 
 VARIANT = CpuOrt("matmul", _plan)
