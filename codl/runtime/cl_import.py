@@ -21,12 +21,26 @@ def cl_module() -> Any:
     try:
         with explained():
             import pyopencl
+            import pyopencl.invoker
     finally:
         if before is None:
             del os.environ[_NO_CACHE]
         else:
             os.environ[_NO_CACHE] = before
 
+    _write_functions_once(pyopencl)
     # Drivers chat on success too; what they say about a failure is in its exception.
     warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
+
+
+def _write_functions_once(pyopencl: Any) -> None:
+    """Let kernels with as many arguments and the same name share the functions that set them.
+
+    Without its cache pyopencl writes and compiles them for every kernel object: that is a
+    millisecond each, and Python keeps the texts for ever. Where a version does it in another way it
+    is left alone.
+    """
+    name, invoker = "_generate_enqueue_and_set_args_module", pyopencl.invoker
+    if hasattr(invoker, name):
+        setattr(invoker, name, cache(getattr(invoker, name)))
