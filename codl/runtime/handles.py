@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -36,12 +36,20 @@ from codl.runtime.shared import Share
 if TYPE_CHECKING:
     import pyopencl as cl
 
+#: Is told of a step, by its number, whose kernels are built or run for the first time now; -1 when
+#: all of them were.
+Trying: TypeAlias = Callable[[int], object]
+
+
+def untold(step: int) -> None:
+    """Nobody wants to know."""
+
 
 class Handles:
     """An executable's memory, kernels and nets on a device.
 
     `refusals` are the steps that the device refuses, with the reason; `share` has what is there for
-    several executables.
+    several executables. `trying` is told of every step before the driver is asked for its kernels.
     """
 
     def __init__(
@@ -51,8 +59,10 @@ class Handles:
         *,
         own_memory: bool = False,
         share: Share | None = None,
+        trying: Trying = untold,
     ) -> None:
         self._executable, self._device, self._share = executable, device, share
+        self._trying = trying
         self.refusals: dict[int, str] = {}
         #: Bytes of weights that kernels read.
         self.weight_bytes = 0
@@ -150,6 +160,7 @@ class Handles:
         return self._kernels[launch]
 
     def _bind(self, launch: Launch) -> None:
+        self._trying(launch.step)
         try:
             program = self._program(launch.program)
             name = self._executable.programs[launch.program].name
@@ -221,6 +232,7 @@ class Handles:
             if launch.step in self.refusals:
                 continue
             kernel = self._kernels[launch]
+            self._trying(launch.step)
             try:
                 with explained(f"Running the kernel {kernel.name!r}"):
                     self._device.run([kernel])

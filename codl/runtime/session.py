@@ -16,7 +16,7 @@ from codl.runtime import threads
 from codl.runtime.actions import Action, Binder, KernelLaunches
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
-from codl.runtime.handles import Handles
+from codl.runtime.handles import Handles, Trying, untold
 from codl.runtime.loaded import Footprint, RefusedError
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.profiler import Timeline
@@ -32,7 +32,8 @@ class Session:
     `inputs` and `outputs` are the arrays of the network's inputs and outputs, by name: fill the
     former, `run`, and read the latter before the next run. With `tries` every kernel runs once
     here: some failures only show at a first launch; and variants that are known to be wrong on this
-    driver are refused. `share` has what it has in common with others that run by turns with it.
+    driver are refused; `trying` is told of each step before. `share` has what it has in common with
+    others that run by turns with it.
     Raises `RefusedError` where kernels are refused that others may stand in for, and `DeviceError`
     for all else that the device cannot.
     """
@@ -45,6 +46,7 @@ class Session:
         tries: bool = True,
         own_memory: bool = False,
         share: Share | None = None,
+        trying: Trying = untold,
     ) -> None:
         self.executable, self._device = executable, device
         #: Held by whatever runs something on the device and its CPU.
@@ -53,7 +55,7 @@ class Session:
         with device.loading(), explained(f"Loading {executable.model!r}"):
             threads.pin([0], device.soc.placement.cpu_cores)
             try:
-                self._load(tries=tries, own_memory=own_memory, share=share)
+                self._load(tries=tries, own_memory=own_memory, share=share, trying=trying)
             except BaseException as error:
                 device.let_go(error)  # its frames hold what was allocated
                 raise
@@ -69,14 +71,17 @@ class Session:
             handles.weight_bytes,
         )
 
-    def _load(self, *, tries: bool, own_memory: bool, share: Share | None) -> None:
+    def _load(self, *, tries: bool, own_memory: bool, share: Share | None, trying: Trying) -> None:
         executable, device = self.executable, self._device
-        self._handles = handles = Handles(executable, device, own_memory=own_memory, share=share)
+        self._handles = handles = Handles(
+            executable, device, own_memory=own_memory, share=share, trying=trying
+        )
         if tries:
             handles.refuse_distrusted()
             handles.try_kernels()
         if handles.refusals:
             raise RefusedError(handles.refused)
+        trying(-1)
         handles.host.make_nets()
         marks = None if share is None else share.marks
         self._binder = Binder(executable, handles, device, marks)

@@ -370,7 +370,9 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     MeasurePower: Agent.power,
     **dict.fromkeys((Examine, Import, MeasurePace, CheckKernels), Agent.check),
     Lacks: lambda agent, request, blobs: agent.models.lacks(request),
-    Load: lambda agent, request, blobs: agent.models.load(request, blobs),
+    Load: lambda agent, request, blobs: agent.models.load(
+        request, blobs, lambda step: agent._send(Building(step))
+    ),
     Run: lambda agent, request, blobs: agent.models.run(request, blobs),
     Profile: lambda agent, request, blobs: agent.models.profile(request),
     Time: Agent.time,

@@ -16,6 +16,7 @@ from codl.ir.executable import Executable
 from codl.ir.soc import Soc
 from codl.optional import MissingPackageError
 from codl.runtime.adaptive import AdaptiveSession
+from codl.runtime.handles import Trying, untold
 from codl.runtime.host_handles import HostSession
 from codl.runtime.joined import JoinedSessions
 from codl.runtime.opencl import OpenClDevice
@@ -198,11 +199,16 @@ class LocalTarget:
     def _make_device(self, offer: Offer | None) -> OpenClDevice:
         return OpenClDevice(self.soc, offer)
 
-    def load(self, executable: Executable, *, tries: bool = True) -> Session:
-        """Load an executable; without `tries` a kernel that must be compiled is a warning."""
+    def load(
+        self, executable: Executable, *, tries: bool = True, trying: Trying = untold
+    ) -> Session:
+        """Load an executable; without `tries` a kernel that must be compiled is a warning.
+
+        `trying` is told of every step before the driver is asked for its kernels.
+        """
         device = self.device
         before = device.programs.compiled
-        session = Session(executable, device, tries=tries)
+        session = Session(executable, device, tries=tries, trying=trying)
         if not tries and device.programs.compiled > before:
             warnings.warn(
                 f"{executable.model}: {device.programs.compiled - before} kernels were compiled "

@@ -55,7 +55,10 @@ class Advanced(Reply, frozen=True):
 
 
 class Building(Reply, frozen=True):
-    """An event of `Measure`: the task of this index is being built."""
+    """An event: the task of this index is being built, of `Measure`; of `Load`, such a step.
+
+    -1: none, any more.
+    """
 
     index: int
 

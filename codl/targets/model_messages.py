@@ -56,7 +56,8 @@ class Load(Request, frozen=True):
     tries: bool
     on_cpu: bool = False
     reply: ClassVar[type[Reply]] = LoadAnswer
-    limit_s: ClassVar[float] = 600.0
+    #: From one step to the next, each of which may be compiled.
+    limit_s: ClassVar[float] = 300.0
 
 
 class Ran(Reply, frozen=True):
@@ -69,7 +70,7 @@ class Run(Request, frozen=True):
     handle: int
     inputs: tuple[ArrayRecord, ...]
     reply: ClassVar[type[Reply]] = Ran
-    limit_s: ClassVar[float] = 300.0
+    limit_s: ClassVar[float] = 120.0
 
 
 class Profiled(Reply, frozen=True):

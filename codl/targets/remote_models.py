@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codl.errors import CodlError
+from codl.errors import CodlError, DeviceError
 from codl.ir.constants import array_digest
-from codl.ir.executable import Executable
+from codl.ir.executable import Executable, GpuOp, Refusal
 from codl.ir.executable_json import encode
 from codl.ir.results import TimeSpan
+from codl.runtime.frames import FrameError
 from codl.runtime.loaded import RefusedError
 from codl.targets.arrays import ArrayRecord, Arrays, from_wire, to_wire
 from codl.targets.client import AgentClient, AgentLostError
-from codl.targets.message_base import Done
+from codl.targets.message_base import Building, Done, Reply
 from codl.targets.model_messages import (
     KernelsRefused,
     Lacking,
@@ -68,7 +70,11 @@ class RemoteModel:
         with self.lock:
             records, blobs = to_wire(self.inputs)
             self._reload()
-            answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
+            try:
+                answer, parts = self._agent.ask(Run(self._handle, records), Ran, blobs)
+            except AgentLostError as error:
+                error.args = (f"Running {self.executable.model!r}: {error}",)
+                raise
             found = received(self._agent, answer.outputs, parts)
             shapes, wanted = ({n: own.shape for n, own in all_of.items()}
                               for all_of in (found, self.outputs))  # fmt: skip
@@ -115,7 +121,8 @@ def load(
 ) -> ModelLoaded:
     """Send an executable with the arrays that the agent lacks.
 
-    Raises `RefusedError` where the device refuses some of its kernels.
+    Raises `RefusedError` where the device refuses some of its kernels, and for one at which the
+    agent crashed or hung: it was the driver's last.
     """
     arrays: dict[str, NDArray[Any]] = {}
 
@@ -129,11 +136,37 @@ def load(
     if unknown := {*answer.digests} - {*arrays}:
         raise agent.refuse(f"It lacks {', '.join(sorted(unknown))}, of which it was not asked.")
     records, blobs = to_wire({digest: arrays[digest] for digest in answer.digests})
-    loaded, _ = agent.ask(Load(records, tries, on_cpu), LoadAnswer, [content, *blobs])
+    trying = _Trying(executable)
+    request = Load(records, tries, on_cpu)
+    try:
+        loaded, _ = agent.ask(request, LoadAnswer, [content, *blobs], on_event=trying.hear)
+    except AgentLostError as error:
+        raise trying.blamed(error) from error
     if isinstance(loaded, KernelsRefused):
         raise RefusedError(loaded.refusals)
     assert isinstance(loaded, ModelLoaded)
     return loaded
+
+
+@dataclass
+class _Trying:
+    """The step whose kernels an agent tries while it loads."""
+
+    executable: Executable
+    step: int = -1
+
+    def hear(self, event: Reply) -> None:
+        if isinstance(event, Building):
+            if not -1 <= event.index < len(self.executable.steps):
+                raise FrameError(f"It tries the step {event.index}, of which there is none.")
+            self.step = event.index
+
+    def blamed(self, error: AgentLostError) -> DeviceError:
+        """The refusal of the step that took an agent down; the error itself where none did."""
+        own = self.executable.steps[self.step] if self.step >= 0 else None
+        if not isinstance(own, GpuOp) or error.is_cut:
+            return error
+        return RefusedError([Refusal(own.label, own.variant, own.choice, str(error))])
 
 
 def received(

@@ -66,14 +66,17 @@ class ServedModels:
     def lacks(self, request: Lacks) -> Answer:
         return Lacking(tuple(d for d in request.digests if d not in self._arrays)), ()
 
-    def load(self, request: Load, blobs: Sequence[bytes]) -> Answer:
+    def load(
+        self, request: Load, blobs: Sequence[bytes], trying: Callable[[int], object]
+    ) -> Answer:
+        """`trying` is told of every step before the driver is asked for its kernels."""
         executable, arrays = headed(blobs)
         for digest, array in from_wire(request.arrays, arrays).items():
             if array_digest(array) != digest:
                 raise CodlError(f"An array was damaged on its way: its digest is not {digest}.")
             self._arrays[digest] = array
         try:
-            model = self._loaded(decode(executable, self._array), request)
+            model = self._loaded(decode(executable, self._array), request, trying)
         except RefusedError as error:
             return KernelsRefused(error.refusals), ()
         finally:
@@ -82,10 +85,12 @@ class ServedModels:
         self._models[handle] = model
         return ModelLoaded(handle, model.footprint), ()
 
-    def _loaded(self, executable: Executable, request: Load) -> Loaded:
+    def _loaded(
+        self, executable: Executable, request: Load, trying: Callable[[int], object]
+    ) -> Loaded:
         if request.on_cpu:
             return self._target.load_on_cpu(executable)
-        return self._target.load(executable, tries=request.tries)
+        return self._target.load(executable, tries=request.tries, trying=trying)
 
     def run(self, request: Run, blobs: Sequence[bytes]) -> Answer:
         model, inputs = self._model(request.handle), from_wire(request.inputs, blobs)

@@ -2,12 +2,12 @@
 
     python scripts/bench/soak.py --soc host [--inferences 10000] [--threads 4] [--engines 1000]
 
-A small network whose convolutions are cut by rows and by channels. All threads call one engine, each
-with inputs of its own, and every output is compared with that of the CPU alone. Then engines are
-made, called once and closed, each on a device that is opened for it, as by `codl.compile`. Prints
-the resident memory in MiB, the open files and the threads of this process, ten times in each part.
-The exit code is 1 where an output was wrong, or where files, threads or more than `--slack` MiB of
-memory were left by the second half of a part.
+A small network whose convolutions are cut by rows and by channels. All threads call one engine,
+each with inputs of its own, and every output is compared with that of the CPU alone. Then engines
+are made, called once and closed, each on a device that is opened for it, as by `codl.compile`.
+Prints the resident memory in MiB, the open files and the threads of this process, ten times in each
+part. The exit code is 1 where an output was wrong, or where files, threads or more than `--slack`
+MiB of memory were left by the second half of a part.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def cut(network: Network, soc: LocalSoc) -> Plan:
 def parts(count: int) -> list[range]:
     """The numbers up to `count`, in as many parts as there are looks."""
     ends = [count * look // LOOKS for look in range(LOOKS + 1)]
-    return [range(first, last) for first, last in zip(ends, ends[1:], strict=False)]
+    return [range(first, last) for first, last in pairwise(ends)]
 
 
 def watched(title: str, run: Callable[[], Iterator[Held]]) -> tuple[float, int]:
