@@ -4,7 +4,7 @@
 
 A small network whose convolutions are cut by rows and by channels. All threads call one engine,
 each with inputs of its own, and every output is compared with that of the CPU alone. Then engines
-are made, called once and closed, each on a device that is opened for it, as by `codl.compile`.
+are made, called once and closed, on one device, or each on one that is opened for it (`--apart`).
 Prints the resident memory in MiB, the open files and the threads of this process, ten times in each
 part. The exit code is 1 where an output was wrong, or where files, threads or more than `--slack`
 MiB of memory were left by the second half of a part.
@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--engines", type=int, default=1_000)
     parser.add_argument("--slack", type=float, default=4.0, help="MiB that a part may grow by.")
+    parser.add_argument("--apart", action="store_true", help="Open the device for each engine.")
     options = parser.parse_args()
     soc, network = load_local(options.soc), small()
     plan = cut(network, soc)
@@ -92,9 +93,11 @@ def main() -> int:
                 yield Held.now()
 
     def engines() -> Iterator[Held]:
+        shared = LocalTarget(soc)
         for numbers in parts(options.engines):
             for number in numbers:
-                with Engine(network, plan, LocalTarget(soc)) as engine:
+                target = LocalTarget(soc) if options.apart else shared
+                with Engine(network, plan, target) as engine:
                     call(engine, number)
             yield Held.now()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import resource
 import weakref
 from collections.abc import Sequence
@@ -68,6 +69,16 @@ def test_ten_thousand_runs_leak_nothing(first_soc: Soc) -> None:
         for _ in range(10_000):
             engine.run()
         assert _resident_bytes() - before < 2 << 20  # 200 bytes a run
+
+
+def test_engines_leave_no_texts_of_functions_behind(first_soc: Soc) -> None:
+    """pyopencl writes one for every kernel object, which Python's `linecache` keeps for ever."""
+    network = row(2)
+    plan = default_plan(network, first_soc, "gpu")
+    Engine(network, plan, here(first_soc)).close()
+    before = len(linecache.cache)
+    Engine(network, plan, here(first_soc)).close()
+    assert len(linecache.cache) == before
 
 
 def _resident_bytes() -> int:

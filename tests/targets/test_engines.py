@@ -37,13 +37,13 @@ from codl.ir.executable import GpuOp, Refusal
 from codl.runtime.loaded import RefusedError
 from codl.targets.local import LocalTarget
 load, refused = LocalTarget.load, []
-def refusing(self, executable, *, tries=True):
+def refusing(self, executable, **how):
     ops = [step for step in executable.steps if isinstance(step, GpuOp)]
     if ops and not refused:
         refused.append(ops[0])
         own = ops[0]
         raise RefusedError([Refusal(own.label, own.variant, own.choice, "it does not build")])
-    return load(self, executable, tries=tries)
+    return load(self, executable, **how)
 LocalTarget.load = refusing
 from codl.targets.agent import main
 main(0.0)
@@ -196,7 +196,7 @@ def test_only_arrays_that_lack_are_sent(process: RemoteTarget, network: Network)
         )
         answer, _ = process.agent.ask(Lacks((*digests, "0" * 64)), Lacking)
         assert answer.digests == ("0" * 64,)
-        process.agent.ask(Load((), True), LoadAnswer, [content])
+        process.agent.ask(Load((), True), LoadAnswer, [content], on_event=lambda event: None)
 
 
 def test_executables_that_are_damaged_load_nothing(process: RemoteTarget, network: Network) -> None:
