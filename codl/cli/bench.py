@@ -10,17 +10,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from codl.cli.bench_sustained import sustained_result, sustained_table
 from codl.cli.options import (
     DatasetsOption,
     JsonOption,
     OutputOption,
     SerialOption,
     SocOption,
+    StrategyOption,
     read_ops,
 )
 from codl.cli.output import emit, progress
 from codl.cli.recorded import recorded
-from codl.errors import CodlError
+from codl.errors import CodlError, InterruptedCommandError
 from codl.ir import Op, to_text
 from codl.ir.results import Digests
 from codl.measure import dataset as datasets
@@ -35,6 +37,12 @@ ModelArgument = Annotated[
     str | None, typer.Argument(help="A built-in model, an .onnx file or a .csv file of ops.")
 ]
 OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op as text; may be repeated.")]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes", help="Run the model on and on for so long, instead of its ops.", min=0.0
+    ),
+]
 EveryOption = Annotated[
     bool, typer.Option("--every", help="Also variants that are not for this SoC.")
 ]
@@ -45,6 +53,8 @@ def bench_kernels(
     model: ModelArgument = None,
     op: OpOption = None,
     every: EveryOption = False,
+    minutes: MinutesOption = None,
+    strategy: StrategyOption = None,
     dataset: DatasetsOption = datasets.FOLDER,
     serial: SerialOption = "local",
     json: JsonOption = False,
@@ -54,14 +64,29 @@ def bench_kernels(
 
     Variants that refuse an op, or that fail on it, are listed with the reason.
 
+    With --minutes the model runs as a whole, one inference behind the other: median and 95th
+    percentile, clocks and temperature over time, the first minute beside the last, and how much
+    slower it has become. Ctrl-C ends it with what there is so far.
+
     [dim]Examples:[/dim]
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
+    codl bench yolov2 --soc host --minutes 10
     """
     given = [*([model] if model else []), *(op or [])]
     if not given:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described = load_local(soc, serial)
+    if minutes is not None:
+        if model is None or op:
+            raise CodlError("--minutes runs one model: name it, and no --op.")
+        ran = sustained_result(
+            model, described, serial, strategy=strategy, dataset=dataset, minutes=minutes
+        )
+        emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
+        if ran["interrupted"]:
+            raise InterruptedCommandError("What was measured before is kept.")
+        return
     ops = read_ops(given)
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
     rows: list[dict[str, Any]] = []

@@ -58,7 +58,14 @@ class Course:
         peers = with_opencl_all(asked.peers, context.soc)
         check_peers(peers, context.soc)
         names = [name for name in asked.strategies if name != ideal.NAME]
-        protocol = {**asdict(_effort(asked)), "statistic": statistic.NAME, "seed": SEED}
+        effort = _effort(asked)
+        protocol = {
+            "min_rounds": effort.min_rounds,
+            "min_seconds": effort.min_seconds,
+            "warm": effort.warm,
+            "statistic": statistic.NAME,
+            "seed": SEED,
+        }
         course = cls(
             asked=replace(asked, peers=tuple(peers)),
             strategies=earlier.strategies() if earlier else [find(name) for name in names],

@@ -26,12 +26,13 @@ class Effort:
     """How long to measure: at least so many rounds and seconds; in a round everybody has a turn.
 
     A turn is a run that finds the caches as the others left them, and `warm` runs right behind it,
-    as where one inference follows the other.
+    as where one inference follows the other. With `keep_runs` what every run took is told.
     """
 
     min_rounds: int = 5
     min_seconds: float = 10.0
     warm: int = 3
+    keep_runs: bool = False
 
     @property
     def turn(self) -> int:
@@ -41,15 +42,20 @@ class Effort:
 
 @dataclass
 class Turns:
-    """Seconds of everything that one ran: the first run of each turn, and those behind it."""
+    """Seconds of everything that one ran: the first run of each turn, and those behind it.
+
+    `every` has both in their order.
+    """
 
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
+    every: list[float] = field(default_factory=list, compare=False)
 
     def add(self, turn: Sequence[float]) -> None:
         first, *behind = turn
         self.cold.append(first)
         self.warm += behind
+        self.every += turn
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class TimedTogether:
     `latency_ms` is of the warm runs, `cold_ms` of the first run of every turn. `conditions` are
     those of the whole time.
     `energy_mj` is that of one inference, by `sensors`; there is none where there are no sensors.
+    `runs_ms` are all runs, in order, where they were to be kept.
     """
 
     latency_ms: Mapping[str, Latency]
@@ -77,6 +84,7 @@ class TimedTogether:
     anchors: tuple[AnchorTime, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     cold_ms: Mapping[str, Latency] = field(default_factory=dict)
+    runs_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def timed(run: Callable[[], None]) -> Timed:

@@ -54,6 +54,9 @@ def time_together(
             if one.timed.found.get(WHOLE)
         ),
         conditions=Conditions.over(readings),
+        runs_ms={name: tuple(1e3 * s for s in turns.every) for name, turns in found.items()}
+        if effort.keep_runs
+        else {},
     )
 
 

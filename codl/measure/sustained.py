@@ -1,0 +1,116 @@
+"""A model that runs on and on: latency, clocks and temperature over time.
+
+The first seconds of a cold device are not what its users get: clocks fall as it gets warm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from codl.errors import DeviceError
+from codl.ir.results import Conditions
+from codl.measure.interleave import Effort, TimedTogether
+
+#: A model runs without a pause for about so long, then clocks and temperature are read.
+WINDOW_S = 5.0
+#: The first and the last of these are compared; of a shorter run its halves.
+MINUTE_S = 60.0
+NAME = "run"
+
+
+class Times(Protocol):
+    """What of a target this needs."""
+
+    def time(self, models: dict[str, Any], effort: Effort) -> TimedTogether: ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """Runs one behind the other, from `begin_s` to `end_s` after the beginning."""
+
+    begin_s: float
+    end_s: float
+    runs_ms: tuple[float, ...]
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What runs took in a while, the median and the 95th percentile, and how the machine was."""
+
+    begin_s: float
+    end_s: float
+    p50_ms: float
+    p95_ms: float
+    runs: int
+    conditions: Conditions
+
+    @classmethod
+    def of(cls, windows: Sequence[Window]) -> Stretch:
+        runs_ms = [own for window in windows for own in window.runs_ms]
+        p50, p95 = np.percentile(runs_ms, (50, 95))
+        conditions = Conditions.over([window.conditions for window in windows])
+        begin_s, end_s = windows[0].begin_s, windows[-1].end_s
+        return cls(begin_s, end_s, float(p50), float(p95), len(runs_ms), conditions)
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """A sustained run: all of it, its first and its last minute, and all in between.
+
+    `drop` is the part of its first speed that it has lost at the end, by the medians.
+    """
+
+    whole: Stretch
+    first_minute: Stretch
+    last_minute: Stretch
+    drop: float
+    stretches: tuple[Stretch, ...]
+
+
+def sustain(
+    target: Times,
+    model: object,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = perf_counter,
+) -> Iterator[Window]:
+    """Run what a target has loaded for so many seconds; a window as soon as it is over.
+
+    Raises `DeviceError` where a run fails.
+    """
+    effort, begin = Effort(min_rounds=1, min_seconds=0.0, warm=1, keep_runs=True), clock()
+    while (now_s := clock() - begin) < seconds:
+        times = target.time({NAME: model}, effort)
+        if times.failed:
+            raise DeviceError(times.failed[NAME])
+        runs_ms = times.runs_ms[NAME]
+        yield Window(now_s, clock() - begin, runs_ms, times.conditions)
+        left_s = min(WINDOW_S, seconds - (clock() - begin))
+        runs = ceil(1e3 * left_s / max(median(runs_ms), 1e-6))
+        effort = replace(effort, warm=max(1, runs - 1))
+
+
+def summary(windows: Sequence[Window], every_s: float = MINUTE_S) -> Sustained:
+    """What became of the latency, with a stretch for `every_s` seconds; there is a window."""
+    end_s = windows[-1].end_s
+    while_s = min(MINUTE_S, end_s / 2)
+    first = Stretch.of([own for own in windows if own.begin_s < while_s])
+    last = Stretch.of([own for own in windows if own.end_s > end_s - while_s])
+    parts: dict[int, list[Window]] = {}
+    for own in windows:
+        parts.setdefault(int(own.begin_s / every_s), []).append(own)
+    return Sustained(
+        whole=Stretch.of(windows),
+        first_minute=first,
+        last_minute=last,
+        drop=1 - first.p50_ms / last.p50_ms,
+        stretches=tuple(Stretch.of(own) for own in parts.values()),
+    )
