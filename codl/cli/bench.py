@@ -28,6 +28,7 @@ from codl.ir.results import Digests
 from codl.measure import dataset as datasets
 from codl.measure import tuning_file
 from codl.measure.bench_rows import BenchRow
+from codl.measure.compare_variants import ELSEWHERE
 from codl.measure.dataset import Dataset
 from codl.measure.protocol import Protocol
 from codl.targets.connect import connect
@@ -62,7 +63,8 @@ def bench_kernels(
 ) -> None:
     """Measure ops in every kernel variant of both processors, in turns.
 
-    Variants that refuse an op, or that fail on it, are listed with the reason.
+    Variants that refuse an op, or that fail on it, are listed with the reason; those for other
+    types of device, memory or element are counted, and measured with --every.
 
     With --minutes the model runs as a whole, one inference behind the other: median and 95th
     percentile, clocks and temperature over time, the first minute beside the last, and how much
@@ -91,6 +93,7 @@ def bench_kernels(
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)
     rows: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
+    elsewhere = 0
     with (
         closing(connect(serial, described)) as target,
         progress(f"Measuring on {described.name}") as update,
@@ -98,11 +101,19 @@ def bench_kernels(
         for index, each in enumerate(ops):
             measured, others = target.bench(each, tuning, every=every)
             rows += [_row(each, row) for row in measured]
-            refused += [{"op": to_text(each), **asdict(other)} for other in others]
+            here = [other for other in others if every or other.reason != ELSEWHERE]
+            refused += [{"op": to_text(each), **asdict(other)} for other in here]
+            elsewhere += len(others) - len(here)
             update(index + 1, len(ops), 0.0)
         origin = recorded(target, Digests(tuning=tuning.fingerprint), **asdict(Protocol()))
-    result = {"soc": described.name, "source": "measured", "ops": rows, "refused": refused}
-    result |= origin
+    result: dict[str, Any] = {
+        "soc": described.name,
+        "source": "measured",
+        "ops": rows,
+        "refused": refused,
+        "elsewhere": elsewhere,
+        **origin,
+    }
     emit("bench", result, lambda: _table(result), as_json=json, output=output)
 
 
@@ -127,4 +138,6 @@ def _table(result: Mapping[str, Any]) -> Table:
         table.add_row(row["op"], row["variant"], row["processor"], *numbers)
     for row in result["refused"]:
         table.add_row(row["op"], row["variant"], row["processor"], "-", row["reason"])
+    if result["elsewhere"]:
+        table.caption = f"{result['elsewhere']} more are for other SoCs: --every has them"
     return table

@@ -11,6 +11,7 @@ from rich.console import Group
 
 from codl.cli.deployed import adapted, deployment_of, plan_of, strategy_of
 from codl.cli.options import (
+    REFINE,
     BatchOption,
     DatasetsOption,
     JsonOption,
@@ -19,10 +20,12 @@ from codl.cli.options import (
     PlanOption,
     PredictorOption,
     PredictorsOption,
+    RefineOption,
     SerialOption,
     ShapeOption,
     SocOption,
     StrategyOption,
+    read_budget,
     read_shapes,
 )
 from codl.cli.output import emit, note
@@ -57,6 +60,7 @@ def explain_model(
     predicted: PredictedOption = False,
     plan: PlanOption = None,
     strategy: StrategyOption = None,
+    budget: RefineOption = REFINE,
     rounds: RoundsOption = 20,
     batch: BatchOption = None,
     shape: ShapeOption = None,
@@ -90,6 +94,7 @@ def explain_model(
         dataset,
         predictors_folder=predictors,
         predictor=predictor,
+        budget_s=read_budget(budget),
         note=note,
     )
     context = adapted(asked, deployed)

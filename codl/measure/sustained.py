@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from statistics import median
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from codl.measure.interleave import Effort, TimedTogether
 
 #: A model runs without a pause for about so long, then clocks and temperature are read.
 WINDOW_S = 5.0
+#: A short run has about so many.
+LEAST_WINDOWS = 10
 #: The first and the last of these are compared; of a shorter run its halves.
 MINUTE_S = 60.0
 NAME = "run"
@@ -93,8 +95,8 @@ def sustain(
             raise DeviceError(times.failed[NAME])
         runs_ms = times.runs_ms[NAME]
         yield Window(now_s, clock() - begin, runs_ms, times.conditions)
-        left_s = min(WINDOW_S, seconds - (clock() - begin))
-        runs = ceil(1e3 * left_s / max(median(runs_ms), 1e-6))
+        left_s = min(WINDOW_S, seconds / LEAST_WINDOWS, seconds - (clock() - begin))
+        runs = ceil(1e3 * left_s / max(fmean(runs_ms), 1e-6))
         effort = replace(effort, warm=max(1, runs - 1))
 
 

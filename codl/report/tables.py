@@ -95,7 +95,8 @@ def eval_content(result: EvalResult) -> TextTable:
         notes.append("over measured: predicted latency over that, the machine's drift divided out.")
     if any(row.strategy == IDEAL for row in result.rows):
         notes.append(
-            "ideal: the best measured ratio of every op, data sharing left out; computed, not run."
+            "ideal: the best measured ratio of every op alone, data sharing left out; computed, "
+            "not run. The paper's bound; plans that fuse ops, or find them warm, may be faster."
         )
     notes += same_notes(result)
     notes += peer_notes(result)

@@ -255,6 +255,9 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
     assert {row["processor"] for row in result["ops"]} == {"cpu", "gpu"}
     assert {"gpu_grouped", "gpu_depthwise"} <= {row["variant"] for row in result["refused"]}
     assert all(row["reason"] for row in result["refused"])
+    assert result["elsewhere"] > 0
+    assert not any("another type of device" in row["reason"] for row in result["refused"])
+    assert result["environment"]["driver"]
     both = answer(workplace, "bench", "small.onnx", "--soc", "test")
     assert len({row["op"] for row in both["ops"]}) == 5
 

@@ -436,6 +436,12 @@ def test_findings_compare_only_one_source_and_look_at_spreads() -> None:
     )
 
 
+def test_an_ideal_that_is_beaten_is_called_no_bound() -> None:
+    rows = [row("cpu", 100.0), row("codl", 50.0), {**row("ideal", 60.0, source="computed")}]
+    (text,) = findings(eval_result(evaluation(rows=rows)))
+    assert "120 % of the ideal, which is of ops measured alone and bounds no fused ones." in text
+
+
 def test_three_significant_digits() -> None:
     large = {1234.5: "1230", 123.4: "123", 99.96: "100", 9.999: "10.0", 2.5e7: "2.50e+07"}
     small = {1.2: "1.20", -1.234: "-1.23", 0.012345: "0.0123", 3.2e-6: "3.20e-06"}
