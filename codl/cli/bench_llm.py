@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from math import prod
 from typing import Annotated, Any
 
 import typer
@@ -215,10 +214,8 @@ def _compared(running: Mapping[str, Decodes], workload: Workload, room: int) -> 
 
 
 def weight_bytes(network: Network) -> int:
-    """What a step reads of weights as float32: every product's, of the table of words a row."""
-    return sum(
-        4 * prod(shape) for layer in network.layers for shape in layer.op.weight_shapes.values()
-    )
+    """What a step reads of weights, packed as they are: every product's matrix, and its scales."""
+    return sum(value.nbytes for layer in network.layers for value in layer.weights.values())
 
 
 def _row(

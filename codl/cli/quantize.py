@@ -15,6 +15,7 @@ from codl.cli.options import JsonOption, ModelArgument
 from codl.cli.output import emit, note
 from codl.errors import CodlError
 from codl.frontend import models
+from codl.frontend.decoders import DECODERS, exported
 from codl.frontend.quantize import check_format, quantize
 from codl.ir.ops.matmul_nbits import BITS, BLOCKS
 
@@ -39,6 +40,15 @@ Int8Option = Annotated[
         help="Let kernels round the rows that a matrix is multiplied by to 8 bits, block by block.",
     ),
 ]
+CapacityOption = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity",
+        min=1,
+        help=f"Write a decoder ({', '.join(DECODERS)}) with its key-value cache, for at most so "
+        "many tokens: for codl bench-llm.",
+    ),
+]
 
 
 def quantize_model(
@@ -48,6 +58,7 @@ def quantize_model(
     block: BlockOption = 32,
     symmetric: SymmetricOption = False,
     int8_rows: Int8Option = False,
+    capacity: CapacityOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a model with the constant matrices of its products in 4 or 8 bits.
@@ -58,17 +69,18 @@ def quantize_model(
 
     [dim]Examples:[/dim]
     codl quantize smollm2_135m --bits 4 --block 32 -o smollm2_int4.onnx
+    codl quantize qwen3_0_6b --capacity 2048 -o qwen3_int4.onnx
     codl quantize model.onnx --bits 8 --block 128 --symmetric -o model_int8.onnx
     """
     check_format(bits, block)
     if output.suffix != ".onnx":
         raise typer.BadParameter(f"must end in .onnx, got {output}", param_hint="--output")
-    source = models.load(model)
-    made, ops = quantize(source.proto, bits=bits, block=block, symmetric=symmetric, int8=int8_rows)
+    name, proto = _loaded(model, capacity)
+    made, ops = quantize(proto, bits=bits, block=block, symmetric=symmetric, int8=int8_rows)
     _save(made, output)
     note(f"Wrote {output}")
     result = {
-        "model": source.name,
+        "model": name,
         "file": str(output),
         "bits": bits,
         "block": block,
@@ -76,6 +88,14 @@ def quantize_model(
         "ops": [asdict(op) for op in ops],
     }
     emit("quantize", result, lambda: _table(result), as_json=json)
+
+
+def _loaded(model: str, capacity: int | None) -> tuple[str, onnx.ModelProto]:
+    """The name of a model, and all of it."""
+    if capacity is not None:
+        return model, exported(model, capacity)
+    source = models.load(model)
+    return source.name, source.proto
 
 
 def _save(proto: onnx.ModelProto, path: Path) -> None:

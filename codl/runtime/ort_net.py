@@ -16,6 +16,7 @@ from codl.ir.onnx_wire import external_tensors
 from codl.ir.op_text import parse
 from codl.ir.ops.base import Array, Op
 from codl.ir.ops.matmul import MatMul
+from codl.ir.ops.matmul_nbits import MatMulNBits
 from codl.ir.soc import Soc
 from codl.runtime.memory import aligned_zeros
 
@@ -93,7 +94,10 @@ def arranges(net: OnnxNet) -> bool:
 
 
 def _reads_long_rows(op: Op) -> bool:
-    return isinstance(op, MatMul) and prod(op.shapes[0]) == op.k and op.n >= LONG_ROW
+    """Whether it is a product of one row by such a matrix; packed ones are always arranged."""
+    if not isinstance(op, MatMul) or isinstance(op, MatMulNBits):
+        return False
+    return prod(op.shapes[0]) == op.k and op.n >= LONG_ROW
 
 
 def make_session(

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.decoders import SMALL, whole
+from support.decoders import SMALL
 from typer.testing import CliRunner
 
 from codl.cli import app as cli
 from codl.cli import collect as collect_command
 from codl.cli.app import app
 from codl.errors import CodlError
+from codl.frontend.decoders.export import with_weights
 from codl.frontend.decoders.source import built
 from codl.frontend.models.builder import ModelBuilder
 from codl.ir import soc as socs
@@ -264,7 +265,7 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
 
 def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> None:
     """A prompt of three chunks, the last one not full; ONNX Runtime takes it in at once."""
-    onnx.save(whole(built("decoder", SMALL), 24), workplace / "decoder.onnx")
+    onnx.save(with_weights(built("decoder", SMALL), 24), workplace / "decoder.onnx")
     sizes = ("-p", "10", "-n", "6", "--chunk", "4", "--seconds", "0", "--strategies", "gpu,cpu")
     found = answer(
         workplace, "bench-llm", "decoder.onnx", "--soc", "test", *sizes, "--peers", "ort"
@@ -503,6 +504,8 @@ def test_quantize_writes_a_model_and_says_what_it_packed(tmp_path: Path) -> None
         assert op["bytes"] <= 1.1 * op["k"] * op["n"] * (1 + 5 / 16)
     done = CliRunner().invoke(app, ["quantize", "matmul", "--block", "24", "-o", str(file)])
     assert "one of 16, 32, 64, 128, 256, got 24" in str(done.exception)
+    done = CliRunner().invoke(app, ["quantize", "matmul", "--capacity", "9", "-o", str(file)])
+    assert "Unknown language model 'matmul'" in str(done.exception)
 
 
 def test_square_brackets_in_messages_survive(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

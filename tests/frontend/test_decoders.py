@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.decoders import SMALL, OrtDecoder, split_plan, whole
+from support.decoders import SMALL, OrtDecoder, split_plan
 from support.simulated import SOC
 
 from codl.errors import CodlError, UnknownNameError, UnsupportedError
 from codl.frontend.decoders import DECODERS, PAST_LENGTH, read_decoder, step_of
 from codl.frontend.decoders.build import TOKENS, describe
+from codl.frontend.decoders.export import with_weights
 from codl.frontend.decoders.source import DecoderSource, built
 from codl.frontend.models.builder import ModelBuilder
 from codl.kernels.tuning import Tuning
@@ -54,7 +55,7 @@ def with_mask(proto: onnx.ModelProto) -> onnx.ModelProto:
 def test_a_file_is_the_network_that_it_was_written_from(
     masked: bool, source: DecoderSource, tmp_path: Path
 ) -> None:
-    proto = whole(source, CAPACITY)
+    proto = with_weights(source, CAPACITY)
     onnx.save(with_mask(proto) if masked else proto, tmp_path / "small.onnx")
     for tokens in (1, 4):
         network = step_of(read_decoder(str(tmp_path / "small.onnx")), tokens, CAPACITY).network
@@ -121,14 +122,14 @@ def test_models_whose_cache_is_not_recognised(source: DecoderSource) -> None:
     out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 3, 4])]
     model = helper.make_model(helper.make_graph([relu], "relu", info, out))
     refused(model, r"past_key_values.0.key, ... are read by others\. codl keeps caches of Group")
-    proto = whole(source, CAPACITY)
+    proto = with_weights(source, CAPACITY)
     (node, *_) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
     node.input[3] = node.input[0]
     refused(proto, f"its past '{node.input[0]}' must be an input of the model with 4 axes")
-    proto = whole(source, CAPACITY)
+    proto = with_weights(source, CAPACITY)
     (node, *_) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
     node.attribute.append(helper.make_attribute("local_window_size", 16))
     refused(proto, "with a cache it must have .*local_window_size -1.* got .*16")
-    proto = whole(source, CAPACITY)
+    proto = with_weights(source, CAPACITY)
     proto.graph.output.append(helper.make_tensor_value_info("matmul1", TensorProto.FLOAT, None))
     refused(proto, "one output; got the inputs input_ids and the outputs logits, matmul1")

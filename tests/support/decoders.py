@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -87,26 +86,3 @@ def split_plan(network: Network, soc: Soc, ratio: float = 0.5) -> Plan:
         cut = (dims[-1], ratio) if dims else ("H", 0.0)
         chains.append(Chain((layer.name,), *cut, {layer.name: variants}))
     return replace(alone[0], chains=tuple(chains))
-
-
-def whole(source: DecoderSource, capacity: int) -> onnx.ModelProto:
-    """The model as a file has it: with weights, and without fixed numbers of tokens."""
-    proto = source.model(2, capacity)
-    kept = []
-    for info in proto.graph.input:
-        dims = info.type.tensor_type.shape.dim
-        if info.name in source.weights:
-            continue
-        if info.name == TOKENS:
-            dims[0].dim_param, dims[1].dim_param = "batch_size", "sequence_length"
-        elif info.name.startswith("past"):
-            dims[0].dim_param, dims[2].dim_param = "batch_size", "past_sequence_length"
-        kept.append(info)
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(value, name) for name, value in source.weights.items()
-    )
-    for info in proto.graph.output:
-        info.type.tensor_type.ClearField("shape")
-    return proto

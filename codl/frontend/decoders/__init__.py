@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codl.frontend.decoders.build import DECODERS
+from codl.frontend.decoders.export import exported
 from codl.frontend.decoders.source import DecoderSource, read_decoder
 from codl.frontend.decoders.step import LAST_ROW, PAST_LENGTH, POSITIONS, Step, step_of
 
@@ -13,6 +14,7 @@ __all__ = [
     "POSITIONS",
     "DecoderSource",
     "Step",
+    "exported",
     "read_decoder",
     "step_of",
 ]
