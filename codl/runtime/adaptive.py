@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from codl.errors import CodlError
 from codl.ir import Array
 from codl.ir.executable import Executable
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.ir.results import Move, TimeSpan
 from codl.runtime.adaptation import Controller
 from codl.runtime.loaded import Footprint
@@ -28,8 +29,13 @@ class AdaptiveSession:
     arrays whichever is active.
     """
 
-    def __init__(self, executables: Mapping[float, Executable], device: OpenClDevice) -> None:
-        self.lock, self._device = device.lock, device
+    def __init__(
+        self,
+        executables: Mapping[float, Executable],
+        device: OpenClDevice,
+        limits: GpuLimits = UNLIMITED,
+    ) -> None:
+        self.lock, self._device, self._limits = device.lock, device, limits
         usual = executables[1.0]
         if not Watch(usual).sees:
             executables = {1.0: usual}
@@ -53,7 +59,9 @@ class AdaptiveSession:
         for user, scale in enumerate(sorted(executables, reverse=True)):
             share = Share(self._common, user, executables[scale])
             try:
-                session = Session(executables[scale], self._device, share=share)
+                session = Session(
+                    executables[scale], self._device, share=share, limits=self._limits
+                )
             except CodlError:
                 self._common.release(user)
                 if scale == 1.0:
@@ -103,6 +111,11 @@ class AdaptiveSession:
     def footprint(self) -> Footprint:
         """That of all alternatives together, what they share counted once."""
         return self._common.footprint
+
+    @property
+    def limited(self) -> LimitedGpu | None:
+        """How the active one keeps the GPU's limits."""
+        return self._session.limited
 
     def run(self) -> None:
         """One inference from what `inputs` hold; what it takes decides on the next one's shares."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from codl.errors import DeviceError
 from codl.runtime.cl_import import cl_module
+from codl.runtime.launch_pieces import cut
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class BoundKernel:
     """A kernel with its arguments set, ready to be enqueued at once."""
 
-    __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name")
+    __slots__ = ("_buffers", "_global", "_local", "_offset", "arguments", "kernel", "name")
 
     def __init__(
         self,
@@ -32,17 +33,29 @@ class BoundKernel:
         global_size: tuple[int, ...],
         local_size: tuple[int, ...] | None,
         values: Sequence[Any],
+        *,
+        offset: tuple[int, ...] | None = None,
     ) -> None:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
-        self._global, self._local = global_size, local_size
-        self.arguments = _arguments(kernel, self._global, self._local)
+        self._global, self._local, self._offset = global_size, local_size, offset
+        self.arguments = _arguments(kernel, self._global, self._local, offset)
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
-        return cl_module().enqueue_nd_range_kernel(queue, self.kernel, self._global, self._local)
+        return cl_module().enqueue_nd_range_kernel(
+            queue, self.kernel, self._global, self._local, self._offset
+        )
+
+    def pieces(self, count: int) -> list[BoundKernel]:
+        """The same in about so many launches; see `codl.runtime.launch_pieces`."""
+        cuts = cut(self._global, self._local, count)
+        return [
+            BoundKernel(self.name, self.kernel, p.size, self._local, self._buffers, offset=p.offset)
+            for p in cuts
+        ]
 
     def check(self, device: cl.Device) -> None:
         """Refuse what the device would not launch; raises `DeviceError` with wanted and allowed.
@@ -79,14 +92,17 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _arguments(
-    kernel: cl.Kernel, global_size: Sequence[int], local_size: Sequence[int] | None
+    kernel: cl.Kernel,
+    global_size: Sequence[int],
+    local_size: Sequence[int] | None,
+    offset: Sequence[int] | None,
 ) -> tuple[Any, ...]:
     """What `clEnqueueNDRangeKernel` takes behind the queue, converted once."""
     sizes = ctypes.c_size_t * len(global_size)
     return (
         ctypes.c_void_p(kernel.int_ptr),
         ctypes.c_uint(len(global_size)),
-        None,
+        None if offset is None else sizes(*offset),
         sizes(*global_size),
         None if local_size is None else sizes(*local_size),
         ctypes.c_uint(0),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from codl.errors import CodlError, CodlWarning, DeviceError, UnsupportedError
 from codl.ir import Array, Network
 from codl.ir.executable import Executable, GpuOp, NcnnNet, OnnxNet, Refusal
+from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.plan import Plan
 from codl.ir.region import as_nchw
 from codl.ir.results import Adaptation, Fallback, TimeSpan
@@ -271,6 +272,11 @@ class Engine:
         is_half = any(storage.element == "float16" for storage in self.storages)
         stored = "float16" if is_half else "float32"
         return {"stored": stored, "computed": "float32", "accumulated": "float32"}
+
+    @property
+    def limited(self) -> LimitedGpu | None:
+        """How the limits are kept that the SoC's placement sets the GPU; None without any."""
+        return self._loaded.limited
 
     @property
     def memory(self) -> Footprint:

@@ -23,6 +23,7 @@ from codl.ir.executable import (
 from codl.ir.executable_ops import UnfitError, check_weight
 from codl.ir.ops.base import Array
 from codl.ir.span_names import span_of
+from codl.runtime import launch_pieces
 from codl.runtime.bound_kernel import BoundKernel
 from codl.runtime.cl_errors import explained
 from codl.runtime.cl_import import cl_module
@@ -162,19 +163,35 @@ class Handles:
     def _bind(self, launch: Launch) -> None:
         self._trying(launch.step)
         try:
-            program = self._program(launch.program)
-            name = self._executable.programs[launch.program].name
-            with explained(f"Binding the kernels of {name}"):
-                kernel = cl_module().Kernel(program, launch.kernel)
-                values = [value for arg in launch.args for value in self._values(arg)]
-                bound = BoundKernel(
-                    self._name(launch), kernel, launch.global_size, launch.local_size, values
-                )
-                bound.check(self._device.device)
+            bound = self._bound(launch, self._program(launch.program))
         except DeviceError as error:
             self._refuse([launch.step], str(error))
         else:
             self._kernels[launch] = bound
+
+    def _bound(self, launch: Launch, program: cl.Program) -> BoundKernel:
+        name = self._executable.programs[launch.program].name
+        with explained(f"Binding the kernels of {name}"):
+            kernel = cl_module().Kernel(program, launch.kernel)
+            values = [value for arg in launch.args for value in self._values(arg)]
+            bound = BoundKernel(
+                self._name(launch), kernel, launch.global_size, launch.local_size, values
+            )
+            bound.check(self._device.device)
+            return bound
+
+    def unsplittable(self, launch: Launch) -> str | None:
+        """Why a launch cannot be split; None where it can."""
+        program = self._executable.programs[launch.program]
+        return launch_pieces.refusal(self._executable.texts[program.text], launch.local_size)
+
+    def in_pieces(self, launch: Launch, count: int) -> list[BoundKernel]:
+        """A launch as about so many; raises `DeviceError` where its program does not build so."""
+        program = self._executable.programs[launch.program]
+        text = self._executable.texts[program.text]
+        whole = launch_pieces.for_pieces(text, launch.global_size, launch.local_size)
+        built = self._device.programs.build_text(program.name, whole, program.options)
+        return self._bound(launch, built).pieces(count)
 
     def flag(self, command: Raise) -> Flag:
         """The flag that a command raises, however often that is bound."""

@@ -7,10 +7,12 @@ Khronos's extensions when a queue is (cl_khr_throttle_hints, cl_khr_priority_hin
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codl.errors import DeviceError
+from codl.ir.gpu_limits import UNLIMITED
 from codl.runtime.cl_import import cl_module
 from codl.runtime.placement import Placement
 
@@ -36,9 +38,14 @@ LISTED_AS = {"cl_qcom_priority_hint": "cl_qcom_perf_hint"}
 
 
 def wanted(placement: Placement) -> dict[str, str]:
-    """The hints that are not the default."""
+    """The hints that are not the default.
+
+    A GPU with limits is asked to go easy on others, where nobody asks for something else.
+    """
     hints = {"performance": placement.performance, "priority": placement.priority}
-    return {kind: hint for kind, hint in hints.items() if hint != "default"}
+    usual = "low" if placement.limits else "default"
+    chosen = {kind: usual if hint == "default" else hint for kind, hint in hints.items()}
+    return {kind: hint for kind, hint in chosen.items() if hint != "default"}
 
 
 def context_properties(placement: Placement, extensions: str) -> list[int]:
@@ -54,15 +61,30 @@ def queue_properties(placement: Placement, extensions: str) -> list[int]:
 
 
 def ignored(device: cl.Device, placement: Placement) -> list[str]:
-    """A line for every hint that a device's driver does not take."""
-    listed = device.extensions
-    taken = {*_taken(CONTEXT_HINTS, placement, listed), *_taken(QUEUE_HINTS, placement, listed)}
+    """A line for every hint that was asked for and that a device's driver does not take."""
+    asked = wanted(replace(placement, limits=UNLIMITED))
     return [
-        f"The driver of {device.name} takes no {kind} hint, so {hint!r} has no effect: it has "
-        f"neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}."
-        for kind, hint in wanted(placement).items()
-        if kind not in taken
+        f"The driver of {device.name} takes no {kind} hint, so {hint!r} has no effect: {reason}."
+        for kind, hint in asked.items()
+        if (reason := _lack(kind, placement, device.extensions))
     ]
+
+
+def told(device: cl.Device, placement: Placement) -> dict[str, str]:
+    """By hint what the driver is asked for, and why it takes that not, if so."""
+    lacks = {kind: _lack(kind, placement, device.extensions) for kind in wanted(placement)}
+    return {
+        kind: f"{hint}, without effect: {lacks[kind]}" if lacks[kind] else hint
+        for kind, hint in wanted(placement).items()
+    }
+
+
+def _lack(kind: str, placement: Placement, extensions: str) -> str:
+    """What a driver does not have that takes a hint; "" where it takes it."""
+    known = (CONTEXT_HINTS, QUEUE_HINTS)
+    if any(kind in _taken(own, placement, extensions) for own in known):
+        return ""
+    return f"it has neither {CONTEXT_HINTS[kind][0]} nor {QUEUE_HINTS[kind][0]}"
 
 
 def make_context(device: cl.Device, placement: Placement) -> cl.Context:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codl.ir.executable import Executable
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.runtime.loaded import Footprint
 from codl.runtime.opencl import OpenClDevice
 from codl.runtime.session import Session
@@ -20,7 +21,12 @@ class JoinedSessions:
     Raises `MismatchError` where they would keep a state in several places, and as `Session` does.
     """
 
-    def __init__(self, executables: Mapping[str, Executable], device: OpenClDevice) -> None:
+    def __init__(
+        self,
+        executables: Mapping[str, Executable],
+        device: OpenClDevice,
+        limits: GpuLimits = UNLIMITED,
+    ) -> None:
         check_states([*executables.values()])
         self._device = device
         self._common = Common([*executables.values()])
@@ -28,7 +34,7 @@ class JoinedSessions:
         try:
             for user, (name, own) in enumerate(executables.items()):
                 share = Share(self._common, user, own)
-                self._sessions[name] = Session(own, device, share=share)
+                self._sessions[name] = Session(own, device, share=share, limits=limits)
         except BaseException:
             self.close()
             raise

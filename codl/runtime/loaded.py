@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from codl.errors import DeviceError
 from codl.ir import Array
 from codl.ir.executable import Executable, Refusal
+from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.results import Move, TimeSpan
 from codl.ir.soc import Soc
 
@@ -53,6 +54,11 @@ class Loaded(Protocol):
     def outputs(self) -> Mapping[str, Array]: ...
     @property
     def footprint(self) -> Footprint: ...
+
+    @property
+    def limited(self) -> LimitedGpu | None:
+        """How the GPU's limits are kept; None without any."""
+        ...
 
     @property
     def lock(self) -> AbstractContextManager[object]:

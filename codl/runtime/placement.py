@@ -1,7 +1,8 @@
 """Where a SoC's two sides are on this machine: driver, cores, hints; apart from the SoC's facts.
 
 It lies in `socs/<name>.local.yaml` beside the SoC file, is written by `codl soc detect`, and is not
-kept with datasets or predictors: nothing that is predicted or planned depends on it.
+kept with datasets or predictors: nothing that is predicted depends on it, and of what is planned
+only what the limits are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from codl.errors import CodlError, DeviceError, InvalidFileError, MismatchError, UnsupportedError
 from codl.ir import soc as socs
 from codl.ir import yaml_file
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.soc import Soc
 from codl.runtime.threads import refused_cores
 
@@ -32,7 +34,7 @@ class Placement:
     `icd` names the driver as `codl devices` lists it (a wheel, or the system's ICD file). The CPU
     side has as many threads as cores, or `cpu_threads` where that is not 0. `gpu_cores` are the
     host cores that the OpenCL device runs on; none where it is a real GPU. Hints are of `HINTS`,
-    for drivers that take them.
+    for drivers that take them. Engines keep the `limits`; what measures single kernels does not.
     """
 
     icd: str
@@ -41,6 +43,7 @@ class Placement:
     cpu_threads: Core = 0
     performance: str = "default"
     priority: str = "default"
+    limits: GpuLimits = UNLIMITED
 
     @property
     def threads(self) -> int:
@@ -54,7 +57,9 @@ class Placement:
     def to_dict(self) -> dict[str, Any]:
         """As YAML and JSON hold it; what is usual is left out."""
         usual = {field.name: field.default for field in fields(self)}
-        values = {key: value for key, value in asdict(self).items() if value != usual[key]}
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {key for key, value in own.items() if value != usual[key]}
+        values = {key: value for key, value in asdict(self).items() if key in changed}
         return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
     def save(self, soc_file: Path) -> Path:

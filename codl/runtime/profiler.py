@@ -19,15 +19,17 @@ class Timeline:
 
     _origin: float = field(default_factory=perf_counter)
     _cpu: list[TimeSpan] = field(default_factory=list)
-    _gpu: list[tuple[SpanKind, str, float, cl.Event]] = field(default_factory=list)
+    _gpu: list[tuple[SpanKind, str, float, cl.Event, cl.Event]] = field(default_factory=list)
 
     def cpu(self, kind: SpanKind, label: str, start: float, end: float) -> None:
         """A span on the CPU, in seconds of `perf_counter`."""
         self._cpu.append(TimeSpan("cpu", kind, label, self._ms(start), self._ms(end)))
 
-    def gpu(self, kind: SpanKind, label: str, event: cl.Event) -> None:
-        """A kernel that was just enqueued on a queue that profiles."""
-        self._gpu.append((kind, label, perf_counter(), event))
+    def gpu(
+        self, kind: SpanKind, label: str, event: cl.Event, last: cl.Event | None = None
+    ) -> None:
+        """A kernel that was just enqueued on a queue that profiles; in pieces up to the `last`."""
+        self._gpu.append((kind, label, perf_counter(), event, event if last is None else last))
 
     def spans(self) -> list[TimeSpan]:
         """All spans by start; waits for nothing, so the queue must be finished.
@@ -36,10 +38,10 @@ class Timeline:
         """
         found = list(self._cpu)
         if self._gpu:
-            _, _, host, first = self._gpu[0]
+            _, _, host, first, _ = self._gpu[0]
             shift = host - first.profile.queued * 1e-9
-            for kind, label, _, event in self._gpu:
-                start, end = (1e-9 * t + shift for t in (event.profile.start, event.profile.end))
+            for kind, label, _, event, last in self._gpu:
+                start, end = (1e-9 * t + shift for t in (event.profile.start, last.profile.end))
                 found.append(TimeSpan("gpu", kind, label, self._ms(start), self._ms(end)))
         return sorted(found, key=lambda span: span.start_ms)
 

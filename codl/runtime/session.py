@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from codl.errors import DeviceError
 from codl.ir.executable import Executable
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitedGpu
 from codl.ir.results import TimeSpan
 from codl.runtime import threads
 from codl.runtime.actions import Action, Binder, KernelLaunches
@@ -19,8 +20,11 @@ from codl.runtime.cl_errors import explained
 from codl.runtime.handles import Handles, Trying, untold
 from codl.runtime.loaded import Footprint, RefusedError
 from codl.runtime.opencl import OpenClDevice
+from codl.runtime.paced_actions import PacedBinder
+from codl.runtime.pacing import PacedQueue
 from codl.runtime.profiler import Timeline
 from codl.runtime.shared import Share
+from codl.runtime.split_launches import SplitLaunches
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -33,7 +37,8 @@ class Session:
     former, `run`, and read the latter before the next run. With `tries` every kernel runs once
     here: some failures only show at a first launch; and variants that are known to be wrong on this
     driver are refused; `trying` is told of each step before. `share` has what it has in common with
-    others that run by turns with it.
+    others that run by turns with it. With `limits` launches are measured here, split where they are
+    too long, and paced.
     Raises `RefusedError` where kernels are refused that others may stand in for, and `DeviceError`
     for all else that the device cannot.
     """
@@ -47,15 +52,21 @@ class Session:
         own_memory: bool = False,
         share: Share | None = None,
         trying: Trying = untold,
+        limits: GpuLimits = UNLIMITED,
     ) -> None:
         self.executable, self._device = executable, device
         #: Held by whatever runs something on the device and its CPU.
         self.lock = device.lock
         self._actions: list[Action] | None = None
+        #: How the GPU's limits are kept; None without any.
+        self.limited: LimitedGpu | None = None
+        self._paced: PacedQueue | None = None
         with device.loading(), explained(f"Loading {executable.model!r}"):
             threads.pin([0], device.soc.placement.cpu_cores)
             try:
-                self._load(tries=tries, own_memory=own_memory, share=share, trying=trying)
+                self._load(
+                    tries=tries, own_memory=own_memory, share=share, trying=trying, limits=limits
+                )
             except BaseException as error:
                 device.let_go(error)  # its frames hold what was allocated
                 raise
@@ -71,7 +82,15 @@ class Session:
             handles.weight_bytes,
         )
 
-    def _load(self, *, tries: bool, own_memory: bool, share: Share | None, trying: Trying) -> None:
+    def _load(
+        self,
+        *,
+        tries: bool,
+        own_memory: bool,
+        share: Share | None,
+        trying: Trying,
+        limits: GpuLimits,
+    ) -> None:
         executable, device = self.executable, self._device
         self._handles = handles = Handles(
             executable, device, own_memory=own_memory, share=share, trying=trying
@@ -85,9 +104,17 @@ class Session:
         handles.host.make_nets()
         marks = None if share is None else share.marks
         self._binder = Binder(executable, handles, device, marks)
+        # Before the setup: what is measured runs on whatever lies in its memory.
+        launches = SplitLaunches(handles, device, executable.commands, limits) if limits else None
         for action in self._binder.bind(executable.setup):
             action.run()
         handles.host.forget_packed()
+        if launches is not None:
+            device.queue.finish()
+            self.limited, self._paced = launches.report, PacedQueue(device, limits)
+            self._binder = PacedBinder(
+                executable, handles, device, marks, launches=launches, paced=self._paced
+            )
         self._actions = self._binder.bind(executable.commands)
         device.queue.finish()
 
@@ -165,6 +192,8 @@ class Session:
         with self._device.lock:
             if self._actions is None:
                 return
+            if self._paced is not None:
+                self._paced.close()
             self._actions, self.nets = None, []
             # What was bound holds memory of the device.
             self._device.let_go((self._handles, self._binder))

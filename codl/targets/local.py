@@ -208,7 +208,8 @@ class LocalTarget:
         """
         device = self.device
         before = device.programs.compiled
-        session = Session(executable, device, tries=tries, trying=trying)
+        limits = self.soc.placement.limits
+        session = Session(executable, device, tries=tries, trying=trying, limits=limits)
         if not tries and device.programs.compiled > before:
             warnings.warn(
                 f"{executable.model}: {device.programs.compiled - before} kernels were compiled "
@@ -225,11 +226,11 @@ class LocalTarget:
 
     def load_alternatives(self, executables: Mapping[float, Executable]) -> AdaptiveSession:
         """Load what a plan may become, by scale; see `codl.runtime.adaptive`."""
-        return AdaptiveSession(executables, self.device)
+        return AdaptiveSession(executables, self.device, self.soc.placement.limits)
 
     def load_joined(self, executables: Mapping[str, Executable]) -> JoinedSessions:
         """Load what runs by turns over the same weights and states; see `codl.runtime.joined`."""
-        return JoinedSessions(executables, self.device)
+        return JoinedSessions(executables, self.device, self.soc.placement.limits)
 
     def binaries(self, model: Session) -> tuple[Binary, ...]:
         """The compiled programs of a loaded model, and those that opening the device takes."""

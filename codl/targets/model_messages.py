@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from codl.ir.executable import Refusal
+from codl.ir.gpu_limits import LimitedGpu
 from codl.ir.results import TimeSpan
 from codl.ir.tuned import Tuned
 from codl.measure.interleave import Effort, TimedTogether
@@ -38,6 +39,7 @@ class LoadAnswer(Reply, frozen=True):
 class ModelLoaded(LoadAnswer, frozen=True):
     handle: int
     footprint: Footprint
+    limited: LimitedGpu | None = None
 
 
 class KernelsRefused(LoadAnswer, frozen=True):

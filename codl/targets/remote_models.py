@@ -62,7 +62,7 @@ class RemoteModel:
         #: What the agent's copies of the inputs hold; None before the first run.
         self._fed: list[bytes] | None = None
         loaded = self._load()
-        self.footprint = loaded.footprint
+        self.footprint, self.limited = loaded.footprint, loaded.limited
         self._keep(loaded)
 
     def run(self) -> None:

@@ -83,7 +83,7 @@ class ServedModels:
             self._forget()
         handle = next(self._handles)
         self._models[handle] = model
-        return ModelLoaded(handle, model.footprint), ()
+        return ModelLoaded(handle, model.footprint, model.limited), ()
 
     def _loaded(
         self, executable: Executable, request: Load, trying: Callable[[int], object]
