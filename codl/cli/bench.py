@@ -11,9 +11,13 @@ import typer
 from rich.table import Table
 
 from codl.cli.bench_sustained import sustained_result, sustained_table
+from codl.cli.bench_ui import ui_result, ui_table
+from codl.cli.deployed import RunOptions
 from codl.cli.options import (
     DatasetsOption,
+    DutyOption,
     JsonOption,
+    LongestOption,
     OutputOption,
     SerialOption,
     SocOption,
@@ -44,6 +48,12 @@ MinutesOption = Annotated[
         "--minutes", help="Run the model on and on for so long, instead of its ops.", min=0.0
     ),
 ]
+UiOption = Annotated[
+    bool, typer.Option("--ui", help="Draw an interface at 60 Hz beside the model instead.")
+]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", help="With --ui: how long to draw beside each.")
+]
 EveryOption = Annotated[
     bool, typer.Option("--every", help="Also variants that are not for this SoC.")
 ]
@@ -55,7 +65,11 @@ def bench_kernels(
     op: OpOption = None,
     every: EveryOption = False,
     minutes: MinutesOption = None,
+    ui: UiOption = False,
     strategy: StrategyOption = None,
+    max_kernel_ms: LongestOption = None,
+    gpu_duty: DutyOption = None,
+    seconds: SecondsOption = 9.0,
     dataset: DatasetsOption = datasets.FOLDER,
     serial: SerialOption = "local",
     json: JsonOption = False,
@@ -70,15 +84,23 @@ def bench_kernels(
     percentile, clocks and temperature over time, the first minute beside the last, and how much
     slower it has become. Ctrl-C ends it with what there is so far.
 
+    With --ui the model runs as a whole, while another process draws an interface at 60 Hz on the
+    same GPU: its frames on time and its worst stall, beside nothing, beside the model as it is, and
+    with --max-kernel-ms and --gpu-duty (1 and 0.7 where neither is named), and what those cost in
+    latency. Nothing else may draw on the GPU meanwhile.
+
     [dim]Examples:[/dim]
     codl bench yolov2 --soc host
     codl bench --soc host --op "conv2d in=1x64x56x56 oc=128 kernel=3x3 stride=1 pad=1"
     codl bench yolov2 --soc host --minutes 10
+    codl bench yolov2 --soc host --ui --strategy gpu --max-kernel-ms 1 --gpu-duty 0.7
     """
     given = [*([model] if model else []), *(op or [])]
     if not given:
         raise CodlError('Name a model, or an op by --op "conv2d in=1x64x56x56 oc=128 kernel=3x3".')
     described = load_local(soc, serial)
+    if minutes is not None and ui:
+        raise CodlError("--minutes and --ui are two benchmarks: name one of them.")
     if minutes is not None:
         if model is None or op:
             raise CodlError("--minutes runs one model: name it, and no --op.")
@@ -88,6 +110,16 @@ def bench_kernels(
         emit("bench", ran, lambda: sustained_table(ran), as_json=json, output=output)
         if ran["interrupted"]:
             raise InterruptedCommandError("What was measured before is kept.")
+        return
+    if ui:
+        if model is None or op:
+            raise CodlError("--ui runs one model: name it, and no --op.")
+        wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
+        drawn = ui_result(
+            model, described, serial,
+            strategy=strategy, wanted=wanted, dataset=dataset, seconds=seconds,
+        )  # fmt: skip
+        emit("bench", drawn, lambda: ui_table(drawn), as_json=json, output=output)
         return
     ops = read_ops(given)
     tuning = tuning_file.read(Dataset.found(described.name, dataset), described)

@@ -14,10 +14,12 @@ from codl.errors import UnknownNameError, UnsupportedError
 from codl.frontend import models
 from codl.frontend.models.deployment import Deployment
 from codl.ir import Network
+from codl.ir.gpu_limits import GpuLimits
 from codl.ir.plan import Plan, load_plan
+from codl.ir.soc import Soc
 from codl.measure.inputs import read_file, read_npz
 from codl.runtime.affinity import with_cores
-from codl.runtime.placement import HINTS, LocalSoc
+from codl.runtime.placement import HINTS, LocalSoc, limits_of
 from codl.strategies import DEFAULT, Context, find
 
 
@@ -29,6 +31,27 @@ class RunOptions:
     cpu_affinity: str | None = None
     gpu_performance: str | None = None
     gpu_priority: str | None = None
+    max_kernel_ms: float | None = None
+    gpu_duty: float | None = None
+
+    def limits(self, soc: Soc) -> GpuLimits:
+        """Those that are asked for, each where it is not the SoC's own; raises `LimitError`."""
+        usual = limits_of(soc)
+        return GpuLimits(
+            usual.max_kernel_ms if self.max_kernel_ms is None else self.max_kernel_ms,
+            usual.gpu_duty if self.gpu_duty is None else self.gpu_duty,
+        )
+
+    def deployed(self, deployed: Deployment | None) -> RunOptions:
+        """With the limits of a deployment file, where no others are asked for."""
+        if deployed is None:
+            return self
+        longest, duty = deployed.limits.max_kernel_ms, deployed.limits.gpu_duty
+        return replace(
+            self,
+            max_kernel_ms=longest if self.max_kernel_ms is None else self.max_kernel_ms,
+            gpu_duty=(duty if duty < 1 else None) if self.gpu_duty is None else self.gpu_duty,
+        )
 
     def applied(self, soc: LocalSoc) -> LocalSoc:
         """The SoC placed as asked for; raises `CodlError` for cores, threads or hints that cannot
@@ -43,6 +66,7 @@ class RunOptions:
             changed.placement,
             performance=self.gpu_performance or soc.placement.performance,
             priority=self.gpu_priority or soc.placement.priority,
+            limits=self.limits(soc),
         )
         if own.threads != soc.cpu.threads:
             note(
@@ -58,8 +82,6 @@ def deployment_of(model: str) -> Deployment | None:
     deployment = models.deployment_of(model)
     if deployment is not None and deployment.ignored:
         note(f"Without effect here: {', '.join(deployment.ignored)}.")
-    if deployment is not None and deployment.limit_kernel_time:
-        note("Without effect here: limit_opencl_kernel_time; codl does not cut kernels by time.")
     return deployment
 
 

@@ -52,6 +52,22 @@ AffinityOption = Annotated[
 PerformanceOption = Annotated[
     str | None, typer.Option("--gpu-performance", help=f"A hint: {', '.join(HINTS)}.")
 ]
+LongestOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-kernel-ms",
+        metavar="MS",
+        help="Split the GPU's kernels so that none runs longer, as 1 for a smooth interface.",
+    ),
+]
+DutyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-duty",
+        metavar="SHARE",
+        help="Let the GPU rest for the other part of the time, as 0.7 for 30 %.",
+    ),
+]
 PriorityOption = Annotated[
     str | None, typer.Option("--gpu-priority", help=f"A hint: {', '.join(HINTS)}.")
 ]

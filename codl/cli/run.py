@@ -23,7 +23,9 @@ from codl.cli.options import (
     AffinityOption,
     BatchOption,
     DatasetsOption,
+    DutyOption,
     JsonOption,
+    LongestOption,
     PerformanceOption,
     PlacementOption,
     PlanOption,
@@ -150,6 +152,8 @@ def run_model(
     cpu_affinity: AffinityOption = None,
     gpu_performance: PerformanceOption = None,
     gpu_priority: PriorityOption = None,
+    max_kernel_ms: LongestOption = None,
+    gpu_duty: DutyOption = None,
     trust: TrustOption = False,
     strict: StrictOption = False,
     json: JsonOption = False,
@@ -160,7 +164,8 @@ def run_model(
 
     --plan and --strategy override what a deployment file says. --threads, --cpu-affinity,
     --gpu-performance and --gpu-priority hold for this run alone; write them to the SoC file to
-    measure and plan with them too.
+    measure and plan with them too. --max-kernel-ms and --gpu-duty leave the GPU to the interface in
+    between, and hold for the plan that is made here too.
 
     Where a kernel does not build or run, another one stands in. Where the GPU fails later, the CPU
     does the inference again, and the rest. Both are told; --strict makes them errors. With --serial
@@ -172,9 +177,12 @@ def run_model(
     codl run yolov2 --soc host --adapt --rounds 500 --json
     codl run yolov2 --soc host --serial process --strict
     codl run deploy.yaml#detector --soc host --threads 2 --cpu-affinity big --gpu-priority low
+    codl run yolov2 --soc host --max-kernel-ms 1 --gpu-duty 0.7
     """
     deployed = deployment_of(model)
-    wanted = RunOptions(threads, cpu_affinity, gpu_performance, gpu_priority)
+    wanted = RunOptions(
+        threads, cpu_affinity, gpu_performance, gpu_priority, max_kernel_ms, gpu_duty
+    ).deployed(deployed)
     cost: CostModel | None = None
     context: Context | None = None
     with ExitStack() as stack:
@@ -248,6 +256,7 @@ def _result(
         "gpu_storage": list(map(str, engine.storages)),
         "precision": engine.precision,
         "options": {**asdict(wanted), "threads": engine.soc.placement.threads},
+        "limited": None if engine.limited is None else asdict(engine.limited),
         "memory_bytes": asdict(engine.memory),
         "adaptation": None if engine.adaptation is None else asdict(engine.adaptation),
         "placement": [asdict(one) for one in done.placed],
@@ -263,6 +272,7 @@ def _summary(result: Mapping[str, Any]) -> str:
         f"{result['model']} by {result['strategy']} on {result['soc']}: "
         f"{latency_ms.format(**result['latency_ms'])}, {predicted} predicted, "
         f"data sharing {result['data_sharing_ms']:.2f} ms, measured{_moved(result['adaptation'])}"
+        f"{_limited(result['limited'])}"
     )
 
 
@@ -274,6 +284,19 @@ def _warn_of_prediction(result: Mapping[str, Any]) -> None:
             f"It takes {found_ms / predicted_ms:.1f} times what was predicted, so another plan may "
             "be faster: `codl explain` says where the time goes."
         )
+
+
+def _limited(limited: Mapping[str, Any] | None) -> str:
+    """How the GPU's limits were kept, for people."""
+    if limited is None:
+        return ""
+    text = (
+        f"; {limited['launches']} kernels in {limited['enqueued']} launches, the longest "
+        f"{limited['longest_ms']:.2f} ms ({limited['longest_kernel']})"
+    )
+    if too_long := limited["too_long"]:
+        text += f", {len(too_long)} above the limit: {too_long[0]['reason']}"
+    return text
 
 
 def _moved(adaptation: Mapping[str, Any] | None) -> str:

@@ -15,15 +15,17 @@ import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from codl.cli.deployed import adapted, deployment_of, strategy_of
+from codl.cli.deployed import RunOptions, adapted, deployment_of, strategy_of
 from codl.cli.op_placement import op_placement_table
 from codl.cli.options import (
     REFINE,
     BatchOption,
     DaskOption,
     DatasetsOption,
+    DutyOption,
     JobsOption,
     JsonOption,
+    LongestOption,
     ModelsArgument,
     PlacementOption,
     PredictorOption,
@@ -102,6 +104,8 @@ def search_plan(
     output: PlanFileOption = None,
     shape: ShapeOption = None,
     every: PlacementOption = False,
+    max_kernel_ms: LongestOption = None,
+    gpu_duty: DutyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Find a plan of a model: its chains, their dimensions and ratios. Or of each of several.
@@ -114,6 +118,8 @@ def search_plan(
     (the extra `dask`); plans are the same. Then --json holds `plans`, with what one model's holds
     for each, and `failed`, and -o is a folder with a file MODEL.json for each. Where a model has no
     plan, the others are searched all the same, and the exit code is 1.
+
+    With --max-kernel-ms and --gpu-duty plans are for a GPU that is limited so, as by `codl run`.
 
     [dim]Examples:[/dim]
     codl search yolov2 --soc host -o plan.json
@@ -131,7 +137,8 @@ def search_plan(
     ]
     _check(searches, workers)
     runs = any(search.runs_plans for search in searches)
-    described = load_local(soc, serial) if runs else socs.load(soc)
+    wanted = RunOptions(max_kernel_ms=max_kernel_ms, gpu_duty=gpu_duty)
+    described = wanted.applied(load_local(soc, serial)) if runs else socs.load(soc)
     context = Context.of(
         described,
         dataset,
@@ -143,8 +150,12 @@ def search_plan(
         note=note,
     )
     searches = [
-        replace(search, winograd=adapted(context, deployed[search.model]).winograd)
-        for search in searches
+        replace(
+            search,
+            winograd=adapted(context, own).winograd,
+            limits=wanted.deployed(own).limits(described),
+        )
+        for search, own in zip(searches, deployed.values(), strict=True)
     ]
     with closing(connect(serial, described if runs else None)) as target:
         outcomes = _searched(searches, replace(context, target=target), workers)

@@ -57,9 +57,7 @@ class GpuLimits:
             return np.ones_like(taken_ms)
         return np.maximum(1.0, np.ceil(taken_ms / self.max_kernel_ms))
 
-    def kept_ms(
-        self, taken_ms: NDArray[np.float64], launch_ms: float = 0.0
-    ) -> NDArray[np.float64]:
+    def kept_ms(self, taken_ms: NDArray[np.float64], launch_ms: float = 0.0) -> NDArray[np.float64]:
         """What kernels take that are split, each launch more for `launch_ms`, with rests."""
         return (taken_ms + (self.launches(taken_ms) - 1) * launch_ms) / self.gpu_duty
 

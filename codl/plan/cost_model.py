@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Op, Shape
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.op_columns import ColumnsByType
 from codl.ir.soc import Soc
 from codl.ir.types import PROCESSORS, Direction, Processor, Storage
@@ -106,6 +107,8 @@ class CostModel:
     #: How the kernels were tuned that the predictions are of.
     tuning: Tuning = Tuning()
     rules: Rules = RULES
+    #: What the GPU is limited to: what it computes takes so much longer.
+    limits: GpuLimits = UNLIMITED
     #: Every variant with a predictor, by name.
     _known: dict[Processor, dict[Op, dict[str, VariantCost]]] = field(
         default_factory=lambda: {processor: {} for processor in PROCESSORS}, init=False
@@ -226,6 +229,8 @@ class CostModel:
         weights_ms = costs.weight_ms * weights + costs.far_weight_ms * far_weights
         calls = self.turns(images) if processor == "cpu" else images / at_once
         taken_ms = costs.alone * taken_ms + moved_ms + weights_ms + costs.call_ms * calls
+        if processor == "gpu":
+            taken_ms = self.limits.kept_ms(taken_ms, costs.call_ms)
         by_target, first = {}, 0
         for target, own in asked.items():
             part = taken_ms[first : first + len(own.places)]

@@ -30,7 +30,7 @@ from codl.runtime.loaded import (
     RefusedError,
     StandsIn,
 )
-from codl.runtime.placement import LocalSoc, at_hand
+from codl.runtime.placement import LocalSoc, at_hand, splittable
 from codl.runtime.standby import Standby
 
 #: Integers up to this one are all float32 too.
@@ -81,15 +81,16 @@ class Engine:
     ) -> None:
         soc = at_hand(target.soc)
         refusals: list[Refusal] = []
+        finer = splittable(soc)
         while True:
-            executable = lower(network, plan, soc, tuning, without=refusals, fuse=fuse)
+            executable = lower(network, plan, finer, tuning, without=refusals, fuse=fuse)
             try:
                 loaded = target.load(executable)
                 break
             except RefusedError as error:
                 refusals += error.refusals
         fallbacks = fallbacks_of(executable, refusals, plan)
-        how = partial(lower, network, soc=soc, tuning=tuning, without=refusals, fuse=fuse)
+        how = partial(lower, network, soc=finer, tuning=tuning, without=refusals, fuse=fuse)
         self._begin(loaded, network, plan, soc, fallbacks)
         if recovers and isinstance(target, StandsIn):
             self._stand_by(Standby(network, soc, target, how))

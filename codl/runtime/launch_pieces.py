@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, prod
 
 #: What answers for a piece, and what of it there is no answer for without a work-group's size.
@@ -44,7 +44,7 @@ def cut(global_size: Sizes, local_size: Sizes | None, count: int) -> list[Piece]
         parts = max(1, min(left, groups))
         left = ceil(left / parts)
         ends = [groups * part // parts * step for part in range(parts + 1)]
-        bounds.insert(0, [(a, b - a) for a, b in zip(ends, ends[1:], strict=False)])
+        bounds.insert(0, [(a, b - a) for a, b in pairwise(ends)])
     # In the order of the whole: the outermost dimension changes last.
     every = (tuple(reversed(own)) for own in product(*reversed(bounds)))
     return [Piece(tuple(at for at, _ in own), tuple(n for _, n in own)) for own in every]

@@ -8,7 +8,7 @@ only what the limits are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -24,6 +24,9 @@ from codl.runtime.threads import refused_cores
 SUFFIX = ".local.yaml"
 #: How fast, and how urgent beside other programs, a GPU may be asked to work.
 HINTS = ("default", "low", "normal", "high")
+#: On a device that is a CPU, a core's share of a kernel is so many work-items where it may have to
+#: be split: as one, convolutions of large networks take some ten milliseconds.
+FINER = 32
 Core: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -108,6 +111,11 @@ class LocalSoc(Soc):
         return {**content, "placement": own.to_dict()}
 
 
+def limits_of(soc: Soc) -> GpuLimits:
+    """The limits of a SoC's GPU; none of one of which only facts are known."""
+    return soc.placement.limits if isinstance(soc, LocalSoc) else UNLIMITED
+
+
 def at_hand(soc: Soc) -> LocalSoc:
     """The SoC with its placement; raises `UnsupportedError` for one of which only facts are known.
 
@@ -120,6 +128,16 @@ def at_hand(soc: Soc) -> LocalSoc:
         f"Nothing can run on the SoC {soc.name!r}: its place on this machine is not known. "
         f"`codl soc detect --serial local --name {soc.name}` finds it."
     )
+
+
+def splittable(soc: LocalSoc) -> LocalSoc:
+    """The SoC as kernels are cut for, so that they can be split where its limits want that.
+
+    Some kernels for CPUs have one work-item for each core.
+    """
+    if not soc.gpu.is_cpu or soc.placement.limits.max_kernel_ms is None:
+        return soc
+    return replace(soc, gpu=replace(soc.gpu, compute_units=FINER * soc.gpu.compute_units))
 
 
 def check_measured(soc: Soc) -> None:

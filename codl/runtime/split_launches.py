@@ -110,9 +110,7 @@ class SplitLaunches:
         self._reasons[launch] = reason
         return []
 
-    def _measured(
-        self, kernels: dict[Launch, list[BoundKernel]]
-    ) -> dict[Launch, list[Timed]]:
+    def _measured(self, kernels: dict[Launch, list[BoundKernel]]) -> dict[Launch, list[Timed]]:
         """What each kernel takes."""
         every = [kernel for own in kernels.values() for kernel in own]
         taken = iter(measured_ms(self._device, every))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from codl.errors import CodlError, InvalidFileError
 from codl.ir import Network
 from codl.ir.environment import Environment
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.plan import Plan, PlanOrigin
 from codl.ir.soc import Soc
 from codl.kernels.tuning import Tuning
@@ -24,6 +25,7 @@ from codl.plan.objective import LATENCY, Objective
 from codl.predict.names import DEFAULT, FOLDER
 from codl.provenance import VERSION, commit
 from codl.registry import Registry
+from codl.runtime.placement import limits_of
 from codl.targets.base import Target
 
 #: Seconds that strategies which run plans take for a model, where nothing else is said.
@@ -56,6 +58,8 @@ class Context:
     winograd: bool = True
     budget_s: float = BUDGET_S
     clock: Callable[[], float] = field(default=perf_counter, repr=False, compare=False)
+    #: What the GPU is limited to, where that is not as the SoC's placement says.
+    limits: GpuLimits = UNLIMITED
     target: Target | None = field(default=None, repr=False, compare=False)
     #: Told what goes on where planning takes long.
     note: Callable[[str], None] = field(default=_tell_nobody, repr=False, compare=False)
@@ -90,7 +94,8 @@ class Context:
             self._loaded[key] = load(self.soc, name, self.predictors_folder, self.tuning)
         loaded = self._loaded[key]
         predictors = loaded if self.winograd else WithoutWinograd(loaded)
-        return CostModel(self.soc, predictors, by_op, tuning=self.tuning)
+        limits = self.limits or limits_of(self.soc)
+        return CostModel(self.soc, predictors, by_op, tuning=self.tuning, limits=limits)
 
     def with_predictors(self, predictors: LatencyPredictors) -> Context:
         """The same with predictors in the place of the stored ones of their name."""

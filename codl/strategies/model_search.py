@@ -11,6 +11,7 @@ from codl.errors import CodlError
 from codl.frontend.convert import load_network, load_structure
 from codl.frontend.models import BUILT_IN
 from codl.ir import Network
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.plan import Plan
 from codl.plan import op_placement
 from codl.plan.op_placement import OpPlacement
@@ -33,6 +34,7 @@ class Search:
     batch: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     winograd: bool = True
+    limits: GpuLimits = UNLIMITED
     network: Network | CodlError | None = field(default=None, repr=False)
 
     @property
@@ -109,7 +111,7 @@ def _sent(searches: Sequence[Search], workers: Workers) -> Iterator[Search]:
 
 def _outcome(context: Context, search: Search) -> Outcome:
     try:
-        return _found(search, replace(context, winograd=search.winograd))
+        return _found(search, replace(context, winograd=search.winograd, limits=search.limits))
     except CodlError as error:
         return error
 

@@ -37,8 +37,10 @@ from codl.targets.measure_messages import (
     CoresSeen,
     Describe,
     Described,
+    DrawFrames,
     FailedSearch,
     Found,
+    FramesDrawn,
     GovernorSet,
     Look,
     Looked,
@@ -201,9 +203,6 @@ class Agent:
 
         return Looked(tuple(look(request.icd))), ()
 
-    def describe(self, request: Describe, blobs: list[bytes]) -> Answer:
-        return Described(self.target.describe()), ()
-
     def probe(self, request: Probe, blobs: list[bytes]) -> Answer:
         return Probed(tuple(self.target.probe())), ()
 
@@ -286,7 +285,9 @@ class Agent:
         rows, refused = self.target.bench(op, Tuning.of(request.tuning), every=request.every)
         return Benched(tuple(rows), tuple(refused)), ()
 
-    def power(self, request: MeasurePower, blobs: list[bytes]) -> Answer:
+    def for_seconds(self, request: MeasurePower | DrawFrames, blobs: list[bytes]) -> Answer:
+        if isinstance(request, DrawFrames):
+            return FramesDrawn(self.target.draw_frames(request.seconds)), ()
         return PowerMeasured(self.target.power(request.seconds)), ()
 
     def check(
@@ -352,7 +353,7 @@ class _Watched:
 
 HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     Look: Agent.look,
-    Describe: Agent.describe,
+    Describe: lambda agent, request, blobs: (Described(agent.target.describe()), ()),
     Probe: Agent.probe,
     Open: Agent.open,
     OpenDevice: lambda agent, request, blobs: agent.models.open(request, blobs),
@@ -367,7 +368,7 @@ HANDLERS: dict[type[Any], Callable[..., Answer]] = {
     Measure: Agent.measure,
     Tune: Agent.tune,
     BenchOp: Agent.bench,
-    MeasurePower: Agent.power,
+    **dict.fromkeys((DrawFrames, MeasurePower), Agent.for_seconds),
     **dict.fromkeys((Examine, Import, MeasurePace, CheckKernels), Agent.check),
     Lacks: lambda agent, request, blobs: agent.models.lacks(request),
     Load: lambda agent, request, blobs: agent.models.load(

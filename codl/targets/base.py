@@ -20,6 +20,7 @@ from codl.measure.interleave import Effort, TimedTogether
 from codl.measure.progress import Progress
 from codl.measure.tune_tasks import TuneTask
 from codl.measure.tuner import TuneRun
+from codl.measure.ui_frames import Drawn
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.loaded import Loaded
@@ -123,6 +124,13 @@ class Target(Protocol):
 
     def power(self, seconds: float) -> PowerW:
         """Watts while nothing works, one processor alone, and both, each over so many seconds."""
+        ...
+
+    def draw_frames(self, seconds: float) -> Drawn:
+        """Draw an interface at 60 Hz on the GPU for so long; see `codl.measure.ui_frames`.
+
+        The first call finds out what a frame takes: nothing else may work then.
+        """
         ...
 
     def examine(self) -> Examination:

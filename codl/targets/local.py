@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from codl.measure.tasks import Task
     from codl.measure.tune_tasks import TuneTask
     from codl.measure.tuner import TuneRun
+    from codl.measure.ui_frames import Drawn
+    from codl.measure.ui_probe import UiProbe
     from codl.runtime.clock_settings import ClockSettings, Governed
     from codl.runtime.conditions import ConditionReader
     from codl.runtime.examination import Examination
@@ -283,6 +285,15 @@ class LocalTarget:
 
     def power(self, seconds: float) -> PowerW:
         return self._measuring.power(seconds)
+
+    def draw_frames(self, seconds: float) -> Drawn:
+        return self._ui_probe.draw(seconds)
+
+    @cached_property
+    def _ui_probe(self) -> UiProbe:
+        from codl.measure.ui_probe import UiProbe
+
+        return UiProbe(self.device)
 
     def start_peer(
         self, name: str, model: bytes, inputs: Arrays, plan: Plan | None = None

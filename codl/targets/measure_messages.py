@@ -13,6 +13,7 @@ from codl.measure.bench_rows import BenchRow, Refused
 from codl.measure.dataset import AnchorRow
 from codl.measure.sent_tasks import TaskRecord
 from codl.measure.timing import Rounds
+from codl.measure.ui_frames import Drawn
 from codl.runtime.clock_settings import Governed
 from codl.runtime.placement import LocalSoc
 from codl.runtime.probe import ProbedDevice, ProbeResult
@@ -241,6 +242,17 @@ class BenchOp(Request, frozen=True):
     every: bool
     reply: ClassVar[type[Reply]] = Benched
     limit_s: ClassVar[float] = 600.0
+
+
+class FramesDrawn(Reply, frozen=True):
+    drawn: Drawn
+
+
+class DrawFrames(Request, frozen=True):
+    """Draw an interface at 60 Hz for so many seconds."""
+
+    seconds: float
+    reply: ClassVar[type[Reply]] = FramesDrawn
 
 
 class PowerMeasured(Reply, frozen=True):

@@ -30,7 +30,9 @@ from codl.targets.measure_messages import (
     CoresSeen,
     Describe,
     Described,
+    DrawFrames,
     Found,
+    FramesDrawn,
     GovernorSet,
     Identified,
     Look,
@@ -110,6 +112,7 @@ AnyRequest: TypeAlias = (
     | Measure
     | Tune
     | BenchOp
+    | DrawFrames
     | MeasurePower
     | Examine
     | Import
@@ -154,6 +157,7 @@ AnyReply: TypeAlias = (
     | Found
     | TuneEnded
     | Benched
+    | FramesDrawn
     | PowerMeasured
     | Examined
     | Imported

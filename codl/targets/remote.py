@@ -25,6 +25,7 @@ from codl.measure.progress import Progress
 from codl.measure.task_records import choices_of, models_of, models_of_ops, to_record
 from codl.measure.tune_tasks import TuneTask
 from codl.measure.tuner import Failure, TuneRun
+from codl.measure.ui_frames import Drawn, is_sound
 from codl.runtime.clock_settings import Governed
 from codl.runtime.examination import Examination
 from codl.runtime.frames import FrameError
@@ -33,14 +34,7 @@ from codl.runtime.probe import ProbeResult
 from codl.runtime.program_cache import Binary, Offer
 from codl.targets.arrays import Arrays, one_each, to_wire
 from codl.targets.arriving_rows import Arriving, check_anchors, task_at
-from codl.targets.check_messages import (
-    Examine,
-    Examined,
-    Import,
-    Imported,
-    MeasurePace,
-    Paced,
-)
+from codl.targets.check_messages import Examine, Examined, Import, Imported, MeasurePace, Paced
 from codl.targets.client import AgentClient, AgentLostError
 from codl.targets.device_shell import Fix
 from codl.targets.fact_messages import FactsMeasured, MeasureFacts
@@ -54,7 +48,9 @@ from codl.targets.measure_messages import (
     CoresSeen,
     Describe,
     Described,
+    DrawFrames,
     Found,
+    FramesDrawn,
     GovernorSet,
     Identified,
     Measure,
@@ -245,6 +241,13 @@ class RemoteTarget:
         limit_s = MeasurePower.limit_s + 4 * seconds
         answer, _ = self.agent.ask(MeasurePower(seconds), PowerMeasured, limit_s=limit_s)
         return answer.power
+
+    def draw_frames(self, seconds: float) -> Drawn:
+        limit_s = DrawFrames.limit_s + 2 * seconds
+        answer, _ = self.agent.ask(DrawFrames(seconds), FramesDrawn, limit_s=limit_s)
+        if not is_sound(answer.drawn):
+            raise self.agent.refuse("It sent frames that are none, or drawn before others ended.")
+        return answer.drawn
 
     def examine(self) -> Examination:
         answer, _ = self.agent.ask(Examine(), Examined)

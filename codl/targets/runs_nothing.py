@@ -41,6 +41,9 @@ class RunsNothing:
     def power(self, *_: Any) -> NoReturn:
         raise refusal(self.serial, "measure power")
 
+    def draw_frames(self, *_: Any) -> NoReturn:
+        raise refusal(self.serial, "draw frames")
+
     def examine(self) -> NoReturn:
         raise refusal(self.serial, "be examined")
 

@@ -85,6 +85,7 @@ ASKED: Mapping[str, Callable[[RemoteTarget], object]] = {
         [tune_task(CONV, "gpu_direct")], Tuning(), keep=lambda result: None
     ),
     "Benched": lambda target: target.bench(OP, Tuning()),
+    "FramesDrawn": lambda target: target.draw_frames(0.0),
     "PowerMeasured": lambda target: target.power(0.0),
     "Examined": lambda target: target.examine(),
     "Imported": lambda target: target.import_package("numpy"),

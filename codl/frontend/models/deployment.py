@@ -15,8 +15,9 @@ from typing import Any, NoReturn, TypeAlias
 import onnx
 
 from codl.errors import InvalidFileError, UnknownNameError, UnsupportedError
-from codl.frontend.models.reading import Section, flag, one_of, sequence, sizes, text
+from codl.frontend.models.reading import Section, flag, number, one_of, sequence, sizes, text
 from codl.frontend.models.tensors import FilePlace, cut_out, fix_inputs
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits, LimitError
 
 #: How each of MACE's other platforms becomes ONNX.
 CONVERTERS = {
@@ -34,6 +35,8 @@ PLATFORMS = ("onnx", *CONVERTERS)
 RUNTIMES = {"cpu": "cpu", "gpu": "gpu", "cpu_gpu": "", "cpu+gpu": ""}
 #: What the GPU's tensors are stored as. Everything is computed in float32.
 DATA_TYPES = {"fp16_fp32": "float16", "fp32_fp32": "float32"}
+#: What MACE's `limit_opencl_kernel_time` cuts kernels to.
+MACE_KERNEL_MS = 1.0
 #: Whether Winograd is used; MACE's 2 and 4 are tile sizes, which are chosen by measurement here.
 WINOGRAD = (0, 1, 2, 4)
 #: Keys of MACE's that have no effect here: they are about how its programs are built.
@@ -62,6 +65,8 @@ MODEL_KEYS = (
     "runtime",
     "data_type",
     "limit_opencl_kernel_time",
+    "max_kernel_ms",
+    "gpu_duty",
     "winograd",
     "input_files",
     *WITHOUT_EFFECT,
@@ -83,7 +88,8 @@ class Deployment:
 
     `inputs` and `outputs` are the tensors between which it runs, empty for all of the model's own.
     `strategy` plans it, "" for the usual one; `element` is None where the SoC's own holds.
-    `input_files` are what it is run on, by input. `ignored` are keys that have no effect.
+    `limits` are what the GPU is limited to, `input_files` what it is run on, by input. `ignored`
+    are keys that have no effect.
     """
 
     file: Path
@@ -94,7 +100,7 @@ class Deployment:
     outputs: Shapes
     strategy: str
     element: str | None
-    limit_kernel_time: bool
+    limits: GpuLimits
     winograd: bool
     input_files: Mapping[str, Path]
     ignored: tuple[str, ...]
@@ -173,11 +179,22 @@ def _model(section: Section, name: str, ignored: tuple[str, ...]) -> Deployment:
         outputs=outputs,
         strategy=RUNTIMES[runtime],
         element=None if element is None else DATA_TYPES[element],
-        limit_kernel_time=section.take("limit_opencl_kernel_time", flag, False),
+        limits=_limits(section),
         winograd=bool(section.take("winograd", one_of(*WINOGRAD, True, False), 1)),
         input_files=_input_files(section, subgraph, inputs),
         ignored=(*ignored, *own),
     )
+
+
+def _limits(section: Section) -> GpuLimits:
+    """What the GPU is limited to; MACE's key asks for kernels of at most a millisecond."""
+    usual = MACE_KERNEL_MS if section.take("limit_opencl_kernel_time", flag, False) else None
+    longest_ms = section.take("max_kernel_ms", number, usual)
+    duty = section.take("gpu_duty", number, UNLIMITED.gpu_duty)
+    try:
+        return GpuLimits(longest_ms, duty)
+    except LimitError as error:
+        section.refuse(str(error))
 
 
 def _subgraph(section: Section) -> Section | None:
