@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class BoundKernel:
     """A kernel with its arguments set, ready to be enqueued at once."""
 
-    __slots__ = ("_buffers", "_global", "_local", "_offset", "arguments", "kernel", "name")
+    __slots__ = ("_buffers", "_global", "_local", "arguments", "kernel", "name", "offset")
 
     def __init__(
         self,
@@ -39,14 +39,16 @@ class BoundKernel:
         kernel.set_args(*values)
         self.name = name
         self.kernel = kernel
-        self._global, self._local, self._offset = global_size, local_size, offset
+        self._global, self._local = global_size, local_size
+        #: Where it begins, of a piece.
+        self.offset = offset
         self.arguments = _arguments(kernel, self._global, self._local, offset)
         # Kernels do not keep their buffers alive.
         self._buffers = values
 
     def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
         return cl_module().enqueue_nd_range_kernel(
-            queue, self.kernel, self._global, self._local, self._offset
+            queue, self.kernel, self._global, self._local, self.offset
         )
 
     def pieces(self, count: int) -> list[BoundKernel]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codl.ir import Array, Op, Region, Shape, to_text
+from codl.ir.gpu_limits import UNLIMITED, GpuLimits
 from codl.ir.soc import Soc
 from codl.ir.types import Storage
 from codl.kernels import registry
@@ -58,15 +59,16 @@ def around_on_cpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], w
 
 
 def run_gpu(variant: Any, op: Op, part: Region, inputs: Sequence[Array], weights: Any,
-            gpu: OpenClDevice, choice: Any = None, *,
-            adding: bool = False) -> tuple[Array, Array]:  # fmt: skip
+            gpu: OpenClDevice, choice: Any = None, *, adding: bool = False,
+            limits: GpuLimits = UNLIMITED) -> tuple[Array, Array]:  # fmt: skip
     """The same on the GPU; returns the region, and the whole array around it.
 
     Where it is `adding`, the last input is a residual.
     """
     plan, own = variant.plan(op.restrict(part), gpu.soc, choice), op.restrict_weights(weights, part)
     plan = plan.adding() if adding else plan
-    session = Session(pieces.kernels_alone(op, plan, own, gpu.soc, part=part), gpu)
+    executable = pieces.kernels_alone(op, plan, own, gpu.soc, part=part)
+    session = Session(executable, gpu, limits=limits)
     for name, value in zip(pieces.input_names(len(inputs)), inputs, strict=True):
         session.inputs[name][...] = value
     session.inputs[pieces.OUTPUT].fill(CANARY)
