@@ -154,6 +154,9 @@ class HostSession:
     commands of the GPU.
     """
 
+    #: It has no GPU that could have limits.
+    limited = None
+
     def __init__(
         self,
         executable: Executable,

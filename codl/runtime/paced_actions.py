@@ -33,6 +33,10 @@ class PacedLaunch:
         self._kernels, self._kind, self._event = kernels, kind, event
         self._events, self._paced = events, paced
 
+    @property
+    def name(self) -> str:
+        return f"kernel {self._kernels[0].kernel.name!r}"
+
     def run(self) -> None:
         if self._event is None:
             self._paced.enqueue(self._kernels)
@@ -52,6 +56,10 @@ class Given:
 
     def __init__(self, action: Action, event: int | None, paced: PacedQueue) -> None:
         self._action, self._event, self._paced = action, event, paced
+
+    @property
+    def name(self) -> str:
+        return self._action.name
 
     def run(self) -> None:
         self._paced.give(self._action.run, self._event)

@@ -243,8 +243,8 @@ class RemoteTarget:
         return answer.power
 
     def draw_frames(self, seconds: float) -> Drawn:
-        limit_s = DrawFrames.limit_s + 2 * seconds
-        answer, _ = self.agent.ask(DrawFrames(seconds), FramesDrawn, limit_s=limit_s)
+        request = DrawFrames(seconds)
+        answer, _ = self.agent.ask(request, FramesDrawn, limit_s=request.limit_s + 2 * seconds)
         if not is_sound(answer.drawn):
             raise self.agent.refuse("It sent frames that are none, or drawn before others ended.")
         return answer.drawn

@@ -21,6 +21,7 @@ from codl.frontend.models.builder import ModelBuilder
 from codl.frontend.models.layers import ACTIVATIONS, LAYERS
 from codl.frontend.models.summary import summary
 from codl.ir import Network
+from codl.ir.gpu_limits import GpuLimits
 from codl.runtime.placement import LocalSoc, Placement
 from codl.strategies import DEFAULT, Context
 
@@ -164,11 +165,23 @@ def test_storage_must_be_what_the_soc_was_measured_with(folder: Path) -> None:
 
 
 def test_what_has_no_effect_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = "    obfuscate: 1\n    limit_opencl_kernel_time: 1\n"
+    more = "    obfuscate: 1\n"
     deployment_of(write(folder, "library_name: x\n" + MODEL + more))
-    said = capsys.readouterr().err
-    assert "Without effect here: library_name, obfuscate." in said
-    assert "does not cut kernels by time" in said
+    assert "Without effect here: library_name, obfuscate." in capsys.readouterr().err
+
+
+def test_a_deployment_limits_the_gpu(folder: Path) -> None:
+    def limits(more: str) -> GpuLimits | None:
+        deployed = deployment_of(write(folder, MODEL + more))
+        return None if deployed is None else deployed.limits
+
+    assert limits("") == GpuLimits()
+    assert limits("    limit_opencl_kernel_time: 1\n") == GpuLimits(max_kernel_ms=1.0)
+    assert limits("    limit_opencl_kernel_time: 1\n    max_kernel_ms: 2\n") == GpuLimits(2.0)
+    assert limits("    gpu_duty: 0.7\n") == GpuLimits(gpu_duty=0.7)
+    for wrong in ("gpu_duty: 1.5", "gpu_duty: .nan", "max_kernel_ms: 0", "max_kernel_ms: -1"):
+        with pytest.raises(InvalidFileError, match=r"must be .*above 0.* got"):
+            limits(f"    {wrong}\n")
 
 
 def test_inputs_come_from_the_files_that_a_deployment_names(folder: Path) -> None:
