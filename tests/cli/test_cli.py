@@ -264,21 +264,16 @@ def test_bench_has_every_variant_of_every_processor(workplace: Path) -> None:
 
 
 def test_an_interface_is_drawn_beside_a_model(workplace: Path) -> None:
-    result = answer(
-        workplace, "bench", "small.onnx", "--soc", "test", "--ui", "--strategy", "gpu",
-        "--max-kernel-ms", "0.05", "--gpu-duty", "0.8", "--seconds", "0.3",
-    )  # fmt: skip
-    assert result["limits"] == {"max_kernel_ms": 0.05, "gpu_duty": 0.8}
+    limits = ("--gpu-duty", "0.8", "--seconds", "0.1")
+    command = ("bench", "small.onnx", "--soc", "test", "--ui", "--strategy", "gpu", *limits)
+    result = answer(workplace, *command)
+    assert result["limits"] == {"max_kernel_ms": None, "gpu_duty": 0.8}
     nothing, without, limited = result["rows"]
     assert nothing["latency_ms"] is None
     assert without["limited"] is None
-    assert limited["limited"]["enqueued"] >= limited["limited"]["launches"] > 0
+    assert limited["limited"]["enqueued"] == limited["limited"]["launches"] > 0
     assert all(0 < row["frames"]["on_time"] <= 1 for row in result["rows"])
     assert result["price"] > 0
-    refused = run(
-        workplace, "bench", "small.onnx", "--soc", "test", "--ui", "--gpu-duty", "1.5", code=1
-    )
-    assert "gpu-duty must be above 0 and at most 1" in refused.stderr
 
 
 def test_bench_llm_has_tokens_a_second_and_the_same_tokens(workplace: Path) -> None:
